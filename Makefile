@@ -1,0 +1,48 @@
+# Everything runs from a virtual environment that `make install` builds; only Python, pip and make are needed before.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install demo test test-full test-mutants lint format bench clean
+.DEFAULT_GOAL := install
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/sparsync demo
+
+# The laws, the failure cases and whole trainings on real processes, with the coverage of all of them.
+test: install
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+# Many more examples of every law.
+test-full: install
+	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest
+
+# Seeded defects: each must turn a named test red.
+test-mutants: install
+	$(BIN)/python -m tests.mutants
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/sparsync bench step
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs

@@ -1,0 +1,28 @@
+"""Sparse gradient communication for PyTorch: send the entries that matter, keep the rest, lose nothing."""
+
+from sparsync.collectives import AllGather, DenseAllReduce
+from sparsync.compressors import NoCompression, Selecting, ThresholdK, TopK
+from sparsync.ddp import Handle, attach, comm_hook
+from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
+from sparsync.schedule import Constant, ExponentialWarmup
+from sparsync.version import __version__
+
+__all__ = [
+    "AllGather",
+    "Constant",
+    "DenseAllReduce",
+    "ExponentialWarmup",
+    "Handle",
+    "Mismatch",
+    "NoCompression",
+    "PeerFailed",
+    "PeerLost",
+    "Selecting",
+    "SparsyncError",
+    "StepFailed",
+    "ThresholdK",
+    "TopK",
+    "__version__",
+    "attach",
+    "comm_hook",
+]

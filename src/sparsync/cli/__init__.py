@@ -1,0 +1,1 @@
+"""``sparsync``: the command line."""

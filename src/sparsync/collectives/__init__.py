@@ -1,0 +1,8 @@
+"""How entries are summed over ranks: one file per method, one protocol in ``base``."""
+
+from sparsync.collectives.allgather import AllGather
+from sparsync.collectives.base import Collective, Reduced, Traffic
+from sparsync.collectives.channel import Channel
+from sparsync.collectives.dense import DenseAllReduce
+
+__all__ = ["AllGather", "Channel", "Collective", "DenseAllReduce", "Reduced", "Traffic"]

@@ -1,0 +1,41 @@
+"""All-gather: every rank gets every rank's entries and sums them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks, shape_of
+from sparsync.collectives.channel import Channel
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+from sparsync.wire import Wire
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """One message of fixed size from every rank to every rank; no sizes are exchanged, nothing is rejected."""
+
+    def check(self, wire: Wire, dense: bool) -> None:
+        if dense:
+            raise ValueError("a compressor that sends every entry goes with collective='dense', not 'allgather'")
+
+    def init(self, layout: Layout, workers: int) -> State:
+        return {}
+
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
+        shape = shape_of(layout, sent.values.dtype)
+        header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
+        rows = channel.all_gather(channel.wire.encode(sent, layout.segment_of, shape, header))
+        headers = channel.verify(rows)
+        total = [channel.wire.decode(row, layout.segment_of, shape) for row in rows]
+        return Reduced(total, divisor=len(rows), bad=bad_ranks(headers))
+
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State) -> list[Reduced]:
+        return [Reduced(list(sents), divisor=len(sents), bad=local_bad_ranks(sents)) for _ in sents]
+
+    def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
+        bytes_sent = (workers - 1) * wire.bytes(shape_of(layout, dtype))
+        return Traffic(bytes_sent, bytes_sent, workers - 1)

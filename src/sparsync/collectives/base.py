@@ -1,0 +1,86 @@
+"""How entries are summed over ranks: the protocol of collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparsync.collectives.channel import Channel
+from sparsync.layout import Layout
+from sparsync.sparse import NONFINITE, SparseGrad
+from sparsync.wire import Header, Shape, Wire
+
+State = dict[str, Tensor]
+
+
+@dataclass
+class Reduced:
+    """What came of an exchange.
+
+    Args:
+        total: the result is the sum of these, in this order ...
+        divisor: ... divided by this.
+        rejected: entries this rank sent, or summed for others, that did not make it into the result: they go back into
+            this rank's residual.
+        bad: ``(rank, number of the parameter)`` of each rank whose gradient was not finite.
+    """
+
+    total: Sequence[SparseGrad]
+    divisor: int
+    rejected: SparseGrad | None = None
+    bad: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one exchange costs: bytes a worker puts on the network (mean and maximum over workers) and rounds."""
+
+    mean_bytes: float
+    max_bytes: float
+    rounds: int
+
+
+class Collective(Protocol):
+    """Frozen configuration; state lives beside it.
+
+    ``reduce`` may overwrite what is sent.
+    """
+
+    def check(self, wire: Wire, dense: bool) -> None:
+        """Refuse, with a sentence, what this collective cannot carry; ``dense``: the compressor sends every entry."""
+        ...
+
+    def init(self, layout: Layout, workers: int) -> State:
+        """Fresh state for exchanges of ``layout``."""
+        ...
+
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
+        """Sum what every rank sent. Runs on the communication thread, in the same order on every rank."""
+        ...
+
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State) -> list[Reduced]:
+        """The same sum with all ranks in one process: what each rank would get."""
+        ...
+
+    def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
+        """What an exchange of this layout costs, padding included; ``dtype`` is the residual's."""
+        ...
+
+
+def shape_of(layout: Layout, dtype: torch.dtype) -> Shape:
+    """The shape of a message about ``layout``; ``dtype`` is the residual's."""
+    return Shape(layout.numel, layout.capacity, len(layout.segments), dtype)
+
+
+def local_bad_ranks(sents: Sequence[SparseGrad]) -> list[tuple[int, int]]:
+    """The same from what the ranks send."""
+    return [(rank, int(sent.where)) for rank, sent in enumerate(sents) if int(sent.flags) & NONFINITE]
+
+
+def bad_ranks(headers: Sequence[Header]) -> list[tuple[int, int]]:
+    """``(rank, parameter)`` of each rank that says its gradient was not finite."""
+    return [(rank, header.where) for rank, header in enumerate(headers) if header.flags & NONFINITE]

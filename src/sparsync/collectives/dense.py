@@ -1,0 +1,67 @@
+"""Dense all-reduce: the backend's own sum over every entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
+from sparsync.collectives.channel import Channel
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+from sparsync.wire import HEADER, WORD, Wire
+
+
+@dataclass(frozen=True)
+class DenseAllReduce:
+    """The mean of the whole gradient, computed as DDP computes it: every rank scales by 1/P, then they sum.
+
+    Values travel as they are or, with ``values="bf16"``, as bf16: they are then summed in bf16 and divided after. A
+    header of 32 bytes is gathered first, so that a rank that failed, or is at another bucket, is noticed before
+    anything is summed.
+
+    Args:
+        exact: values travel as they are, whatever the wire's codec.
+    """
+
+    exact: bool = False
+
+    def check(self, wire: Wire, dense: bool) -> None:
+        if not self.exact and wire.values not in ("fp32", "bf16"):
+            raise ValueError(f"collective='dense' carries fp32 or bf16 values, not {wire.values!r}")
+
+    def init(self, layout: Layout, workers: int) -> State:
+        return {}
+
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
+        rows = channel.all_gather(channel.wire.header(sent, channel.sequence, layout.id, layout.digest))
+        headers = channel.verify(rows)
+        whole = sent.values if sent.indices is None else sent.densify()
+        dtype = self._dtype(channel.wire)
+        if dtype is None:
+            total = channel.all_reduce(whole.mul_(1 / channel.size))
+            return Reduced([self._dense(total, sent)], divisor=1, bad=bad_ranks(headers))
+        total = channel.all_reduce(whole.to(dtype)).to(whole.dtype)
+        return Reduced([self._dense(total, sent)], divisor=channel.size, bad=bad_ranks(headers))
+
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State) -> list[Reduced]:
+        total = torch.zeros_like(sents[0].densify())
+        for sent in sents:
+            total = total + sent.densify() * (1 / len(sents))
+        return [Reduced([self._dense(total, sent)], divisor=1, bad=local_bad_ranks(sents)) for sent in sents]
+
+    def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
+        itemsize = (self._dtype(wire) or dtype).itemsize
+        bytes_sent = (workers - 1) * (HEADER * WORD + 2 / workers * layout.numel * itemsize)
+        return Traffic(bytes_sent, bytes_sent, 3 * (workers - 1))
+
+    def _dtype(self, wire: Wire) -> torch.dtype | None:
+        """What the values are cast to on the wire, if anything."""
+        return None if self.exact else wire.codec.dtype
+
+    @staticmethod
+    def _dense(total: Tensor, sent: SparseGrad) -> SparseGrad:
+        return SparseGrad.dense(total, sent.flags, sent.where)

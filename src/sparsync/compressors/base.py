@@ -1,0 +1,146 @@
+"""Which entries are sent: the protocol of compressors, and the base of those that only choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparsync.kernels import Memory, Rows, sweep, take
+from sparsync.kernels.reference import Rounding
+from sparsync.layout import Layout, Segment
+from sparsync.sparse import NONFINITE, SparseGrad
+
+# Small tensors by segment name and by what they are: checkpointed, rolled back, one bag per worker.
+State = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a compressor may know of the moment.
+
+    Args:
+        step: number of the step, the same on every rank.
+        rank: of this worker.
+        seed: shared by all ranks.
+        rounding: values -> values as they travel, or ``None`` when they travel unchanged.
+        asleep: parameters whose gradient is all zero on this rank and that must not be sent from: if no rank uses
+            them, DDP throws their result away.
+    """
+
+    step: int = 0
+    rank: int = 0
+    seed: int = 0
+    rounding: Rounding | None = None
+    asleep: frozenset[str] = frozenset()
+
+
+class Compressor(Protocol):
+    """Frozen configuration; state lives beside it.
+
+    ``dense``: every entry is sent, so nothing is kept when values travel unchanged and no indices travel.
+    """
+
+    dense: bool
+
+    @property
+    def density(self) -> float: ...
+
+    def capacity(self, k: int, numel: int) -> int:
+        """How many entries a segment of ``numel`` that wants ``k`` may send."""
+        ...
+
+    def init(self, layout: Layout) -> State:
+        """Fresh state for the segments of ``layout``."""
+        ...
+
+    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        """Add ``grad`` into the residual, take out what is sent, return it; update ``state`` in place."""
+        ...
+
+    def rescale(self, state: State, ratio: float) -> None:
+        """Gradients and residuals were all multiplied by ``ratio``."""
+        ...
+
+
+def check_density(density: float) -> None:
+    if not (isinstance(density, int | float) and 0 < density <= 1):
+        raise ValueError(f"density must be above 0 and at most 1, got {density!r}")
+
+
+@dataclass(frozen=True)
+class Selecting:
+    """Base of compressors that only choose entries; adding, taking out and rounding are done here.
+
+    Args:
+        density: share of the entries to send, in (0, 1].
+    """
+
+    density: float = 0.001
+    dense = False
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def capacity(self, k: int, numel: int) -> int:
+        return k
+
+    def init(self, layout: Layout) -> State:
+        return {}
+
+    def rescale(self, state: State, ratio: float) -> None:
+        return None
+
+    def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
+        """Ascending indices, at most ``segment.capacity``, of the entries of ``u`` to send.
+
+        ``rows`` says where to look. A compressor defines this, or the simpler ``select``.
+        """
+        runs = segment.runs(ctx.asleep)
+        if not runs:
+            return rows.start
+        place = torch.cat([torch.arange(start, stop, device=u.device) for start, stop in runs])
+        picked = self.select(u[place], min(segment.k, place.numel()))
+        return place[picked].sort().values
+
+    def select(self, u: Tensor, k: int) -> Tensor:
+        """``k`` positions in the 1-D tensor ``u``: all that a simple compressor has to define."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither select() nor choose()")
+
+    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        assert memory is not None
+        chosen, worst = [], -1
+        for segment in layout.segments:
+            rows, bad = sweep_segment(grad, memory, segment, ctx)
+            worst = bad if worst < 0 else worst
+            chosen.append(self.choose(memory.after, rows, segment, ctx, state))
+        return collect(memory, chosen, layout, ctx, worst)
+
+
+def sweep_segment(grad: Tensor, memory: Memory, segment: Segment, ctx: Context) -> tuple[Rows, int]:
+    """Add the gradient of a segment into its residual; the rows of what may be sent from, and the first bad index."""
+    if ctx.asleep:  # what sleeps has a zero gradient: its residual is only carried over
+        for span in segment.spans:
+            if span.name in ctx.asleep:
+                memory.after[span.start : span.stop].copy_(memory.before[span.start : span.stop])
+    rows, bad, energy = sweep(grad, memory.before, memory.after, segment.runs(ctx.asleep))
+    memory.energy += energy
+    return rows, bad
+
+
+def collect(memory: Memory, chosen: Sequence[Tensor], layout: Layout, ctx: Context, bad: int) -> SparseGrad:
+    """Take the chosen entries out of the residual and put them into buffers of fixed capacity."""
+    residual = memory.after
+    flat = torch.cat(list(chosen)) if chosen else torch.empty(0, dtype=torch.int64, device=residual.device)
+    flat, sent = take(residual, flat, layout.segment_of(flat), len(layout.segments), ctx.rounding)
+    count = flat.numel()
+    assert count <= layout.capacity
+    indices = torch.zeros(layout.capacity, dtype=torch.int64, device=residual.device)
+    values = torch.zeros(layout.capacity, dtype=residual.dtype, device=residual.device)
+    indices[:count], values[:count] = flat, sent
+    where = next((i for i, span in enumerate(layout.spans) if span.start <= bad < span.stop), -1)
+    words = torch.tensor([NONFINITE if bad >= 0 else 0, where], dtype=torch.int32, device=residual.device)
+    return SparseGrad(indices, values, torch.tensor(count, device=residual.device), layout.numel, words[0], words[1])

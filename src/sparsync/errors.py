@@ -1,0 +1,21 @@
+"""What Sparsync raises. Every error says which rank, which bucket and why, as far as that can be known."""
+
+
+class SparsyncError(RuntimeError):
+    """Base of all run-time errors of this library (wrong arguments raise ``ValueError``)."""
+
+
+class PeerFailed(SparsyncError):
+    """A rank reported a failure of its own in its message; every rank raises this, with the same text."""
+
+
+class PeerLost(SparsyncError):
+    """A rank did not take part in an exchange before the deadline, or its connection broke."""
+
+
+class Mismatch(SparsyncError):
+    """The ranks disagree: other configuration, other version, other bucket or other order of exchanges."""
+
+
+class StepFailed(SparsyncError):
+    """An earlier step failed, so this model cannot be trained on without building it anew."""

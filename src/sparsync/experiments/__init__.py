@@ -1,0 +1,1 @@
+"""Trainings on real processes, for the demo and the benchmarks."""

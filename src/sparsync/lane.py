@@ -1,0 +1,40 @@
+"""The communication thread: exchanges run here, one after another, while backward goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+
+class Lane:
+    """Runs jobs in the order they came: on a thread of its own, or at once where nothing would be waited for.
+
+    Multi-round exchanges on Gloo must not run inside a future's callback: its few callback threads would wait for each
+    other. One ordered thread cannot.
+    """
+
+    def __init__(self, threaded: bool) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._run, name="sparsync", daemon=True)
+            self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run ``job``, which must not raise, after all earlier ones."""
+        if self._thread is None:
+            job()
+        else:
+            self._jobs.put(job)
+
+    def close(self) -> None:
+        """Finish what was submitted, then end the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()

@@ -1,0 +1,162 @@
+"""How a flat gradient is cut into segments, and how many entries each segment may send."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+SCOPES = ("layer", "bucket", "global")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as its gradient lies in memory; a complex one is described by its real view.
+
+    ``as_strided(shape, stride)`` of the flat gradient gives it in logical order, whatever its memory format.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    numel: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> Parameter:
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        shape, stride = tuple(real.shape), tuple(real.stride())
+        if not _dense_in_memory(shape, stride):  # such a gradient is made contiguous
+            stride = tuple(torch.empty(shape, device="meta").stride())
+        return cls(name, shape, stride, real.numel(), real.dtype)
+
+
+def _dense_in_memory(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether a tensor fills its memory without gaps or overlaps, in some order of its dimensions."""
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+@dataclass(frozen=True)
+class Span:
+    """One parameter's place in a flat gradient."""
+
+    name: str
+    start: int
+    numel: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.numel
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Spans that share one budget: ``k`` entries wanted, ``capacity`` entries at most."""
+
+    name: str
+    spans: tuple[Span, ...]
+    k: int
+    capacity: int
+
+    @property
+    def numel(self) -> int:
+        return sum(span.numel for span in self.spans)
+
+    def runs(self, asleep: frozenset[str] = frozenset()) -> list[tuple[int, int]]:
+        """The segment as contiguous ``(start, stop)`` ranges, without the parameters named in ``asleep``."""
+        runs: list[tuple[int, int]] = []
+        for span in self.spans:
+            if span.name in asleep:
+                continue
+            if runs and runs[-1][1] == span.start:
+                runs[-1] = (runs[-1][0], span.stop)
+            else:
+                runs.append((span.start, span.stop))
+        return runs
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A flat gradient of ``numel`` entries and its segments; entries outside every segment are not ours to send.
+
+    ``id`` numbers the exchange unit (the bucket), and travels in each message.
+    """
+
+    id: int
+    numel: int
+    segments: tuple[Segment, ...]
+    _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def cut(
+        cls,
+        spans: Sequence[Span],
+        *,
+        numel: int,
+        scope: str,
+        density: float,
+        capacity: Callable[[int, int], int] = lambda k, n: k,
+        id: int = 0,
+        name: str = "",
+    ) -> Layout:
+        """Cut ``spans`` by ``scope``: one segment per parameter (``layer``), or one in all (``bucket``, ``global``).
+
+        ``capacity(k, n)`` tells how many entries a segment of ``n`` that wants ``k`` may send.
+        """
+        groups = [(span.name, (span,)) for span in spans] if scope == "layer" else [(name, tuple(spans))]
+        segments = []
+        for label, group in groups:
+            n = sum(span.numel for span in group)
+            if n:
+                k = entries_for(density, n)
+                segments.append(Segment(label, group, k, min(n, max(k, capacity(k, n)))))
+        return cls(id, numel, tuple(segments))
+
+    @cached_property
+    def k(self) -> int:
+        return sum(segment.k for segment in self.segments)
+
+    @cached_property
+    def capacity(self) -> int:
+        return sum(segment.capacity for segment in self.segments)
+
+    @cached_property
+    def sendable(self) -> int:
+        """How many entries belong to a segment."""
+        return sum(segment.numel for segment in self.segments)
+
+    @property
+    def spans(self) -> Iterator[Span]:
+        return (span for segment in self.segments for span in segment.spans)
+
+    @cached_property
+    def digest(self) -> int:
+        """31 bits that differ when the cut differs; travels in each message."""
+        text = repr((self.id, self.numel, self.segments))
+        return zlib.crc32(text.encode()) & 0x7FFFFFFF
+
+    def segment_of(self, indices: Tensor) -> Tensor:
+        """The number of the segment each index lies in."""
+        if len(self.segments) == 1:
+            return torch.zeros_like(indices)
+        if indices.device not in self._tables:
+            spans = sorted((span.start, i) for i, segment in enumerate(self.segments) for span in segment.spans)
+            starts = torch.tensor([start for start, _ in spans], device=indices.device)
+            owners = torch.tensor([owner for _, owner in spans], device=indices.device)
+            self._tables[indices.device] = (starts, owners)
+        starts, owners = self._tables[indices.device]
+        return owners[torch.bucketize(indices, starts, right=True) - 1]
+
+
+def entries_for(density: float, numel: int) -> int:
+    """k = max(1, round(density · n)), at most n."""
+    return min(numel, max(1, round(density * numel)))

@@ -1,0 +1,298 @@
+"""The whole path of a gradient: bucket -> compress -> exchange -> sum -> bucket.
+
+``push`` is called from backward, bucket by bucket, and compresses; the communication thread exchanges, sums and writes
+the result back. Nothing here knows which framework the buckets come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from sparsync.collectives import Channel, Collective
+from sparsync.compressors import Compressor, Context, State
+from sparsync.errors import SparsyncError, StepFailed
+from sparsync.feedback import Feedback, accumulation_dtype
+from sparsync.kernels import Memory
+from sparsync.lane import Lane
+from sparsync.layout import Layout, Parameter
+from sparsync.schedule import Schedule
+from sparsync.sparse import SparseGrad, write_mean
+from sparsync.stats import Exchange, Stats
+from sparsync.units import Arrival, Assembly, Bucket, Unit
+
+log = logging.getLogger("sparsync")
+
+
+class Reducer:
+    """Exchanges the gradients of one model.
+
+    Args:
+        parameters: in the model's order, which is the same on every rank.
+        density: step -> share of the entries to send.
+        small: names of the parameters that travel dense: all together, once a step, in full precision.
+        transactional: a step can be undone (and is, when a gradient is not finite).
+        may_skip: parameters may be unused, and what is sent for them is then lost.
+        debug: compare the results of all ranks after every exchange.
+        loss_scale: gives the loss scale; the residual follows its changes.
+        rates: gives the learning rate by parameter name; the residual is divided by its changes.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        compressor: Compressor,
+        collective: Collective,
+        channel: Channel,
+        *,
+        scope: str,
+        density: Schedule,
+        small: frozenset[str] = frozenset(),
+        transactional: bool = False,
+        may_skip: bool = False,
+        seed: int = 0,
+        debug: bool = False,
+        loss_scale: Callable[[], float] | None = None,
+        rates: Callable[[], Mapping[str, float]] | None = None,
+    ) -> None:
+        self.compressor, self.channel = compressor, channel
+        self.density, self.seed, self.debug = density, seed, debug
+        self.loss_scale, self.rates = loss_scale, rates
+        self.assembly = Assembly(parameters, compressor, collective, scope, small, may_skip)
+        self.feedback = Feedback(parameters, transactional)
+        self.state: State = {}
+        self.stats = Stats()
+        self.step = 0
+        self.error: SparsyncError | None = None
+        self._lane = Lane(threaded=channel.backend == "gloo")
+        self._arrivals: list[Arrival] = []
+        self._open = False  # between the first bucket of a step and its last
+        self._unsettled = False  # a step is done, and neither committed nor rolled back
+        self._bad = False  # ... and a gradient in it was not finite
+        self._saved_state: State = {}
+        self.last_scale: float | None = None
+        self.last_rates: dict[str, float] = {}
+
+    # ---- the path -------------------------------------------------------------------------------------------------
+
+    def push(self, bucket: Bucket) -> Future[Tensor]:
+        """Take a bucket whose gradients are ready; the future gives its buffer back, holding the result."""
+        try:
+            if self.error is not None:
+                raise self.error
+            if bucket.index == 0:
+                self._begin()
+            arrival, complete = self.assembly.arrive(bucket)
+            self._arrivals.append(arrival)
+            for unit in complete:
+                self._send(unit)
+            if bucket.last:
+                self._open = False
+                self.step += 1
+            return arrival.future
+        except Exception as error:  # whatever it is, backward must raise it and the peers must hear of it
+            self.fail(error)
+            future: Future[Tensor] = Future()
+            future.set_exception(error)  # type: ignore[arg-type]
+            return future
+
+    def _send(self, unit: Unit) -> None:
+        """Compress, on backward's thread; the rest follows on the communication thread."""
+        exchange, layout = Exchange(unit.key), self._layout(unit)
+        try:
+            memory = self._memory(unit, layout)
+            ctx = Context(self.step, self.channel.rank, self.seed, self._rounding(unit), frozenset(unit.asleep))
+            sent = unit.compressor.compress(unit.grad, memory, layout, ctx, self.state)
+            exchange.energy = memory.energy if memory else 0.0
+        except Exception as error:  # travels as a flag: every rank raises, none waits
+            sent = self._nothing(unit, layout, f"failed to compress {unit.key}: {type(error).__name__}: {error}")
+        unit.asleep = set()
+        exchange.compressed = time.perf_counter()
+        self._lane.submit(partial(self._receive, unit, layout, sent, exchange))
+
+    def _receive(self, unit: Unit, layout: Layout, sent: SparseGrad, exchange: Exchange) -> None:
+        """Exchange, sum and write back, on the communication thread."""
+        if self.error is not None:
+            return
+        try:
+            exchange.started = time.perf_counter()
+            exchange.entries, exchange.numel = int(sent.count), layout.sendable
+            exchange.energy_sent = torch.dot(sent.values, sent.values).item() if exchange.energy else 0.0
+            reduced = unit.collective.reduce(sent, layout, self.channel, {})
+            exchange.exchanged = time.perf_counter()
+            write_mean(unit.grad, reduced.total, reduced.divisor)
+            if reduced.rejected is not None:
+                self.feedback.come_home(unit.key, reduced.rejected)
+            if reduced.bad:
+                self._spoil(unit, layout, sent, reduced.bad)
+            if self.debug:
+                self.channel.compare(f"result of {unit.key}", _fingerprint(unit.grad))
+            for arrival in self._arrivals:
+                arrival.take_back(unit)
+            exchange.decoded, exchange.bytes = time.perf_counter(), self.channel.take_count()
+            self.stats.add(exchange)
+            for arrival in self._arrivals:
+                arrival.complete()
+        except Exception as error:  # a future that never completes would hang backward
+            self._stop(error)
+
+    def _spoil(self, unit: Unit, layout: Layout, sent: SparseGrad, bad: list[tuple[int, int]]) -> None:
+        """Some rank's gradient was not finite: the optimizer shall see it, and what we sent comes home."""
+        self._bad = True
+        spans = list(layout.spans)
+        for rank, where in bad:
+            log.warning("step %d: the gradient of %s was not finite on rank %d", self.step, spans[where].name, rank)
+        unit.grad[torch.tensor([span.start for span in spans], device=unit.grad.device)] = math.nan
+        if not self.feedback.transactional and self._keeps(unit):
+            self.feedback.come_home(unit.key, sent)
+
+    # ---- steps ----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._open:
+            raise StepFailed(UNFINISHED)
+        self.settle()
+        self._open = self._unsettled = True
+        self._arrivals, self._bad = [], False
+        if self.feedback.transactional:
+            self._saved_state = {name: _copy(bag) for name, bag in self.state.items()}
+        self._rescale()
+        self.stats.begin()
+
+    def settle(self, undo: bool = False) -> None:
+        """Commit the last step, or undo it if asked to or if a gradient was not finite."""
+        if not self._unsettled:
+            return
+        if self._open:
+            raise SparsyncError("a step is under way: call this after backward")
+        self._unsettled = False
+        if self.feedback.transactional and (undo or self._bad):
+            self.feedback.rollback()
+            self.state = self._saved_state
+            self.stats.total.skipped += 1
+        else:
+            self.feedback.commit()
+
+    def restore(self, step: int, state: State, scale: float | None, rates: Mapping[str, float]) -> None:
+        """Go on from a checkpoint (the residual is loaded apart)."""
+        if self._open:
+            raise SparsyncError("a step is under way: load before or after it")
+        self.step, self.last_scale, self.last_rates = step, scale, dict(rates)
+        self.state = self.state | {name: _copy(bag) for name, bag in state.items()}
+        self._unsettled = False
+
+    def _rescale(self) -> None:
+        """Bring the residual to the units of the gradient that is about to come in."""
+        if self.loss_scale is not None:
+            scale = self.loss_scale()
+            if self.last_scale is not None and scale != self.last_scale:
+                ratio = scale / self.last_scale
+                self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio))
+                self.compressor.rescale(self.state, ratio)
+            self.last_scale = scale
+        if self.rates is not None:
+            now = {name: rate for name, rate in self.rates().items() if rate}  # a rate of 0 leaves it alone
+            last = self.last_rates
+            self.feedback.rescale(
+                {name: last[name] / now[name] for name in now if last.get(name, now[name]) != now[name]}
+            )
+            self.last_rates = last | now
+
+    # ---- when things go wrong -------------------------------------------------------------------------------------
+
+    def fail(self, error: Exception) -> None:
+        """This rank cannot go on, nor send anything its peers could read: they hear of it through the store."""
+        if self.error is None:
+            self._open = False
+            self.channel.raise_alarm(f"rank {self.channel.rank}: {error}")
+            self._lane.submit(partial(self._stop, error))
+
+    def check(self, starting: bool = False) -> None:
+        """Raise the error that ended an earlier step, if any; ``starting``: a new forward pass is about to begin."""
+        if starting and self._open:
+            self.fail(StepFailed(UNFINISHED))
+            raise StepFailed(UNFINISHED)
+        if self.error is not None:
+            if starting:
+                raise StepFailed(f"an earlier step failed, build the model anew; the cause was: {self.error}")
+            raise self.error
+
+    def _stop(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = (
+                error if isinstance(error, SparsyncError) else SparsyncError(f"{type(error).__name__}: {error}")
+            )
+        for arrival in self._arrivals:
+            if not arrival.future.done():
+                arrival.future.set_exception(self.error)  # type: ignore[arg-type]
+
+    def _nothing(self, unit: Unit, layout: Layout, cause: str) -> SparseGrad:
+        """A message without entries that says this rank failed."""
+        self.channel.tell(f"rank {self.channel.rank}: {cause}")
+        return SparseGrad.failed(layout.capacity, layout.numel, accumulation_dtype(unit.grad.dtype), unit.grad.device)
+
+    def close(self) -> None:
+        """End the communication thread and give the process group back."""
+        self._lane.close()
+        self.channel.close()
+        self._arrivals = []
+
+    # ---- helpers --------------------------------------------------------------------------------------------------
+
+    def _keeps(self, unit: Unit) -> bool:
+        """Whether the unit has a residual: not if every entry is sent as it is."""
+        return not unit.compressor.dense or self._rounding(unit) is not None
+
+    def _rounding(self, unit: Unit) -> Any:
+        # Small tensors travel as they are, whatever the others do.
+        return self.channel.wire.codec.round if unit.compressor is self.compressor else None
+
+    def _memory(self, unit: Unit, layout: Layout) -> Memory | None:
+        if not self._keeps(unit):
+            return None
+        return self.feedback.memory(unit.key, tuple(layout.spans), unit.grad.numel(), unit.grad.device)
+
+    def _layout(self, unit: Unit) -> Layout:
+        density = self.density(self.step)
+        known = density in unit.layouts
+        layout = unit.layout(density)
+        if not known:
+            for name, bag in unit.compressor.init(layout).items():
+                if name not in self.state:
+                    self.state[name] = bag
+                    self._saved_state[name] = _copy(bag)
+            # Messages of different sizes would abort Gloo, so a comparison precedes the first exchange of a layout.
+            text = "\n".join(map(str, layout.segments))
+            self._lane.submit(partial(self._compare, f"layout of {unit.key}", text))
+        return layout
+
+    def _compare(self, what: str, text: str) -> None:
+        try:
+            if self.error is None:
+                self.channel.compare(what, text)
+        except Exception as error:
+            self._stop(error)
+
+
+UNFINISHED = (
+    "the last backward did not finish: gradients of its first buckets were sent, the others never came; "
+    "build the DistributedDataParallel model anew"
+)
+
+
+def _copy(bag: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor.clone() for key, tensor in bag.items()}
+
+
+def _fingerprint(result: Tensor) -> str:
+    """A text that differs when any bit of ``result`` differs."""
+    return hashlib.sha256(result.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()

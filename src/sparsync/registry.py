@@ -1,0 +1,58 @@
+"""Methods by name: ours, and those that other packages offer through entry points.
+
+A package joins with, in its ``pyproject.toml``::
+
+    [project.entry-points."sparsync.compressors"]
+    mine = "my_package:MyCompressor"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from sparsync.collectives import AllGather, Collective, DenseAllReduce
+from sparsync.compressors import Compressor, NoCompression, ThresholdK, TopK
+
+COMPRESSORS: Mapping[str, Any] = {"none": NoCompression, "topk": TopK, "threshold": ThresholdK}
+COLLECTIVES: Mapping[str, Any] = {"dense": DenseAllReduce, "allgather": AllGather}
+
+
+def compressors() -> dict[str, Any]:
+    """Every compressor by name, other packages' included."""
+    return _with_plugins(COMPRESSORS, "sparsync.compressors")
+
+
+def collectives() -> dict[str, Any]:
+    """Every collective by name, other packages' included."""
+    return _with_plugins(COLLECTIVES, "sparsync.collectives")
+
+
+def make_compressor(method: str | Compressor) -> Compressor:
+    """A compressor from its name, with its defaults, or the object itself."""
+    made: Compressor = _make(method, compressors(), "compressor", "compress")
+    return made
+
+
+def make_collective(method: str | Collective | None, compressor: Compressor) -> Collective:
+    """A collective from its name or the object itself; ``None`` chooses the one that suits the compressor."""
+    if method is None:
+        return DenseAllReduce() if compressor.dense else AllGather()
+    made: Collective = _make(method, collectives(), "collective", "reduce")
+    return made
+
+
+def _make(method: Any, known: Mapping[str, Any], kind: str, duty: str) -> Any:
+    if isinstance(method, str):
+        if method not in known:
+            raise ValueError(f"unknown {kind} {method!r}; known are {', '.join(sorted(known))}")
+        factory = known[method]
+        return (factory.load() if hasattr(factory, "load") else factory)()
+    if isinstance(method, type) or not hasattr(method, duty):
+        raise ValueError(f"{kind} must be a name or an object with a method {duty}(), got {method!r}")
+    return method
+
+
+def _with_plugins(ours: Mapping[str, Any], group: str) -> dict[str, Any]:
+    return {point.name: point for point in entry_points(group=group)} | dict(ours)

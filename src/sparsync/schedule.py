@@ -1,0 +1,59 @@
+"""Density over the steps of a training: a number, or any callable from step to density."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Schedule = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same density at every step."""
+
+    density: float
+
+    def __call__(self, step: int) -> float:
+        return self.density
+
+
+@dataclass(frozen=True)
+class ExponentialWarmup:
+    """Deep Gradient Compression's warm-up: in epoch e of E the density is max(rho^((e+1)/(E+1)), rho).
+
+    Args:
+        density: rho, the density after the warm-up, in (0, 1].
+        epochs: E, how many epochs the warm-up lasts.
+        steps_per_epoch: steps in one epoch.
+    """
+
+    density: float
+    epochs: int
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
+        if self.epochs < 0 or self.steps_per_epoch < 1:
+            raise ValueError(
+                f"epochs must be 0 or more and steps_per_epoch 1 or more, got {self.epochs} and {self.steps_per_epoch}"
+            )
+
+    def __call__(self, step: int) -> float:
+        epoch = step // self.steps_per_epoch
+        return max(self.density ** ((epoch + 1) / (self.epochs + 1)), self.density)
+
+
+def as_schedule(density: float | Schedule) -> Schedule:
+    """A schedule from a number or a callable; what the callable returns is checked at every step."""
+    schedule: Schedule = density if callable(density) else Constant(density)
+
+    def checked(step: int) -> float:
+        now = float(schedule(step))
+        if not 0 < now <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, got {now!r} at step {step}")
+        return now
+
+    checked(0)
+    return checked

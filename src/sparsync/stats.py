@@ -1,0 +1,88 @@
+"""What the exchanges cost and brought, per step and in total."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Exchange:
+    """One exchange of one unit, with the moments (seconds of ``time.perf_counter``) it went through."""
+
+    unit: str
+    arrived: float = field(default_factory=time.perf_counter)
+    compressed: float = 0.0
+    started: float = 0.0
+    exchanged: float = 0.0
+    decoded: float = 0.0
+    bytes: int = 0
+    entries: int = 0
+    numel: int = 0
+    energy_sent: float = 0.0
+    energy: float = 0.0
+
+
+@dataclass
+class Tally:
+    """Sums over exchanges.
+
+    Args:
+        steps: steps counted.
+        bytes: handed to ``torch.distributed`` by this rank.
+        entries: gradient entries this rank sent.
+        numel: entries it could have sent.
+        compress_s, exchange_s, decode_s: seconds; exchanges run beside backward, so these do not add up to step time.
+        skipped: steps that were undone.
+        energy_sent, energy: squared norm of what was sent, and of gradient plus residual. Tensors that travel dense
+            without a residual are not counted here.
+    """
+
+    steps: int = 0
+    bytes: int = 0
+    entries: int = 0
+    numel: int = 0
+    compress_s: float = 0.0
+    exchange_s: float = 0.0
+    decode_s: float = 0.0
+    energy_sent: float = 0.0
+    energy: float = 0.0
+    skipped: int = 0
+
+    @property
+    def density(self) -> float:
+        """Share of the entries that was sent."""
+        return self.entries / self.numel if self.numel else 0.0
+
+    @property
+    def energy_share(self) -> float:
+        """Share of the energy of gradient plus residual that was sent."""
+        return self.energy_sent / self.energy if self.energy else 1.0
+
+    def add(self, exchange: Exchange) -> None:
+        self.bytes += exchange.bytes
+        self.entries += exchange.entries
+        self.numel += exchange.numel
+        self.compress_s += exchange.compressed - exchange.arrived
+        self.exchange_s += exchange.exchanged - exchange.started
+        self.decode_s += exchange.decoded - exchange.exchanged
+        self.energy_sent += exchange.energy_sent
+        self.energy += exchange.energy
+
+
+@dataclass
+class Stats:
+    """``step``: the last step alone; ``total``: all steps; ``timeline``: the last step's exchanges one by one."""
+
+    step: Tally = field(default_factory=Tally)
+    total: Tally = field(default_factory=Tally)
+    timeline: list[Exchange] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self.step, self.timeline = Tally(steps=1), []
+        self.total.steps += 1
+
+    def add(self, exchange: Exchange) -> None:
+        self.timeline.append(exchange)
+        self.step.add(exchange)
+        self.total.add(exchange)

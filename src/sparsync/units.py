@@ -1,0 +1,222 @@
+"""From buckets to units: what is compressed and exchanged as one.
+
+Parameters that are selected within their bucket (scope ``layer`` and ``bucket``) stay where they are, so a bucket is a
+unit as soon as it arrives. The others are gathered from all buckets of a step, in the model's order, and are a unit
+when the last bucket has come: the whole model in scope ``global``, and the small tensors that travel dense. That order,
+unlike the buckets', is the same in every run, so a resumed training repeats the same bits.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from sparsync.collectives import Collective, DenseAllReduce
+from sparsync.compressors import Compressor, NoCompression
+from sparsync.layout import Layout, Parameter, Span
+
+
+@dataclass
+class Bucket:
+    """Gradients that are ready: ``buffer`` holds those of the parameters ``names``, one after another."""
+
+    index: int
+    buffer: Tensor
+    names: tuple[str, ...]
+    last: bool
+
+
+@dataclass
+class Unit:
+    """What is compressed and exchanged as one. ``grad`` is its flat gradient and, after the exchange, the result."""
+
+    key: str
+    id: int
+    scope: str
+    spans: tuple[Span, ...]
+    grad: Tensor
+    compressor: Compressor
+    collective: Collective
+    layouts: dict[float, Layout] = field(default_factory=dict)
+    asleep: set[str] = field(default_factory=set)
+    delivered: set[str] = field(default_factory=set)
+
+    def layout(self, density: float) -> Layout:
+        """The unit's layout at this density."""
+        if density not in self.layouts:
+            names = zlib.crc32(repr([span.name for span in self.spans]).encode())
+            self.layouts[density] = Layout.cut(
+                self.spans,
+                numel=self.grad.numel(),
+                scope=self.scope,
+                density=density,
+                capacity=self.compressor.capacity,
+                id=self.id,
+                name=f"{self.key}:{names:08x}",
+            )
+        return self.layouts[density]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A parameter's way between its bucket (``here``) and the unit it is gathered into (``there``)."""
+
+    unit: Unit
+    here: Span
+    there: Span
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a bucket of certain parameters is made of: its own unit, if any, and what is gathered from it."""
+
+    spans: tuple[Span, ...]
+    own: Unit | None
+    moves: tuple[Move, ...]
+
+    @property
+    def units(self) -> list[Unit]:
+        gathered = {move.unit.key: move.unit for move in self.moves}
+        return ([self.own] if self.own else []) + list(gathered.values())
+
+
+@dataclass
+class Arrival:
+    """A bucket on its way; its future completes when every unit it feeds has been written back."""
+
+    bucket: Bucket
+    plan: Plan
+    future: Future[Tensor]
+    waits_for: set[str]
+
+    def take_back(self, unit: Unit) -> None:
+        """``unit`` holds its result: copy our share of it into the bucket."""
+        for move in self.plan.moves:
+            if move.unit is unit:
+                result = unit.grad[move.there.start : move.there.stop]
+                self.bucket.buffer[move.here.start : move.here.stop].copy_(result)
+        self.waits_for.discard(unit.key)
+
+    def complete(self) -> None:
+        """Let backward have the bucket, if nothing is missing any more."""
+        if not self.waits_for and not self.future.done():
+            self.future.set_result(self.bucket.buffer)
+
+
+class Assembly:
+    """Turns the buckets of a step into units.
+
+    Args:
+        small: names of the parameters that travel dense.
+        may_skip: note parameters whose gradient is all zero, so that nothing is sent from them.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        compressor: Compressor,
+        collective: Collective,
+        scope: str,
+        small: frozenset[str],
+        may_skip: bool,
+    ) -> None:
+        self.parameters = {parameter.name: parameter for parameter in parameters}
+        self.compressor, self.collective, self.scope, self.may_skip = compressor, collective, scope, may_skip
+        self._plans: dict[tuple[int, tuple[str, ...]], Plan] = {}
+        self._bucket_units: dict[int, Unit] = {}
+        self._gathered: dict[str, Unit] = {}
+        self._gathered_by: dict[str, Unit] = {}  # parameter -> the unit it is gathered into
+        if scope == "global":
+            self._gather("global", [p for p in parameters if p.name not in small], compressor, collective)
+        self._gather("small", [p for p in parameters if p.name in small], NoCompression(), DenseAllReduce(exact=True))
+
+    def arrive(self, bucket: Bucket) -> tuple[Arrival, list[Unit]]:
+        """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
+        plan = self._plan(bucket)
+        arrival = Arrival(bucket, plan, Future(), {unit.key for unit in plan.units})
+        if plan.own is not None:
+            plan.own.grad = bucket.buffer
+        for move in plan.moves:
+            if move.unit.grad.device != bucket.buffer.device:
+                move.unit.grad = torch.zeros_like(move.unit.grad, device=bucket.buffer.device)
+            source = bucket.buffer[move.here.start : move.here.stop]
+            move.unit.grad[move.there.start : move.there.stop].copy_(source)
+            move.unit.delivered.add(move.there.name)
+        if self.may_skip:
+            self._note_sleepers(arrival)
+        arrival.complete()
+        return arrival, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])
+
+    def expected(self) -> Iterable[Unit]:
+        """The units of a step in the order they are exchanged, as far as they are known."""
+        return [*(self._bucket_units[index] for index in sorted(self._bucket_units)), *self._gathered.values()]
+
+    def _complete(self) -> list[Unit]:
+        """The gathered units; a parameter that no bucket brought counts as zero."""
+        units = [unit for unit in self._gathered.values() if unit.delivered]
+        for unit in units:
+            for span in unit.spans:
+                if span.name not in unit.delivered:
+                    unit.grad[span.start : span.stop].zero_()
+            unit.delivered = set()
+        return units
+
+    def _note_sleepers(self, arrival: Arrival) -> None:
+        for span in arrival.plan.spans:
+            unit = self._gathered_by.get(span.name, arrival.plan.own)
+            assert unit is not None
+            if not arrival.bucket.buffer[span.start : span.stop].any():
+                unit.asleep.add(span.name)
+
+    def _plan(self, bucket: Bucket) -> Plan:
+        known = self._plans.get((bucket.index, bucket.names))
+        if known is not None:
+            return known
+        spans, start = [], 0
+        for name in bucket.names:
+            numel = self.parameters[name].numel
+            if numel:
+                spans.append(Span(name, start, numel))
+            start += numel
+        assert start == bucket.buffer.numel(), f"bucket {bucket.index}: {start} entries, {bucket.buffer.numel()} came"
+        own = tuple(span for span in spans if span.name not in self._gathered_by)
+        moves = []
+        for span in spans:
+            if span.name in self._gathered_by:
+                unit = self._gathered_by[span.name]
+                moves.append(Move(unit, span, next(there for there in unit.spans if there.name == span.name)))
+        for old in [old for old in self._plans if old[0] == bucket.index]:
+            del self._plans[old]  # the buckets were regrouped
+        self._bucket_units.pop(bucket.index, None)
+        if own:
+            key = f"bucket {bucket.index}"
+            self._bucket_units[bucket.index] = Unit(
+                key, bucket.index, self.scope, own, bucket.buffer, self.compressor, self.collective
+            )
+        plan = Plan(tuple(spans), self._bucket_units.get(bucket.index), tuple(moves))
+        self._plans[bucket.index, bucket.names] = plan
+        return plan
+
+    def _gather(
+        self, kind: str, parameters: Sequence[Parameter], compressor: Compressor, collective: Collective
+    ) -> None:
+        """One gathered unit per dtype."""
+        for dtype in sorted({p.dtype for p in parameters}, key=str):
+            spans, start = [], 0
+            for parameter in parameters:
+                if parameter.dtype == dtype and parameter.numel:
+                    spans.append(Span(parameter.name, start, parameter.numel))
+                    start += parameter.numel
+            if not spans:
+                continue
+            key = f"{kind} {str(dtype).removeprefix('torch.')}"
+            number = -1 - len(self._gathered)
+            grad = torch.zeros(start, dtype=dtype)
+            unit = Unit(key, number, "global", tuple(spans), grad, compressor, collective)
+            self._gathered[key] = unit
+            self._gathered_by.update({span.name: unit for span in spans})

@@ -1,0 +1,30 @@
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+from tests.world import World
+
+settings.register_profile("quick", derandomize=True, max_examples=20, deadline=None)
+settings.register_profile("full", derandomize=False, max_examples=400, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+torch.set_num_threads(1)
+# Memory nobody wrote to is NaN: a kernel that reads it is found out.
+torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.fixture(scope="session")
+def worlds() -> Iterator[dict[int, World]]:
+    """Worlds by size, started when first asked for."""
+
+    class Worlds(dict[int, World]):
+        def __missing__(self, size: int) -> World:
+            self[size] = World(size)
+            return self[size]
+
+    started = Worlds()
+    yield started
+    for world in started.values():
+        world.close()
