@@ -42,7 +42,7 @@ class ExponentialWarmup:
 
     def __call__(self, step: int) -> float:
         epoch = step // self.steps_per_epoch
-        return max(self.density ** ((epoch + 1) / (self.epochs + 1)), self.density)
+        return max(float(self.density ** ((epoch + 1) / (self.epochs + 1))), self.density)
 
 
 def as_schedule(density: float | Schedule) -> Schedule:
