@@ -1,7 +1,7 @@
 """Entries above a threshold that is carried over from the step before and held where about k entries pass it."""
 
 from dataclasses import dataclass
-from math import ceil, log
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -10,14 +10,18 @@ from sparsync.compressors.base import Context, Selecting, State
 from sparsync.kernels import Rows, above, limit, sampled_threshold
 from sparsync.layout import Layout, Segment
 
+SMOOTHING = 0.3  # weight of the newest inflow in its running mean
+PUSH = 1 / 20  # how fast the threshold rises while the inflow alone exceeds k
+
 
 @dataclass(frozen=True)
 class ThresholdK(Selecting):
-    """About the k largest entries of every segment, found in one pass with last step's threshold.
+    """About the k largest entries of every segment, found in one pass with the threshold of the step before.
 
-    The first step, and any step after the count left [k/2, 2k], takes its threshold from a sample. In between a
-    controller moves it: where magnitudes have an exponential tail, the count falls as threshold^(-ln(n/k)), so the
-    step it takes is (count/k)^(1/ln(n/k)).
+    Behind a threshold the residual ends: what was above it is gone. So the next count is what the coming gradient lifts
+    over it (the inflow, a running mean) plus what the threshold is lowered into. The threshold is set where both
+    together make k; while the inflow alone makes more, it rises. The first threshold comes from a sample, and so does
+    the first after k changed.
 
     Args:
         density: share of the entries to send, in (0, 1].
@@ -35,27 +39,37 @@ class ThresholdK(Selecting):
         return k + ceil(self.slack * k)
 
     def init(self, layout: Layout) -> State:
-        """A threshold of 0 is one that is not known yet; ``k`` is the budget it was made for."""
-        unknown = torch.tensor([0.0, 0.0], dtype=torch.float64)
-        return {s.name: {"threshold": unknown[0].clone(), "k": unknown[1].clone()} for s in layout.segments}
+        """Per segment: the threshold (0: not known yet), the k it was made for, the inflow, the count without inflow."""
+        names = ("threshold", "k", "inflow", "expected")
+        return {s.name: {name: torch.zeros((), dtype=torch.float64) for name in names} for s in layout.segments}
 
     def rescale(self, state: State, ratio: float) -> None:
         for own in state.values():
             own["threshold"] *= ratio
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
-        own, k = state[segment.name], segment.k
-        if k >= segment.numel:
+        if segment.k >= segment.numel or not rows.peak.numel():
             return above(u, rows, 0.0)
-        threshold = own["threshold"].item()
-        if threshold == 0 or own["k"].item() != k:
-            threshold = sampled_threshold(u, segment.runs(ctx.asleep), k)
+        own, runs, k = state[segment.name], segment.runs(ctx.asleep), segment.k
+        fresh = own["threshold"].item() == 0 or own["k"].item() != k
+        threshold = sampled_threshold(u, runs, k) if fresh else own["threshold"].item()
         found = above(u, rows, threshold)
-        count = found.numel()
-        if k / 2 - 2 <= count <= 2 * k + 2:
-            threshold *= (max(count, 0.5) / k) ** (1 / max(1.0, log(segment.numel / k)))
+        sent = limit(found, segment.capacity, ctx.step)
+        inflow = found.numel() - own["expected"].item()
+        inflow = k / 2 if fresh else (1 - SMOOTHING) * own["inflow"].item() + SMOOTHING * max(0.0, inflow)
+
+        left = found.numel() - sent.numel()
+        missing = k - left - inflow
+        if missing > 0:  # down to where that many more rows have their peak
+            rank = int((rows.peak >= threshold).sum()) + ceil(missing)
+            inside = rank <= rows.peak.numel()
+            threshold = torch.topk(rows.peak, rank).values[-1].item() if inside else sampled_threshold(u, runs, k)
+            expected = left + missing
         else:
-            threshold = sampled_threshold(u, segment.runs(ctx.asleep), k)
-        own["threshold"].fill_(threshold)
-        own["k"].fill_(k)
-        return limit(found, segment.capacity, ctx.step)
+            if found.numel() > k:  # up to where k would have passed
+                threshold = torch.topk(u[found].abs(), k, sorted=False).values.min().item()
+            threshold *= min(2.0, (inflow + left) / k) ** PUSH
+            expected = left * min(1.0, k / max(1, found.numel()))
+        for name, value in (("threshold", threshold), ("k", k), ("inflow", inflow), ("expected", expected)):
+            own[name].fill_(value)
+        return sent

@@ -119,7 +119,7 @@ def limit(found: Tensor, capacity: int, step: int) -> Tensor:
     """At most ``capacity`` of the indices ``found``, in order; where the choice starts rotates with the step."""
     if found.numel() <= capacity:
         return found
-    start = step * 2654435761 % found.numel()
+    start = int(step * 0.6180339887498949 % 1 * found.numel())  # golden ratio: even from the first few steps on
     return found.roll(-start)[:capacity].sort().values
 
 
@@ -132,10 +132,7 @@ def take(
     entry that could not be put together again exactly, or that rounds to zero, stays where it is.
     """
     values = after[indices]
-    if rounding is None:
-        after[indices] = 0
-        return indices, values
-    sent = rounding(values, segments, parts)
+    sent = values if rounding is None else rounding(values, segments, parts)
     rest = values - sent
     exact = (sent != 0) & (rest + sent == values)
     if not exact.all():

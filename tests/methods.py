@@ -1,0 +1,122 @@
+"""The one table of compressors and collectives that every law is tested over: a new method joins by a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sparsync import AllGather, DenseAllReduce, NoCompression, Selecting, ThresholdK, TopK
+from sparsync.collectives import Collective
+from sparsync.compressors import Compressor, Context, State
+from sparsync.feedback import accumulation_dtype
+from sparsync.kernels import Memory
+from sparsync.layout import Layout, Span
+from sparsync.sparse import SparseGrad
+from sparsync.wire import CODECS
+
+
+@dataclass(frozen=True)
+class Odd(Selecting):
+    """A third party's compressor that defines nothing but ``select``: the last k entries."""
+
+    def select(self, u: Tensor, k: int) -> Tensor:
+        return torch.arange(u.numel() - k, u.numel())
+
+
+# name -> compressor of a density; those that send every entry are in the next table.
+SPARSE: dict[str, Callable[[float], Compressor]] = {"topk": TopK, "threshold": ThresholdK, "odd": Odd}
+DENSE: dict[str, Callable[[], Compressor]] = {"none": NoCompression}
+COLLECTIVES: dict[str, Collective] = {"allgather": AllGather(), "dense": DenseAllReduce()}
+
+# (compressor, collective, value codecs the pair carries)
+PAIRS = [
+    *[(name, "allgather", ("fp32", "fp16", "bf16", "sign")) for name in SPARSE],
+    *[(name, "dense", ("fp32", "bf16")) for name in SPARSE],
+    *[(name, "dense", ("fp32", "bf16")) for name in DENSE],
+]
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SIZES = (1, 2, 63, 1023, 100_003)
+KINDS = ("normal", "heavy", "integers", "mostly zero", "zero", "huge")
+
+
+def make(name: str, density: float) -> Compressor:
+    return SPARSE[name](density) if name in SPARSE else DENSE[name]()
+
+
+def gradient(kind: str, numel: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """A gradient of a certain character; ``integers`` has many ties, ``huge`` lies beyond fp16's range."""
+    rng = torch.Generator().manual_seed(seed)
+    normal = torch.randn(numel, generator=rng, dtype=torch.float64)
+    match kind:
+        case "heavy":
+            normal = normal / torch.rand(numel, generator=rng, dtype=torch.float64).clamp(min=1e-3)
+        case "integers":
+            normal = (2 * normal).round()
+        case "mostly zero":
+            normal = normal * (torch.rand(numel, generator=rng) < 0.01)
+        case "zero":
+            normal = normal * 0
+        case "huge" if dtype != torch.float16:
+            normal = normal * 1e7
+    return normal.to(dtype)
+
+
+def place(sizes: Sequence[int], hole: int = 0) -> tuple[list[Span], int]:
+    """Spans one after another, each followed by ``hole`` entries that belong to nobody."""
+    spans, start = [], 0
+    for i, size in enumerate(sizes):
+        spans.append(Span(f"p{i}", start, size))
+        start += size + hole
+    return spans, start
+
+
+@dataclass
+class Worker:
+    """One virtual worker: a compressor with its memory and state, step by step."""
+
+    compressor: Compressor
+    layout: Layout
+    dtype: torch.dtype = torch.float32
+    values: str = "fp32"
+    transactional: bool = False
+    step: int = 0
+    residual: Tensor = field(init=False)
+    state: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.residual = torch.zeros(self.layout.numel, dtype=accumulation_dtype(self.dtype))
+        self.state = self.compressor.init(self.layout)
+
+    def send(self, grad: Tensor, asleep: frozenset[str] = frozenset()) -> SparseGrad:
+        after = torch.full_like(self.residual, float("nan")) if self.transactional else self.residual
+        ctx = Context(self.step, rounding=CODECS[self.values].round, asleep=asleep)
+        keeps = not self.compressor.dense or ctx.rounding is not None
+        memory = Memory(self.residual, after) if keeps else None
+        sent = self.compressor.compress(grad.clone(), memory, self.layout, ctx, self.state)
+        self.step += 1
+        if self.transactional:
+            for span in self.layout.spans:
+                self.residual[span.start : span.stop] = after[span.start : span.stop]
+        return sent
+
+
+def worker(
+    name: str,
+    sizes: Sequence[int],
+    *,
+    scope: str = "layer",
+    density: float = 0.01,
+    dtype: torch.dtype = torch.float32,
+    values: str = "fp32",
+    hole: int = 0,
+    transactional: bool = False,
+) -> Worker:
+    compressor = make(name, density)
+    spans, numel = place(sizes, hole)
+    layout = Layout.cut(
+        spans, numel=numel, scope=scope, density=compressor.density, capacity=compressor.capacity, name="all"
+    )
+    return Worker(compressor, layout, dtype, values, transactional)

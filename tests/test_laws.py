@@ -1,0 +1,188 @@
+"""The laws on virtual workers, in one process: every compressor, scope, dtype, value codec and odd size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsync.sparse import NONFINITE, write_mean
+from tests.methods import COLLECTIVES, DTYPES, KINDS, PAIRS, SIZES, SPARSE, Worker, gradient, worker
+
+seeds = st.integers(0, 2**31)
+sizes = st.lists(st.sampled_from(SIZES), min_size=1, max_size=3)
+densities = st.sampled_from([0.001, 0.01, 0.3, 1.0])
+kinds = st.lists(st.sampled_from(KINDS), min_size=2, max_size=4)
+
+methods = pytest.mark.parametrize("name", SPARSE)
+scopes = pytest.mark.parametrize("scope", ["layer", "global"])
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+pairs = pytest.mark.parametrize(("name", "collective", "codecs"), PAIRS, ids=[f"{p[0]}-{p[1]}" for p in PAIRS])
+
+
+def covered(one: Worker) -> torch.Tensor:
+    mask = torch.zeros(one.layout.numel, dtype=torch.bool)
+    for span in one.layout.spans:
+        mask[span.start : span.stop] = True
+    return mask
+
+
+@methods
+@scopes
+@dtypes
+@given(sizes, densities, kinds, st.sampled_from(["fp32", "fp16", "bf16", "sign"]), st.booleans(), seeds)
+def test_law_1_nothing_is_lost_on_one_worker(name, scope, dtype, sizes, density, kinds, values, undoable, seed):
+    one = worker(name, sizes, scope=scope, density=density, dtype=dtype, values=values, hole=3, transactional=undoable)
+    mine = covered(one)
+    for i, kind in enumerate(kinds):
+        grad, before = gradient(kind, one.layout.numel, dtype, seed + i), one.residual.clone()
+        sent = one.send(grad)
+        count = int(sent.count)
+        came_in = torch.where(mine, before + grad, before)
+        assert torch.equal(sent.densify() + one.residual, came_in)
+        assert count <= one.layout.capacity
+        assert sent.indices[:count].unique().numel() == count
+        assert mine[sent.indices[:count]].all()
+        assert sent.values[:count].all()
+        assert not sent.values[count:].any()
+
+
+@pairs
+@given(st.integers(1, 9), sizes, densities, st.sampled_from(KINDS), st.data())
+def test_law_1_nothing_is_lost_over_the_workers(name, collective, codecs, workers, sizes, density, kind, data):
+    values = data.draw(st.sampled_from(codecs))
+    seed = data.draw(seeds)
+    ranks = [worker(name, sizes, scope="layer", density=density, values=values) for _ in range(workers)]
+    layout = ranks[0].layout
+    for step in range(2):
+        before = torch.stack([one.residual.double() for one in ranks])
+        grads = [gradient(kind, layout.numel, torch.float32, seed + 100 * step + r) for r in range(workers)]
+        sents = [one.send(grad) for one, grad in zip(ranks, grads, strict=True)]
+        # Read before the exchange, which may overwrite what is sent.
+        size = sum(sent.densify().double().abs() for sent in sents)
+        results = []
+        for one, reduced in zip(ranks, COLLECTIVES[collective].reduce_local(sents, layout, {}), strict=True):
+            out = torch.full((layout.numel,), float("nan"))
+            write_mean(out, reduced.total, reduced.divisor)
+            if reduced.rejected is not None:
+                reduced.rejected.add_to(one.residual)
+            results.append(out)
+        assert all(torch.equal(result, results[0]) for result in results)
+        came_in = before.sum(0) + sum(grad.double() for grad in grads)
+        kept = torch.stack([one.residual.double() for one in ranks])
+        applied = results[0].double() * workers
+        # One rounding where the gradient met the residual, then one fp32 sum and one division.
+        eps = torch.finfo(torch.float32).eps
+        scale = before.abs().sum(0) + sum(grad.double().abs() for grad in grads)
+        slack = eps * scale + 2 * workers * eps * size + workers * 2.0**-140
+        assert ((applied + kept.sum(0) - came_in).abs() <= slack).all()
+
+
+@pairs
+@given(st.integers(1, 9), sizes, seeds)
+def test_law_3_density_1_is_dense(name, collective, codecs, workers, sizes, seed):
+    ranks = [worker(name, sizes, density=1.0) for _ in range(workers)]
+    grads = [gradient("normal", ranks[0].layout.numel, torch.float32, seed + r) for r in range(workers)]
+    sents = [one.send(grad) for one, grad in zip(ranks, grads, strict=True)]
+    reduced = COLLECTIVES[collective].reduce_local(sents, ranks[0].layout, {})[0]
+    out = torch.empty(ranks[0].layout.numel)
+    write_mean(out, reduced.total, reduced.divisor)
+    dense = sum(grad / workers for grad in grads)
+    if workers <= 2:
+        assert torch.equal(out, dense)
+    bound = 4 * workers * torch.finfo(torch.float32).eps * sum(grad.abs() for grad in grads)
+    assert ((out - dense).abs() <= bound).all()
+    assert not any(one.residual.any() for one in ranks)
+
+
+@methods
+@scopes
+@dtypes
+@given(st.sampled_from([float("nan"), float("inf"), -float("inf")]), st.data())
+def test_law_5_a_bad_gradient_never_enters_the_residual(name, scope, dtype, bad, data):
+    one = worker(name, [63, 1023], scope=scope, density=0.05, dtype=dtype)
+    seed = data.draw(seeds)
+    one.send(gradient("normal", one.layout.numel, dtype, seed))
+    grad, before = gradient("normal", one.layout.numel, dtype, seed + 1), one.residual.clone()
+    where = data.draw(st.sets(st.integers(0, one.layout.numel - 1), min_size=1, max_size=5))
+    grad[list(where)] = bad
+    sent = one.send(grad)
+    assert int(sent.flags) & NONFINITE
+    assert int(sent.where) == (0 if min(where) < 63 else 1)
+    finite = torch.where(torch.isfinite(before + grad), before + grad, before)
+    assert torch.equal(sent.densify() + one.residual, finite)
+    assert not int(one.send(gradient("normal", one.layout.numel, dtype, seed + 2)).flags)
+
+
+@methods
+@given(st.data())
+def test_what_sleeps_is_not_sent(name, data):
+    one = worker(name, [63, 1023, 200], scope=data.draw(st.sampled_from(["layer", "global"])), density=0.05)
+    one.send(gradient("normal", one.layout.numel, torch.float32, 1))
+    grad, before = gradient("normal", one.layout.numel, torch.float32, 2), one.residual.clone()
+    grad[63 : 63 + 1023] = 0
+    one.transactional = data.draw(st.booleans())
+    sent = one.send(grad, asleep=frozenset({"p1"}))
+    assert torch.equal(one.residual[63 : 63 + 1023], before[63 : 63 + 1023])
+    assert torch.equal(sent.densify() + one.residual, before + grad)
+    assert int(sent.count) > 0
+
+
+@scopes
+@dtypes
+@given(st.sampled_from(KINDS), sizes, seeds, st.sampled_from([0.001, 0.02, 0.5]))
+def test_topk_is_torch_topk(scope, dtype, kind, sizes, seed, density):
+    one = worker("topk", sizes, scope=scope, density=density, dtype=dtype, hole=2)
+    grad = gradient(kind, one.layout.numel, dtype, seed)
+    sent = one.send(grad)
+    start = 0
+    for segment in one.layout.segments:
+        size = torch.cat([grad[s.start : s.stop] for s in segment.spans]).abs().to(sent.values.dtype)
+        best = torch.topk(size, segment.k).values
+        best = best[best > 0]
+        ours = sent.values[start : start + best.numel()].abs()
+        assert torch.equal(ours.sort().values, best.sort().values)
+        start += best.numel()
+    assert start == int(sent.count)
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy"])
+@pytest.mark.parametrize("density", [0.001, 0.01])
+def test_threshold_holds_the_count_near_k(kind, density):
+    one = worker("threshold", [100_003], density=density)
+    counts = []
+    for step in range(120):
+        scale = 0.1 if step >= 80 else 1.0  # the gradient shrinks at once
+        sent = one.send(scale * gradient(kind, 100_003, torch.float32, step))
+        counts.append(int(sent.count) / one.layout.k)
+    for settled in (counts[20:80], counts[90:]):
+        assert 0.9 < sum(settled) / len(settled) < 1.1, settled
+        assert min(settled) > 0.6, settled
+
+
+def test_threshold_follows_a_changed_k():
+    """Density warm-up: the count is right in the very step in which k changes."""
+    one = worker("threshold", [100_003], density=0.05)
+    for step in range(30):
+        one.send(gradient("normal", 100_003, torch.float32, step))
+    later = worker("threshold", [100_003], density=0.01)
+    later.residual, later.state = one.residual, one.state
+    sent = later.send(gradient("normal", 100_003, torch.float32, 31))
+    assert 0.7 < int(sent.count) / later.layout.k < 1.3
+
+
+def test_threshold_overflow_favours_no_index():
+    """The gradient jumps, far more entries pass than fit: over the steps every region gets its share."""
+    sent_from = torch.zeros(10)
+    for step in range(400):
+        one = worker("threshold", [1000], density=0.05)
+        one.step = step
+        one.send(gradient("normal", 1000, torch.float32, step))
+        grad = 100 * gradient("normal", 1000, torch.float32, 1000 + step)
+        sent = one.send(grad)
+        assert int(sent.count) == one.layout.capacity
+        assert (one.residual.abs() > 20).sum() > 500  # what did not fit stays
+        sent_from += torch.histc(sent.indices.float(), 10, 0, 1000)
+    assert sent_from.min() > 0.8 * sent_from.mean()
+    assert sent_from.max() < 1.2 * sent_from.mean()
