@@ -1,0 +1,48 @@
+"""The commands put together, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from sparsync.cli import bench_step, demo, info
+
+app = typer.Typer(
+    name="sparsync",
+    help="Sparse gradient communication for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command("demo")(demo.demo)
+app.command("info")(info.info)
+bench = typer.Typer(help="Measure.", no_args_is_help=True)
+bench.command("step")(bench_step.step)
+bench.callback()(lambda: None)
+app.add_typer(bench, name="bench")
+
+
+INTERRUPTED = 130  # what shells give for Ctrl-C; the parser may have caught it before us
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line; its exit code."""
+    try:
+        code = int(app(list(arguments), standalone_mode=False) or 0)
+        return _say("interrupted", code) if code == INTERRUPTED else code
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted", INTERRUPTED)
+    except (ValueError, OSError) as error:
+        return _say(str(error), 2)
+    except Exception as error:
+        # What the parser refuses knows how to say it; anything else is a fault of ours and shows itself.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _say(error.format_message(), error.exit_code)
+        raise
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"sparsync: {sentence}", file=sys.stderr)
+    return code

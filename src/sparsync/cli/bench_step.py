@@ -1,0 +1,89 @@
+"""``sparsync bench step``: what the hook adds to a training step."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sparsync.cli.progress import bar
+from sparsync.experiments.environment import environment
+from sparsync.experiments.steptime import WARM_UP, Row, StepBench, measure_all
+
+HEADINGS = (
+    "method", "scope", "step ms (p20-p80)", "to plain DDP", "compress ms", "exchange ms", "decode ms", "bytes sent",
+)  # fmt: skip
+
+
+def step(
+    parameters: Annotated[list[int], typer.Option(help="Model size, about; may be given several times.")] = [  # noqa: B006
+        5_000_000
+    ],
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Steps of each method.")] = 30,
+    density: Annotated[float, typer.Option(help="Share of the gradient entries to send, in (0, 1].")] = 0.001,
+    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/bench-step-cpu.csv"),
+) -> None:
+    """Time a CPU training step with each method against plain DDP, interleaved in one run."""
+    benches = [StepBench(size, rounds, density=density) for size in parameters]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    with bar(console, f"{workers} workers", len(benches) * (WARM_UP + rounds)) as progress:
+        measured = measure_all(benches, workers, progress)
+    for _, rows in measured:
+        console.print(_table(rows, workers))
+    console.print(
+        "One machine, loopback network: this shows what the hook costs, not what a slow network would gain. "
+        "Compress runs inside backward; exchange and decode run beside it, so the parts do not add up to the step.",
+        highlight=False,
+    )
+    lines = [_line(bench, row, rows[0], workers) for bench, rows in measured for row in rows]
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    print(f"results: {out}")
+
+
+def _table(rows: list[Row], workers: int) -> Table:
+    table = Table(*HEADINGS, title=f"{rows[0].parameters:,} parameters, {workers} workers")
+    for row in rows:
+        low, median, high = row.step_ms
+        table.add_row(
+            row.method,
+            row.scope or "-",
+            f"{median:.1f} ({low:.1f}-{high:.1f})",
+            f"{median / rows[0].step_ms[1]:.2f} x",
+            f"{row.compress_ms:.1f}",
+            f"{row.exchange_ms:.1f}",
+            f"{row.decode_ms:.1f}",
+            f"{row.sent_bytes:,.0f}",
+        )
+    return table
+
+
+def _line(bench: StepBench, row: Row, plain: Row, workers: int) -> dict[str, Any]:
+    low, median, high = row.step_ms
+    return {
+        "method": row.method,
+        "scope": row.scope,
+        "parameters": row.parameters,
+        "workers": workers,
+        "asked_density": bench.density,
+        "density": f"{row.density:.6f}",
+        "batch": bench.batch,
+        "rounds": bench.rounds,
+        "step_p20_ms": f"{low:.3f}",
+        "step_p50_ms": f"{median:.3f}",
+        "step_p80_ms": f"{high:.3f}",
+        "ratio_to_plain_ddp": f"{median / plain.step_ms[1]:.3f}",
+        "compress_ms": f"{row.compress_ms:.3f}",
+        "exchange_ms": f"{row.exchange_ms:.3f}",
+        "decode_ms": f"{row.decode_ms:.3f}",
+        "sent_bytes": f"{row.sent_bytes:.0f}",
+        "handed_bytes": f"{row.handed_bytes:.0f}",
+    } | environment()

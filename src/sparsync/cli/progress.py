@@ -1,0 +1,18 @@
+"""A progress bar over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+@contextmanager
+def bar(console: Console, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows how many of ``total`` are done; call what it gives with the number of new ones."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda done: progress.advance(task, done)

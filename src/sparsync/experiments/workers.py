@@ -1,0 +1,105 @@
+"""Worker processes on this machine: started together, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+# Imported once, by the process the workers are forked from; DDP imports the second when it is first used.
+PRELOAD = ["sparsync", "torch._dynamo"]
+
+# task(rank, workers, job, report): runs on every rank; ``report(n)`` says that n more steps are done.
+Task = Callable[[int, int, Any, Callable[[int], None]], Any]
+
+
+class WorkerFailed(RuntimeError):
+    """A worker raised, or ended before its work was done; the text says which and why."""
+
+
+def run(task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int], None]) -> list[Any]:
+    """Run ``task`` for every job, one after another, on ``workers`` processes; what rank 0 returned for each.
+
+    ``progress`` is called with the number of steps that rank 0 has done since the last call. However this function is
+    left, no worker outlives it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes, pipes = [], []
+    try:
+        for rank in range(workers):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(task, rank, workers, list(jobs), store.port, theirs))
+            process.daemon = True
+            process.start()
+            theirs.close()
+            processes.append(process)
+            pipes.append(ours)
+        results = _listen(pipes, progress)
+        for process in processes:
+            process.join(10)
+        return results
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def _listen(pipes: list[Connection], progress: Callable[[int], None]) -> list[Any]:
+    """Hear the workers out; raises as soon as one of them fails."""
+    results: list[Any] = []
+    ranks = {pipe: rank for rank, pipe in enumerate(pipes)}
+    while ranks:
+        for pipe in wait(list(ranks)):
+            assert isinstance(pipe, Connection)
+            try:
+                kind, value = pipe.recv()
+            except EOFError:
+                raise WorkerFailed(f"worker {ranks[pipe]} ended before its work was done") from None
+            if kind == "failed":
+                raise WorkerFailed(f"worker {ranks[pipe]} failed:\n{value}")
+            if kind == "steps":
+                progress(value)
+            elif kind == "result":
+                results.append(value)
+            else:
+                del ranks[pipe]
+    return results
+
+
+def _work(task: Task, rank: int, workers: int, jobs: list[Any], port: int, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    torch.set_num_threads(1)
+
+    def report(steps: int) -> None:
+        if rank == 0:
+            pipe.send(("steps", steps))
+
+    try:
+        store = TCPStore("127.0.0.1", port, is_master=False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
+        for job in jobs:
+            result = task(rank, workers, job, report)
+            if rank == 0:
+                pipe.send(("result", result))
+            gc.collect()  # DDP models must be gone before the process group is
+        dist.barrier()
+        dist.destroy_process_group()
+        pipe.send(("done", None))
+    except Exception:
+        with contextlib.suppress(OSError):  # the parent may be gone
+            pipe.send(("failed", traceback.format_exc()))

@@ -1,0 +1,156 @@
+"""The command line, run as a user runs it, and the README's example."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparsync.cli import main
+from sparsync.cli.app import run
+
+ROOT = Path(__file__).parent.parent
+SPARSYNC = [sys.executable, "-c", "from sparsync.cli import main; main()"]
+
+
+def sparsync(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    wide = os.environ | {"COLUMNS": "200"}
+    return subprocess.run([*SPARSYNC, *arguments], cwd=cwd, env=wide, capture_output=True, text=True, timeout=100)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for command in ("demo", "bench", "info"):
+        assert re.search(rf"^\s+{command}\s", shown, re.MULTILINE)
+
+
+def test_info_lists_versions_and_methods() -> None:
+    done = sparsync("info")
+    assert done.returncode == 0
+    assert re.search(r"compressors\s+none, threshold, topk", done.stdout)
+    assert re.search(r"collectives\s+allgather, dense", done.stdout)
+    assert re.search(r"backends\s+.*gloo", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["demo", "--workers", "0"], "workers must be from 1 to 42"),
+        (["demo", "--workers", "many"], "--workers"),
+        (["demo", "--steps", "0"], "steps must be 1 or more, got 0"),
+        (["demo", "--seeds", "0"], "seeds must be 1 or more, got 0"),
+        (["demo", "--density", "1.5"], "density must be above 0 and at most 1, got 1.5"),
+        (["demo", "--density", "nan"], "density must be above 0 and at most 1, got nan"),
+        (["demo", "--out", __file__], "File exists"),
+        (["bench", "step", "--rounds", "0"], "rounds must be 1 or more, got 0"),
+        (["bench", "step", "--workers", "0"], "workers must be from 1 to 64, got 0"),
+        (["nothing"], "nothing"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_code_2(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sparsync: ")
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_bad_input_ends_the_process_with_code_2() -> None:
+    done = sparsync("demo", "--workers", "0")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("module", "extra"), [("typer", "cli"), ("rich", "cli"), ("sklearn", "lab")])
+def test_a_missing_package_names_its_extra(
+    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # importing it now fails as if it were not installed
+    monkeypatch.setattr(sys, "argv", ["sparsync", "demo"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert f"pip install 'sparsync[{extra}]'" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_the_library_needs_none_of_the_extras() -> None:
+    code = "import sys, sparsync; print({'typer', 'rich', 'sklearn'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "set()"
+
+
+def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
+    done = sparsync("demo", "--workers", "2", "--steps", "6", "--seeds", "1", "--out", str(tmp_path / "new"))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "new" / "report.html").read_text()
+    for method in ("plain DDP", "topk", "threshold"):
+        assert method in done.stdout
+        assert f"<td>{method}</td>" in page
+    assert re.search(r"plain DDP .*│ 340,008 +│ 1\.0 x", done.stdout)  # 2 workers: 2(P-1)/P x 85,002 x 4 bytes
+    # 6 steps at 1 % are not enough, and the table must say so.
+    assert re.search(r"topk .*misses dense by \d+\.\d points", done.stdout)
+    assert 'class="misses"' in page
+    assert "http" not in page
+
+
+def test_interrupted_demo_leaves_no_worker_behind(tmp_path: Path) -> None:
+    command = [*SPARSYNC, "demo", "--workers", "2", "--steps", "100000", "--out", str(tmp_path)]
+    demo = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until = time.monotonic() + 60
+    while len(_processes_of(demo.pid)) < 4 and time.monotonic() < until:  # itself, fork server, tracker, workers
+        time.sleep(0.2)
+    time.sleep(1)
+    demo.send_signal(signal.SIGINT)
+    _, errors = demo.communicate(timeout=30)
+    assert demo.returncode == 130
+    assert errors.strip() == "sparsync: interrupted"
+    until = time.monotonic() + 10
+    while _processes_of(demo.pid) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert _processes_of(demo.pid) == []
+
+
+def _processes_of(session: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(session)], capture_output=True, text=True).stdout
+    return [int(line.split()[0]) for line in found.splitlines() if not line.split()[1].startswith("Z")]
+
+
+def test_bench_step_writes_its_columns(tmp_path: Path) -> None:
+    out = tmp_path / "bench.csv"
+    done = sparsync("bench", "step", "--parameters", "20000", "--rounds", "2", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "not what a slow network would gain" in done.stdout
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == ["plain DDP", "none", "topk", "threshold", "threshold", "threshold"]
+    for key in ("step_p20_ms", "step_p50_ms", "step_p80_ms", "ratio_to_plain_ddp", "sent_bytes"):
+        assert all(float(row[key]) > 0 for row in rows), key
+    for key in ("compress_ms", "exchange_ms", "decode_ms"):
+        assert all(float(row[key]) > 0 for row in rows[1:]), key
+    for key in ("device", "cpus", "python", "torch", "sparsync", "date", "workers", "rounds", "asked_density"):
+        assert all(row[key] for row in rows), key
+    assert "commit" in rows[0]
+    assert float(rows[2]["sent_bytes"]) < float(rows[0]["sent_bytes"]) / 10
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "init_process_group" in block]
+    (tmp_path / "example.py").write_text(example)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "example.py"]
+    done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "ThresholdK" in done.stdout
+    assert re.search(r"sent \d+\.\d% of all entries", done.stdout)
