@@ -237,6 +237,23 @@ class Slot:
         return type(None), ()
 
 
+class Watch:
+    """Raises, before a forward pass, what ended an earlier step. A copy of the model is not watched."""
+
+    def __init__(self, handle: Handle | None = None) -> None:
+        self.handle = handle
+
+    def __call__(self, *_: Any) -> None:
+        if self.handle is not None:
+            self.handle._running().check(starting=True)
+
+    def __deepcopy__(self, memo: Any) -> "Watch":
+        return Watch()
+
+    def __reduce__(self) -> Any:
+        return Watch, ()
+
+
 def _slot(ddp: DistributedDataParallel) -> Slot | None:
     return vars(ddp).get("_sparsync")
 
@@ -336,6 +353,6 @@ def attach(
         vars(ddp)["_sparsync"] = slot
     slot.handle = handle
     handle._attached_to = ddp
-    handle._hooks = [ddp.register_forward_pre_hook(lambda *_: handle._running().check(starting=True))]
+    handle._hooks = [ddp.register_forward_pre_hook(Watch(handle))]
     log.info("%s", handle.describe())
     return handle

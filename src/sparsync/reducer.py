@@ -169,13 +169,13 @@ class Reducer:
         self.stats.begin()
 
     def settle(self, undo: bool = False) -> None:
-        """Commit the last step, or undo it if asked to or if a gradient was not finite."""
+        """Commit the last step, or undo it if asked to, if a gradient was not finite or if the step failed."""
         if not self._unsettled:
             return
         if self._open:
             raise SparsyncError("a step is under way: call this after backward")
         self._unsettled = False
-        if self.feedback.transactional and (undo or self._bad):
+        if self.feedback.transactional and (undo or self._bad or self.error is not None):
             self.feedback.rollback()
             self.state = self._saved_state
             self.stats.total.skipped += 1
@@ -211,8 +211,8 @@ class Reducer:
 
     def fail(self, error: Exception) -> None:
         """This rank cannot go on, nor send anything its peers could read: they hear of it through the store."""
+        self._open = False
         if self.error is None:
-            self._open = False
             self.channel.raise_alarm(f"rank {self.channel.rank}: {error}")
             self._lane.submit(partial(self._stop, error))
 

@@ -130,6 +130,7 @@ class Wire:
 
     def header(self, sent: SparseGrad, sequence: int, unit: int, digest: int) -> Tensor:
         """The header alone; count and flags are copied on the device they are on."""
+        sequence &= 0x7FFFFFFF  # a long training wraps round
         words = torch.tensor([MAGIC << 16 | VERSION, sequence, unit, digest, 0, 0, 0, 0], dtype=torch.int32)
         words = words.to(sent.values.device)
         words[4], words[5], words[6] = sent.count, sent.flags, sent.where
