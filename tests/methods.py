@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sparsync import AllGather, DenseAllReduce, NoCompression, Selecting, ThresholdK, TopK
-from sparsync.collectives import Collective
+from sparsync.collectives import Channel, Collective, Reduced
 from sparsync.compressors import Compressor, Context, State
 from sparsync.feedback import accumulation_dtype
 from sparsync.kernels import Memory
@@ -26,16 +26,38 @@ class Odd(Selecting):
         return torch.arange(u.numel() - k, u.numel())
 
 
+@dataclass(frozen=True)
+class Dropping(AllGather):
+    """A third party's collective that sends only every other entry; the rest comes back as rejected."""
+
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: dict[str, Tensor]) -> Reduced:
+        kept, rejected = self._split(sent)
+        reduced = super().reduce(kept, layout, channel, state)
+        reduced.rejected = rejected
+        return reduced
+
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: dict[str, Tensor]) -> list[Reduced]:
+        halves = [self._split(sent) for sent in sents]
+        results = super().reduce_local([kept for kept, _ in halves], layout, state)
+        return [replace(result, rejected=rejected) for result, (_, rejected) in zip(results, halves, strict=True)]
+
+    @staticmethod
+    def _split(sent: SparseGrad) -> tuple[SparseGrad, SparseGrad]:
+        even = torch.arange(sent.values.numel()) % 2 == 0
+        return replace(sent, values=sent.values * even), replace(sent, values=sent.values * ~even)
+
+
 # name -> compressor of a density; those that send every entry are in the next table.
 SPARSE: dict[str, Callable[[float], Compressor]] = {"topk": TopK, "threshold": ThresholdK, "odd": Odd}
 DENSE: dict[str, Callable[[], Compressor]] = {"none": NoCompression}
-COLLECTIVES: dict[str, Collective] = {"allgather": AllGather(), "dense": DenseAllReduce()}
+COLLECTIVES: dict[str, Collective] = {"allgather": AllGather(), "dense": DenseAllReduce(), "dropping": Dropping()}
 
 # (compressor, collective, value codecs the pair carries)
 PAIRS = [
     *[(name, "allgather", ("fp32", "fp16", "bf16", "sign")) for name in SPARSE],
     *[(name, "dense", ("fp32", "bf16")) for name in SPARSE],
     *[(name, "dense", ("fp32", "bf16")) for name in DENSE],
+    ("topk", "dropping", ("fp32",)),
 ]
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SIZES = (1, 2, 63, 1023, 100_003)

@@ -78,6 +78,7 @@ class Handle:
         self.density = as_schedule(self.compressor.density if options.density is None else options.density)
         self.small = frozenset() if self.compressor.dense else frozenset(filter(self._is_small, self._names.values()))
         self._group, self._may_skip = group, may_skip
+        self.detached = False
         self._reducer: Reducer | None = None
         self._attached_to: DistributedDataParallel | None = None
         self._hooks: list[Any] = []
@@ -146,6 +147,7 @@ class Handle:
         The residual is dropped with the handle; take ``state_dict()`` before, to keep it. Before a process exits:
         ``detach()``, delete the DDP model, then ``torch.distributed.destroy_process_group()``.
         """
+        self.detached = True
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = None
@@ -227,8 +229,9 @@ class Handle:
 class Slot:
     """DDP takes one hook for life, so the hook's state is this slot, and handles come and go in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: Any) -> None:
         self.handle: Handle | None = None
+        self.group = group
 
     def __deepcopy__(self, memo: Any) -> None:
         """A copy of a DDP model has no hook."""
@@ -262,8 +265,10 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     """The communication hook itself. ``state`` is a ``Handle`` or a ``Slot``."""
     handle = state.handle if isinstance(state, Slot) else state
     if handle is None:
-        return _dense_hook(bucket)
+        return _dense_hook(bucket, state.group if isinstance(state, Slot) else None)
     assert isinstance(handle, Handle)
+    if handle.detached:
+        return _dense_hook(bucket, None)
     try:
         return handle.reduce(bucket)
     except Exception as error:  # an exception that leaves the hook would end the process
@@ -272,12 +277,11 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
         return future
 
 
-def _dense_hook(bucket: GradBucket) -> Future[Tensor]:
+def _dense_hook(bucket: GradBucket, group: Any) -> Future[Tensor]:
     """What DDP does by itself; for models that were detached."""
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    work = dist.all_reduce(buffer, async_op=True)
-    future: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
-    return future
+    buffer = bucket.buffer().mul_(1 / dist.get_world_size(group))
+    future: Future[Tensor] = dist.all_reduce(buffer, group=group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
 
 
 def comm_hook(module: Module, compressor: str | Compressor = "threshold", **options: Any) -> tuple[Handle, Any]:
@@ -338,13 +342,13 @@ def attach(
     slot = _slot(ddp)
     if slot is not None and slot.handle is not None:
         raise SparsyncError("this model is attached already; call detach() on its handle first")
-    if scope == "global" and getattr(ddp, "skip_all_reduce_unused_params", False):
-        raise ValueError("scope='global' waits for the last bucket, which skip_all_reduce_unused_params may leave out")
+    if getattr(ddp, "skip_all_reduce_unused_params", False):
+        raise ValueError("a step ends with its last bucket, which skip_all_reduce_unused_params=True may leave out")
     may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
     handle = Handle(ddp.module, options, ddp.process_group, may_skip)
     handle.start()
     if slot is None:
-        slot = Slot()
+        slot = Slot(ddp.process_group)
         try:
             ddp.register_comm_hook(slot, hook)
         except RuntimeError as error:

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -75,6 +76,7 @@ class Reducer:
         self.error: SparsyncError | None = None
         self._lane = Lane(threaded=channel.backend == "gloo")
         self._arrivals: list[Arrival] = []
+        self._given: list[tuple[Unit, SparseGrad]] = []  # what this step has sent, less what came home
         self._open = False  # between the first bucket of a step and its last
         self._unsettled = False  # a step is done, and neither committed nor rolled back
         self._bad = False  # ... and a gradient in it was not finite
@@ -98,6 +100,8 @@ class Reducer:
             if bucket.last:
                 self._open = False
                 self.step += 1
+            if self.error is not None:  # it came up meanwhile, and may have missed this bucket
+                self._lane.submit(partial(self._stop, self.error))
             return arrival.future
         except Exception as error:  # whatever it is, backward must raise it and the peers must hear of it
             self.fail(error)
@@ -117,23 +121,29 @@ class Reducer:
             sent = self._nothing(unit, layout, f"failed to compress {unit.key}: {type(error).__name__}: {error}")
         unit.asleep = set()
         exchange.compressed = time.perf_counter()
-        self._lane.submit(partial(self._receive, unit, layout, sent, exchange))
+        self._lane.submit(partial(self._receive, unit, layout, sent, exchange, self.step))
 
-    def _receive(self, unit: Unit, layout: Layout, sent: SparseGrad, exchange: Exchange) -> None:
-        """Exchange, sum and write back, on the communication thread."""
+    def _receive(self, unit: Unit, layout: Layout, sent: SparseGrad, exchange: Exchange, step: int) -> None:
+        """Exchange, sum and write back, on the communication thread; ``self.step`` may be a step ahead by now."""
         if self.error is not None:
+            self._take_home(unit, sent)
+            self._stop(self.error)
             return
         try:
             exchange.started = time.perf_counter()
             exchange.entries, exchange.numel = int(sent.count), layout.sendable
             exchange.energy_sent = torch.dot(sent.values, sent.values).item() if exchange.energy else 0.0
+            self._given.append((unit, sent))
             reduced = unit.collective.reduce(sent, layout, self.channel, {})
             exchange.exchanged = time.perf_counter()
             write_mean(unit.grad, reduced.total, reduced.divisor)
             if reduced.rejected is not None:
                 self.feedback.come_home(unit.key, reduced.rejected)
-            if reduced.bad:
-                self._spoil(unit, layout, sent, reduced.bad)
+                self._given.append((unit, replace(reduced.rejected, values=-reduced.rejected.values)))
+            # A half-precision sum may overflow in its cast, on every rank alike.
+            overflown = unit.grad.itemsize < 4 and not torch.isfinite(unit.grad).all()
+            if reduced.bad or self._bad or overflown:
+                self._spoil(unit, layout, reduced.bad, step)
             if self.debug:
                 self.channel.compare(f"result of {unit.key}", _fingerprint(unit.grad))
             for arrival in self._arrivals:
@@ -145,13 +155,23 @@ class Reducer:
         except Exception as error:  # a future that never completes would hang backward
             self._stop(error)
 
-    def _spoil(self, unit: Unit, layout: Layout, sent: SparseGrad, bad: list[tuple[int, int]]) -> None:
-        """Some rank's gradient was not finite: the optimizer shall see it, and what we sent comes home."""
+    def _spoil(self, unit: Unit, layout: Layout, bad: list[tuple[int, int]], step: int) -> None:
+        """In this step some rank's gradient was not finite: the optimizer shall see it, and what we sent comes home."""
         self._bad = True
         spans = list(layout.spans)
         for rank, where in bad:
-            log.warning("step %d: the gradient of %s was not finite on rank %d", self.step, spans[where].name, rank)
+            log.warning("step %d: the gradient of %s was not finite on rank %d", step, spans[where].name, rank)
         unit.grad[torch.tensor([span.start for span in spans], device=unit.grad.device)] = math.nan
+        self._all_home()
+
+    def _all_home(self) -> None:
+        """Nothing of this step is going to be applied."""
+        for unit, sent in self._given:
+            self._take_home(unit, sent)
+        self._given = []
+
+    def _take_home(self, unit: Unit, sent: SparseGrad) -> None:
+        """What we sent goes back into our residual. (A step that can be undone is undone as a whole instead.)"""
         if not self.feedback.transactional and self._keeps(unit):
             self.feedback.come_home(unit.key, sent)
 
@@ -162,10 +182,10 @@ class Reducer:
             raise StepFailed(UNFINISHED)
         self.settle()
         self._open = self._unsettled = True
-        self._arrivals, self._bad = [], False
-        if self.feedback.transactional:
-            self._saved_state = {name: _copy(bag) for name, bag in self.state.items()}
+        self._arrivals, self._given, self._bad = [], [], False
         self._rescale()
+        if self.feedback.transactional:  # saved in the new units, which the residual keeps if the step is undone
+            self._saved_state = {name: _copy(bag) for name, bag in self.state.items()}
         self.stats.begin()
 
     def settle(self, undo: bool = False) -> None:
@@ -227,6 +247,7 @@ class Reducer:
             raise self.error
 
     def _stop(self, error: Exception) -> None:
+        self._all_home()
         if self.error is None:
             self.error = (
                 error if isinstance(error, SparsyncError) else SparsyncError(f"{type(error).__name__}: {error}")

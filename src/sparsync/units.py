@@ -108,6 +108,11 @@ class Arrival:
             self.future.set_result(self.bucket.buffer)
 
 
+def future_on(device: torch.device) -> Future[Tensor]:
+    """A future for a tensor of ``device``; on CUDA, who takes the tensor then waits for the stream that made it."""
+    return Future(devices=[device]) if device.type == "cuda" else Future()
+
+
 class Assembly:
     """Turns the buckets of a step into units.
 
@@ -138,7 +143,7 @@ class Assembly:
     def arrive(self, bucket: Bucket) -> tuple[Arrival, list[Unit]]:
         """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
         plan = self._plan(bucket)
-        arrival = Arrival(bucket, plan, Future(), {unit.key for unit in plan.units})
+        arrival = Arrival(bucket, plan, future_on(bucket.buffer.device), {unit.key for unit in plan.units})
         if plan.own is not None:
             plan.own.grad = bucket.buffer
         for move in plan.moves:

@@ -54,7 +54,9 @@ class Channel:
             # under ours, which names the missing ranks.
             limit = timedelta(seconds=deadline + GRACE)
             ranks = dist.get_process_group_ranks(peers)
-            self.group = dist.new_group(ranks, timeout=limit, use_local_synchronization=True)
+            # Ranks outside a subgroup cannot take part in making ours; torch then names it after its ranks.
+            self._local = len(ranks) < dist.get_world_size()
+            self.group = dist.new_group(ranks, timeout=limit, use_local_synchronization=self._local)
             self.backend = str(dist.get_backend(self.group))
             self.store = self.group.get_group_store()
 
@@ -109,7 +111,7 @@ class Channel:
     def tell(self, cause: str) -> None:
         """Leave word why this rank fails; its next message only carries the flag."""
         if self.group is not None:
-            self.store.set(f"cause/{self.rank}", cause)
+            self.store.compare_set(f"cause/{self.rank}", "", cause)  # the first: peers may be reading it already
         else:
             self._own_cause = cause
 
@@ -121,7 +123,9 @@ class Channel:
 
     def close(self) -> None:
         """Give the process group back."""
-        if self.group is not None and dist.is_initialized():
+        # A group named after its ranks is left to the final destroy_process_group(): were it destroyed, the next one
+        # would get its name, find its old keys in the store, and hang.
+        if self.group is not None and dist.is_initialized() and not self._local:
             dist.destroy_process_group(self.group)
         self.group, self.size = None, 1
 

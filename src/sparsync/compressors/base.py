@@ -141,6 +141,12 @@ def collect(memory: Memory, chosen: Sequence[Tensor], layout: Layout, ctx: Conte
     indices = torch.zeros(layout.capacity, dtype=torch.int64, device=residual.device)
     values = torch.zeros(layout.capacity, dtype=residual.dtype, device=residual.device)
     indices[:count], values[:count] = flat, sent
+    flags, where = flag(bad, layout, residual.device)
+    return SparseGrad(indices, values, torch.tensor(count, device=residual.device), layout.numel, flags, where)
+
+
+def flag(bad: int, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Flags, and the number of the parameter, of a gradient that is not finite at index ``bad`` (-1: nowhere)."""
     where = next((i for i, span in enumerate(layout.spans) if span.start <= bad < span.stop), -1)
-    words = torch.tensor([NONFINITE if bad >= 0 else 0, where], dtype=torch.int32, device=residual.device)
-    return SparseGrad(indices, values, torch.tensor(count, device=residual.device), layout.numel, words[0], words[1])
+    words = torch.tensor([NONFINITE if bad >= 0 else 0, where], dtype=torch.int32, device=device)
+    return words[0], words[1]

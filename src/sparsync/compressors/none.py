@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, State
+from sparsync.compressors.base import Context, State, flag
 from sparsync.kernels import Memory
 from sparsync.layout import Layout
-from sparsync.sparse import NONFINITE, SparseGrad
+from sparsync.sparse import SparseGrad
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,23 @@ class NoCompression:
         return None
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
-        words = torch.tensor([0, -1], dtype=torch.int32, device=grad.device)
-        if memory is None:  # nothing is cut off, so nothing is kept; NaN travels as itself
-            return SparseGrad.dense(grad, words[0], words[1])
+        if memory is None:  # nothing is cut off, so nothing is kept
+            # Yet what was sent beside it must come home if an entry is not finite. A sum is a cheap look; as it may
+            # overflow by itself, only then every entry is looked at.
+            bad = -1 if torch.isfinite(grad.sum(dtype=torch.float64)) else _first(~torch.isfinite(grad))
+            return SparseGrad.dense(grad, *flag(bad, layout, grad.device))
         assert ctx.rounding is not None
         total = torch.add(memory.before, grad, out=torch.empty_like(memory.after))
-        bad = ~torch.isfinite(total)
-        if bad.any():
-            total = torch.where(bad, memory.before, total)
-            words[0] = NONFINITE
-        sent = ctx.rounding(total, words.new_zeros(1, dtype=torch.int64).expand(layout.numel), 1)
+        odd = ~torch.isfinite(total)
+        total = torch.where(odd, memory.before, total)
+        sent = ctx.rounding(total, torch.zeros(1, dtype=torch.int64, device=grad.device).expand(layout.numel), 1)
         rest = total - sent
         exact = rest + sent == total  # what could not be put together again stays home
         memory.energy += torch.dot(total, total).item()
         torch.where(exact, rest, total, out=memory.after)
-        return SparseGrad.dense(torch.where(exact, sent, 0), words[0], words[1])
+        return SparseGrad.dense(torch.where(exact, sent, 0), *flag(_first(odd), layout, grad.device))
+
+
+def _first(mask: Tensor) -> int:
+    """Index of the first true entry, or -1."""
+    return int(mask.nonzero()[0]) if mask.any() else -1

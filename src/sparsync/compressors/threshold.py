@@ -39,7 +39,7 @@ class ThresholdK(Selecting):
         return k + ceil(self.slack * k)
 
     def init(self, layout: Layout) -> State:
-        """Per segment: the threshold (0: not known yet), the k it was made for, the inflow, the count without inflow."""
+        """Per segment: threshold (0: not known yet), the k it was made for, inflow, and the count without inflow."""
         names = ("threshold", "k", "inflow", "expected")
         return {s.name: {name: torch.zeros((), dtype=torch.float64) for name in names} for s in layout.segments}
 

@@ -1,0 +1,260 @@
+"""Seeded defects: each is planted into a copy of the source and must turn a named test red.
+
+``make test-mutants`` runs them all; ``python -m tests.mutants NAME ...`` some. A defect whose test stays green, or
+whose place in the source is gone, ends the run with exit code 1. The same tests are first run without a defect, and
+must pass.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    good: str
+    bad: str
+    test: str
+
+
+LAW_1 = "tests/test_laws.py::test_law_1_nothing_is_lost_on_one_worker"
+WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
+TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
+DDP = "tests/test_failures_ddp.py"
+DATA = "tests/test_failures_data.py"
+
+MUTANTS = [
+    Mutant(
+        "rejected entries dropped",
+        "reducer.py",
+        "self.feedback.come_home(unit.key, reduced.rejected)",
+        "pass",
+        f"{TRAINING}[topk-dropping-2]",
+    ),
+    Mutant(
+        "residual not added",
+        "kernels/reference.py",
+        "torch.add(before[a:b], grad[a:b], out=u)",
+        "u.copy_(grad[a:b])",
+        f"{LAW_1}[float32-layer-topk]",
+    ),
+    Mutant(
+        "residual not cleared",
+        "kernels/reference.py",
+        "    after[indices] = rest\n",
+        "",
+        f"{LAW_1}[float32-layer-topk]",
+    ),
+    Mutant(
+        "rounding error not kept",
+        "kernels/reference.py",
+        "rest = values - sent",
+        "rest = values * 0",
+        f"{LAW_1}[float32-layer-topk]",
+    ),
+    Mutant(
+        "inexact entries sent",
+        "kernels/reference.py",
+        "exact = (sent != 0) & (rest + sent == values)",
+        "exact = sent != 0",
+        f"{LAW_1}[float32-global-threshold]",
+    ),
+    Mutant(
+        "residuals keyed by bucket index",
+        "feedback.py",
+        "self._arenas[key].spans != spans",
+        "self._arenas[key].committed.numel() != numel",
+        f"{DDP}::test_02_rebuild_with_equal_sizes_reversed",
+    ),
+    Mutant(
+        "residuals lost at a rebuild",
+        "feedback.py",
+        "place.copy_(self._view(span.name))",
+        "pass",
+        f"{DDP}::test_01_rebuild_keeps_residuals",
+    ),
+    Mutant(
+        "order of the sum depends on the rank",
+        "collectives/allgather.py",
+        "for row in rows]",
+        "for row in rows.roll(-channel.rank, 0)]",
+        "tests/test_collectives.py::test_law_2_reduce_is_reduce_local_bit_for_bit[topk-allgather-3]",
+    ),
+    Mutant(
+        "index through a float",
+        "wire.py",
+        "sent.indices.to(torch.int32)",
+        "sent.indices.float().to(torch.int32)",
+        f"{DATA}::test_46_indices_are_not_floats",
+    ),
+    Mutant(
+        "header ignored",
+        "collectives/channel.py",
+        "if len(set(said)) > 1:",
+        "if False:",
+        f"{DATA}::test_44_other_order",
+    ),
+    Mutant(
+        "failure of a rank ignored",
+        "collectives/channel.py",
+        "if header.flags & FAILED:",
+        "if False:",
+        f"{DDP}::test_08_one_rank_fails_and_all_raise",
+    ),
+    Mutant(
+        "non-finite flag ignored",
+        "collectives/base.py",
+        "if header.flags & NONFINITE]",
+        "if False]",
+        f"{DDP}::test_15_nan_on_one_rank_is_named_on_all",
+    ),
+    Mutant(
+        "non-finite entries enter the residual",
+        "kernels/reference.py",
+        "torch.where(bad, before[a:b], u, out=u)",
+        "pass",
+        "tests/test_laws.py::test_law_5_a_bad_gradient_never_enters_the_residual[float32-layer-topk]",
+    ),
+    Mutant(
+        "what does not fit is dropped",
+        "compressors/threshold.py",
+        "        return sent\n",
+        "        u[found] = torch.where(torch.isin(found, sent), u[found], 0)\n        return sent\n",
+        f"{LAW_1}[float32-layer-threshold]",
+    ),
+    Mutant(
+        "wrong divisor",
+        "collectives/allgather.py",
+        "divisor=len(rows)",
+        "divisor=max(1, len(rows) - 1)",
+        f"{TRAINING}[topk-allgather-3]",
+    ),
+    Mutant(
+        "divided before the sum",
+        "sparse.py",
+        "out[touched] = out[touched] / divisor",
+        "out.div_(divisor * 1.0000001)",
+        "tests/test_laws.py::test_law_3_density_1_is_dense[topk-allgather]",
+    ),
+    Mutant(
+        "mask off by one",
+        "kernels/reference.py",
+        "inside = index < rows.stop[block].unsqueeze(1)",
+        "inside = index < rows.stop[block].unsqueeze(1) - 1",
+        "tests/test_laws.py::test_topk_is_torch_topk[float32-layer]",
+    ),
+    Mutant(
+        "stale threshold",
+        "compressors/threshold.py",
+        "            own[name].fill_(value)\n",
+        "            own[name].fill_(value if own[name] == 0 else own[name].item())\n",
+        "tests/test_laws.py::test_threshold_holds_the_count_near_k[0.01-normal]",
+    ),
+    Mutant(
+        "overflow favours low indices",
+        "kernels/reference.py",
+        "found.roll(-start)[:capacity]",
+        "found[:capacity]",
+        "tests/test_laws.py::test_threshold_overflow_favours_no_index",
+    ),
+    Mutant(
+        "a bad step is committed",
+        "reducer.py",
+        "(undo or self._bad or self.error is not None)",
+        "(undo or self.error is not None)",
+        f"{DDP}::test_14_overflow_rolls_the_whole_step_back",
+    ),
+    Mutant(
+        "rollback keeps the step",
+        "feedback.py",
+        "            arena.rollback()",
+        "            arena.commit()",
+        f"{DDP}::test_18_skipped_step_is_rolled_back",
+    ),
+    Mutant(
+        "loss scale ignored",
+        "reducer.py",
+        "ratio = scale / self.last_scale",
+        "ratio = 1.0",
+        f"{DDP}::test_17_residual_follows_the_loss_scale",
+    ),
+    Mutant(
+        "unused parameters are sent from",
+        "units.py",
+        "        if self.may_skip:\n",
+        "        if False:\n",
+        f"{DDP}::test_20_unused_on_every_rank",
+    ),
+    Mutant(
+        "exchange on backward's thread",
+        "reducer.py",
+        'Lane(threaded=channel.backend == "gloo")',
+        "Lane(threaded=False)",
+        "tests/test_training.py::test_an_exchange_starts_before_backward_ends",
+    ),
+    Mutant(
+        "thresholds not in the checkpoint",
+        "reducer.py",
+        "self.state = self.state | {name: _copy(bag) for name, bag in state.items()}",
+        "pass",
+        "tests/test_training.py::test_kill_and_resume_gives_the_same_weights[threshold-layer]",
+    ),
+    Mutant(
+        "half-precision residual",
+        "feedback.py",
+        "return torch.float64 if dtype == torch.float64 else torch.float32",
+        "return dtype",
+        f"{DATA}::test_27_bf16_training",
+    ),
+]
+
+
+def run(tests: list[str], source: Path) -> bool:
+    """Whether the tests pass on this source."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"PYTHONPATH": str(source)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"pytest could not run {tests}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return done.returncode == 0
+
+
+def main(names: list[str]) -> int:
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    started = time.monotonic()
+    if not run(sorted({mutant.test for mutant in chosen}), ROOT / "src"):
+        print("the tests fail without any defect")
+        return 1
+    survivors = 0
+    for mutant in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "src"
+            shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+            path = source / "sparsync" / mutant.file
+            text = path.read_text()
+            if text.count(mutant.good) != 1:
+                print(f"GONE      {mutant.name}: its place in {mutant.file} occurs {text.count(mutant.good)} times")
+                survivors += 1
+                continue
+            path.write_text(text.replace(mutant.good, mutant.bad))
+            survived = run([mutant.test], source)
+            survivors += survived
+            print(f"{'SURVIVED' if survived else 'found   '}  {mutant.name}: {mutant.test}", flush=True)
+    seconds = time.monotonic() - started
+    print(f"{len(chosen)} seeded defects, {len(chosen) - survivors} found, {survivors} not, in {seconds:.0f} s")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""Collectives on real processes: what every rank gets is what ``reduce_local`` says, and costs what is promised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sparsync.collectives import Channel
+from sparsync.collectives.base import Reduced, shape_of
+from sparsync.sparse import write_mean
+from sparsync.wire import Wire
+from tests.methods import COLLECTIVES, PAIRS, gradient, worker
+
+WORLDS = (1, 2, 3, 4, 5)
+
+
+def result(reduced: Reduced, numel: int) -> torch.Tensor:
+    out = torch.full((numel,), float("nan"))
+    write_mean(out, reduced.total, reduced.divisor)
+    return out
+
+
+def case_reduce(rank: int, size: int, name: str, collective: str, values: str) -> None:
+    """Three steps; every rank also plays all the others, so it knows what must come out."""
+    channel, method = Channel(dist.group.WORLD, Wire(values), deadline=30), COLLECTIVES[collective]
+    everyone = [worker(name, [1, 63, 1023, 5000], density=0.02, values=values) for _ in range(size)]
+    layout = everyone[0].layout
+    for step in range(3):
+        kinds = ("zero", "normal", "heavy", "mostly zero", "integers")
+        grads = [gradient(kinds[(r + step) % 5], layout.numel, torch.float32, 10 * step + r) for r in range(size)]
+        sents = [one.send(grad) for one, grad in zip(everyone, grads, strict=True)]
+        expected = method.reduce_local(sents, layout, {})[rank]
+        bound = 4 * size * torch.finfo(torch.float32).eps * sum(sent.densify().abs() for sent in sents)
+        wanted = result(expected, layout.numel)
+        got_reduced = method.reduce(sents[rank], layout, channel, {})
+        got = result(got_reduced, layout.numel)
+        if collective == "dense":
+            coarse = 2**16 if values == "bf16" else 1  # bf16 has 16 bits less
+            assert ((got - wanted).abs() <= coarse * bound / size).all()
+        else:
+            assert torch.equal(got, wanted)
+        everywhere = channel.all_gather(got.view(torch.int32))
+        assert all(torch.equal(row, everywhere[0]) for row in everywhere)
+        assert (got_reduced.rejected is None) == (expected.rejected is None)
+    channel.close()
+
+
+@pytest.mark.parametrize("size", WORLDS)
+@pytest.mark.parametrize(("name", "collective", "codecs"), PAIRS, ids=[f"{p[0]}-{p[1]}" for p in PAIRS])
+def test_law_2_reduce_is_reduce_local_bit_for_bit(worlds, size, name, collective, codecs):
+    for values in codecs:
+        worlds[size].run(case_reduce, name=name, collective=collective, values=values)
+
+
+def case_bytes(rank: int, size: int, collective: str) -> tuple[int, int]:
+    """Bytes handed to torch.distributed: as counted, and as seen by wrappers around its calls."""
+    from sparsync.collectives import channel as module
+
+    seen = 0
+
+    def spy(original, which):
+        def call(*args, **kwargs):
+            nonlocal seen
+            seen += args[which].nbytes
+            return original(*args, **kwargs)
+
+        return call
+
+    gather, reduce = module._all_gather, dist.all_reduce
+    module._all_gather, dist.all_reduce = spy(gather, 1), spy(reduce, 0)
+    try:
+        channel = Channel(dist.group.WORLD, Wire(), deadline=30)
+        one = worker("topk", [5000], density=0.02)
+        COLLECTIVES[collective].reduce(one.send(torch.randn(5000)), one.layout, channel, {})
+        counted = channel.take_count()
+        channel.close()
+    finally:
+        module._all_gather, dist.all_reduce = gather, reduce
+    return counted, seen
+
+
+def test_bytes_are_what_was_handed_over(worlds):
+    one = worker("topk", [5000], density=0.02)
+    message = Wire().bytes(shape_of(one.layout, torch.float32))
+    assert worlds[3].run(case_bytes, collective="allgather") == [(message, message)] * 3
+    assert worlds[3].run(case_bytes, collective="dense") == [(32 + 4 * 5000,) * 2] * 3
+
+
+def test_traffic():
+    layout = worker("topk", [5000], density=0.02).layout
+    gather = COLLECTIVES["allgather"].traffic(layout, Wire(), 4)
+    assert gather.mean_bytes == gather.max_bytes == 3 * (32 + 100 * 8)
+    assert gather.rounds == 3
+    dense = COLLECTIVES["dense"].traffic(layout, Wire(), 4)
+    assert dense.mean_bytes == 3 * 32 + 2 * 3 / 4 * 5000 * 4
+    half = COLLECTIVES["dense"].traffic(layout, Wire("bf16"), 4)
+    assert half.mean_bytes == 3 * 32 + 2 * 3 / 4 * 5000 * 2
+    assert COLLECTIVES["allgather"].traffic(layout, Wire(), 1).mean_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("collective", "values", "dense", "sentence"),
+    [
+        ("allgather", "fp32", True, "goes with collective='dense'"),
+        ("dense", "sign", False, "carries fp32 or bf16 values, not 'sign'"),
+        ("dense", "fp16", False, "carries fp32 or bf16 values, not 'fp16'"),
+    ],
+)
+def test_pairs_that_make_no_sense_are_refused(collective, values, dense, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        COLLECTIVES[collective].check(Wire(values), dense)
