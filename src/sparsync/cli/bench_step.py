@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -14,9 +15,7 @@ from sparsync.cli.progress import bar
 from sparsync.experiments.environment import environment
 from sparsync.experiments.steptime import WARM_UP, Row, StepBench, measure_all
 
-HEADINGS = (
-    "method", "scope", "step ms (p20-p80)", "to plain DDP", "compress ms", "exchange ms", "decode ms", "bytes sent",
-)  # fmt: skip
+HEADINGS = ("method", "step ms", "p20-p80", "ratio", "compress", "exchange", "decode", "MB sent")
 
 
 def step(
@@ -29,6 +28,7 @@ def step(
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/bench-step-cpu.csv"),
 ) -> None:
     """Time a CPU training step with each method against plain DDP, interleaved in one run."""
+    where = environment()
     benches = [StepBench(size, rounds, density=density) for size in parameters]
     out.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
@@ -41,7 +41,7 @@ def step(
         "Compress runs inside backward; exchange and decode run beside it, so the parts do not add up to the step.",
         highlight=False,
     )
-    lines = [_line(bench, row, rows[0], workers) for bench, rows in measured for row in rows]
+    lines = [_line(bench, row, rows[0], workers) | where for bench, rows in measured for row in rows]
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
         writer.writeheader()
@@ -50,18 +50,21 @@ def step(
 
 
 def _table(rows: list[Row], workers: int) -> Table:
-    table = Table(*HEADINGS, title=f"{rows[0].parameters:,} parameters, {workers} workers")
+    title = f"{rows[0].parameters:,} parameters, {workers} workers; ms, ratio to plain DDP"
+    table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for row in rows:
         low, median, high = row.step_ms
         table.add_row(
-            row.method,
-            row.scope or "-",
-            f"{median:.1f} ({low:.1f}-{high:.1f})",
-            f"{median / rows[0].step_ms[1]:.2f} x",
+            f"{row.method} {row.scope}",
+            f"{median:.1f}",
+            f"{low:.1f}-{high:.1f}",
+            f"{median / rows[0].step_ms[1]:.2f}",
             f"{row.compress_ms:.1f}",
             f"{row.exchange_ms:.1f}",
             f"{row.decode_ms:.1f}",
-            f"{row.sent_bytes:,.0f}",
+            f"{row.sent_bytes / 1e6:,.3f}",
         )
     return table
 
@@ -86,4 +89,4 @@ def _line(bench: StepBench, row: Row, plain: Row, workers: int) -> dict[str, Any
         "decode_ms": f"{row.decode_ms:.3f}",
         "sent_bytes": f"{row.sent_bytes:.0f}",
         "handed_bytes": f"{row.handed_bytes:.0f}",
-    } | environment()
+    }

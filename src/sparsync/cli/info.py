@@ -15,7 +15,7 @@ def info() -> None:
     """Versions, devices, backends and the methods that can be named in attach()."""
     table = Table(show_header=False, box=None)
     for key, value in environment().items():
-        if key != "date":
+        if key not in ("date", "load"):
             table.add_row(key, value or "-")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     backends = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}

@@ -14,7 +14,7 @@ import sparsync
 
 
 def environment() -> dict[str, str]:
-    """Machine, versions, commit and date."""
+    """Machine, versions, commit, date, and how busy the machine is now (mean of runnable processes in a minute)."""
     return {
         "device": _processor(),
         "cpus": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
@@ -23,6 +23,7 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "sparsync": sparsync.__version__,
         "commit": _commit(),
+        "load": f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     }
 
