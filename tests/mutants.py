@@ -103,7 +103,7 @@ MUTANTS = [
         "collectives/channel.py",
         "if len(set(said)) > 1:",
         "if False:",
-        f"{DATA}::test_44_other_order",
+        "tests/test_collectives.py::test_law_4_ranks_at_different_buckets_all_raise",
     ),
     Mutant(
         "failure of a rank ignored",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from sparsync.collectives import Channel
 from sparsync.collectives.base import Reduced, shape_of
+from sparsync.errors import SparsyncError
 from sparsync.sparse import write_mean
 from sparsync.wire import Wire
 from tests.methods import COLLECTIVES, PAIRS, gradient, worker
@@ -110,3 +113,24 @@ def test_traffic():
 def test_pairs_that_make_no_sense_are_refused(collective, values, dense, sentence):
     with pytest.raises(ValueError, match=sentence):
         COLLECTIVES[collective].check(Wire(values), dense)
+
+
+def case_other_place(rank: int, size: int, collective: str) -> tuple[str, str]:
+    """Rank 1 sends a message of the right size about another bucket."""
+    channel, one = Channel(dist.group.WORLD, Wire(), deadline=10), worker("topk", [5000], density=0.02)
+    layout = replace(one.layout, id=7) if rank == 1 else one.layout
+    sent = one.send(torch.randn(5000))
+    try:
+        COLLECTIVES[collective].reduce(sent, layout, channel, {})
+        return "", ""
+    except SparsyncError as error:
+        return type(error).__name__, str(error)
+    finally:
+        channel.close()
+
+
+@pytest.mark.parametrize("collective", ["allgather", "dense"])
+def test_law_4_ranks_at_different_buckets_all_raise(worlds, collective):
+    answers = worlds[3].run(case_other_place, collective=collective)
+    text = "the ranks are not at the same exchange, their unit differs (rank 0: 0, rank 1: 7, rank 2: 0)"
+    assert answers == [("Mismatch", text)] * 3

@@ -173,9 +173,13 @@ class Handle:
         options = self.options
         group = self._group or (dist.group.WORLD if dist.is_initialized() else None)
         channel = Channel(group, self.wire, options.deadline)
-        channel.compare("version", f"sparsync {__version__}")
-        channel.compare("configuration", self._configuration())
-        channel.compare("model", "\n".join(map(str, self.parameters)))
+        try:
+            channel.agree("version", f"sparsync {__version__}")
+            channel.agree("configuration", self._configuration())
+            channel.agree("model", "\n".join(map(str, self.parameters)))
+        except SparsyncError:
+            channel.close()
+            raise
         self._reducer = Reducer(
             self.parameters,
             self.compressor,
@@ -212,8 +216,8 @@ class Handle:
         o = self.options
         densities = [self.density(step) for step in (0, 1, 10, 100, 1000, 10_000, 100_000)]
         lines = {
-            "compressor": self.compressor,
-            "collective": self.collective,
+            "compressor": _text(self.compressor),
+            "collective": _text(self.collective),
             "scope": o.scope,
             "density": densities,
             "values": o.values,
@@ -224,6 +228,12 @@ class Handle:
             "debug": o.debug,
         }
         return "\n".join(f"{key}={value}" for key, value in lines.items())
+
+
+def _text(method: object) -> str:
+    """A method's configuration; one that does not print it is taken for its class."""
+    text = repr(method)
+    return type(method).__qualname__ if " at 0x" in text else text
 
 
 class Slot:

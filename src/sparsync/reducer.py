@@ -21,7 +21,7 @@ from torch.futures import Future
 
 from sparsync.collectives import Channel, Collective
 from sparsync.compressors import Compressor, Context, State
-from sparsync.errors import SparsyncError, StepFailed
+from sparsync.errors import Mismatch, SparsyncError, StepFailed
 from sparsync.feedback import Feedback, accumulation_dtype
 from sparsync.kernels import Memory
 from sparsync.lane import Lane
@@ -77,6 +77,7 @@ class Reducer:
         self._lane = Lane(threaded=channel.backend == "gloo")
         self._arrivals: list[Arrival] = []
         self._given: list[tuple[Unit, SparseGrad]] = []  # what this step has sent, less what came home
+        self._next_bucket = 0
         self._open = False  # between the first bucket of a step and its last
         self._unsettled = False  # a step is done, and neither committed nor rolled back
         self._bad = False  # ... and a gradient in it was not finite
@@ -93,6 +94,9 @@ class Reducer:
                 raise self.error
             if bucket.index == 0:
                 self._begin()
+            if bucket.index != self._next_bucket:
+                raise Mismatch(f"the order of buckets differs: {bucket.index} came where {self._next_bucket} was due")
+            self._next_bucket += 1
             arrival, complete = self.assembly.arrive(bucket)
             self._arrivals.append(arrival)
             for unit in complete:
@@ -134,6 +138,7 @@ class Reducer:
             exchange.entries, exchange.numel = int(sent.count), layout.sendable
             exchange.energy_sent = torch.dot(sent.values, sent.values).item() if exchange.energy else 0.0
             self._given.append((unit, sent))
+            self.channel.unit = unit.key
             reduced = unit.collective.reduce(sent, layout, self.channel, {})
             exchange.exchanged = time.perf_counter()
             write_mean(unit.grad, reduced.total, reduced.divisor)
@@ -145,7 +150,7 @@ class Reducer:
             if reduced.bad or self._bad or overflown:
                 self._spoil(unit, layout, reduced.bad, step)
             if self.debug:
-                self.channel.compare(f"result of {unit.key}", _fingerprint(unit.grad))
+                self.channel.agree(f"result of {unit.key}", _fingerprint(unit.grad))
             for arrival in self._arrivals:
                 arrival.take_back(unit)
             exchange.decoded, exchange.bytes = time.perf_counter(), self.channel.take_count()
@@ -182,6 +187,7 @@ class Reducer:
             raise StepFailed(UNFINISHED)
         self.settle()
         self._open = self._unsettled = True
+        self._next_bucket = 0
         self._arrivals, self._given, self._bad = [], [], False
         self._rescale()
         if self.feedback.transactional:  # saved in the new units, which the residual keeps if the step is undone
@@ -233,8 +239,9 @@ class Reducer:
         """This rank cannot go on, nor send anything its peers could read: they hear of it through the store."""
         self._open = False
         if self.error is None:
-            self.channel.raise_alarm(f"rank {self.channel.rank}: {error}")
-            self._lane.submit(partial(self._stop, error))
+            kind = type(error) if isinstance(error, SparsyncError) else SparsyncError
+            alarm = self.channel.board.raise_alarm(kind(f"rank {self.channel.rank}: {error}"))
+            self._lane.submit(partial(self._stop, alarm))
 
     def check(self, starting: bool = False) -> None:
         """Raise the error that ended an earlier step, if any; ``starting``: a new forward pass is about to begin."""
@@ -258,7 +265,7 @@ class Reducer:
 
     def _nothing(self, unit: Unit, layout: Layout, cause: str) -> SparseGrad:
         """A message without entries that says this rank failed."""
-        self.channel.tell(f"rank {self.channel.rank}: {cause}")
+        self.channel.board.tell(f"rank {self.channel.rank}: {cause}")
         return SparseGrad.failed(layout.capacity, layout.numel, accumulation_dtype(unit.grad.dtype), unit.grad.device)
 
     def close(self) -> None:
@@ -291,15 +298,15 @@ class Reducer:
                 if name not in self.state:
                     self.state[name] = bag
                     self._saved_state[name] = _copy(bag)
-            # Messages of different sizes would abort Gloo, so a comparison precedes the first exchange of a layout.
+            # Messages of different sizes would abort Gloo, so the ranks compare a layout before its first exchange.
             text = "\n".join(map(str, layout.segments))
-            self._lane.submit(partial(self._compare, f"layout of {unit.key}", text))
+            self._lane.submit(partial(self._agree, f"layout of {unit.key}", text))
         return layout
 
-    def _compare(self, what: str, text: str) -> None:
+    def _agree(self, what: str, text: str) -> None:
         try:
             if self.error is None:
-                self.channel.compare(what, text)
+                self.channel.agree(what, text)
         except Exception as error:
             self._stop(error)
 
