@@ -23,7 +23,7 @@ def step(
         5_000_000
     ],
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Steps of each method.")] = 30,
+    rounds: Annotated[int, typer.Option(help="Steps of each method.")] = 60,
     density: Annotated[float, typer.Option(help="Share of the gradient entries to send, in (0, 1].")] = 0.001,
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/bench-step-cpu.csv"),
 ) -> None:
@@ -51,7 +51,7 @@ def step(
 
 def _table(rows: list[Row], workers: int) -> Table:
     title = f"{rows[0].parameters:,} parameters, {workers} workers; ms, ratio to plain DDP"
-    table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for row in rows:
@@ -59,7 +59,7 @@ def _table(rows: list[Row], workers: int) -> Table:
         table.add_row(
             f"{row.method} {row.scope}",
             f"{median:.1f}",
-            f"{low:.1f}-{high:.1f}",
+            f"{low:.0f}-{high:.0f}",
             f"{median / rows[0].step_ms[1]:.2f}",
             f"{row.compress_ms:.1f}",
             f"{row.exchange_ms:.1f}",

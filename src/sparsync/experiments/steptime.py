@@ -42,7 +42,7 @@ class StepBench:
     """
 
     parameters: int = 5_000_000
-    rounds: int = 30
+    rounds: int = 60
     batch: int = 32
     density: float = 0.001
 
