@@ -59,6 +59,11 @@ PAIRS = [
     *[(name, "dense", ("fp32", "bf16")) for name in DENSE],
     ("topk", "dropping", ("fp32",)),
 ]
+# What is ours in every world, what stands for third parties in one.
+PAIRS_AND_WORLDS = [
+    (*pair, size) for pair in PAIRS for size in (1, 2, 3, 4, 5) if size == 2 or not {"odd", "dropping"} & set(pair[:2])
+]
+WORLD_IDS = [f"{name}-{collective}-{size}" for name, collective, _, size in PAIRS_AND_WORLDS]
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SIZES = (1, 2, 63, 1023, 100_003)
 KINDS = ("normal", "heavy", "integers", "mostly zero", "zero", "huge")

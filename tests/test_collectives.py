@@ -13,9 +13,7 @@ from sparsync.collectives.base import Reduced, shape_of
 from sparsync.errors import SparsyncError
 from sparsync.sparse import write_mean
 from sparsync.wire import Wire
-from tests.methods import COLLECTIVES, PAIRS, gradient, worker
-
-WORLDS = (1, 2, 3, 4, 5)
+from tests.methods import COLLECTIVES, PAIRS_AND_WORLDS, WORLD_IDS, gradient, worker
 
 
 def result(reduced: Reduced, numel: int) -> torch.Tensor:
@@ -49,8 +47,7 @@ def case_reduce(rank: int, size: int, name: str, collective: str, values: str) -
     channel.close()
 
 
-@pytest.mark.parametrize("size", WORLDS)
-@pytest.mark.parametrize(("name", "collective", "codecs"), PAIRS, ids=[f"{p[0]}-{p[1]}" for p in PAIRS])
+@pytest.mark.parametrize(("name", "collective", "codecs", "size"), PAIRS_AND_WORLDS, ids=WORLD_IDS)
 def test_law_2_reduce_is_reduce_local_bit_for_bit(worlds, size, name, collective, codecs):
     for values in codecs:
         worlds[size].run(case_reduce, name=name, collective=collective, values=values)

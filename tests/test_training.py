@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from tests.methods import COLLECTIVES, PAIRS, make
+from tests.methods import COLLECTIVES, PAIRS_AND_WORLDS, WORLD_IDS, make
 from tests.models import local_gradients, loss_of, net, weights
 from tests.world import World
 
@@ -69,8 +69,7 @@ def case_train(rank: int, size: int, name: str, collective: str, values: str, sc
     gc.collect()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize(("name", "collective", "codecs"), PAIRS, ids=[f"{p[0]}-{p[1]}" for p in PAIRS])
+@pytest.mark.parametrize(("name", "collective", "codecs", "size"), PAIRS_AND_WORLDS, ids=WORLD_IDS)
 def test_laws_1_and_2_hold_in_training(worlds, size, name, collective, codecs):
     scopes = ("layer", "bucket", "global")
     for i, values in enumerate(codecs):
@@ -210,6 +209,9 @@ def case_stats(rank: int, size: int) -> None:
     assert 0.05 < step.density < 0.2  # 5 % of the matrices, and all of the small tensors
     assert 0 < step.energy_share < 1
     assert step.bytes < 0.2 * 4 * numel
+    sparse, small = handle.stats().timeline
+    assert sparse.traffic == (size - 1) * sparse.bytes
+    assert small.traffic == (size - 1) * (32 + 2 / size * (small.bytes - 32))
     assert min(step.compress_s, step.exchange_s, step.decode_s) > 0
     text = handle.describe()
     assert "TopK" in text

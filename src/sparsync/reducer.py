@@ -154,6 +154,8 @@ class Reducer:
             for arrival in self._arrivals:
                 arrival.take_back(unit)
             exchange.decoded, exchange.bytes = time.perf_counter(), self.channel.take_count()
+            wire, size = self.channel.wire, self.channel.size
+            exchange.traffic = unit.collective.traffic(layout, wire, size, sent.values.dtype).mean_bytes
             self.stats.add(exchange)
             for arrival in self._arrivals:
                 arrival.complete()

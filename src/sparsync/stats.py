@@ -17,6 +17,7 @@ class Exchange:
     exchanged: float = 0.0
     decoded: float = 0.0
     bytes: int = 0
+    traffic: float = 0.0
     entries: int = 0
     numel: int = 0
     energy_sent: float = 0.0
@@ -30,6 +31,7 @@ class Tally:
     Args:
         steps: steps counted.
         bytes: handed to ``torch.distributed`` by this rank.
+        traffic: bytes a worker puts on the network for that, as the collectives' ``traffic`` has it.
         entries: gradient entries this rank sent.
         numel: entries it could have sent.
         compress_s, exchange_s, decode_s: seconds; exchanges run beside backward, so these do not add up to step time.
@@ -40,6 +42,7 @@ class Tally:
 
     steps: int = 0
     bytes: int = 0
+    traffic: float = 0.0
     entries: int = 0
     numel: int = 0
     compress_s: float = 0.0
@@ -61,6 +64,7 @@ class Tally:
 
     def add(self, exchange: Exchange) -> None:
         self.bytes += exchange.bytes
+        self.traffic += exchange.traffic
         self.entries += exchange.entries
         self.numel += exchange.numel
         self.compress_s += exchange.compressed - exchange.arrived

@@ -11,7 +11,6 @@ from sparsync.kernels import Rows, above, limit, sampled_threshold
 from sparsync.layout import Layout, Segment
 
 SMOOTHING = 0.3  # weight of the newest inflow in its running mean
-PUSH = 1 / 20  # how fast the threshold rises while the inflow alone exceeds k
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class ThresholdK(Selecting):
             threshold = torch.topk(rows.peak, rank).values[-1].item() if inside else sampled_threshold(u, runs, k)
             expected = left + missing
         else:
-            if found.numel() > k:  # up to where k would have passed
-                threshold = torch.topk(u[found].abs(), k, sorted=False).values.min().item()
-            threshold *= min(2.0, (inflow + left) / k) ** PUSH
+            if found.numel() > k:  # up to where k would have passed, or fewer while ever more come in
+                rank = max(1, round(k * min(1.0, k / (inflow + left))))
+                threshold = torch.topk(u[found].abs(), rank, sorted=False).values.min().item()
             expected = left * min(1.0, k / max(1, found.numel()))
         for name, value in (("threshold", threshold), ("k", k), ("inflow", inflow), ("expected", expected)):
             own[name].fill_(value)

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync.experiments.traffic import dense_bytes, sent_bytes
-from sparsync.experiments.train import PLAIN, mlp
+from sparsync.experiments.train import PLAIN, dense_bytes, mlp
 from sparsync.experiments.workers import run
 
 # (method, scope); plain DDP first: the others are compared with it.
@@ -119,7 +118,7 @@ class Contender:
         if self.sync is not None:
             compress, exchange, decode = np.median(self.parts[WARM_UP:], axis=0).tolist()
             last = self.sync.stats().step
-            sent, handed, density = sent_bytes(self.sync, workers), float(last.bytes), last.density
+            sent, handed, density = last.traffic, float(last.bytes), last.density
             self.sync.detach()
         times = (low, median, high)
         return Row(self.method, self.scope, numel, times, compress, exchange, decode, sent, handed, density)

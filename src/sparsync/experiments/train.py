@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.experiments.digits import Digits
-from sparsync.experiments.traffic import dense_bytes, sent_bytes
 from sparsync.experiments.workers import run
 
 PLAIN = "plain DDP"  # the method that is no method of ours
@@ -94,6 +93,11 @@ def check_workers(workers: int, digits: Digits, batch: int) -> None:
         raise ValueError(f"workers must be from 1 to {most}, so that each has {batch} images, got {workers}")
 
 
+def dense_bytes(numel: int, workers: int) -> float:
+    """Bytes a worker puts on the network when plain DDP averages ``numel`` fp32 entries in a ring."""
+    return 2 * (workers - 1) / workers * numel * 4
+
+
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
     """Fully connected layers with ReLU between them."""
     layers: list[nn.Module] = []
@@ -126,7 +130,8 @@ def train(rank: int, workers: int, job: Job, report: Callable[[int], None]) -> O
     if sync is None:
         numel = sum(parameter.numel() for parameter in model.parameters())
         return Outcome(accuracy, dense_bytes(numel, workers), 1.0, step_s)
-    outcome = Outcome(accuracy, sent_bytes(sync, workers), sync.stats().total.density, step_s)
+    stats = sync.stats()
+    outcome = Outcome(accuracy, stats.step.traffic, stats.total.density, step_s)
     sync.detach()
     return outcome
 
