@@ -31,7 +31,8 @@ class World:
     def __init__(self, size: int) -> None:
         self.size = size
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "torch.nn.parallel", "sparsync", "hypothesis"])
+        # DDP imports dynamo, seconds of work, when it is first used: once here, not once a process.
+        context.set_forkserver_preload(["sparsync", "torch._dynamo", "hypothesis"])
         port = _free_port()
         self.pipes: list[Connection] = []
         self.processes = []
