@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test test-full test-mutants lint format bench clean
+.PHONY: install demo test test-full test-gpu test-mutants lint format bench clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -30,6 +30,12 @@ test-full: install
 # Seeded defects: each must turn a named test red.
 test-mutants: install
 	$(BIN)/python -m tests.mutants
+
+# On a machine with a GPU and torch: needs nothing installed but torch and pytest.
+test-gpu:
+	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0])" > results/test-gpu.txt
+	PYTHONPATH=src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v -W ignore tests/test_gpu.py >> results/test-gpu.txt; \
+	  status=$$?; cat results/test-gpu.txt; exit $$status
 
 lint: install
 	$(BIN)/ruff check .

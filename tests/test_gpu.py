@@ -1,0 +1,68 @@
+"""The path on a GPU: run by hand (`make test-gpu`), skipped where there is none."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import sparsync
+from sparsync.compressors import Context
+from sparsync.kernels import Memory
+from sparsync.wire import CODECS
+from tests.methods import SPARSE, gradient, make, worker
+from tests.models import net, weights
+from tests.world import World
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("values", CODECS)
+def test_law_1_on_the_device(name, values):
+    one = worker(name, [63, 1023, 100_003], density=0.01, values=values)
+    residual = torch.zeros(one.layout.numel, device="cuda")
+    for step, kind in enumerate(("normal", "heavy", "mostly zero", "zero")):
+        grad = gradient(kind, one.layout.numel, torch.float32, step).cuda()
+        before, memory = residual.clone(), Memory(residual, residual)
+        ctx = Context(step, rounding=CODECS[values].round)
+        sent = one.compressor.compress(grad, memory, one.layout, ctx, one.state)
+        assert sent.values.is_cuda
+        assert torch.equal(sent.densify() + residual, before + grad)
+
+
+def case_train(rank: int, size: int, backend: str, name: str, values: str, scope: str) -> tuple[torch.Tensor, float]:
+    """Eight steps on the GPU; ranks may share it over Gloo."""
+    group = dist.new_group(backend=backend)
+    torch.cuda.set_device(0)
+    ddp = DistributedDataParallel(net().cuda(), bucket_cap_mb=0.01, process_group=group)
+    handle = sparsync.attach(ddp, make(name, 0.02), values=values, scope=scope, dense_below=100)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    rng = torch.Generator(device="cuda").manual_seed(rank)
+    for _ in range(8):
+        x = torch.randn(16, 20, device="cuda", generator=rng)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(ddp(x), x[:, :5].argmax(1))
+        loss.backward()
+        optimizer.step()
+    result = weights(ddp.module).cpu(), loss.item()
+    handle.detach()
+    del ddp
+    gc.collect()
+    return result
+
+
+@pytest.mark.parametrize(("backend", "size"), [("nccl", 1), ("gloo", 2), ("gloo", 3)])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize(("name", "values"), [("topk", "fp32"), ("threshold", "sign")])
+def test_training_on_the_device(backend, size, scope, name, values):
+    answers = World.once(size, case_train, timeout=120, backend=backend, name=name, values=values, scope=scope)
+    assert all(finished for finished, _ in answers), answers
+    assert all(torch.equal(answer[0], answers[0][1][0]) for _, answer in answers)
+    assert torch.isfinite(answers[0][1][0]).all()
