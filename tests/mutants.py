@@ -61,14 +61,14 @@ MUTANTS = [
         "kernels/reference.py",
         "rest = values - sent",
         "rest = values * 0",
-        f"{LAW_1}[float32-layer-topk]",
+        "tests/test_laws.py::test_rounding_keeps_hardly_anything_from_being_sent[fp16-topk]",
     ),
     Mutant(
         "inexact entries sent",
         "kernels/reference.py",
         "exact = (sent != 0) & (rest + sent == values)",
         "exact = sent != 0",
-        f"{LAW_1}[float32-global-threshold]",
+        f"{LAW_1}[float32-layer-topk]",
     ),
     Mutant(
         "residuals keyed by bucket index",

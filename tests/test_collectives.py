@@ -29,7 +29,9 @@ def case_reduce(rank: int, size: int, name: str, collective: str, values: str) -
     layout = everyone[0].layout
     for step in range(3):
         kinds = ("zero", "normal", "heavy", "mostly zero", "integers")
-        grads = [gradient(kinds[(r + step) % 5], layout.numel, torch.float32, 10 * step + r) for r in range(size)]
+        common = 5 * gradient("heavy", layout.numel, torch.float32, step)  # so that all send some of the same entries
+        own = [gradient(kinds[(r + step) % 5], layout.numel, torch.float32, 10 * step + r) for r in range(size)]
+        grads = [common * (1 + 0.1 * r) + grad for r, grad in enumerate(own)]
         sents = [one.send(grad) for one, grad in zip(everyone, grads, strict=True)]
         expected = method.reduce_local(sents, layout, {})[rank]
         bound = 4 * size * torch.finfo(torch.float32).eps * sum(sent.densify().abs() for sent in sents)

@@ -136,6 +136,20 @@ def test_what_sleeps_is_not_sent(name, data):
     assert int(sent.count) > 0
 
 
+@methods
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
+def test_rounding_keeps_hardly_anything_from_being_sent(name, values):
+    """What is cut off stays; the entry itself goes."""
+    one = worker(name, [100_003], density=0.01, values=values)
+    one.send(gradient("normal", 100_003, torch.float32, 0))
+    sent = one.send(gradient("normal", 100_003, torch.float32, 1))
+    exact = worker(name, [100_003], density=0.01)
+    exact.send(gradient("normal", 100_003, torch.float32, 0))
+    wanted = exact.send(gradient("normal", 100_003, torch.float32, 1))
+    least = 0.5 if name == "odd" and values == "sign" else 0.95  # small entries wait for their sign to be worth it
+    assert int(sent.count) >= least * int(wanted.count)
+
+
 @scopes
 @dtypes
 @given(st.sampled_from(KINDS), sizes, seeds, st.sampled_from([0.001, 0.02, 0.5]))
