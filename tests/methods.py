@@ -8,7 +8,18 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sparsync import AllGather, DenseAllReduce, NoCompression, Selecting, ThresholdK, TopK
+from sparsync import (
+    AllGather,
+    BlockRandomK,
+    DenseAllReduce,
+    GTopK,
+    NoCompression,
+    RandomK,
+    Selecting,
+    SharedIndexAllReduce,
+    ThresholdK,
+    TopK,
+)
 from sparsync.collectives import Channel, Collective, Reduced
 from sparsync.compressors import Compressor, Context, State
 from sparsync.feedback import accumulation_dtype
@@ -48,15 +59,28 @@ class Dropping(AllGather):
 
 
 # name -> compressor of a density; those that send every entry are in the next table.
-SPARSE: dict[str, Callable[[float], Compressor]] = {"topk": TopK, "threshold": ThresholdK, "odd": Odd}
+SPARSE: dict[str, Callable[[float], Compressor]] = {
+    "topk": TopK,
+    "threshold": ThresholdK,
+    "random": RandomK,
+    "block": BlockRandomK,
+    "odd": Odd,
+}
 DENSE: dict[str, Callable[[], Compressor]] = {"none": NoCompression}
-COLLECTIVES: dict[str, Collective] = {"allgather": AllGather(), "dense": DenseAllReduce(), "dropping": Dropping()}
+COLLECTIVES: dict[str, Collective] = {
+    "allgather": AllGather(),
+    "dense": DenseAllReduce(),
+    "gtopk": GTopK(),
+    "shared": SharedIndexAllReduce(),
+    "dropping": Dropping(),
+}
 
 # (compressor, collective, value codecs the pair carries)
 PAIRS = [
     *[(name, "allgather", ("fp32", "fp16", "bf16", "sign")) for name in SPARSE],
-    *[(name, "dense", ("fp32", "bf16")) for name in SPARSE],
-    *[(name, "dense", ("fp32", "bf16")) for name in DENSE],
+    *[(name, "dense", ("fp32", "bf16")) for name in ("topk", "threshold", "odd", *DENSE)],
+    *[(name, "shared", ("fp32", "bf16")) for name in ("random", "block")],
+    *[(name, "gtopk", ("fp32", "fp16", "bf16")) for name in ("topk", "threshold", "random")],
     ("topk", "dropping", ("fp32",)),
 ]
 # What is ours in every world, what stands for third parties in one.
@@ -109,6 +133,8 @@ class Worker:
     dtype: torch.dtype = torch.float32
     values: str = "fp32"
     transactional: bool = False
+    shared: bool = False
+    rank: int = 0
     step: int = 0
     residual: Tensor = field(init=False)
     state: State = field(init=False)
@@ -119,7 +145,7 @@ class Worker:
 
     def send(self, grad: Tensor, asleep: frozenset[str] = frozenset()) -> SparseGrad:
         after = torch.full_like(self.residual, float("nan")) if self.transactional else self.residual
-        ctx = Context(self.step, rounding=CODECS[self.values].round, asleep=asleep)
+        ctx = Context(self.step, self.rank, rounding=CODECS[self.values].round, shared=self.shared, asleep=asleep)
         keeps = not self.compressor.dense or ctx.rounding is not None
         memory = Memory(self.residual, after) if keeps else None
         sent = self.compressor.compress(grad.clone(), memory, self.layout, ctx, self.state)
@@ -140,10 +166,12 @@ def worker(
     values: str = "fp32",
     hole: int = 0,
     transactional: bool = False,
+    shared: bool = False,
+    rank: int = 0,
 ) -> Worker:
     compressor = make(name, density)
     spans, numel = place(sizes, hole)
     layout = Layout.cut(
         spans, numel=numel, scope=scope, density=compressor.density, capacity=compressor.capacity, name="all"
     )
-    return Worker(compressor, layout, dtype, values, transactional)
+    return Worker(compressor, layout, dtype, values, transactional, shared, rank)

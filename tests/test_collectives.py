@@ -25,7 +25,10 @@ def result(reduced: Reduced, numel: int) -> torch.Tensor:
 def case_reduce(rank: int, size: int, name: str, collective: str, values: str) -> None:
     """Three steps; every rank also plays all the others, so it knows what must come out."""
     channel, method = Channel(dist.group.WORLD, Wire(values), deadline=30), COLLECTIVES[collective]
-    everyone = [worker(name, [1, 63, 1023, 5000], density=0.02, values=values) for _ in range(size)]
+    everyone = [
+        worker(name, [1, 63, 1023, 5000], density=0.02, values=values, shared=method.shared, rank=r)
+        for r in range(size)
+    ]
     layout = everyone[0].layout
     for step in range(3):
         kinds = ("zero", "normal", "heavy", "mostly zero", "integers")
@@ -38,7 +41,7 @@ def case_reduce(rank: int, size: int, name: str, collective: str, values: str) -
         wanted = result(expected, layout.numel)
         got_reduced = method.reduce(sents[rank], layout, channel, {})
         got = result(got_reduced, layout.numel)
-        if collective == "dense":
+        if collective in ("dense", "shared"):
             coarse = 2**16 if values == "bf16" else 1  # bf16 has 16 bits less
             assert ((got - wanted).abs() <= coarse * bound / size).all()
         else:
@@ -107,11 +110,14 @@ def test_traffic():
         ("allgather", "fp32", True, "goes with collective='dense'"),
         ("dense", "sign", False, "carries fp32 or bf16 values, not 'sign'"),
         ("dense", "fp16", False, "carries fp32 or bf16 values, not 'fp16'"),
+        ("shared", "fp32", False, "use it with 'random' or 'block'"),
+        ("gtopk", "fp32", True, "goes with collective='dense'"),
+        ("gtopk", "sign", False, "not values='sign'"),
     ],
 )
 def test_pairs_that_make_no_sense_are_refused(collective, values, dense, sentence):
     with pytest.raises(ValueError, match=sentence):
-        COLLECTIVES[collective].check(Wire(values), dense)
+        COLLECTIVES[collective].check(Wire(values), dense, random=False)
 
 
 def case_other_place(rank: int, size: int, collective: str) -> tuple[str, str]:

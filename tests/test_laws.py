@@ -60,7 +60,11 @@ def test_law_1_nothing_is_lost_on_one_worker(name, scope, dtype, sizes, density,
 def test_law_1_nothing_is_lost_over_the_workers(name, collective, codecs, workers, sizes, density, kind, data):
     values = data.draw(st.sampled_from(codecs))
     seed = data.draw(seeds)
-    ranks = [worker(name, sizes, scope="layer", density=density, values=values) for _ in range(workers)]
+    shared = COLLECTIVES[collective].shared
+    ranks = [
+        worker(name, sizes, scope="layer", density=density, values=values, shared=shared, rank=r)
+        for r in range(workers)
+    ]
     layout = ranks[0].layout
     for step in range(2):
         before = torch.stack([one.residual.double() for one in ranks])
@@ -89,7 +93,8 @@ def test_law_1_nothing_is_lost_over_the_workers(name, collective, codecs, worker
 @whole_pairs
 @given(st.integers(1, 9), sizes, seeds)
 def test_law_3_density_1_is_dense(name, collective, codecs, workers, sizes, seed):
-    ranks = [worker(name, sizes, density=1.0) for _ in range(workers)]
+    shared = COLLECTIVES[collective].shared
+    ranks = [worker(name, sizes, density=1.0, shared=shared, rank=r) for r in range(workers)]
     grads = [gradient("normal", ranks[0].layout.numel, torch.float32, seed + r) for r in range(workers)]
     sents = [one.send(grad) for one, grad in zip(ranks, grads, strict=True)]
     reduced = COLLECTIVES[collective].reduce_local(sents, ranks[0].layout, {})[0]

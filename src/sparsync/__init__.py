@@ -1,7 +1,7 @@
 """Sparse gradient communication for PyTorch: send the entries that matter, keep the rest, lose nothing."""
 
-from sparsync.collectives import AllGather, DenseAllReduce
-from sparsync.compressors import NoCompression, Selecting, ThresholdK, TopK
+from sparsync.collectives import AllGather, DenseAllReduce, GTopK, SharedIndexAllReduce
+from sparsync.compressors import BlockRandomK, NoCompression, RandomK, Selecting, ThresholdK, TopK
 from sparsync.ddp import Handle, attach, comm_hook
 from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.schedule import Constant, ExponentialWarmup
@@ -9,15 +9,19 @@ from sparsync.version import __version__
 
 __all__ = [
     "AllGather",
+    "BlockRandomK",
     "Constant",
     "DenseAllReduce",
     "ExponentialWarmup",
+    "GTopK",
     "Handle",
     "Mismatch",
     "NoCompression",
     "PeerFailed",
     "PeerLost",
+    "RandomK",
     "Selecting",
+    "SharedIndexAllReduce",
     "SparsyncError",
     "StepFailed",
     "ThresholdK",

@@ -74,7 +74,7 @@ class Handle:
         self.compressor = make_compressor(options.compressor)
         self.collective = make_collective(options.collective, self.compressor)
         self.wire = Wire(options.values)
-        self.collective.check(self.wire, self.compressor.dense)
+        self.collective.check(self.wire, self.compressor.dense, self.compressor.random)
         self.density = as_schedule(self.compressor.density if options.density is None else options.density)
         self.small = frozenset() if self.compressor.dense else frozenset(filter(self._is_small, self._names.values()))
         self._group, self._may_skip = group, may_skip

@@ -160,3 +160,14 @@ class Layout:
 def entries_for(density: float, numel: int) -> int:
     """k = max(1, round(density · n)), at most n."""
     return min(numel, max(1, round(density * numel)))
+
+
+def locate(positions: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Flat indices of positions counted along ``runs``, as if these were one."""
+    if len(runs) < 2:
+        return positions + (runs[0][0] if runs else 0)
+    starts = torch.tensor([start for start, _ in runs], device=positions.device)
+    sizes = torch.tensor([stop - start for start, stop in runs], device=positions.device)
+    ends = sizes.cumsum(0)
+    run = torch.bucketize(positions, ends, right=True)
+    return positions - (ends - sizes)[run] + starts[run]

@@ -118,7 +118,14 @@ class Reducer:
         exchange, layout = Exchange(unit.key), self._layout(unit)
         try:
             memory = self._memory(unit, layout)
-            ctx = Context(self.step, self.channel.rank, self.seed, self._rounding(unit), frozenset(unit.asleep))
+            ctx = Context(
+                self.step,
+                self.channel.rank,
+                self.seed,
+                self._rounding(unit),
+                unit.collective.shared,
+                frozenset(unit.asleep),
+            )
             sent = unit.compressor.compress(unit.grad, memory, layout, ctx, self.state)
             exchange.energy = memory.energy if memory else 0.0
         except Exception as error:  # travels as a flag: every rank raises, none waits

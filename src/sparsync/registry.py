@@ -12,11 +12,22 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from sparsync.collectives import AllGather, Collective, DenseAllReduce
-from sparsync.compressors import Compressor, NoCompression, ThresholdK, TopK
+from sparsync.collectives import AllGather, Collective, DenseAllReduce, GTopK, SharedIndexAllReduce
+from sparsync.compressors import BlockRandomK, Compressor, NoCompression, RandomK, ThresholdK, TopK
 
-COMPRESSORS: Mapping[str, Any] = {"none": NoCompression, "topk": TopK, "threshold": ThresholdK}
-COLLECTIVES: Mapping[str, Any] = {"dense": DenseAllReduce, "allgather": AllGather}
+COMPRESSORS: Mapping[str, Any] = {
+    "none": NoCompression,
+    "topk": TopK,
+    "threshold": ThresholdK,
+    "random": RandomK,
+    "block": BlockRandomK,
+}
+COLLECTIVES: Mapping[str, Any] = {
+    "dense": DenseAllReduce,
+    "allgather": AllGather,
+    "shared": SharedIndexAllReduce,
+    "gtopk": GTopK,
+}
 
 
 def compressors() -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Header(NamedTuple):
     entries: int  # that are real
     flags: int
     where: int  # number of the first parameter with a non-finite gradient, or -1
-    reserved: int = 0
+    extra: int = 0  # of the collective
 
 
 @dataclass(frozen=True)

@@ -4,5 +4,16 @@ from sparsync.collectives.allgather import AllGather
 from sparsync.collectives.base import Collective, Reduced, Traffic
 from sparsync.collectives.channel import Channel
 from sparsync.collectives.dense import DenseAllReduce
+from sparsync.collectives.gtopk import GTopK
+from sparsync.collectives.shared import SharedIndexAllReduce
 
-__all__ = ["AllGather", "Channel", "Collective", "DenseAllReduce", "Reduced", "Traffic"]
+__all__ = [
+    "AllGather",
+    "Channel",
+    "Collective",
+    "DenseAllReduce",
+    "GTopK",
+    "Reduced",
+    "SharedIndexAllReduce",
+    "Traffic",
+]

@@ -18,7 +18,9 @@ from sparsync.wire import Wire
 class AllGather:
     """One message of fixed size from every rank to every rank; no sizes are exchanged, nothing is rejected."""
 
-    def check(self, wire: Wire, dense: bool) -> None:
+    shared = False
+
+    def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:
             raise ValueError("a compressor that sends every entry goes with collective='dense', not 'allgather'")
 

@@ -47,11 +47,13 @@ class Traffic:
 class Collective(Protocol):
     """Frozen configuration; state lives beside it.
 
-    ``reduce`` may overwrite what is sent.
+    ``reduce`` may overwrite what is sent. ``shared``: every rank must send the same entries.
     """
 
-    def check(self, wire: Wire, dense: bool) -> None:
-        """Refuse, with a sentence, what this collective cannot carry; ``dense``: the compressor sends every entry."""
+    shared: bool
+
+    def check(self, wire: Wire, dense: bool, random: bool) -> None:
+        """Refuse, with a sentence, what this collective cannot carry; ``dense``, ``random``: what the compressor is."""
         ...
 
     def init(self, layout: Layout, workers: int) -> State:

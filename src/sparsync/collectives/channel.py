@@ -73,6 +73,16 @@ class Channel:
             self._wait(dist.all_reduce(tensor, group=self.group, async_op=True))
         return tensor
 
+    def send(self, message: Tensor, to: int) -> None:
+        """Give ``message`` to rank ``to``."""
+        self._bytes += message.nbytes
+        self._wait(dist.isend(message, group=self.group, group_dst=to))
+
+    def receive(self, out: Tensor, source: int) -> Tensor:
+        """Fill ``out`` with what rank ``source`` sends."""
+        self._wait(dist.irecv(out, group=self.group, group_src=source))
+        return out
+
     def take_count(self) -> int:
         """Bytes of the tensors handed to ``torch.distributed`` since the last call."""
         count, self._bytes = self._bytes, 0
@@ -93,6 +103,17 @@ class Channel:
         if headers[0].version != MAGIC << 16 | VERSION:
             raise Mismatch(f"this is not a message of format {VERSION}: header {headers[0]}")
         return headers
+
+    def verify_pair(self, ours: Tensor, theirs: Tensor, source: int) -> Header:
+        """The header of a message from rank ``source``, which must be at the same exchange as ours."""
+        mine, other = (Header(*message[:HEADER].tolist()) for message in (ours, theirs))
+        for field in ("version", "sequence", "unit", "digest"):
+            said = getattr(mine, field), getattr(other, field)
+            if said[0] != said[1]:
+                listing = f"rank {self.rank}: {said[0]}, rank {source}: {said[1]}"
+                error = Mismatch(f"the ranks are not at the same exchange, their {field} differs ({listing})")
+                raise self.board.raise_alarm(error)  # the others only see us gone
+        return other
 
     def agree(self, what: str, text: str) -> None:
         """Raise on every rank, with the same sentence, if ``text`` is not the same on all."""

@@ -28,8 +28,9 @@ class DenseAllReduce:
     """
 
     exact: bool = False
+    shared = False
 
-    def check(self, wire: Wire, dense: bool) -> None:
+    def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not self.exact and wire.values not in ("fp32", "bf16"):
             raise ValueError(f"collective='dense' carries fp32 or bf16 values, not {wire.values!r}")
 

@@ -2,7 +2,18 @@
 
 from sparsync.compressors.base import Compressor, Context, Selecting, State
 from sparsync.compressors.none import NoCompression
+from sparsync.compressors.random import BlockRandomK, RandomK
 from sparsync.compressors.threshold import ThresholdK
 from sparsync.compressors.topk import TopK
 
-__all__ = ["Compressor", "Context", "NoCompression", "Selecting", "State", "ThresholdK", "TopK"]
+__all__ = [
+    "BlockRandomK",
+    "Compressor",
+    "Context",
+    "NoCompression",
+    "RandomK",
+    "Selecting",
+    "State",
+    "ThresholdK",
+    "TopK",
+]

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsync.kernels import Memory, Rows, sweep, take
+from sparsync.kernels import Memory, Rows, sweep, take, take_all
 from sparsync.kernels.reference import Rounding
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import NONFINITE, SparseGrad
@@ -27,6 +27,7 @@ class Context:
         rank: of this worker.
         seed: shared by all ranks.
         rounding: values -> values as they travel, or ``None`` when they travel unchanged.
+        shared: all ranks send the same entries, so the chosen ones travel whatever they hold, zeros included.
         asleep: parameters whose gradient is all zero on this rank and that must not be sent from: if no rank uses
             them, DDP throws their result away.
     """
@@ -35,6 +36,7 @@ class Context:
     rank: int = 0
     seed: int = 0
     rounding: Rounding | None = None
+    shared: bool = False
     asleep: frozenset[str] = frozenset()
 
 
@@ -42,9 +44,11 @@ class Compressor(Protocol):
     """Frozen configuration; state lives beside it.
 
     ``dense``: every entry is sent, so nothing is kept when values travel unchanged and no indices travel.
+    ``random``: entries are drawn, and every rank draws the same when ``ctx.shared`` asks for it.
     """
 
     dense: bool
+    random: bool
 
     @property
     def density(self) -> float: ...
@@ -81,6 +85,7 @@ class Selecting:
 
     density: float = 0.001
     dense = False
+    random = False
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -135,7 +140,11 @@ def collect(memory: Memory, chosen: Sequence[Tensor], layout: Layout, ctx: Conte
     """Take the chosen entries out of the residual and put them into buffers of fixed capacity."""
     residual = memory.after
     flat = torch.cat(list(chosen)) if chosen else torch.empty(0, dtype=torch.int64, device=residual.device)
-    flat, sent = take(residual, flat, layout.segment_of(flat), len(layout.segments), ctx.rounding)
+    if ctx.shared:
+        sleepers = [(span.start, span.stop) for span in layout.spans if span.name in ctx.asleep]
+        sent = take_all(residual, flat, layout.segment_of(flat), len(layout.segments), ctx.rounding, sleepers)
+    else:
+        flat, sent = take(residual, flat, layout.segment_of(flat), len(layout.segments), ctx.rounding)
     count = flat.numel()
     assert count <= layout.capacity
     indices = torch.zeros(layout.capacity, dtype=torch.int64, device=residual.device)

@@ -16,6 +16,7 @@ class NoCompression:
     """Every entry, every step. With fp32 values this is plain data-parallel training, bit for bit."""
 
     dense = True
+    random = False
     density = 1.0
 
     def capacity(self, k: int, numel: int) -> int:

@@ -139,3 +139,17 @@ def take(
         indices, sent, rest = indices[exact], sent[exact], rest[exact]
     after[indices] = rest
     return indices, sent
+
+
+def take_all(
+    after: Tensor, indices: Tensor, segments: Tensor, parts: int, rounding: Rounding | None, sleepers: Sequence[Run]
+) -> Tensor:
+    """As ``take``, but every entry travels: 0 for what stays where it is, and for all within ``sleepers``."""
+    values = after[indices]
+    sent = values if rounding is None else rounding(values, segments, parts)
+    stays = (values - sent) + sent != values
+    for start, stop in sleepers:
+        stays |= (indices >= start) & (indices < stop)
+    sent = torch.where(stays, 0, sent)
+    after[indices] = values - sent
+    return sent
