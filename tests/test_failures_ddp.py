@@ -6,6 +6,7 @@ feedback without buckets, hooks or messages.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import inspect
@@ -29,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import sparsync
 from sparsync import AllGather, PeerFailed, PeerLost, SparsyncError, StepFailed, ThresholdK, TopK
+from tests.models import loss_of, net
 from tests.world import World
 
 SIZES = (32, 64, 48, 80, 32)  # layers of different sizes
@@ -82,8 +84,8 @@ class Training:
 
     def buckets(self) -> list[tuple[str, ...]]:
         """The parameters of every bucket; those that are gathered from all buckets are not among them."""
-        units = self.handle._running().assembly.expected()
-        return [tuple(span.name for span in unit.spans) for unit in units if unit.id >= 0]
+        units = self.handle._running().assembly._bucket_units
+        return [tuple(span.name for span in units[index].spans) for index in sorted(units)]
 
     def residuals(self) -> dict[str, Tensor]:
         return self.handle.state_dict()["residuals"]
@@ -782,3 +784,83 @@ def case_unused_on_some(rank: int, size: int, scope: str) -> None:
 @pytest.mark.parametrize("scope", ["layer", "bucket", "global"])
 def test_21_unused_on_some_ranks(worlds: Any, scope: str) -> None:
     worlds[3].run(case_unused_on_some, scope=scope)
+
+
+# ---- rarer ways to fail -------------------------------------------------------------------------------------------
+
+
+def case_no_memory(rank: int, size: int) -> tuple[str, str]:
+    """The first residual cannot be allocated on one rank."""
+    ddp = DistributedDataParallel(net())
+    handle = sparsync.attach(ddp, "topk", density=0.05, deadline=10)
+    if rank == 1:
+        handle._running().feedback.memory = lambda *_: (_ for _ in ()).throw(MemoryError("no room"))  # type: ignore
+    with contextlib.suppress(RuntimeError):
+        loss_of(ddp, rank, 0).backward()
+    try:
+        handle.check()
+        return "", ""
+    except sparsync.SparsyncError as error:
+        return type(error).__name__, str(error)
+    finally:
+        handle.detach()
+        del ddp
+        gc.collect()
+
+
+def test_08_out_of_memory_on_one_rank_ends_all() -> None:
+    outcomes = World.once(2, case_no_memory)
+    assert all(ok for ok, _ in outcomes), outcomes
+    assert outcomes[0] == outcomes[1]
+    kind, text = outcomes[0][1]
+    assert kind == "PeerFailed"
+    assert text.startswith("rank 1: failed to compress")
+    assert "no room" in text
+
+
+def case_subgroups(rank: int, size: int) -> list[float]:
+    """Two models on two pairs of ranks, through the raw hook; every gradient is its rank."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = groups[rank // 2]
+    model = torch.nn.Linear(40, 40, bias=False)
+    ddp = DistributedDataParallel(model, process_group=group)
+    state, hook = sparsync.comm_hook(model, sparsync.TopK(1.0), process_group=group, dense_below=0)
+    ddp.register_comm_hook(state, hook)
+    for _ in range(2):
+        ddp.zero_grad()
+        (ddp(torch.eye(40)).sum() * rank).backward()
+    answer = model.weight.grad.unique().tolist()
+    state.detach()
+    ddp.zero_grad()
+    (ddp(torch.eye(40)).sum() * rank).backward()  # detached: dense, over the same ranks
+    answer += model.weight.grad.unique().tolist()
+    del ddp
+    gc.collect()
+    return answer
+
+
+def test_12_the_raw_hook_keeps_to_its_process_group() -> None:
+    outcomes = World.once(4, case_subgroups)
+    assert outcomes == [(True, [0.5, 0.5])] * 2 + [(True, [2.5, 2.5])] * 2
+
+
+def case_missing_at_attach(rank: int, size: int) -> tuple[str, str]:
+    ddp = DistributedDataParallel(net())
+    try:
+        if rank == 1:
+            return "", ""
+        sparsync.attach(ddp, "topk", density=0.05, deadline=4)
+    except sparsync.SparsyncError as error:
+        return type(error).__name__, str(error)
+    finally:
+        del ddp
+        gc.collect()
+    return "attached", ""
+
+
+def test_11_a_rank_that_never_attaches_is_named() -> None:
+    outcomes = World.once(3, case_missing_at_attach)
+    kind, text = outcomes[0][1]
+    assert kind == "PeerLost"
+    assert text.endswith("no answer within 4 s; ranks not heard from: 1")
+    assert outcomes[2] == outcomes[0]

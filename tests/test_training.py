@@ -189,6 +189,12 @@ def case_overlap(rank: int, size: int) -> None:
     assert last.unit != "bucket 0"
     assert first.arrived <= first.compressed <= first.started <= first.exchanged <= first.decoded
     assert first.exchanged < last.arrived
+    # The last rank is late: the others' exchange lasts, their backward goes on beside it.
+    if rank == size - 1:
+        time.sleep(1)
+    loss_of(ddp, rank, 3).backward()
+    first, *_, last = handle.stats().timeline
+    assert rank == size - 1 or first.started < last.arrived < first.exchanged
     handle.detach()
     del ddp
     gc.collect()

@@ -55,5 +55,4 @@ def load_state_dict(reducer: Reducer, state: Mapping[str, Any] | Sequence[Mappin
         for name, tensor in one["residuals"].items():
             share = tensor if old == size else tensor * (size / old)
             kept[name] = kept[name] + share if name in kept else share
-    reducer.feedback.load_state_dict(kept)
-    reducer.restore(first["step"], first["compressor"], first["loss_scale"], first["rates"])
+    reducer.restore(kept, first["step"], first["compressor"], first["loss_scale"], first["rates"])

@@ -124,8 +124,7 @@ class Handle:
 
     def residual(self, name: str) -> Tensor | None:
         """What is kept of a parameter's gradient, in the parameter's shape; ``None`` if it never kept anything."""
-        self._running().settle()
-        return self._running().feedback.residual(name)
+        return self._running().residual(name)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, thresholds and step: tensors and plain types only. Save one per rank."""
@@ -172,9 +171,9 @@ class Handle:
         """Make the process group and compare with the other ranks; done by ``attach``, or by the first bucket."""
         options = self.options
         group = self._group or (dist.group.WORLD if dist.is_initialized() else None)
-        channel = Channel(group, self.wire, options.deadline)
+        device = next(self.module.parameters()).device
+        channel = Channel(group, self.wire, options.deadline, device)
         try:
-            channel.agree("version", f"sparsync {__version__}")
             channel.agree("configuration", self._configuration())
             channel.agree("model", "\n".join(map(str, self.parameters)))
         except SparsyncError:
@@ -278,7 +277,7 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
         return _dense_hook(bucket, state.group if isinstance(state, Slot) else None)
     assert isinstance(handle, Handle)
     if handle.detached:
-        return _dense_hook(bucket, None)
+        return _dense_hook(bucket, handle._group)
     try:
         return handle.reduce(bucket)
     except Exception as error:  # an exception that leaves the hook would end the process
@@ -294,13 +293,15 @@ def _dense_hook(bucket: GradBucket, group: Any) -> Future[Tensor]:
     return future.then(lambda done: done.value()[0])
 
 
-def comm_hook(module: Module, compressor: str | Compressor = "threshold", **options: Any) -> tuple[Handle, Any]:
+def comm_hook(
+    module: Module, compressor: str | Compressor = "threshold", *, process_group: Any = None, **options: Any
+) -> tuple[Handle, Any]:
     """The pair ``(state, hook)`` for frameworks that call ``register_comm_hook`` themselves.
 
-    Takes ``attach``'s options and the bare module (not the DDP wrapper), whose parameter names it needs. The state is a
-    ``Handle``; it starts with the first bucket.
+    Takes ``attach``'s options, the bare module (not the DDP wrapper), whose parameter names it needs, and the model's
+    process group where that is not the default one. The state is a ``Handle``; it starts with the first bucket.
     """
-    return Handle(module, Options(compressor, **options), may_skip=True), hook
+    return Handle(module, Options(compressor, **options), process_group, may_skip=True), hook
 
 
 def attach(

@@ -69,7 +69,8 @@ class Feedback:
 
     def come_home(self, key: str, rejected: SparseGrad) -> None:
         """Entries that this rank sent, or dropped for others, go back into its residual."""
-        rejected.add_to(self._arenas[key].working)
+        if key in self._arenas:  # otherwise nothing was taken out of it either
+            rejected.add_to(self._arenas[key].working)
 
     def commit(self) -> None:
         """What the last step wrote is now the residual."""
@@ -90,10 +91,13 @@ class Feedback:
             elif name in self._waiting:
                 self._waiting[name].mul_(ratio)
 
-    def residual(self, name: str) -> Tensor | None:
-        """The committed residual of a parameter in logical order and shape, or ``None`` if it never had one."""
+    def residual(self, name: str, newest: bool = False) -> Tensor | None:
+        """The residual of a parameter in logical order and shape, or ``None`` if it never had one.
+
+        ``newest``: with what the last step did to it, though it may yet be undone.
+        """
         parameter = self.parameters[name]
-        flat = self._view(name) if name in self._home else self._waiting.get(name)
+        flat = self._view(name, newest) if name in self._home else self._waiting.get(name)
         return None if flat is None else flat.as_strided(parameter.shape, parameter.stride)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -120,9 +124,10 @@ class Feedback:
             flat.as_strided(parameter.shape, parameter.stride).copy_(tensor)
             self._waiting[name] = flat
 
-    def _view(self, name: str) -> Tensor:
+    def _view(self, name: str, newest: bool = False) -> Tensor:
         arena, span = self._home[name]
-        return arena.committed[span.start : span.stop]
+        flat = arena.working if newest and arena.written else arena.committed
+        return flat[span.start : span.stop]
 
     def _arrange(self, key: str, spans: tuple[Span, ...], numel: int, device: torch.device) -> None:
         """Make the arena ``key`` and move in what its parameters kept elsewhere."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
+
+log = logging.getLogger("sparsync")
 
 
 class Lane:
@@ -28,6 +31,13 @@ class Lane:
         else:
             self._jobs.put(job)
 
+    def drain(self) -> None:
+        """Wait until all that was submitted is done."""
+        if self._thread is not None:
+            done = threading.Event()
+            self._jobs.put(done.set)
+            done.wait()
+
     def close(self) -> None:
         """Finish what was submitted, then end the thread."""
         if self._thread is not None:
@@ -37,4 +47,7 @@ class Lane:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            try:
+                job()
+            except Exception:  # the thread must live: who waits for a later job would wait for ever
+                log.exception("a job of the communication thread failed")

@@ -70,6 +70,8 @@ class Reducer:
         self.loss_scale, self.rates = loss_scale, rates
         self.assembly = Assembly(parameters, compressor, collective, scope, small, may_skip)
         self.feedback = Feedback(parameters, transactional)
+        # Whether any step could lose something: not if every entry is sent as it is.
+        self._has_residuals = not compressor.dense or channel.wire.codec.round is not None
         self.state: State = {}
         self.stats = Stats()
         self.step = 0
@@ -148,12 +150,12 @@ class Reducer:
             self.channel.unit = unit.key
             reduced = unit.collective.reduce(sent, layout, self.channel, {})
             exchange.exchanged = time.perf_counter()
-            write_mean(unit.grad, reduced.total, reduced.divisor)
+            written = write_mean(unit.grad, reduced.total, reduced.divisor)
             if reduced.rejected is not None:
                 self.feedback.come_home(unit.key, reduced.rejected)
                 self._given.append((unit, replace(reduced.rejected, values=-reduced.rejected.values)))
-            # A half-precision sum may overflow in its cast, on every rank alike.
-            overflown = unit.grad.itemsize < 4 and not torch.isfinite(unit.grad).all()
+            # The sum may overflow, on every rank alike.
+            overflown = self._has_residuals and not torch.isfinite(written).all()
             if reduced.bad or self._bad or overflown:
                 self._spoil(unit, layout, reduced.bad, step)
             if self.debug:
@@ -206,9 +208,13 @@ class Reducer:
     def settle(self, undo: bool = False) -> None:
         """Commit the last step, or undo it if asked to, if a gradient was not finite or if the step failed."""
         if not self._unsettled:
+            if undo:
+                raise SparsyncError("there is no step to undo: the last one was committed, or none was made")
             return
         if self._open:
             raise SparsyncError("a step is under way: call this after backward")
+        if self.error is not None:
+            self._lane.drain()  # what was on its way comes home first
         self._unsettled = False
         if self.feedback.transactional and (undo or self._bad or self.error is not None):
             self.feedback.rollback()
@@ -217,12 +223,16 @@ class Reducer:
         else:
             self.feedback.commit()
 
-    def restore(self, step: int, state: State, scale: float | None, rates: Mapping[str, float]) -> None:
-        """Go on from a checkpoint (the residual is loaded apart)."""
+    def restore(
+        self, residuals: Mapping[str, Tensor], step: int, state: State, scale: float | None, rates: Mapping[str, float]
+    ) -> None:
+        """Go on from a checkpoint, as if nothing had been before."""
         if self._open:
             raise SparsyncError("a step is under way: load before or after it")
+        self.feedback.load_state_dict(residuals)
         self.step, self.last_scale, self.last_rates = step, scale, dict(rates)
-        self.state = self.state | {name: _copy(bag) for name, bag in state.items()}
+        self.state = {name: _copy(bag) for name, bag in state.items()}
+        self.assembly.forget_layouts()
         self._unsettled = False
 
     def _rescale(self) -> None:
@@ -249,8 +259,12 @@ class Reducer:
         self._open = False
         if self.error is None:
             kind = type(error) if isinstance(error, SparsyncError) else SparsyncError
-            alarm = self.channel.board.raise_alarm(kind(f"rank {self.channel.rank}: {error}"))
-            self._lane.submit(partial(self._stop, alarm))
+            self.error = self.channel.board.raise_alarm(kind(f"rank {self.channel.rank}: {error}"))
+            self._lane.submit(partial(self._stop, self.error))
+
+    def residual(self, name: str) -> Tensor | None:
+        """What is kept of a parameter, after the last step unless that is going to be undone."""
+        return self.feedback.residual(name, newest=not (self._bad or self.error))
 
     def check(self, starting: bool = False) -> None:
         """Raise the error that ended an earlier step, if any; ``starting``: a new forward pass is about to begin."""
@@ -263,14 +277,16 @@ class Reducer:
             raise self.error
 
     def _stop(self, error: Exception) -> None:
-        self._all_home()
+        """Nothing more is exchanged; whoever waits for a bucket hears why."""
         if self.error is None:
-            self.error = (
-                error if isinstance(error, SparsyncError) else SparsyncError(f"{type(error).__name__}: {error}")
-            )
-        for arrival in self._arrivals:
-            if not arrival.future.done():
-                arrival.future.set_exception(self.error)  # type: ignore[arg-type]
+            known = isinstance(error, SparsyncError)
+            self.error = error if known else SparsyncError(f"{type(error).__name__}: {error}")  # type: ignore[assignment]
+        try:
+            self._all_home()
+        finally:
+            for arrival in self._arrivals:
+                if not arrival.future.done():
+                    arrival.future.set_exception(self.error)  # type: ignore[arg-type]
 
     def _nothing(self, unit: Unit, layout: Layout, cause: str) -> SparseGrad:
         """A message without entries that says this rank failed."""
@@ -299,10 +315,8 @@ class Reducer:
         return self.feedback.memory(unit.key, tuple(layout.spans), unit.grad.numel(), unit.grad.device)
 
     def _layout(self, unit: Unit) -> Layout:
-        density = self.density(self.step)
-        known = density in unit.layouts
-        layout = unit.layout(density)
-        if not known:
+        layout, fresh = unit.layout_at(1.0 if unit.compressor.dense else self.density(self.step))
+        if fresh:
             for name, bag in unit.compressor.init(layout).items():
                 if name not in self.state:
                     self.state[name] = bag

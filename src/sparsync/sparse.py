@@ -60,8 +60,10 @@ class SparseGrad:
         return self.add_to(self.values.new_zeros(self.numel))
 
 
-def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> None:
+def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor:
     """Overwrite ``out`` with the sum of ``terms``, in their order, divided once by ``divisor`` and cast once.
+
+    Returns the entries that were written, without the zeros between them.
 
     The order of ``terms`` is the order of every addition, so equal terms give equal bits on every rank.
     """
@@ -71,15 +73,15 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> None:
             whole = whole / divisor
         if whole.data_ptr() != out.data_ptr():
             out.copy_(whole)
-        return
+        return out
     out.zero_()
     touched = torch.cat([term.indices for term in terms if term.indices is not None])
     if out.dtype == terms[0].values.dtype:
         for term in terms:
             term.add_to(out)
         # Only what was touched is divided; an index that stands twice gets the same quotient twice.
-        out[touched] = out[touched] / divisor
-        return
+        out[touched] = quotients = out[touched] / divisor
+        return quotients
     # A half-precision bucket: sum the touched entries beside it in the terms' own dtype.
     unique, place = torch.unique(touched, return_inverse=True)
     sums = terms[0].values.new_zeros(unique.numel())
@@ -87,4 +89,5 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> None:
     for term in terms:
         sums.index_add_(0, place[start : start + term.values.numel()], term.values)
         start += term.values.numel()
-    out[unique] = (sums / divisor).to(out.dtype)
+    out[unique] = quotients = (sums / divisor).to(out.dtype)
+    return quotients

@@ -9,7 +9,7 @@ unlike the buckets', is the same in every run, so a resumed training repeats the
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,24 +42,27 @@ class Unit:
     grad: Tensor
     compressor: Compressor
     collective: Collective
-    layouts: dict[float, Layout] = field(default_factory=dict)
+    known: tuple[float, Layout] | None = None
     asleep: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
 
-    def layout(self, density: float) -> Layout:
-        """The unit's layout at this density."""
-        if density not in self.layouts:
-            names = zlib.crc32(repr([span.name for span in self.spans]).encode())
-            self.layouts[density] = Layout.cut(
-                self.spans,
-                numel=self.grad.numel(),
-                scope=self.scope,
-                density=density,
-                capacity=self.compressor.capacity,
-                id=self.id,
-                name=f"{self.key}:{names:08x}",
-            )
-        return self.layouts[density]
+    def layout_at(self, density: float) -> tuple[Layout, bool]:
+        """The unit's layout at this density, and whether it is another one than before."""
+        if self.known is not None and self.known[0] == density:
+            return self.known[1], False
+        names = zlib.crc32(repr([span.name for span in self.spans]).encode())
+        layout = Layout.cut(
+            self.spans,
+            numel=self.grad.numel(),
+            scope=self.scope,
+            density=density,
+            capacity=self.compressor.capacity,
+            id=self.id,
+            name=f"{self.key}:{names:08x}",
+        )
+        fresh = self.known is None or self.known[1] != layout
+        self.known = density, layout
+        return layout, fresh
 
 
 @dataclass(frozen=True)
@@ -157,9 +160,10 @@ class Assembly:
         arrival.complete()
         return arrival, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])
 
-    def expected(self) -> Iterable[Unit]:
-        """The units of a step in the order they are exchanged, as far as they are known."""
-        return [*(self._bucket_units[index] for index in sorted(self._bucket_units)), *self._gathered.values()]
+    def forget_layouts(self) -> None:
+        """Make every layout, and the compressors' state for it, anew when it is next needed."""
+        for unit in [*self._bucket_units.values(), *self._gathered.values()]:
+            unit.known = None
 
     def _complete(self) -> list[Unit]:
         """The gathered units; a parameter that no bucket brought counts as zero."""

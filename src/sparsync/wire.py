@@ -62,9 +62,11 @@ class ValueCodec:
 
 def _cast(dtype: torch.dtype) -> Callable[[Tensor, Tensor, int], Tensor]:
     top = torch.finfo(dtype).max
+    cap = 2.0 ** (torch.finfo(dtype).max.as_integer_ratio()[0].bit_length() - 1)  # a power of 2: subtracts exactly
 
     def round(values: Tensor, segments: Tensor, parts: int) -> Tensor:
-        return values.clamp(-top, top).to(dtype).to(values.dtype)
+        size = values.abs()
+        return torch.where(size > top, torch.copysign(size.clamp(max=cap), values), values.to(dtype).to(values.dtype))
 
     return round
 
@@ -76,10 +78,11 @@ def _signs(values: Tensor, segments: Tensor, parts: int) -> Tensor:
     2**16 scale. An entry under half the scale becomes 0, that is, it waits.
     """
     size = values.abs()
-    total = size.new_zeros(parts).index_add_(0, segments, size)
-    number = size.new_zeros(parts).index_add_(0, segments, torch.ones_like(size))
     peak = size.new_zeros(parts).scatter_reduce_(0, segments, size, "amax")
-    scale = torch.maximum(total / number.clamp(min=1), peak * 2**-14).float()
+    share = size.new_zeros(parts).index_add_(0, segments, size / peak[segments])  # of the peak: cannot overflow
+    number = size.new_zeros(parts).index_add_(0, segments, torch.ones_like(size))
+    mean = peak * (share / number.clamp(min=1))
+    scale = torch.maximum(mean, peak * 2**-14).clamp(max=torch.finfo(torch.float32).max).float()
     scale = (scale.view(torch.int32) & -0x10000).view(torch.float32).to(values.dtype)[segments]
     return torch.where(size >= scale / 2, torch.copysign(scale, values), 0)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from sparsync.collectives.noticeboard import GRACE, Noticeboard
 from sparsync.errors import Mismatch, PeerFailed
 from sparsync.sparse import FAILED
+from sparsync.version import __version__
 from sparsync.wire import HEADER, MAGIC, VERSION, Header, Wire
 
 # torch 2.13 gave the call its new name.
@@ -25,9 +26,12 @@ class Channel:
         peers: the process group of the model; ``None`` for a single worker without ``torch.distributed``.
         wire: the format of messages.
         deadline: seconds an exchange may take.
+        device: where the tensors to exchange are; the CPU by default.
     """
 
-    def __init__(self, peers: dist.ProcessGroup | None, wire: Wire, deadline: float = 300.0) -> None:
+    def __init__(
+        self, peers: dist.ProcessGroup | None, wire: Wire, deadline: float = 300.0, device: torch.device | None = None
+    ) -> None:
         if not deadline > 0:
             raise ValueError(f"deadline must be above 0 seconds, got {deadline!r}")
         self.wire = wire
@@ -38,19 +42,24 @@ class Channel:
         self.group: dist.ProcessGroup | None = None
         self.backend = "none"
         self._bytes = 0
-        store: Any = HashStore()
-        if self.size > 1:
-            assert peers is not None
-            # A group of our own: our exchanges can never be taken for the model's. Its own time limit is only a net
-            # under ours, which names the missing ranks.
-            limit = timedelta(seconds=deadline + GRACE)
-            ranks = dist.get_process_group_ranks(peers)
-            # Ranks outside a subgroup cannot take part in making ours; torch then names it after its ranks.
-            self._local = len(ranks) < dist.get_world_size()
-            self.group = dist.new_group(ranks, timeout=limit, use_local_synchronization=self._local)
-            self.backend = str(dist.get_backend(self.group))
-            store = self.group.get_group_store()
-        self.board = Noticeboard(store, self.rank, self.size, deadline)
+        if peers is None or self.size == 1:
+            self.board = Noticeboard(HashStore(), self.rank, self.size, deadline)
+            return
+        # The store of the model's group is there before any exchange. Each rank counts how often it came here: the
+        # same number on all of them.
+        store = PrefixStore("sparsync", peers.get_group_store())
+        turn = store.add(f"rank {self.rank}", 1)
+        self.board = Noticeboard(PrefixStore(str(turn), store), self.rank, self.size, deadline)
+        self.agree("version", f"sparsync {__version__}, format {VERSION}")  # and so all ranks are here
+        # A group of our own: our exchanges can never be taken for the model's. Its own time limit is only a net under
+        # ours, which names the missing ranks.
+        limit = timedelta(seconds=deadline + GRACE)
+        ranks = dist.get_process_group_ranks(peers)
+        # Ranks outside a subgroup cannot take part in making ours; torch then names it after its ranks.
+        self._local = len(ranks) < dist.get_world_size()
+        self.group = dist.new_group(ranks, timeout=limit, use_local_synchronization=self._local)
+        backends = dict(part.split(":") for part in dist.get_backend_config(self.group).split(","))
+        self.backend = backends[device.type if device else "cpu"]
 
     @property
     def place(self) -> str:

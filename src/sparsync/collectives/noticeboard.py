@@ -58,6 +58,7 @@ class Noticeboard:
         odd = [rank for rank in range(self.size) if said[rank] != said[0]]
         if odd:
             self.store.set(f"{names[self.rank]}/text", text)
+            self.wait(lambda seconds: self._appear([f"{name}/text" for name in names], seconds), place)
             ours, theirs = (bytes(self.store.get(f"{names[rank]}/text")).decode() for rank in (0, odd[0]))
             ranks = ", ".join(map(str, odd))
             raise Mismatch(f"the {what} differs on rank {ranks}: {_difference(ours, theirs, odd[0])}")
@@ -84,25 +85,30 @@ class Noticeboard:
     def fail(self, cause: str, place: str) -> NoReturn:
         """Find out who is missing, tell everybody, raise."""
         self._look_around(place)
-        names = [f"here/{place.partition(',')[0]}/{rank}" for rank in range(self.size)]
         until = time.monotonic() + self.grace
-        while not self._appear(names, 0.05) and time.monotonic() < until:
-            pass
-        missing = [rank for rank, name in enumerate(names) if not self.store.check([name])]
-        if missing:
-            ranks = ", ".join(map(str, missing))
-            raise self.raise_alarm(PeerLost(f"{place}: {cause}; ranks not heard from: {ranks}"))
-        places = [bytes(self.store.get(name)).decode() for name in names]
-        if len(set(places)) > 1:
-            listing = "; ".join(f"rank {rank} waits at {where}" for rank, where in enumerate(places))
+        while (elsewhere := self._elsewhere(place)) and time.monotonic() < until:
+            time.sleep(0.05)
+        point = place.partition(",")[0]
+        astray = {rank: where for rank, where in elsewhere.items() if where.partition(",")[0] == point}
+        if astray and len(astray) == len(elsewhere):  # all are at this exchange, but not for the same thing
+            listing = "; ".join(
+                f"rank {rank} waits at {where}" for rank, where in (astray | {self.rank: place}).items()
+            )
             raise self.raise_alarm(Mismatch(f"where the ranks wait differs: {listing}"))
-        raise self.raise_alarm(PeerLost(f"{place}: {cause}; ranks not heard from: none"))
+        ranks = ", ".join(map(str, elsewhere)) or "none"
+        raise self.raise_alarm(PeerLost(f"{place}: {cause}; ranks not heard from: {ranks}"))
 
     def _look_around(self, place: str) -> None:
         """Write down what we wait for, and stop if an alarm was raised."""
-        self.store.set(f"here/{place.partition(',')[0]}/{self.rank}", place)
+        self.store.set(f"here/{self.rank}", place)
         if self.store.check(["alarm"]):
             raise self.raise_alarm(SparsyncError(""))  # which is not the first
+
+    def _elsewhere(self, place: str) -> dict[int, str]:
+        """The ranks that do not wait at ``place``, and where they last waited."""
+        names = {rank: f"here/{rank}" for rank in range(self.size)}
+        there = {r: bytes(self.store.get(n)).decode() if self.store.check([n]) else "" for r, n in names.items()}
+        return {rank: where for rank, where in there.items() if where != place}
 
     def _appear(self, names: list[str], seconds: float) -> bool:
         """Whether all ``names`` are in the store within ``seconds``."""

@@ -40,7 +40,10 @@ class NoCompression:
         total = torch.where(odd, memory.before, total)
         sent = ctx.rounding(total, torch.zeros(1, dtype=torch.int64, device=grad.device).expand(layout.numel), 1)
         rest = total - sent
-        exact = rest + sent == total  # what could not be put together again stays home
+        exact = (rest + sent == total) & (total - rest == sent)  # what could not be put together again stays home
+        for span in layout.spans:
+            if span.name in ctx.asleep:
+                exact[span.start : span.stop] = False
         memory.energy += torch.dot(total, total).item()
         torch.where(exact, rest, total, out=memory.after)
         return SparseGrad.dense(torch.where(exact, sent, 0), *flag(_first(odd), layout, grad.device))

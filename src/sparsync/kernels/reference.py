@@ -134,11 +134,16 @@ def take(
     values = after[indices]
     sent = values if rounding is None else rounding(values, segments, parts)
     rest = values - sent
-    exact = (sent != 0) & (rest + sent == values)
+    exact = (sent != 0) & _exact(values, sent, rest)
     if not exact.all():
         indices, sent, rest = indices[exact], sent[exact], rest[exact]
     after[indices] = rest
     return indices, sent
+
+
+def _exact(values: Tensor, sent: Tensor, rest: Tensor) -> Tensor:
+    """Whether ``values`` is ``sent + rest`` without any rounding."""
+    return (rest + sent == values) & (values - rest == sent)
 
 
 def take_all(
@@ -147,7 +152,7 @@ def take_all(
     """As ``take``, but every entry travels: 0 for what stays where it is, and for all within ``sleepers``."""
     values = after[indices]
     sent = values if rounding is None else rounding(values, segments, parts)
-    stays = (values - sent) + sent != values
+    stays = ~_exact(values, sent, values - sent)
     for start, stop in sleepers:
         stays |= (indices >= start) & (indices < stop)
     sent = torch.where(stays, 0, sent)
