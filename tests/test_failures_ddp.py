@@ -30,7 +30,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import sparsync
 from sparsync import AllGather, PeerFailed, PeerLost, SparsyncError, StepFailed, ThresholdK, TopK
-from tests.models import loss_of, net
+from tests.models import loss_of as simple_loss
+from tests.models import net
 from tests.world import World
 
 SIZES = (32, 64, 48, 80, 32)  # layers of different sizes
@@ -796,7 +797,7 @@ def case_no_memory(rank: int, size: int) -> tuple[str, str]:
     if rank == 1:
         handle._running().feedback.memory = lambda *_: (_ for _ in ()).throw(MemoryError("no room"))  # type: ignore
     with contextlib.suppress(RuntimeError):
-        loss_of(ddp, rank, 0).backward()
+        simple_loss(ddp, rank, 0).backward()
     try:
         handle.check()
         return "", ""
