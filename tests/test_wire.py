@@ -120,10 +120,10 @@ def test_any_order_and_any_count_comes_back(values, indices, data):
 
 
 @pytest.mark.parametrize("values", CODECS)
-@pytest.mark.parametrize("capacity", [1, 5, 6, 40])
+@pytest.mark.parametrize("capacity", [1, 7, 8, 40])
 @pytest.mark.parametrize("numel", [2**31 - 1, 2**31 + 10, 2**33, 2**45])
 def test_coded_indices_of_more_than_2_31_entries(values, capacity, numel):
-    picked = torch.tensor([numel - 1, 2**31 - 2, 0, 2**24 + 1, numel - 3])[:capacity]
+    picked = torch.tensor([numel - 1, 2**31 - 2, 0, 2**24 + 1, 77, numel - 3, numel * 2 // 3])[:capacity]
     layout = two_halves(numel)
     sent = entries(picked, capacity, layout, 0)
     back = there_and_back(sent, layout, Wire(values, "ef"))
