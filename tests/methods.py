@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sparsync import AllGather, DenseAllReduce, NoCompression, Selecting, ThresholdK, TopK
+from sparsync import DGCK, AllGather, DenseAllReduce, GaussianK, NoCompression, Selecting, ThresholdK, TopK, TrimmedK
 from sparsync.collectives import Channel, Collective, Reduced
 from sparsync.compressors import Compressor, Context, State
 from sparsync.feedback import accumulation_dtype
@@ -48,20 +48,28 @@ class Dropping(AllGather):
 
 
 # name -> compressor of a density; those that send every entry are in the next table.
-SPARSE: dict[str, Callable[[float], Compressor]] = {"topk": TopK, "threshold": ThresholdK, "odd": Odd}
+SPARSE: dict[str, Callable[[float], Compressor]] = {
+    "topk": TopK,
+    "threshold": ThresholdK,
+    "gaussian": GaussianK,
+    "dgc": DGCK,
+    "trimmed": TrimmedK,
+    "odd": Odd,
+}
 DENSE: dict[str, Callable[[], Compressor]] = {"none": NoCompression}
 COLLECTIVES: dict[str, Collective] = {"allgather": AllGather(), "dense": DenseAllReduce(), "dropping": Dropping()}
 
 # (compressor, collective, value codecs the pair carries)
 PAIRS = [
     *[(name, "allgather", ("fp32", "fp16", "bf16", "sign")) for name in SPARSE],
-    *[(name, "dense", ("fp32", "bf16")) for name in SPARSE],
+    *[(name, "dense", ("fp32", "bf16")) for name in ("topk", "threshold", "odd")],
     *[(name, "dense", ("fp32", "bf16")) for name in DENSE],
     ("topk", "dropping", ("fp32",)),
 ]
-# What is ours in every world, what stands for third parties in one.
+# What stands for third parties, and what differs from others only in its choice of entries, in one world; else in all.
+IN_ONE_WORLD = {"odd", "dropping", "gaussian", "dgc", "trimmed"}
 PAIRS_AND_WORLDS = [
-    (*pair, size) for pair in PAIRS for size in (1, 2, 3, 4, 5) if size == 2 or not {"odd", "dropping"} & set(pair[:2])
+    (*pair, size) for pair in PAIRS for size in (1, 2, 3, 4, 5) if size == 2 or not IN_ONE_WORLD & set(pair[:2])
 ]
 WORLD_IDS = [f"{name}-{collective}-{size}" for name, collective, _, size in PAIRS_AND_WORLDS]
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

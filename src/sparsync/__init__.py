@@ -1,17 +1,19 @@
 """Sparse gradient communication for PyTorch: send the entries that matter, keep the rest, lose nothing."""
 
 from sparsync.collectives import AllGather, DenseAllReduce
-from sparsync.compressors import NoCompression, Selecting, ThresholdK, TopK
+from sparsync.compressors import DGCK, GaussianK, NoCompression, Selecting, ThresholdK, TopK, TrimmedK
 from sparsync.ddp import Handle, attach, comm_hook
 from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.schedule import Constant, ExponentialWarmup
 from sparsync.version import __version__
 
 __all__ = [
+    "DGCK",
     "AllGather",
     "Constant",
     "DenseAllReduce",
     "ExponentialWarmup",
+    "GaussianK",
     "Handle",
     "Mismatch",
     "NoCompression",
@@ -22,6 +24,7 @@ __all__ = [
     "StepFailed",
     "ThresholdK",
     "TopK",
+    "TrimmedK",
     "__version__",
     "attach",
     "comm_hook",

@@ -13,9 +13,16 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from sparsync.collectives import AllGather, Collective, DenseAllReduce
-from sparsync.compressors import Compressor, NoCompression, ThresholdK, TopK
+from sparsync.compressors import DGCK, Compressor, GaussianK, NoCompression, ThresholdK, TopK, TrimmedK
 
-COMPRESSORS: Mapping[str, Any] = {"none": NoCompression, "topk": TopK, "threshold": ThresholdK}
+COMPRESSORS: Mapping[str, Any] = {
+    "none": NoCompression,
+    "topk": TopK,
+    "threshold": ThresholdK,
+    "gaussian": GaussianK,
+    "dgc": DGCK,
+    "trimmed": TrimmedK,
+}
 COLLECTIVES: Mapping[str, Any] = {"dense": DenseAllReduce, "allgather": AllGather}
 
 
