@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from sparsync import (
+    DGCK,
     AllGather,
     BlockRandomK,
     DenseAllReduce,
+    GaussianK,
     GTopK,
     NoCompression,
     RandomK,
@@ -19,6 +21,7 @@ from sparsync import (
     SharedIndexAllReduce,
     ThresholdK,
     TopK,
+    TrimmedK,
 )
 from sparsync.collectives import Channel, Collective, Reduced
 from sparsync.compressors import Compressor, Context, State
@@ -62,6 +65,9 @@ class Dropping(AllGather):
 SPARSE: dict[str, Callable[[float], Compressor]] = {
     "topk": TopK,
     "threshold": ThresholdK,
+    "gaussian": GaussianK,
+    "dgc": DGCK,
+    "trimmed": TrimmedK,
     "random": RandomK,
     "block": BlockRandomK,
     "odd": Odd,
@@ -83,10 +89,15 @@ PAIRS = [
     *[(name, "gtopk", ("fp32", "fp16", "bf16")) for name in ("topk", "threshold", "random")],
     ("topk", "dropping", ("fp32",)),
 ]
-# What is ours in every world, what stands for third parties in one.
-PAIRS_AND_WORLDS = [
-    (*pair, size) for pair in PAIRS for size in (1, 2, 3, 4, 5) if size == 2 or not {"odd", "dropping"} & set(pair[:2])
-]
+# Every way through the library in every world; what differs from these only in its choice of entries, in one.
+EVERYWHERE = {
+    ("topk", "allgather"),
+    ("threshold", "allgather"),
+    ("none", "dense"),
+    ("topk", "gtopk"),
+    ("random", "shared"),
+}
+PAIRS_AND_WORLDS = [(*pair, size) for pair in PAIRS for size in (1, 2, 3, 4, 5) if size == 3 or pair[:2] in EVERYWHERE]
 WORLD_IDS = [f"{name}-{collective}-{size}" for name, collective, _, size in PAIRS_AND_WORLDS]
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SIZES = (1, 2, 63, 1023, 100_003)

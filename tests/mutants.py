@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         "index through a float",
-        "wire.py",
+        "wire/indices.py",
         "sent.indices.to(torch.int32)",
         "sent.indices.float().to(torch.int32)",
         f"{DATA}::test_46_indices_are_not_floats",

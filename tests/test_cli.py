@@ -35,7 +35,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_info_lists_versions_and_methods() -> None:
     done = sparsync("info")
     assert done.returncode == 0
-    assert re.search(r"compressors\s+none, threshold, topk", done.stdout)
+    assert re.search(r"compressors\s+block, dgc, gaussian, none, random, threshold, topk, trimmed", done.stdout)
     assert re.search(r"collectives\s+allgather, dense", done.stdout)
     assert re.search(r"backends\s+.*gloo", done.stdout)
 

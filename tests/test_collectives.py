@@ -12,7 +12,7 @@ from sparsync.collectives import Channel
 from sparsync.collectives.base import Reduced, shape_of
 from sparsync.errors import SparsyncError
 from sparsync.sparse import write_mean
-from sparsync.wire import Wire
+from sparsync.wire import CODECS, Wire
 from tests.methods import COLLECTIVES, PAIRS_AND_WORLDS, WORLD_IDS, gradient, worker
 
 
@@ -22,9 +22,9 @@ def result(reduced: Reduced, numel: int) -> torch.Tensor:
     return out
 
 
-def case_reduce(rank: int, size: int, name: str, collective: str, values: str) -> None:
+def case_reduce(rank: int, size: int, name: str, collective: str, values: str, indices: str = "int") -> None:
     """Three steps; every rank also plays all the others, so it knows what must come out."""
-    channel, method = Channel(dist.group.WORLD, Wire(values), deadline=30), COLLECTIVES[collective]
+    channel, method = Channel(dist.group.WORLD, Wire(values, indices), deadline=30), COLLECTIVES[collective]
     everyone = [
         worker(name, [1, 63, 1023, 5000], density=0.02, values=values, shared=method.shared, rank=r)
         for r in range(size)
@@ -56,6 +56,12 @@ def case_reduce(rank: int, size: int, name: str, collective: str, values: str) -
 def test_law_2_reduce_is_reduce_local_bit_for_bit(worlds, size, name, collective, codecs):
     for values in codecs:
         worlds[size].run(case_reduce, name=name, collective=collective, values=values)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_law_2_holds_with_coded_indices(worlds, size):
+    for values in CODECS:
+        worlds[size].run(case_reduce, name="topk", collective="allgather", values=values, indices="ef")
 
 
 def case_bytes(rank: int, size: int, collective: str) -> tuple[int, int]:

@@ -1,19 +1,31 @@
 """Sparse gradient communication for PyTorch: send the entries that matter, keep the rest, lose nothing."""
 
 from sparsync.collectives import AllGather, DenseAllReduce, GTopK, SharedIndexAllReduce
-from sparsync.compressors import BlockRandomK, NoCompression, RandomK, Selecting, ThresholdK, TopK
+from sparsync.compressors import (
+    DGCK,
+    BlockRandomK,
+    GaussianK,
+    NoCompression,
+    RandomK,
+    Selecting,
+    ThresholdK,
+    TopK,
+    TrimmedK,
+)
 from sparsync.ddp import Handle, attach, comm_hook
 from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.schedule import Constant, ExponentialWarmup
 from sparsync.version import __version__
 
 __all__ = [
+    "DGCK",
     "AllGather",
     "BlockRandomK",
     "Constant",
     "DenseAllReduce",
     "ExponentialWarmup",
     "GTopK",
+    "GaussianK",
     "Handle",
     "Mismatch",
     "NoCompression",
@@ -26,6 +38,7 @@ __all__ = [
     "StepFailed",
     "ThresholdK",
     "TopK",
+    "TrimmedK",
     "__version__",
     "attach",
     "comm_hook",

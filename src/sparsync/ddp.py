@@ -40,6 +40,7 @@ class Options:
     scope: str = "layer"
     density: float | Schedule | None = None
     values: str = "fp32"
+    indices: str = "int"
     optimizer: torch.optim.Optimizer | None = None
     scaler: Any = None
     transactional: bool | None = None
@@ -73,7 +74,7 @@ class Handle:
         self.parameters = [Parameter.of(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.compressor = make_compressor(options.compressor)
         self.collective = make_collective(options.collective, self.compressor)
-        self.wire = Wire(options.values)
+        self.wire = Wire(options.values, options.indices)
         self.collective.check(self.wire, self.compressor.dense, self.compressor.random)
         self.density = as_schedule(self.compressor.density if options.density is None else options.density)
         self.small = frozenset() if self.compressor.dense else frozenset(filter(self._is_small, self._names.values()))
@@ -97,10 +98,13 @@ class Handle:
         sparse = sum(numel.values()) - small
         now = self.density(reducer.step)
         scope = "every entry" if self.compressor.dense else f"scope {self.options.scope}, density {now:g} now"
+        form = f"values as {self.options.values}"
+        if not self.compressor.dense:
+            form += f", indices as {self.options.indices}"
         lines = [
             f"sparsync {__version__} on {reducer.channel.size} workers ({reducer.channel.backend})",
             f"  compressor   {type(self.compressor).__name__} ({scope})",
-            f"  collective   {type(self.collective).__name__}, values as {self.options.values}",
+            f"  collective   {type(self.collective).__name__}, {form}",
             f"  compressed   {len(numel) - len(self.small)} tensors, {sparse:,} entries",
             f"  dense        {len(self.small)} tensors, {small:,} entries (1-D or small)",
             f"  transaction  {'yes, steps can be undone' if reducer.feedback.transactional else 'no'}",
@@ -220,6 +224,7 @@ class Handle:
             "scope": o.scope,
             "density": densities,
             "values": o.values,
+            "indices": o.indices,
             "transactional": o.scaler is not None or bool(o.transactional),
             "dense": sorted(self.small),
             "follow_lr": o.follow_lr,
@@ -312,6 +317,7 @@ def attach(
     scope: str = "layer",
     density: float | Schedule | None = None,
     values: str = "fp32",
+    indices: str = "int",
     optimizer: torch.optim.Optimizer | None = None,
     scaler: Any = None,
     transactional: bool | None = None,
@@ -331,6 +337,7 @@ def attach(
             (``"global"``: nothing is sent before backward ends).
         density: share of entries to send, in (0, 1], or a callable from step to density; overrides the compressor's.
         values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``; what is cut off is kept.
+        indices: how indices travel: ``"int"``, or ``"ef"``: sorted and Elias-Fano coded, in about a third of the bits.
         optimizer: for ``follow_lr``.
         scaler: the ``GradScaler``, if one is used: the residual follows the loss scale and skipped steps are undone.
         transactional: steps can be undone (one more residual of memory); always so with ``scaler``.
@@ -345,7 +352,7 @@ def attach(
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
     options = Options(
-        compressor, collective, scope, density, values, optimizer, scaler, transactional,
+        compressor, collective, scope, density, values, indices, optimizer, scaler, transactional,
         dense_below, dense_1d, follow_lr, deadline, seed, debug,
     )  # fmt: skip
     if not isinstance(ddp, DistributedDataParallel):

@@ -13,12 +13,25 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from sparsync.collectives import AllGather, Collective, DenseAllReduce, GTopK, SharedIndexAllReduce
-from sparsync.compressors import BlockRandomK, Compressor, NoCompression, RandomK, ThresholdK, TopK
+from sparsync.compressors import (
+    DGCK,
+    BlockRandomK,
+    Compressor,
+    GaussianK,
+    NoCompression,
+    RandomK,
+    ThresholdK,
+    TopK,
+    TrimmedK,
+)
 
 COMPRESSORS: Mapping[str, Any] = {
     "none": NoCompression,
     "topk": TopK,
     "threshold": ThresholdK,
+    "gaussian": GaussianK,
+    "dgc": DGCK,
+    "trimmed": TrimmedK,
     "random": RandomK,
     "block": BlockRandomK,
 }

@@ -1,0 +1,123 @@
+"""What coding indices saves, and what it costs beside selecting them, measured side by side in one run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import TypeVar
+
+import torch
+
+from sparsync.collectives.base import shape_of
+from sparsync.compressors import Context, TopK
+from sparsync.kernels import Memory
+from sparsync.layout import Layout, Span
+from sparsync.wire import INDEX_CODECS, Wire
+
+WARM_UP = 2  # rounds that are not counted
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WireBench:
+    """What is measured.
+
+    Args:
+        entries: length of the gradient.
+        density: share of the entries to send.
+        rounds: how often everything is timed; the median counts.
+    """
+
+    entries: int = 1_000_000
+    density: float = 0.001
+    rounds: int = 15
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.entries <= 1_000_000_000:
+            raise ValueError(f"entries must be from 1 to 1,000,000,000, got {self.entries:,}")
+        if not 0 < self.density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, got {self.density:g}")
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be 1 or more, got {self.rounds}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One index codec's figures: bits an index, the fewest any code could take on average, and milliseconds.
+
+    ``encode_ms`` and ``decode_ms`` are of a whole message with fp32 values; ``select_ms`` is exact top-k of the same
+    gradient.
+    """
+
+    indices: str
+    sent: int
+    bits: float
+    bound: float
+    encode_ms: float
+    decode_ms: float
+    select_ms: float
+
+
+def measure(bench: WireBench, progress: Callable[[int], None] = lambda done: None) -> list[Row]:
+    """All index codecs in turn, round after round, on one thread: what a worker that shares its machine has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _measure(bench, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(bench: WireBench, progress: Callable[[int], None]) -> list[Row]:
+    compressor = TopK(bench.density)
+    spans = [Span("gradient", 0, bench.entries)]
+    layout = Layout.cut(spans, numel=bench.entries, scope="layer", density=bench.density)
+    shape = shape_of(layout, torch.float32)
+    grad = torch.randn(bench.entries, generator=torch.Generator().manual_seed(0))
+    residual = torch.zeros_like(grad)
+    selects: list[float] = []
+    encodes: dict[str, list[float]] = {name: [] for name in INDEX_CODECS}
+    decodes: dict[str, list[float]] = {name: [] for name in INDEX_CODECS}
+    for turn in range(WARM_UP + bench.rounds):
+        residual.zero_()
+        memory = Memory(residual, residual)
+        sent = _timed(selects, partial(compressor.compress, grad, memory, layout, Context(), {}))
+        for name in INDEX_CODECS:
+            wire = Wire(indices=name)
+            header = wire.header(sent, turn, layout.id, layout.digest)
+            message = _timed(encodes[name], partial(wire.encode, sent, layout.segment_of, shape, header))
+            _timed(decodes[name], partial(wire.decode, message, layout.segment_of, shape))
+        progress(1)
+
+    def middle(times: list[float]) -> float:
+        return 1e3 * median(times[WARM_UP:])
+
+    k = layout.capacity
+    return [
+        Row(
+            name,
+            k,
+            32 * codec.words(bench.entries, k) / k,
+            fewest_bits(bench.entries, k) / k,
+            middle(encodes[name]),
+            middle(decodes[name]),
+            middle(selects),
+        )
+        for name, codec in INDEX_CODECS.items()
+    ]
+
+
+def fewest_bits(n: int, k: int) -> float:
+    """log2 of the number of ways to choose ``k`` of ``n``."""
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+
+
+def _timed(times: list[float], act: Callable[[], T]) -> T:
+    begun = time.perf_counter()
+    result = act()
+    times.append(time.perf_counter() - begun)
+    return result

@@ -1,0 +1,20 @@
+"""A sparse gradient as one flat message, and back."""
+
+from sparsync.wire.indices import INDEX_CODECS, IndexCodec
+from sparsync.wire.message import HEADER, MAGIC, VERSION, Header, Wire
+from sparsync.wire.shape import WORD, Shape
+from sparsync.wire.values import CODECS, ValueCodec
+
+__all__ = [
+    "CODECS",
+    "HEADER",
+    "INDEX_CODECS",
+    "MAGIC",
+    "VERSION",
+    "WORD",
+    "Header",
+    "IndexCodec",
+    "Shape",
+    "ValueCodec",
+    "Wire",
+]

@@ -1,0 +1,135 @@
+"""How indices travel: index codecs. All are lossless, and take a size that the shape alone fixes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparsync.sparse import SparseGrad
+from sparsync.wire.shape import Shape, unpack_bits, words_for
+
+
+class IndexCodec(Protocol):
+    """How indices travel."""
+
+    @property
+    def name(self) -> str: ...
+
+    def words(self, numel: int, capacity: int) -> int:
+        """Words that ``capacity`` indices below ``numel`` take."""
+        ...
+
+    def arrange(self, sent: SparseGrad) -> SparseGrad:
+        """The same entries in the order in which they travel."""
+        ...
+
+    def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
+        """The indices of an arranged ``sent`` as words."""
+        ...
+
+    def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
+        """The indices from their words, as int64; 0 from ``count`` on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Int:
+    """An integer each: one word while the gradient has fewer than 2**31 entries, two above."""
+
+    name: str = "int"
+
+    def words(self, numel: int, capacity: int) -> int:
+        return capacity if numel < 2**31 else 2 * capacity
+
+    def arrange(self, sent: SparseGrad) -> SparseGrad:
+        return sent
+
+    def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
+        assert sent.indices is not None
+        return (sent.indices.to(torch.int32) if shape.numel < 2**31 else sent.indices).view(torch.int32)
+
+    def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
+        if shape.numel < 2**31:
+            return words.to(torch.int64)
+        return words.clone().view(torch.int64)  # cloned: a view needs alignment
+
+
+@dataclass(frozen=True)
+class EliasFano:
+    """Sorted indices in at most ``2 + ceil(log2(numel / capacity))`` bits each, whatever they are.
+
+    Each index is cut in two. The low bits stand one beside another. The high parts never fall, so the i-th of them is
+    told by one set bit at place ``high + i`` of a row of ``capacity + highest`` bits. Entries that are not real set no
+    bit.
+    """
+
+    name: str = "ef"
+
+    def words(self, numel: int, capacity: int) -> int:
+        low, high = _words(numel, capacity)
+        return low + high
+
+    def arrange(self, sent: SparseGrad) -> SparseGrad:
+        assert sent.indices is not None
+        real = torch.arange(sent.indices.numel(), device=sent.indices.device) < sent.count
+        keys = torch.where(real, sent.indices, sent.numel)  # what is not real stays last
+        # Our compressors sort already. Looking is far cheaper than sorting, but on a GPU it would wait for the host.
+        if keys.device.type == "cpu" and bool((keys[1:] >= keys[:-1]).all()):
+            return sent
+        order = keys.sort(stable=True).indices
+        return replace(sent, indices=sent.indices[order], values=sent.values[order])
+
+    def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
+        indices = sent.indices
+        assert indices is not None
+        width = _low_width(shape.numel, shape.capacity)
+        low_words, high_words = _words(shape.numel, shape.capacity)
+        number = torch.arange(shape.capacity, device=indices.device)
+        packed = torch.zeros(low_words + high_words, dtype=torch.int32, device=indices.device)
+        # No two additions set the same bit, so their order does not matter; to(int32) keeps the lower 32 bits.
+        if width:
+            start = number * width
+            word = start >> 5
+            low = (indices & (1 << width) - 1) << (start & 31)
+            packed.index_add_(0, word, low.to(torch.int32))
+            packed.index_add_(0, word + 1, (low >> 32).to(torch.int32))  # nothing, where this is already a high word
+        place = (indices >> width) + number
+        bit = (number < sent.count).long() << (place & 31)
+        packed.index_add_(0, (place >> 5) + low_words, bit.to(torch.int32))
+        return packed
+
+    def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
+        width = _low_width(shape.numel, shape.capacity)
+        low_words, _ = _words(shape.numel, shape.capacity)
+        number = torch.arange(shape.capacity, device=words.device)
+        # The size is known, so nothing waits for the host to learn it.
+        place = torch.nonzero_static(unpack_bits(words[low_words:]), size=shape.capacity, fill_value=0).view(-1)
+        indices = place - number << width
+        if width:
+            start = number * width
+            word = start >> 5
+            both = words.index_select(0, word).long() & 0xFFFFFFFF | words.index_select(0, word + 1).long() << 32
+            indices |= both >> (start & 31) & (1 << width) - 1
+        return torch.where(number < count, indices, 0)
+
+
+def _low_width(numel: int, capacity: int) -> int:
+    """How many bits of an index are low: floor(log2(numel / capacity)), which takes the fewest bits in all.
+
+    At most 32, so that an index's low bits lie in two words.
+    """
+    return min(32, max(0, (numel // max(1, capacity)).bit_length() - 1))
+
+
+def _words(numel: int, capacity: int) -> tuple[int, int]:
+    """Words of the low bits and of the high parts."""
+    if not capacity:
+        return 0, 0
+    width = _low_width(numel, capacity)
+    return words_for(capacity * width), words_for(capacity + (numel - 1 >> width))
+
+
+INDEX_CODECS: dict[str, IndexCodec] = {"int": Int(), "ef": EliasFano()}
