@@ -29,7 +29,7 @@ from sparsync.feedback import accumulation_dtype
 from sparsync.kernels import Memory
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
-from sparsync.wire import CODECS
+from sparsync.wire import CODECS, Wire
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,11 @@ class Dropping(AllGather):
         reduced.rejected = rejected
         return reduced
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: dict[str, Tensor]) -> list[Reduced]:
+    def reduce_local(
+        self, sents: Sequence[SparseGrad], layout: Layout, state: dict[str, Tensor], wire: Wire
+    ) -> list[Reduced]:
         halves = [self._split(sent) for sent in sents]
-        results = super().reduce_local([kept for kept, _ in halves], layout, state)
+        results = super().reduce_local([kept for kept, _ in halves], layout, state, wire)
         return [replace(result, rejected=rejected) for result, (_, rejected) in zip(results, halves, strict=True)]
 
     @staticmethod

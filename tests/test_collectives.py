@@ -36,7 +36,7 @@ def case_reduce(rank: int, size: int, name: str, collective: str, values: str, i
         own = [gradient(kinds[(r + step) % 5], layout.numel, torch.float32, 10 * step + r) for r in range(size)]
         grads = [common * (1 + 0.1 * r) + grad for r, grad in enumerate(own)]
         sents = [one.send(grad) for one, grad in zip(everyone, grads, strict=True)]
-        expected = method.reduce_local(sents, layout, {})[rank]
+        expected = method.reduce_local(sents, layout, {}, Wire(values))[rank]
         bound = 4 * size * torch.finfo(torch.float32).eps * sum(sent.densify().abs() for sent in sents)
         wanted = result(expected, layout.numel)
         got_reduced = method.reduce(sents[rank], layout, channel, {})

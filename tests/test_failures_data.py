@@ -996,7 +996,7 @@ def test_59_any_world_size_in_one_process(size):
         sent, _ = compress(TopK(), torch.randn(300), k=60)
         sents.append(sent)
         total += sent.densify()
-    for reduced in AllGather().reduce_local(sents, layout, {}):
+    for reduced in AllGather().reduce_local(sents, layout, {}, Wire()):
         out = torch.full((300,), torch.nan)
         write_mean(out, reduced.total, reduced.divisor)
         assert torch.equal(out, total / size)

@@ -35,7 +35,7 @@ class AllGather:
         total = [channel.wire.decode(row, layout.segment_of, shape) for row in rows]
         return Reduced(total, divisor=len(rows), bad=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         return [Reduced(list(sents), divisor=len(sents), bad=local_bad_ranks(sents)) for _ in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:

@@ -64,7 +64,7 @@ class Collective(Protocol):
         """Sum what every rank sent. Runs on the communication thread, in the same order on every rank."""
         ...
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         """The same sum with all ranks in one process: what each rank would get."""
         ...
 

@@ -48,7 +48,7 @@ class DenseAllReduce:
         total = channel.all_reduce(whole.to(dtype)).to(whole.dtype)
         return Reduced([self._dense(total, sent)], divisor=channel.size, bad=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         total = torch.zeros_like(sents[0].densify())
         for sent in sents:
             total = total + sent.densify() * (1 / len(sents))

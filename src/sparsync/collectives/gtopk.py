@@ -74,12 +74,12 @@ class GTopK:
         bad = [(culprit, int(partial.where))] if int(partial.flags) & NONFINITE else []
         return Reduced([partial], channel.size, _together(dropped), bad)
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         partial, dropped = list(sents), [[] for _ in sents]  # type: ignore[var-annotated]
         reach = 1
         while reach < len(sents):
             for rank in range(0, len(sents) - reach, 2 * reach):
-                partial[rank], lost = merge(partial[rank], partial[rank + reach], layout, Wire())
+                partial[rank], lost = merge(partial[rank], partial[rank + reach], layout, wire)
                 dropped[rank].append(lost)
             reach *= 2
         bad = local_bad_ranks(sents)[:1]

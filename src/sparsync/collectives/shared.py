@@ -50,7 +50,7 @@ class SharedIndexAllReduce:
         total = replace(sent, values=channel.all_reduce(values).to(sent.values.dtype))
         return Reduced([total], divisor=channel.size, bad=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         values = torch.zeros_like(sents[0].values)
         for sent in sents:
             values = values + sent.values
