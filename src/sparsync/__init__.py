@@ -12,8 +12,9 @@ from sparsync.compressors import (
     TopK,
     TrimmedK,
 )
-from sparsync.ddp import Handle, attach, comm_hook
+from sparsync.ddp import attach, comm_hook
 from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
+from sparsync.handle import Handle
 from sparsync.schedule import Constant, ExponentialWarmup
 from sparsync.version import __version__
 
