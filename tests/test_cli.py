@@ -107,7 +107,11 @@ def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
 
 def test_interrupted_demo_leaves_no_worker_behind(tmp_path: Path) -> None:
     command = [*SPARSYNC, "demo", "--workers", "2", "--steps", "100000", "--out", str(tmp_path)]
-    demo = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # A shell starts what runs in its background with SIGINT ignored, and that is inherited.
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    demo = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed
+    )
     until = time.monotonic() + 60
     while len(_processes_of(demo.pid)) < 4 and time.monotonic() < until:  # itself, fork server, tracker, workers
         time.sleep(0.2)

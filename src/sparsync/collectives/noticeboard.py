@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import zip_longest
 from typing import NoReturn
 
-from torch.distributed import DistError, Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, DistStoreError, Store  # type: ignore[attr-defined]
 
 from sparsync import errors
 from sparsync.errors import Mismatch, PeerLost, SparsyncError
@@ -112,13 +113,11 @@ class Noticeboard:
 
     def _appear(self, names: list[str], seconds: float) -> bool:
         """Whether all ``names`` are in the store within ``seconds``."""
-        until, pause = time.monotonic() + seconds, 0.001
-        while not self.store.check(names):
-            if time.monotonic() > until:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-        return True
+        try:
+            self.store.wait(names, timedelta(seconds=seconds))
+            return True
+        except DistStoreError:  # too late
+            return False
 
 
 def _difference(ours: str, theirs: str, rank: int) -> str:
