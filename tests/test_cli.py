@@ -112,18 +112,22 @@ def test_interrupted_demo_leaves_no_worker_behind(tmp_path: Path) -> None:
     demo = subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed
     )
-    until = time.monotonic() + 60
-    while len(_processes_of(demo.pid)) < 4 and time.monotonic() < until:  # itself, fork server, tracker, workers
-        time.sleep(0.2)
-    time.sleep(1)
-    demo.send_signal(signal.SIGINT)
-    _, errors = demo.communicate(timeout=30)
-    assert demo.returncode == 130
-    assert errors.strip() == "sparsync: interrupted"
-    until = time.monotonic() + 10
-    while _processes_of(demo.pid) and time.monotonic() < until:
-        time.sleep(0.2)
-    assert _processes_of(demo.pid) == []
+    try:
+        until = time.monotonic() + 60
+        while len(_processes_of(demo.pid)) < 4 and time.monotonic() < until:  # itself, fork server, tracker, workers
+            time.sleep(0.2)
+        time.sleep(1)
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=30)
+        assert demo.returncode == 130
+        assert errors.strip() == "sparsync: interrupted"
+        until = time.monotonic() + 10
+        while _processes_of(demo.pid) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert _processes_of(demo.pid) == []
+    finally:
+        for process in _processes_of(demo.pid):
+            os.kill(process, signal.SIGKILL)
 
 
 def _processes_of(session: int) -> list[int]:
