@@ -92,13 +92,7 @@ PAIRS = [
     ("topk", "dropping", ("fp32",)),
 ]
 # Every way through the library in every world; what differs from these only in its choice of entries, in one.
-EVERYWHERE = {
-    ("topk", "allgather"),
-    ("threshold", "allgather"),
-    ("none", "dense"),
-    ("topk", "gtopk"),
-    ("random", "shared"),
-}
+EVERYWHERE = {("topk", "allgather"), ("threshold", "allgather"), ("topk", "gtopk")}
 PAIRS_AND_WORLDS = [(*pair, size) for pair in PAIRS for size in (1, 2, 3, 4, 5) if size == 3 or pair[:2] in EVERYWHERE]
 WORLD_IDS = [f"{name}-{collective}-{size}" for name, collective, _, size in PAIRS_AND_WORLDS]
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
