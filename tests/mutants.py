@@ -141,10 +141,10 @@ MUTANTS = [
         f"{TRAINING}[topk-allgather-3]",
     ),
     Mutant(
-        "divided before the sum",
+        "divided by a little more",
         "sparse.py",
-        "out[touched] = out[touched] / divisor",
-        "out.div_(divisor * 1.0000001)",
+        "out[touched] = quotients = out[touched] / divisor",
+        "out[touched] = quotients = out[touched] / (divisor * 1.0000001)",
         "tests/test_laws.py::test_law_3_density_1_is_dense[topk-allgather]",
     ),
     Mutant(
