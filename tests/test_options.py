@@ -1,0 +1,60 @@
+"""Names, schedules and learning rates: what `attach` takes beside a method."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sparsync
+from sparsync.collectives import Channel
+from sparsync.layout import Parameter
+from sparsync.reducer import Reducer
+from sparsync.registry import compressors, make_compressor
+from sparsync.units import Bucket
+from sparsync.wire import Wire
+from tests.methods import Odd
+
+
+def test_another_package_joins_through_an_entry_point(tmp_path, monkeypatch):
+    """A real distribution's metadata on the path, as pip leaves it."""
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[sparsync.compressors]\nodd = tests.methods:Odd\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "odd" in compressors()
+    assert make_compressor("odd") == Odd()
+
+
+@pytest.mark.parametrize("method", ["nothing", sparsync.TopK, 3])
+def test_what_is_no_compressor_is_refused(method):
+    with pytest.raises(ValueError, match="compressor"):
+        make_compressor(method)
+
+
+def test_warm_up_is_dgcs():
+    schedule = sparsync.ExponentialWarmup(0.001, epochs=4, steps_per_epoch=10)
+    densities = [schedule(step) for step in (0, 9, 10, 20, 30, 40, 1000)]
+    expected = [0.001 ** (e / 5) for e in (1, 1, 2, 3, 4, 5)]
+    assert densities == pytest.approx([*expected, 0.001])
+
+
+@pytest.mark.parametrize(("rate", "factor"), [(0.1, 1.0), (0.05, 2.0), (0.0, 1.0)])
+def test_the_residual_follows_the_learning_rate(rate, factor):
+    rates = {"a": 0.1}
+    weight = torch.zeros(40, 50)
+    reducer = Reducer(
+        [Parameter.of("a", weight)],
+        sparsync.TopK(0.01),
+        sparsync.AllGather(),
+        Channel(None, Wire()),
+        scope="layer",
+        density=lambda step: 0.01,
+        rates=lambda: rates,
+    )
+    reducer.push(Bucket(0, torch.randn(2000), ("a",), True)).wait()
+    kept = reducer.residual("a").clone()
+    rates["a"] = rate
+    sent = reducer.push(Bucket(0, torch.zeros(2000), ("a",), True)).wait()
+    assert torch.equal(sent.view(40, 50) + reducer.residual("a"), kept * factor)
+    assert sent.any()
