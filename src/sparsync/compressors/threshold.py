@@ -68,10 +68,8 @@ class ThresholdK(Selecting):
         sent = limit(found[bins >= edge], segment.capacity, ctx.step)
         if floor.bits and not jumped(found.numel(), k):
             floor = steer(floor, reached, edge)
-        else:  # look again, at what is going to stay
-            after = u.clone() if found.numel() else u
-            after[sent] = 0
-            floor = Floor(guess(after, runs, k) or floor.bits, k, k // 2, k)
+        else:
+            floor = Floor(guess(u, runs, k) or floor.bits, k, k // 2, k)
         for name, value in zip(FIELDS, astuple(floor), strict=True):
             own[name].fill_(value)
         return sent

@@ -5,8 +5,8 @@ tells from where on at most k are left, and those are sent. The floor for the ne
 Magnitudes are compared as the integers their fp32 bits make, and all arithmetic is on integers: every device finds the
 same.
 
-Behind a threshold residuals pile up just below it, so bins are fine above the floor (256 bins to a sixteenth of a
-factor of two), coarser over the next half (512 bins) and coarse beyond (256 bins to eight factors of two and the rest).
+Behind a threshold residuals pile up just below it, so bins are fine above the floor (128 bins to a sixteenth of a
+factor of two), coarser over the next half (256 bins) and coarse beyond (128 bins to eight factors of two and the rest).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 from sparsync.layout import locate
 
 OCTAVE = 1 << 23  # a factor of two
-FINE, MIDDLE, WIDE = 11, 13, 18  # bits of a magnitude within a bin of each kind
-MIDDLE_FROM, WIDE_FROM = 256, 768  # the first bin of the latter two kinds
-BINS = 1024
+FINE, MIDDLE, WIDE = 12, 14, 19  # bits of a magnitude within a bin of each kind
+MIDDLE_FROM, WIDE_FROM = 128, 384  # the first bin of the latter two kinds
+BINS = 512
 MIDDLE_BITS = MIDDLE_FROM << FINE  # above the floor
 WIDE_BITS = MIDDLE_BITS + (WIDE_FROM - MIDDLE_FROM << MIDDLE)
-NEAR = 128  # bins next to the floor that tell how many entries to expect just below it
+NEAR = 64  # bins next to the floor that tell how many entries to expect just below it
 SAMPLE = 8192  # entries that a floor is guessed from
 COARSE = 20  # bits of a magnitude within a bin of the sample's histogram
 LOWEST = 1  # below every magnitude but 0
@@ -44,7 +44,7 @@ class Floor:
 
 def room_for(k: int) -> int:
     """How many candidates are looked at."""
-    return 6 * k + 64
+    return 12 * k + 256
 
 
 def target_for(k: int) -> int:
@@ -54,7 +54,7 @@ def target_for(k: int) -> int:
 
 def jumped(count: int, k: int) -> bool:
     """Whether candidates are so few or so many that they tell nothing about where the next floor should be."""
-    return count == 0 or count > 16 * room_for(k)
+    return count == 0 or count > 8 * room_for(k)
 
 
 def bits_of(u: Tensor) -> Tensor:
@@ -111,10 +111,10 @@ def steer(floor: Floor, reached: Tensor, edge: int) -> Floor:
     inflow = (3 * floor.inflow + max(0, count - floor.left)) // 4
     left = count - sent
     if left + inflow > target:  # up to where fewer are expected, but not above what was sent
-        expected = (reached - sent).clamp(min=0) + inflow * reached // max(1, count)
-        higher = min(edge, int((expected > target).sum()))
+        expected = (reached - sent).clamp(min=0) * count + inflow * reached  # in units of 1 / count
+        higher = min(edge, int((expected > target * count).sum()))
         up = int(reached[higher])
-        return Floor(floor.bits + edge_bits(higher), floor.k, max(0, up - sent), inflow * up // max(1, count))
+        return Floor(floor.bits + edge_bits(higher), floor.k, max(0, up - sent), inflow * up // count)
     missing = target - left - inflow
     near = max(1, count - int(reached[NEAR]))
     down = min(missing * (NEAR << FINE) // near, OCTAVE // 4)

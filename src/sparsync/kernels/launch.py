@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsync.kernels.floors import Floor, guess
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import BLOCK, CODECS, Workspace
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -43,8 +43,13 @@ def select(
         _first_floors(grad, memory, space, scales)
     _collect(grad, memory, space, scales, zero)
     fused.count[(space.regions,)](
-        space.values, space.counts, space.owners, space.segments, space.state, space.histogram, BLOCK=BLOCK, num_warps=4
-    )
+        space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
+        BLOCK=2 * BLOCK, num_warps=8,
+    )  # fmt: skip
+    fused.decide[(len(layout.segments),)](
+        space.counts, space.found, space.segments, space.state, space.histogram, space.given, space.choice, space.turn,
+        num_warps=4,
+    )  # fmt: skip
     _finish(memory, space, codec, exact=False)
     return space.sent()
 
@@ -52,15 +57,15 @@ def select(
 def _collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | None, zero: bool) -> None:
     from sparsync.kernels import fused
 
-    speed = memory.velocity
-    fused.collect[(space.strips.numel() // 5,)](
+    speed, strips = memory.velocity, space.strips.numel() // 4
+    fused.collect[(strips,)](
         grad, memory.before, memory.after,
         speed.before if speed else grad, speed.after if speed else grad, speed.beta if speed else 0.0,
         scales if scales is not None else space.scales, space.strips, space.segments, space.state, space.turn,
-        space.counts, space.places, space.values, space.bad, space.out_places, space.out_values, space.total,
-        space.strips.numel() // 5, space.out_places.numel(),
+        space.counts, space.places, space.values, space.out_places, space.out_values, space.total, strips,
+        space.out_places.numel(), space.candidates,
         BLOCK=BLOCK, BLOCKS=space.blocks, MOMENTUM=speed is not None, SCALED=scales is not None, ZERO=zero,
-        COLLECT=True, num_warps=4, enable_fp_fusion=False,
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -69,11 +74,13 @@ def _finish(memory: Memory, space: Workspace, codec: str, exact: bool) -> None:
 
     speed = memory.velocity
     masking = speed is not None and speed.masking
-    fused.finish[(space.regions,)](
-        memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.counts,
-        space.owners, space.segments, space.samples, space.state, space.histogram, space.given, space.tickets,
-        space.turn, space.bad, space.limits, space.out_places, space.out_values, space.total, space.flags,
-        BLOCK=BLOCK, CODEC=CODECS[codec], MASKING=masking, EXACT=exact, num_warps=4, enable_fp_fusion=False,
+    segments = len(space.layout.segments)
+    fused.finish[(space.regions * space.chunks + segments,)](
+        memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.found,
+        space.owners, space.segments, space.samples, space.spans, space.state, space.histogram, space.given,
+        space.choice, space.limits, space.out_places, space.out_values, space.total, space.flags, space.regions,
+        space.chunks, segments, space.spans.numel(), space.candidates,
+        BLOCK=CHUNK, CODEC=CODECS[codec], MASKING=masking, EXACT=exact, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 

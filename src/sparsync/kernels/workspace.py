@@ -5,18 +5,19 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
-from sparsync.kernels.floors import BINS, room_for, sample_positions
+from sparsync.kernels.floors import BINS, room_for, sample_positions, target_for
 from sparsync.kernels.memory import Memory
 from sparsync.layout import Layout, locate
 from sparsync.sparse import SparseGrad
 
 MOST_REGIONS = 128
 BLOCK = 1024  # entries
+CHUNK = 512  # candidates a program takes out
 CANDIDATES_A_REGION = 512
 STATE = ("floor", "k", "left", "inflow")
 CODECS = {"fp32": 0, "fp16": 1, "bf16": 2}
@@ -53,19 +54,23 @@ class Workspace:
         tables = _Tables(layout, BLOCK * self.blocks)
         self.strips, self.segments = _on(tables.strips, device), _on(tables.segments, device)
         self.owners, self.samples = _on(tables.owners, device), tables.samples.to(device)
+        self.spans = _on([span.start for span in layout.spans], device)
+        self.chunks = -(-tables.room // CHUNK)
         self.regions, self.candidates = len(tables.owners), tables.candidates
-        zeros = {"device": device, "dtype": torch.int32}
+        zeros = partial(torch.zeros, device=device, dtype=torch.int32)
         self.state = torch.zeros(len(layout.segments), len(STATE), device=device, dtype=torch.int64)
-        self.counts = torch.zeros(self.regions * 32, **zeros)  # type: ignore[arg-type]
-        self.histogram = torch.zeros(len(layout.segments) * BINS, **zeros)  # type: ignore[arg-type]
-        self.given, self.tickets = (torch.zeros(len(layout.segments), **zeros) for _ in range(2))  # type: ignore[arg-type]
-        self.turn, self.bad = torch.zeros(1, **zeros), torch.full((1,), 0x7FFFFFFF, **zeros)  # type: ignore[arg-type]
-        self.places = torch.zeros(self.candidates, device=device, dtype=torch.int64)
+        self.counts = zeros(self.regions * 32)
+        self.histogram = zeros(len(layout.segments) * BINS)
+        self.given = zeros(len(layout.segments))
+        self.choice = torch.zeros(len(layout.segments) * 4, device=device, dtype=torch.int64)
+        self.turn, self.found = zeros(1), zeros(self.regions)
+        index = torch.int32 if layout.numel < 2**31 else torch.int64
+        self.places = torch.full((self.candidates + 1,), -1, device=device, dtype=index)  # the last: what is not finite
         self.values = torch.zeros(self.candidates, device=device)
         self.out_places = torch.zeros(layout.capacity, device=device, dtype=torch.int64)
         self.out_values = torch.zeros(layout.capacity, device=device)
         self.total = torch.zeros((), device=device, dtype=torch.int64)
-        self.flags = torch.zeros(2, **zeros)  # type: ignore[arg-type]
+        self.flags = zeros(2)
         self.limits = torch.zeros(len(layout.segments), device=device, dtype=torch.int64)
         self.scales = torch.ones(len(layout.segments), device=device)
         self._bags: list[dict[str, Tensor]] = []
@@ -97,14 +102,13 @@ class _Tables:
         self.segments: list[tuple[int, ...]] = []
         self.owners: list[int] = []
         samples: list[Tensor] = []
-        self.candidates = sampled = number = 0
+        self.candidates = self.room = sampled = 0
         for i, segment in enumerate(layout.segments):
             for span in segment.spans:
                 start = span.start // 128 * 128  # aligned, so that loads are wide
                 for at in range(start, span.stop, size):
-                    self.strips.append((at, max(at, span.start), min(at + size, span.stop), i, number))
-                number += 1
-            regions = max(1, min(MOST_REGIONS, room_for(segment.k) // (4 * CANDIDATES_A_REGION)))
+                    self.strips.append((at, max(at, span.start), min(at + size, span.stop), i))
+            regions = max(1, min(MOST_REGIONS, target_for(segment.k) // CANDIDATES_A_REGION))
             room = -(-room_for(segment.k) // regions) + (64 if regions > 1 else 0)
             if segment.k >= segment.numel:
                 regions, room = 1, segment.numel
@@ -113,6 +117,7 @@ class _Tables:
             self.segments.append((*row, sampled, picked.numel(), segment.numel))
             self.owners += [i] * regions
             self.candidates += regions * room
+            self.room = max(self.room, room)
             sampled += picked.numel()
             samples.append(picked)
         self.samples = torch.cat(samples)
