@@ -89,7 +89,7 @@ def _notes(rows: list[Row], interface: str) -> list[str]:
         which = ", ".join(f"{row.bench.collective} at {row.bench.density:g} of {row.workers} workers" for row in heavy)
         notes.append(f"Messages so small that framing weighs more than {TOLERANCE:.0%}: {which}.")
     if not all(row.agrees for row in rows):
-        notes.append(f"Red: traffic differs by more than {TOLERANCE:.0%} from what was sent.")
+        notes.append(f"Red: the interface carried over {TOLERANCE:.0%} more or less than traffic says.")
     if interface == HOST:
         notes.append("On the host's own interface, where others may have sent too; root gets one of its own.")
     return notes
