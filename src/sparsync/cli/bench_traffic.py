@@ -17,7 +17,7 @@ from sparsync.experiments import loopback
 from sparsync.experiments.environment import environment
 from sparsync.experiments.trafficbench import TOLERANCE, Row, benches_for, check_workers, measure_all
 
-HEADINGS = ("collective", "values", "indices", "workers", "density", "traffic", "on lo", "ratio", "framing", "tensors")
+HEADINGS = ("method", "density", "traffic", "on lo", "ratio", "framing", "net", "handed")
 OWN, HOST = "own namespace", "host"
 
 
@@ -44,7 +44,8 @@ def traffic(
     console = Console()
     with bar(console, "exchanges on loopback", len(workers) * len(benches)) as progress:
         rows = measure_all(benches, workers, progress)
-    console.print(_table(rows))
+    for number in dict.fromkeys(workers):
+        console.print(_table([row for row in rows if row.workers == number]))
     for note in _notes(rows, interface):
         console.print(note, highlight=False)
     lines = [_line(row, interface) | where for row in rows]
@@ -58,35 +59,40 @@ def traffic(
 
 
 def _table(rows: list[Row]) -> Table:
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
+    title = f"{rows[0].workers} workers; bytes a worker and exchange"
+    table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading in HEADINGS[:3] else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for row in rows:
         sends = row.workers * row.bench.exchanges
         table.add_row(
-            row.bench.collective,
-            row.bench.values,
-            row.bench.indices,
-            str(row.workers),
+            _name(row),
             f"{row.bench.density:g}",
             f"{row.bench.traffic(row.workers) / sends:,.0f}",
             f"{row.payload / sends:,.0f}",
             f"{row.ratio:.3f}",
             f"{row.framing / sends:,.0f}",
             f"{row.tensor_ratio:.3f}",
+            f"{row.handed / sends:,.0f}",
             style=None if row.agrees else "red",
         )
     return table
 
 
+def _name(row: Row) -> str:
+    """The collective, and what is not the default."""
+    more = [codec for codec in (row.bench.values, row.bench.indices) if codec not in ("fp32", "int")]
+    return " ".join([row.bench.collective, *more])
+
+
 def _notes(rows: list[Row], interface: str) -> list[str]:
     notes = [
-        f"Bytes a worker and exchange; {rows[0].header} bytes of headers a packet are taken off. Framing is what the "
-        "backend adds to messages whatever their size; the last ratio is without it.",
+        f"On lo: without {rows[0].header} bytes of headers a packet. Framing: what the backend adds to messages "
+        "whatever their size; net: the ratio without it. Handed: tensors given to torch.distributed.",
     ]
     heavy = [row for row in rows if row.agrees and abs(row.ratio - 1) > TOLERANCE]
     if heavy:
-        which = ", ".join(f"{row.bench.collective} at {row.bench.density:g} of {row.workers} workers" for row in heavy)
+        which = "; ".join(f"{_name(row)} at {row.bench.density:g}, {row.workers} workers" for row in heavy)
         notes.append(f"Messages so small that framing weighs more than {TOLERANCE:.0%}: {which}.")
     if not all(row.agrees for row in rows):
         notes.append(f"Red: the interface carried over {TOLERANCE:.0%} more or less than traffic says.")
