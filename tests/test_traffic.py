@@ -18,7 +18,7 @@ SPARSYNC = [sys.executable, "-c", "from sparsync.cli import main; main()"]
 
 def test_the_interface_counts_what_traffic_says(tmp_path: Path) -> None:
     out = tmp_path / "new" / "traffic.csv"
-    sizes = ["--workers", "3", "--entries", "500000", "--density", "0.01", "--exchanges", "10"]
+    sizes = ["--workers", "3", "--entries", "400000", "--density", "0.01", "--exchanges", "10"]
     command = [*SPARSYNC, "bench", "traffic", *sizes, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode in (0, 1), done.stderr

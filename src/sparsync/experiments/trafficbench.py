@@ -144,7 +144,7 @@ def measure_all(benches: Sequence[TrafficBench], worlds: Sequence[int], progress
     """Measure each of ``benches`` on each number of worker processes, on this process's loopback interface."""
     header, rows = loopback.header_bytes(), []
     for workers in worlds:
-        measured = run(measure, workers, benches, progress)
+        measured = run(measure, workers, benches, progress, preload=["sparsync"])  # no DDP here
         for bench, (count, control, small, handed) in zip(benches, measured, strict=True):
             rows.append(Row(bench, workers, count, control, small, handed, header))
     return rows
