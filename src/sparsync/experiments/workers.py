@@ -28,14 +28,20 @@ class WorkerFailed(RuntimeError):
     """A worker raised, or ended before its work was done; the text says which and why."""
 
 
-def run(task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int], None]) -> list[Any]:
+def run(
+    task: Task,
+    workers: int,
+    jobs: Sequence[Any],
+    progress: Callable[[int], None],
+    preload: Sequence[str] = PRELOAD,
+) -> list[Any]:
     """Run ``task`` for every job, one after another, on ``workers`` processes; what rank 0 returned for each.
 
     ``progress`` is called with the number of steps that rank 0 has done since the last call. However this function is
-    left, no worker outlives it.
+    left, no worker outlives it. ``preload``: modules that the workers find imported already.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload(list(preload))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
     try:
