@@ -82,12 +82,13 @@ def only_fused(monkeypatch):
     assert launches
 
 
-@pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize("kind", ["normal", "heavy", "mostly zero", "zero"])
+@pytest.mark.parametrize(
+    ("kind", "scope"), [("normal", "layer"), ("heavy", "global"), ("mostly zero", "layer"), ("zero", "global")]
+)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_the_same_entries_step_after_step(sizes, kind, scope):
     fused, plain = pair(sizes, 0.02, scope=scope)
-    for step in range(6):  # the first tells where magnitudes are: before that, which of many go is left open
+    for step in range(4):  # the first tells where magnitudes are: before that, which of many go is left open
         assert_same(
             fused,
             plain,
