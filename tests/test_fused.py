@@ -96,7 +96,7 @@ def test_the_same_entries_step_after_step(sizes, kind, scope):
         )
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_half_precision(dtype, values):
     for kind in ("normal", "heavy", "huge"):

@@ -162,7 +162,7 @@ def count(values, counts, owners, segments, state, histogram, BLOCK: tl.constexp
 
 
 @triton.jit
-def decide(counts, found, segments, state, histogram, given, choice, turn):
+def decide(counts, found, segments, state, histogram, given, choice, peaks, shares, turn):
     """From where on a segment's candidates go: one segment a program. Their counters start again."""
     segment = tl.program_id(0)
     row = segments + segment * SEGMENT
@@ -181,6 +181,8 @@ def decide(counts, found, segments, state, histogram, given, choice, turn):
     tl.store(mine + 2, floor + _edge_bits(edge))
     tl.store(mine + 3, tl.sum(tl.where(bins == edge, reached, 0)).to(tl.int64))
     tl.store(given + segment, 0)
+    tl.store(peaks + segment, 0)
+    tl.store(shares + segment, 0)
     if segment == 0:
         tl.store(turn, (tl.load(turn) * 5 + 40503) & 0xFFFFF)
 
@@ -192,10 +194,53 @@ def _rounded(u, CODEC: tl.constexpr):
         near = u.to(tl.float16).to(tl.float32)
         return tl.where(tl.abs(u) > 65504.0, tl.where(u < 0, -32768.0, 32768.0), near)
     elif CODEC == 2:
-        near = u.to(tl.bfloat16).to(tl.float32)
+        word = u.to(tl.int32, bitcast=True)  # to the nearest, ties to even: written out, as the interpreter cuts off
+        near = ((word + 0x7FFF + ((word >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
         return tl.where(_bits(u) > 0x7F7F0000, tl.where(u < 0, -1.7014118346046923e38, 1.7014118346046923e38), near)
     else:
         return u
+
+
+@triton.jit
+def _mine(values, found, owners, segments, choice, regions, BLOCK: tl.constexpr):
+    """A program's piece of the candidates that go: whose, their magnitudes, and which are real."""
+    pid = tl.program_id(0)
+    region = pid % regions
+    segment = tl.load(owners + region)
+    row = segments + segment * SEGMENT
+    first = tl.load(row + 5) + (region - tl.load(row + 2)) * tl.load(row + 4)
+    spot = pid // regions * BLOCK + tl.arange(0, BLOCK)
+    real = spot < tl.load(found + region)
+    bits = _bits(tl.load(values + first + spot, mask=real, other=0.0))
+    return segment, bits, real & (bits >= tl.load(choice + segment * CHOICE + 2))
+
+
+@triton.jit
+def peak(values, found, owners, segments, choice, peaks, regions, BLOCK: tl.constexpr):
+    """The largest magnitude that goes, of every segment, for one scale that all share."""
+    if tl.program_id(0) // regions * BLOCK < tl.load(found + tl.program_id(0) % regions):
+        segment, bits, going = _mine(values, found, owners, segments, choice, regions, BLOCK)
+        tl.atomic_max(peaks + segment, tl.max(tl.where(going, bits, 0)), sem="relaxed")
+
+
+@triton.jit
+def share(values, found, owners, segments, choice, peaks, shares, regions, BLOCK: tl.constexpr):
+    """The sum of what goes, of every segment, in 2**-24ths of the peak: integers add up to the same in any order."""
+    if tl.program_id(0) // regions * BLOCK < tl.load(found + tl.program_id(0) % regions):
+        segment, bits, going = _mine(values, found, owners, segments, choice, regions, BLOCK)
+        top = tl.maximum(tl.load(peaks + segment), 0x00800000).to(tl.float32, bitcast=True)
+        part = (tl.div_rn(bits.to(tl.float32, bitcast=True), top) * 16777216.0).to(tl.int64)
+        tl.atomic_add(shares + segment, tl.sum(tl.where(going, part, 0)), sem="relaxed")
+
+
+@triton.jit
+def _scale(peaks, shares, choice):
+    """As the wire's signs: the mean magnitude, at least 2**-14 of the largest, in 8 significant bits."""
+    top = tl.load(peaks).to(tl.float32, bitcast=True).to(tl.float64)
+    number = tl.maximum(tl.load(choice + 3), 1).to(tl.float64)
+    mean = top * (tl.load(shares).to(tl.float64) / (number * 16777216.0))
+    scale = tl.minimum(tl.maximum(mean, top * 6.103515625e-05), 3.4028234663852886e38).to(tl.float32)
+    return (scale.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -267,7 +312,7 @@ def _steer(after, samples, row, own, mine, choice, BLOCK: tl.constexpr):
 @triton.jit
 def finish(
     after, speed_after, places, values, found, owners, segments, samples, spans, state, histogram, given, choice,
-    limits, out_places, out_values, total, flags, regions, chunks, segment_count, span_count, last,
+    limits, peaks, shares, out_places, out_values, total, flags, regions, chunks, segment_count, span_count, last,
     BLOCK: tl.constexpr, CODEC: tl.constexpr, MASKING: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Take the entries to send out of the residual: a piece of a region a program; others steer the floors."""
@@ -305,7 +350,11 @@ def finish(
                 going = real & ((((0x7FFFFFFF - _bits(u)).to(tl.int64) << 32) | place) <= tl.load(limits + segment))
             else:
                 going = real & (_bits(u) >= tl.load(choice + segment * CHOICE + 2))
-            sent = _rounded(u, CODEC)
+            if CODEC == 3:
+                scale = _scale(peaks + segment, shares + segment, choice + segment * CHOICE)
+                sent = tl.where(tl.abs(u) >= scale / 2, tl.where(u < 0, -scale, scale), 0.0)
+            else:
+                sent = _rounded(u, CODEC)
             rest = u - sent
             if CODEC != 0:  # what could not be put together again exactly stays where it is
                 going = going & (sent != 0.0) & (rest + sent == u) & (u - rest == sent)

@@ -32,7 +32,7 @@ def select(
     """``ThresholdK`` in one pass and two looks at its candidates.
 
     Args:
-        codec: how values travel: fp32, fp16 or bf16.
+        codec: how values travel: fp32, fp16, bf16 or sign.
         scales: of every segment, what its gradient is multiplied by.
         zero: clear the gradient in the same pass.
     """
@@ -47,9 +47,14 @@ def select(
         BLOCK=2 * BLOCK, num_warps=8,
     )  # fmt: skip
     fused.decide[(len(layout.segments),)](
-        space.counts, space.found, space.segments, space.state, space.histogram, space.given, space.choice, space.turn,
-        num_warps=4,
+        space.counts, space.found, space.segments, space.state, space.histogram, space.given, space.choice,
+        space.peaks, space.shares, space.turn, num_warps=4,
     )  # fmt: skip
+    if codec == "sign":
+        pieces = (space.regions * space.chunks,)
+        lists = (space.values, space.found, space.owners, space.segments, space.choice, space.peaks)
+        fused.peak[pieces](*lists, space.regions, BLOCK=CHUNK, num_warps=4)
+        fused.share[pieces](*lists, space.shares, space.regions, BLOCK=CHUNK, num_warps=4)
     _finish(memory, space, codec, exact=False)
     return space.sent()
 
@@ -78,8 +83,8 @@ def _finish(memory: Memory, space: Workspace, codec: str, exact: bool) -> None:
     fused.finish[(space.regions * space.chunks + segments,)](
         memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.found,
         space.owners, space.segments, space.samples, space.spans, space.state, space.histogram, space.given,
-        space.choice, space.limits, space.out_places, space.out_values, space.total, space.flags, space.regions,
-        space.chunks, segments, space.spans.numel(), space.candidates,
+        space.choice, space.limits, space.peaks, space.shares, space.out_places, space.out_values,
+        space.total, space.flags, space.regions, space.chunks, segments, space.spans.numel(), space.candidates,
         BLOCK=CHUNK, CODEC=CODECS[codec], MASKING=masking, EXACT=exact, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 

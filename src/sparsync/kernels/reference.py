@@ -17,6 +17,7 @@ from sparsync.kernels.memory import Memory
 
 ROW = 64
 CHUNK = 1 << 18  # entries; 1 MB of fp32 stays in the cache of one core
+LONG = 1 << 26  # the same where launching a kernel costs more than reading memory again
 SAMPLE = 4096  # a threshold is estimated from at least this many entries
 
 Run = tuple[int, int]
@@ -43,9 +44,10 @@ def sweep(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0)
     before, after, velocity = memory.before, memory.after, memory.velocity
     starts, stops, peaks = [], [], []
     first_bad = -1
-    sums = torch.empty(CHUNK, dtype=after.dtype, device=after.device)
+    longest = max((b - a for a, b in _chunks(runs, grad.device)), default=0)
+    sums = torch.empty(longest, dtype=after.dtype, device=after.device)
     sizes, speeds = torch.empty_like(sums), torch.empty_like(sums) if velocity else sums
-    for a, b in _chunks(runs):
+    for a, b in _chunks(runs, grad.device):
         u, size, speed = sums[: b - a], sizes[: b - a], speeds[: b - a]
         came = grad[a:b] if scale == 1 else grad[a:b].to(u.dtype) * scale
         if velocity:
@@ -74,10 +76,11 @@ def sweep(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0)
     return Rows(torch.cat(starts), torch.cat(stops), torch.cat(peaks)), first_bad
 
 
-def _chunks(runs: Sequence[Run]) -> Iterator[Run]:
+def _chunks(runs: Sequence[Run], device: torch.device) -> Iterator[Run]:
+    size = CHUNK if device.type == "cpu" else LONG
     for start, stop in runs:
-        for a in range(start, stop, CHUNK):
-            yield a, min(a + CHUNK, stop)
+        for a in range(start, stop, size):
+            yield a, min(a + size, stop)
 
 
 def clip_scale(grad: Tensor, runs: Sequence[Run], clip: float | None) -> float:
@@ -85,9 +88,9 @@ def clip_scale(grad: Tensor, runs: Sequence[Run], clip: float | None) -> float:
     ``clip``."""
     if clip is None:
         return 1.0
-    parts = [torch.linalg.vector_norm(grad[a:b], dtype=torch.float64).item() for a, b in _chunks(runs)]
+    parts = [torch.linalg.vector_norm(grad[a:b], dtype=torch.float64).item() for a, b in _chunks(runs, grad.device)]
     if not all(map(math.isfinite, parts)):
-        finite = (grad[a:b].double().nan_to_num(0.0, 0.0, 0.0) for a, b in _chunks(runs))
+        finite = (grad[a:b].double().nan_to_num(0.0, 0.0, 0.0) for a, b in _chunks(runs, grad.device))
         parts = [torch.linalg.vector_norm(part).item() for part in finite]
     norm = math.hypot(*parts)
     return clip / norm if norm > clip else 1.0
@@ -106,7 +109,7 @@ def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
     hot = (rows.peak >= threshold).nonzero().squeeze(1)
     lane = torch.arange(ROW, device=u.device)
     found = []
-    for block in torch.split(hot, CHUNK // ROW):
+    for block in torch.split(hot, (CHUNK if u.device.type == "cpu" else LONG) // ROW):
         index = rows.start[block].unsqueeze(1) + lane
         inside = index < rows.stop[block].unsqueeze(1)
         value = u[index.clamp(max=u.numel() - 1)]

@@ -20,7 +20,7 @@ BLOCK = 1024  # entries
 CHUNK = 512  # candidates a program takes out
 CANDIDATES_A_REGION = 512
 STATE = ("floor", "k", "left", "inflow")
-CODECS = {"fp32": 0, "fp16": 1, "bf16": 2}
+CODECS = {"fp32": 0, "fp16": 1, "bf16": 2, "sign": 3}
 
 
 @cache
@@ -61,7 +61,8 @@ class Workspace:
         self.state = torch.zeros(len(layout.segments), len(STATE), device=device, dtype=torch.int64)
         self.counts = zeros(self.regions * 32)
         self.histogram = zeros(len(layout.segments) * BINS)
-        self.given = zeros(len(layout.segments))
+        self.given, self.peaks = zeros(len(layout.segments)), zeros(len(layout.segments))
+        self.shares = torch.zeros(len(layout.segments), device=device, dtype=torch.int64)
         self.choice = torch.zeros(len(layout.segments) * 4, device=device, dtype=torch.int64)
         self.turn, self.found = zeros(1), zeros(self.regions)
         index = torch.int32 if layout.numel < 2**31 else torch.int64

@@ -69,10 +69,12 @@ def _signs(values: Tensor, segments: Tensor, parts: int) -> Tensor:
     """
     size = values.abs()
     peak = size.new_zeros(parts).scatter_reduce_(0, segments, size, "amax")
-    share = size.new_zeros(parts).index_add_(0, segments, size / peak[segments])  # of the peak: cannot overflow
-    number = size.new_zeros(parts).index_add_(0, segments, torch.ones_like(size))
-    mean = peak * (share / number.clamp(min=1))
-    scale = torch.maximum(mean, peak * 2**-14).clamp(max=torch.finfo(torch.float32).max).float()
+    # Shares of the peak, in 2**-24ths, are integers: their sum cannot overflow, and is the same in any order.
+    share = (size / peak.clamp(min=torch.finfo(size.dtype).tiny)[segments] * 2**24).to(torch.int64)
+    total = share.new_zeros(parts).index_add_(0, segments, share).double()
+    number = share.new_zeros(parts).index_add_(0, segments, torch.ones_like(share)).double()
+    mean = peak.double() * (total / (number.clamp(min=1) * 2**24))
+    scale = torch.maximum(mean, peak.double() * 2**-14).clamp(max=torch.finfo(torch.float32).max).float()
     scale = (scale.view(torch.int32) & -0x10000).view(torch.float32).to(values.dtype)[segments]
     return torch.where(size >= scale / 2, torch.copysign(scale, values), 0)
 
