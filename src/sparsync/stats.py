@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -59,8 +60,10 @@ class Tally:
 
     @property
     def energy_share(self) -> float:
-        """Share of the energy of gradient plus residual that was sent."""
-        return self.energy_sent / self.energy if self.energy else 1.0
+        """Share of the energy of gradient plus residual that was sent; nan where a fused pass did not measure it."""
+        if not self.energy:
+            return 1.0 if self.entries >= self.numel else math.nan
+        return self.energy_sent / self.energy
 
     def add(self, exchange: Exchange) -> None:
         self.bytes += exchange.bytes
