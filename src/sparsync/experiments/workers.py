@@ -27,6 +27,11 @@ Task = Callable[[int, int, Any, Callable[[int], None]], Any]
 class WorkerFailed(RuntimeError):
     """A worker raised, or ended before its work was done; the text says which and why."""
 
+    exit_code = 1  # the command line ends with this code and the text
+
+    def format_message(self) -> str:
+        return str(self)
+
 
 def run(task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int], None]) -> list[Any]:
     """Run ``task`` for every job, one after another, on ``workers`` processes; what rank 0 returned for each.
