@@ -54,8 +54,8 @@ def options_of(method: str, **given: Any) -> dict[str, Any] | None:
     return {"compressor": compressor} | ({"collective": collective} if plus else {}) | given
 
 
-def check_options(options: dict[str, Any], momentum: float) -> None:
+def check_options(options: dict[str, Any]) -> None:
     """Raise what ``attach`` would raise for these options, before any process is started."""
     tiny = nn.ParameterList([torch.zeros(2, 2)])
-    optimizer = torch.optim.SGD(tiny.parameters(), lr=1.0, momentum=momentum)
-    sparsync.comm_hook(tiny, optimizer=optimizer, **options)
+    # Other momentum needs an optimizer, and the first one that is made imports seconds' worth of torch.
+    sparsync.comm_hook(tiny, **options | {"momentum": "keep"})

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -63,6 +64,18 @@ def run(task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int],
             process.join()
 
 
+def end_with_parent() -> None:
+    """End this process when the one that asked for it ends, however that happens."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()
+
+
 def _listen(pipes: list[Connection], progress: Callable[[int], None]) -> list[Any]:
     """Hear the workers out; raises as soon as one of them fails."""
     results: list[Any] = []
@@ -87,6 +100,7 @@ def _listen(pipes: list[Connection], progress: Callable[[int], None]) -> list[An
 
 def _work(task: Task, rank: int, workers: int, jobs: list[Any], port: int, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
+    end_with_parent()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     torch.set_num_threads(1)
 
