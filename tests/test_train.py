@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -168,7 +169,11 @@ def processes_of(session: int) -> dict[int, int]:
 def end_in_the_middle(folder: Path, end: Callable[[int], None], *arguments: str) -> tuple[int, str]:
     """Start a training, call ``end`` with its process id after the first checkpoint; its exit code and stderr."""
     command = [*TRAIN, "--workers", "2", "--steps", "100000", "--out", str(folder), *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    scratch = tempfile.TemporaryDirectory()  # a process that is killed leaves its temporary files
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"TMPDIR": scratch.name}, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     try:
         until = time.monotonic() + 60
         while not list(folder.glob("checkpoint/step-*0")) and process.poll() is None and time.monotonic() < until:
@@ -183,6 +188,7 @@ def end_in_the_middle(folder: Path, end: Callable[[int], None], *arguments: str)
     finally:
         for pid in processes_of(process.pid):
             os.kill(pid, signal.SIGKILL)
+        scratch.cleanup()
 
 
 def test_interrupted_training_can_be_resumed(tmp_path: Path) -> None:
@@ -209,6 +215,11 @@ def test_a_killed_worker_ends_the_others(tmp_path: Path) -> None:
         rf"go on with: sparsync train --out {tmp_path} --resume\n",
         errors,
     )
+
+
+def test_no_worker_outlives_a_killed_command(tmp_path: Path) -> None:
+    code, _ = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL), "--method", "dense")
+    assert code == -signal.SIGKILL
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------
