@@ -6,6 +6,7 @@ import gc
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -241,7 +242,9 @@ def _train_job(rank: int, workers: int, job: Job, report: Callable[[int], None])
         report(step - done)
         done = step
 
-    return train(rank, workers, job.training, load(job.training.data, job.data_folder), on_step=on_step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # attach warns of momentum; what it costs is in the outcome
+        return train(rank, workers, job.training, load(job.training.data, job.data_folder), on_step=on_step)
 
 
 def _on_first(rank: int, act: Callable[[], None]) -> None:
