@@ -12,6 +12,8 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from typing import Any
 
 import torch
@@ -40,8 +42,7 @@ def run(task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int],
     ``progress`` is called with the number of steps that rank 0 has done since the last call. However this function is
     left, no worker outlives it.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = fork_server()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
     try:
@@ -62,6 +63,22 @@ def run(task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int],
             if process.is_alive():
                 process.kill()
             process.join()
+
+
+def fork_server(preload: Sequence[str] = ()) -> ForkServerContext:
+    """The process that workers are forked from, ready: what they need has been imported there, once for all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOAD, *preload])
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: Ctrl-C while it imports is for us alone
+    try:
+        ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    # Whoever starts a process waits for the imports. If Ctrl-C ends that, nothing of value is left half started.
+    first = context.Process(target=os.getpid, daemon=True)
+    first.start()
+    first.join()
+    return context
 
 
 def end_with_parent() -> None:
