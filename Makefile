@@ -20,6 +20,7 @@ demo: install
 test: install
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest
+	TRITON_INTERPRET=1 $(BIN)/coverage run -m pytest tests/test_fused.py
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -34,7 +35,7 @@ test-mutants: install
 # On a machine with a GPU and torch: needs nothing installed but torch and pytest.
 test-gpu:
 	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0])" > results/test-gpu.txt
-	PYTHONPATH=src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore tests/test_gpu.py >> results/test-gpu.txt; \
+	PYTHONPATH=src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore tests/test_gpu.py tests/test_fused.py >> results/test-gpu.txt; \
 	  status=$$?; cat results/test-gpu.txt; exit $$status
 
 lint: install

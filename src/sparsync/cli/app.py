@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sparsync.cli import bench_step, bench_wire, demo, info, train
+from sparsync.cli import bench_step, bench_traffic, bench_wire, demo, info, train
 
 app = typer.Typer(
     name="sparsync",
@@ -21,6 +21,7 @@ app.command("train")(train.train)
 app.command("info")(info.info)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 bench.command("step")(bench_step.step)
+bench.command("traffic")(bench_traffic.traffic)
 bench.command("wire")(bench_wire.wire)
 bench.callback()(lambda: None)
 app.add_typer(bench, name="bench")

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from sparsync.experiments.workers import WorkerFailed, end_with_parent, fork_server
+from sparsync.experiments.workers import PRELOAD, WorkerFailed, end_with_parent, fork_server
 
 INPUT = 2  # exit code of a worker for what the user can put right
 GRACE = 3.0  # seconds
@@ -44,7 +44,7 @@ def launch(task: Callable[..., None], workers: int, *args: Any, preload: Sequenc
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    fork_server(preload)
+    fork_server([*PRELOAD, *preload])
     with tempfile.TemporaryDirectory(prefix="sparsync-") as scratch, _supervising():
         config = LaunchConfig(
             min_nodes=1,

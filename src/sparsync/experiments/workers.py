@@ -36,13 +36,19 @@ class WorkerFailed(RuntimeError):
         return str(self)
 
 
-def run(task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int], None]) -> list[Any]:
+def run(
+    task: Task,
+    workers: int,
+    jobs: Sequence[Any],
+    progress: Callable[[int], None],
+    preload: Sequence[str] = PRELOAD,
+) -> list[Any]:
     """Run ``task`` for every job, one after another, on ``workers`` processes; what rank 0 returned for each.
 
     ``progress`` is called with the number of steps that rank 0 has done since the last call. However this function is
-    left, no worker outlives it.
+    left, no worker outlives it. ``preload``: modules that the workers find imported already.
     """
-    context = fork_server()
+    context = fork_server(preload)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
     try:
@@ -65,10 +71,10 @@ def run(task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int],
             process.join()
 
 
-def fork_server(preload: Sequence[str] = ()) -> ForkServerContext:
+def fork_server(preload: Sequence[str]) -> ForkServerContext:
     """The process that workers are forked from, ready: what they need has been imported there, once for all."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, *preload])
+    context.set_forkserver_preload(list(preload))
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: Ctrl-C while it imports is for us alone
     try:
         ensure_running()

@@ -1,0 +1,76 @@
+"""What collectives put on the network is what their ``traffic`` says."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparsync.cli.app import run
+from sparsync.experiments.loopback import Count
+from sparsync.experiments.trafficbench import CASES, TOLERANCE, Row, TrafficBench
+
+SPARSYNC = [sys.executable, "-c", "from sparsync.cli import main; main()"]
+
+
+def test_the_interface_counts_what_traffic_says(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "traffic.csv"
+    sizes = ["--workers", "3", "--entries", "400000", "--density", "0.01", "--exchanges", "10"]
+    command = [*SPARSYNC, "bench", "traffic", *sizes, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode in (0, 1), done.stderr
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    if rows[0]["interface"] != "own namespace":
+        pytest.skip("not allowed to make a network namespace, and others use the host's loopback interface")
+    assert [(row["collective"], row["values"], row["indices"]) for row in rows] == list(CASES)
+    for row in rows:
+        # Messages of this size are heavy enough for both: with the backend's framing and without.
+        assert abs(float(row["ratio"]) - 1) <= TOLERANCE, row
+        assert abs(float(row["ratio_without_framing"]) - 1) <= TOLERANCE, row
+        assert 0 < int(row["framing_bytes"]) < int(row["payload_bytes"]), row
+        assert int(row["control_bytes"]) < 0.02 * int(row["interface_bytes"]), row
+        assert row["date"], row
+    # Sent from rank to rank, or passed on by 2 others, or summed: what travels follows from what was handed over.
+    handed = {row["collective"]: int(row["handed_bytes"]) / float(row["traffic_bytes"]) for row in rows}
+    assert handed == pytest.approx({"allgather": 1 / 2, "gtopk": 1, "shared": 3 / 4, "dense": 3 / 4}, rel=0.01)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("share", "agrees"), [(0.85, False), (0.95, True), (1.05, True), (1.15, False)])
+def test_a_wrong_traffic_is_noticed(share: float, agrees: bool) -> None:
+    """An interface that counts ``share`` of what ``traffic`` says, and framing, headers and barriers beside."""
+    bench, header, barrier, framing = TrafficBench("allgather", exchanges=10), 52, Count(1000, 10, 0), 5000
+    counts = []
+    for payload in (share * bench.traffic(8), bench.small(8).traffic(8)):
+        counts.append(Count(round(payload) + framing + 200 * header + barrier.bytes, 200 + barrier.packets, 0))
+    row = Row(bench, 8, counts[0], barrier, counts[1], handed=0, header=header)
+    assert row.framing == framing
+    assert row.tensor_ratio == pytest.approx(share, abs=1e-6)
+    assert row.ratio == pytest.approx(share + framing / bench.traffic(8), abs=1e-6)
+    assert row.agrees == agrees
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--workers", "1"], "workers must be from 2 to 64, got 1"),
+        (["--workers", "3", "--workers", "65"], "workers must be from 2 to 64, got 65"),
+        (["--entries", "0"], "entries must be from 1 to 1,000,000,000, got 0"),
+        (["--density", "0"], "density must be above 0 and at most 1, got 0"),
+        (["--density", "nan"], "density must be above 0 and at most 1, got nan"),
+        (["--exchanges", "0"], "exchanges must be 1 or more, got 0"),
+        (["--out", f"{__file__}/traffic.csv"], "File exists"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_code_2(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "traffic", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sparsync: ")
+    assert sentence in said
+    assert len(said.strip().splitlines()) == 1
