@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sparsync.cli import bench_step, bench_traffic, bench_wire, demo, info
+from sparsync.cli import bench_step, bench_traffic, bench_wire, demo, info, train
 
 app = typer.Typer(
     name="sparsync",
@@ -17,6 +17,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("demo")(demo.demo)
+app.command("train")(train.train)
 app.command("info")(info.info)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 bench.command("step")(bench_step.step)

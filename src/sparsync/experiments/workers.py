@@ -8,9 +8,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from typing import Any
 
 import torch
@@ -27,6 +30,11 @@ Task = Callable[[int, int, Any, Callable[[int], None]], Any]
 class WorkerFailed(RuntimeError):
     """A worker raised, or ended before its work was done; the text says which and why."""
 
+    exit_code = 1  # the command line ends with this code and the text
+
+    def format_message(self) -> str:
+        return str(self)
+
 
 def run(
     task: Task,
@@ -40,8 +48,7 @@ def run(
     ``progress`` is called with the number of steps that rank 0 has done since the last call. However this function is
     left, no worker outlives it. ``preload``: modules that the workers find imported already.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
+    context = fork_server(preload)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
     try:
@@ -62,6 +69,34 @@ def run(
             if process.is_alive():
                 process.kill()
             process.join()
+
+
+def fork_server(preload: Sequence[str]) -> ForkServerContext:
+    """The process that workers are forked from, ready: what they need has been imported there, once for all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: Ctrl-C while it imports is for us alone
+    try:
+        ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    # Whoever starts a process waits for the imports. If Ctrl-C ends that, nothing of value is left half started.
+    first = context.Process(target=os.getpid, daemon=True)
+    first.start()
+    first.join()
+    return context
+
+
+def end_with_parent() -> None:
+    """End this process when the one that asked for it ends, however that happens."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()
 
 
 def _listen(pipes: list[Connection], progress: Callable[[int], None]) -> list[Any]:
@@ -88,6 +123,7 @@ def _listen(pipes: list[Connection], progress: Callable[[int], None]) -> list[An
 
 def _work(task: Task, rank: int, workers: int, jobs: list[Any], port: int, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
+    end_with_parent()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     torch.set_num_threads(1)
 
