@@ -277,7 +277,7 @@ def test_threshold_overflow_favours_no_index():
         one = worker("threshold", [1000], density=0.05)
         one.step = step
         one.send(gradient("normal", 1000, torch.float32, step))
-        grad = 100 * gradient("normal", 1000, torch.float32, 1000 + step)
+        grad = 1e5 * gradient("normal", 1000, torch.float32, 1000 + step)
         sent = one.send(grad)
         assert int(sent.count) == one.layout.capacity
         assert (one.residual.abs() > 20).sum() > 500  # what did not fit stays
