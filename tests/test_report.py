@@ -46,7 +46,7 @@ FLAGS = [
     "--hide-scrollbars",  # as on a phone, where they take no room
 ]
 WIDTHS = (1200, 360)
-NAMES = ["dense", "a <b>&amp; name", "random+shared 1 %", "$x$"]
+NAMES = ["dense", "a <b>&amp; name", "random+shared 1 %", "$x$", "topk+gtopk 0.1 %"]
 STEPS = list(range(0, 101, 10))
 
 
@@ -152,6 +152,8 @@ def test_a_browser_shows_everything(opened: dict[int, dict[str, Any]], width: in
     ):
         assert said in texts
     assert "What each method sends" in texts
+    for word in seen["words"]:
+        assert any(box["left"] <= word["left"] < word["right"] <= box["right"] for box in seen["charts"]), word
     words = [word["text"] for word in seen["words"]]
     for name in NAMES:
         assert words.count(name) == 3, name  # two legends and a bar

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
@@ -186,12 +187,12 @@ def _figure(charts: Sequence[Chart]) -> Figure:
 
 def _columns(letters: list[int], room: float) -> int:
     """How many columns of a legend fit into ``room`` points, at 6 points a letter and 51 for the line before it."""
-    for columns in range(len(letters), 1, -1):
-        rows = -(-len(letters) // columns)
-        widest = [max(letters[i : i + rows]) for i in range(0, len(letters), rows)]
+    fitting = 1
+    for columns in range(2, len(letters) + 1):
+        widest = [max(column) for column in np.array_split(letters, columns)]
         if sum(6 * width + 51 for width in widest) <= room:
-            return columns
-    return 1
+            fitting = columns
+    return -(-len(letters) // -(-len(letters) // fitting))  # no more than the rows then need
 
 
 def _spaced(unit: str) -> str:

@@ -1,0 +1,186 @@
+"""What ``compare`` and ``demo`` show of their outcomes: a table, a page, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Printed
+from rich.text import Text as Written
+
+from sparsync.experiments.compare import TOLERANCE, Line
+from sparsync.experiments.training import Outcome, Point, Training
+from sparsync.report import (
+    Bar,
+    BarChart,
+    Chart,
+    Curve,
+    Figure,
+    LineChart,
+    Page,
+    Row,
+    Table,
+    plus_minus,
+    png,
+    times,
+    write,
+    write_csv,
+)
+
+HEADINGS = ("method", "test accuracy", "bytes per step", "less than dense", "density", "step time")
+
+
+def show(console: Console, lines: Sequence[Line], training: Training, workers: int) -> None:
+    """The table and what it says, on a terminal."""
+    made = table(lines, training, workers)
+    printed = Printed(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in made.headings:
+        printed.add_column(heading, justify="left" if heading == "method" else "right", overflow="fold")
+    for row in made.rows:
+        first = Written(row.cells[0] + (row.warning and f"\n{row.warning}"))
+        printed.add_row(first, *row.cells[1:], style="red" if row.warning else None)
+    console.print(printed)
+    for sentence in (*made.notes, *findings(lines)):
+        console.print(sentence, highlight=False)
+
+
+def save(
+    out: Path,
+    title: str,
+    outcomes: Sequence[Outcome],
+    lines: Sequence[Line],
+    workers: int,
+    where: Mapping[str, str],
+) -> Path:
+    """Write ``outcomes.json``, ``table.csv``, ``compare.png`` and ``report.html`` into ``out``; the last one's path."""
+    training = outcomes[0].training
+    told = {"environment": dict(where), "outcomes": [outcome.to_json() for outcome in outcomes]}
+    (out / "outcomes.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    write_csv(out / "table.csv", [_csv_line(line, training, workers) | dict(where) for line in lines])
+    png(charts(lines)[:2], out / "compare.png")
+    write(page(title, lines, training, workers, where), out / "report.html")
+    return out / "report.html"
+
+
+def table(lines: Sequence[Line], training: Training, workers: int) -> Table:
+    """The comparison in rows."""
+    rows = []
+    for line in lines:
+        cells = [
+            line.label,
+            plus_minus(100 * line.accuracy, None if line.deviation is None else 100 * line.deviation, "%"),
+            f"{line.bytes:,.0f}",
+            times(line.ratio) if line.bytes else "–",
+            f"{line.density:.2%}".replace("%", " %"),
+            f"{1e3 * line.step_s:.1f} ms",
+        ]
+        rows.append(Row(cells, f"misses dense by {100 * line.gap:.1f} points" if line.misses else ""))
+    seeds = lines[0].seeds
+    notes = [
+        f"{training.model} on {training.data}, {workers} workers × {training.batch} images, {training.steps} steps; "
+        f"SGD with rate {training.rate:g} and momentum {training.momentum:g}. "
+        + (f"Mean of {seeds} seeds ± their standard deviation." if seeds > 1 else "One seed only."),
+        "Bytes are what one worker puts on the network in a step, headers and indices included, against a dense ring "
+        "all-reduce in fp32. Small tensors travel dense and count in the density.",
+        "All workers share one machine and its loopback network: step times show overhead, not what a slow network "
+        "would gain.",
+    ]
+    return Table(f"Accuracy and traffic of {len(lines)} methods", HEADINGS, rows, notes)
+
+
+def findings(lines: Sequence[Line]) -> list[str]:
+    """What the table shows, in a sentence or two."""
+    dense, sparse = lines[0], [line for line in lines[1:] if line.bytes]
+    fine, missing = [line for line in sparse if not line.misses], [line for line in sparse if line.misses]
+    said = []
+    if fine:
+        best = max(fine, key=lambda line: line.ratio)
+        said.append(
+            f"Of the methods within a point of dense, {best.label} sends least: {times(best.ratio)} less, with an "
+            f"accuracy of {best.accuracy:.1%} against {dense.accuracy:.1%}."
+        )
+    if missing:
+        names = [f"{line.label} (by {100 * line.gap:.1f} points, {times(line.ratio)} less)" for line in missing]
+        said.append(f"More than {100 * TOLERANCE:g} point under dense: {', '.join(names)}.")
+    return said
+
+
+def charts(lines: Sequence[Line]) -> list[Chart]:
+    """Accuracy over steps and over bytes, and the bytes of a step."""
+    over_steps = [_curve(line, lambda point: point.step) for line in lines]
+    over_bytes = [_curve(line, lambda point: point.bytes) for line in lines]
+    bars = [Bar(line.label, line.bytes, _size(line.bytes) + f", {times(line.ratio)} less") for line in lines]
+    bars[0] = Bar(lines[0].label, lines[0].bytes, _size(lines[0].bytes))
+    return [
+        LineChart("Test accuracy over steps", "steps", over_steps, y_unit="%"),
+        LineChart(
+            "Test accuracy over bytes sent", "sent by one worker", over_bytes, y_unit="%", log_x=True, x_unit="B"
+        ),
+        BarChart("Bytes a worker sends per step", "bytes per step", bars, x_unit="B"),
+    ]
+
+
+def page(title: str, lines: Sequence[Line], training: Training, workers: int, where: Mapping[str, str]) -> Page:
+    """The report."""
+    steps, traffic, bars = charts(lines)
+    band = " The band reaches from the lowest to the highest seed." if lines[0].seeds > 1 else ""
+    return Page(
+        title,
+        findings(lines),
+        [
+            table(lines, training, workers),
+            Figure(steps, "Mean over the seeds." + band if band else "One seed."),
+            Figure(traffic, "The same over what one worker has put on the network so far; each mark of the axis is ten "
+                   "times the one before."),
+            Figure(bars, "From 0, so that lengths compare; numbers tell short bars apart."),
+        ],
+        where,
+    )  # fmt: skip
+
+
+def _curve(line: Line, x: Callable[[Point], float]) -> Curve:
+    """The mean over the seeds, point by point, and the band of all of them."""
+    points = list(zip(*line.curves, strict=True))
+    accuracies = [[100 * point.accuracy for point in same] for same in points]
+    return Curve(
+        line.label,
+        [fmean(x(point) for point in same) for same in points],
+        [fmean(values) for values in accuracies],
+        [min(values) for values in accuracies] if line.seeds > 1 else (),
+        [max(values) for values in accuracies] if line.seeds > 1 else (),
+    )
+
+
+def _size(number: float) -> str:
+    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return f"{number:.0f} B"
+
+
+def _csv_line(line: Line, training: Training, workers: int) -> dict[str, Any]:
+    return {
+        "method": line.label,
+        "data": training.data,
+        "model": training.model,
+        "workers": workers,
+        "batch": training.batch,
+        "steps": training.steps,
+        "rate": training.rate,
+        "momentum": training.momentum,
+        "seeds": line.seeds,
+        "accuracy_mean": f"{line.accuracy:.5f}",
+        "accuracy_std": "" if line.deviation is None else f"{line.deviation:.5f}",
+        "points_under_dense": f"{100 * line.gap:.2f}",
+        "misses_dense": "yes" if line.misses else "no",
+        "bytes_per_step": f"{line.bytes:.0f}",
+        "dense_bytes_per_step": f"{line.dense_bytes:.0f}",
+        "times_less_than_dense": f"{line.ratio:.2f}",
+        "density": f"{line.density:.6f}",
+        "step_p50_ms": f"{1e3 * line.step_s:.3f}",
+    }
