@@ -25,8 +25,8 @@ from sparsync import (
 )
 from sparsync.collectives import Channel, Collective, Reduced
 from sparsync.compressors import Compressor, Context, State
-from sparsync.feedback import accumulation_dtype
-from sparsync.kernels import Memory
+from sparsync.feedback import Correction, accumulation_dtype
+from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.wire import CODECS, Wire
@@ -142,24 +142,43 @@ class Worker:
     transactional: bool = False
     shared: bool = False
     rank: int = 0
+    whole: bool = False
+    correction: Correction | None = None
+    clip: float | None = None
     step: int = 0
     residual: Tensor = field(init=False)
+    velocity: Tensor = field(init=False)
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
         self.residual = torch.zeros(self.layout.numel, dtype=accumulation_dtype(self.dtype))
+        self.velocity = torch.zeros_like(self.residual)
         self.state = self.compressor.init(self.layout)
 
     def send(self, grad: Tensor, asleep: frozenset[str] = frozenset()) -> SparseGrad:
         after = torch.full_like(self.residual, float("nan")) if self.transactional else self.residual
-        ctx = Context(self.step, self.rank, rounding=CODECS[self.values].round, shared=self.shared, asleep=asleep)
-        keeps = not self.compressor.dense or ctx.rounding is not None
-        memory = Memory(self.residual, after) if keeps else None
+        ctx = Context(
+            self.step,
+            self.rank,
+            rounding=CODECS[self.values].round,
+            shared=self.shared,
+            whole=self.shared or self.whole,
+            clip=self.clip,
+            asleep=asleep,
+        )
+        velocity = None
+        if self.correction is not None:
+            faster = torch.full_like(self.velocity, float("nan")) if self.transactional else self.velocity
+            velocity = Velocity(self.velocity, faster, self.correction.beta, self.correction.masking)
+        keeps = not self.compressor.dense or ctx.rounding is not None or velocity is not None
+        memory = Memory(self.residual, after, velocity) if keeps else None
         sent = self.compressor.compress(grad.clone(), memory, self.layout, ctx, self.state)
         self.step += 1
         if self.transactional:
             for span in self.layout.spans:
                 self.residual[span.start : span.stop] = after[span.start : span.stop]
+                if velocity is not None:
+                    self.velocity[span.start : span.stop] = velocity.after[span.start : span.stop]
         return sent
 
 
@@ -175,10 +194,13 @@ def worker(
     transactional: bool = False,
     shared: bool = False,
     rank: int = 0,
+    whole: bool = False,
+    correction: Correction | None = None,
+    clip: float | None = None,
 ) -> Worker:
     compressor = make(name, density)
     spans, numel = place(sizes, hole)
     layout = Layout.cut(
         spans, numel=numel, scope=scope, density=compressor.density, capacity=compressor.capacity, name="all"
     )
-    return Worker(compressor, layout, dtype, values, transactional, shared, rank)
+    return Worker(compressor, layout, dtype, values, transactional, shared, rank, whole, correction, clip)

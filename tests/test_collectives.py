@@ -25,7 +25,8 @@ def result(reduced: Reduced, numel: int) -> torch.Tensor:
 def case_reduce(rank: int, size: int, name: str, collective: str, codecs: list[str], indices: str = "int") -> None:
     channel = Channel(dist.group.WORLD, Wire(), deadline=30)
     for values in codecs:
-        channel.wire = Wire(values, indices)
+        block = name == "block" and COLLECTIVES[collective].blocks and values != "sign"
+        channel.wire = Wire(values, "block" if block else indices)
         reduce_thrice(rank, size, name, collective, values, channel)
     channel.close()
 
@@ -34,7 +35,16 @@ def reduce_thrice(rank: int, size: int, name: str, collective: str, values: str,
     """Three steps; every rank also plays all the others, so it knows what must come out."""
     method = COLLECTIVES[collective]
     everyone = [
-        worker(name, [1, 63, 1023, 5000], density=0.02, values=values, shared=method.shared, rank=r)
+        worker(
+            name,
+            [1, 63, 1023, 5000],
+            density=0.02,
+            values=values,
+            hole=2,
+            shared=method.shared,
+            rank=r,
+            whole=channel.wire.indices == "block",
+        )
         for r in range(size)
     ]
     layout = everyone[0].layout

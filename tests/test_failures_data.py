@@ -424,7 +424,7 @@ def test_38_k_above_n_is_clamped(compressor, numel):
 
 def test_38_largest_takes_any_k():
     u = torch.randn(100)
-    rows, _, _ = sweep(u, torch.zeros(100), torch.zeros(100), [(0, 100)])
+    rows, _ = sweep(u, Memory(torch.zeros(100), torch.zeros(100)), [(0, 100)])
     assert largest(u, rows, 1000).tolist() == list(range(100))
 
 

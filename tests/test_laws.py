@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsync.feedback import Correction
 from sparsync.sparse import NONFINITE, write_mean
 from sparsync.wire import Wire
 from tests.methods import COLLECTIVES, DTYPES, KINDS, PAIRS, SIZES, SPARSE, Worker, gradient, worker
@@ -71,6 +72,51 @@ def test_law_1_nothing_is_lost_on_one_worker(name, dtype, scope, sizes, density,
         assert mine[sent.indices[:count]].all()
         assert sent.values[:count].all()
         assert not sent.values[count:].any()
+
+
+@methods
+@given(
+    scopes,
+    sizes,
+    kinds,
+    st.sampled_from(["fp32", "bf16", "sign"]),
+    st.sampled_from([0.0, 0.5, 0.9]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, 0.7]),
+    seeds,
+)
+def test_law_1_under_momentum_correction_and_clipping(
+    name, scope, sizes, kinds, values, beta, masking, undoable, clip, seed
+):
+    one = worker(
+        name,
+        sizes,
+        scope=scope,
+        density=0.05,
+        values=values,
+        hole=3,
+        transactional=undoable,
+        correction=Correction(beta, masking),
+        clip=clip,
+    )
+    mine = covered(one)
+    for i, kind in enumerate(kinds):
+        grad = gradient(kind, one.layout.numel, torch.float32, seed + i)
+        before, velocity = one.residual.clone(), one.velocity.clone()
+        sent = one.send(grad)
+        faster = torch.where(mine, velocity, 0)
+        for segment in one.layout.segments:
+            own = torch.cat([grad[a:b] for a, b in segment.runs()])
+            norm = own.double().norm().item()
+            scale = clip / norm if clip and norm > clip else 1.0
+            for a, b in segment.runs():
+                faster[a:b] = velocity[a:b] * beta + grad[a:b] * scale
+        close = {"rtol": 1e-6, "atol": 1e-12} if clip else {"rtol": 0, "atol": 0}  # its norm is summed in another order
+        torch.testing.assert_close(sent.densify() + one.residual, torch.where(mine, before + faster, before), **close)
+        went = sent.densify() != 0
+        cleared = went & masking if not one.compressor.dense else torch.zeros_like(went)
+        torch.testing.assert_close(one.velocity, torch.where(cleared, 0, faster), **close)
 
 
 @pairs

@@ -1,4 +1,4 @@
-"""Momentum moved out of the optimizer."""
+"""Momentum moved out of the optimizer or before the residual, and recipes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync.momentum import MovedMomentum
-from tests.models import loss_of, net, weights
+from sparsync.momentum import TakenMomentum
+from tests.models import local_gradients, loss_of, net, weights
 
 
 def test_moved_momentum_is_a_larger_rate_and_schedulers_go_on():
@@ -20,7 +21,7 @@ def test_moved_momentum_is_a_larger_rate_and_schedulers_go_on():
     twin = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.75, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)  # made before, knows nothing of us
-    moved = MovedMomentum(optimizer)
+    moved = TakenMomentum(optimizer)
     plain = torch.optim.SGD(twin.parameters(), lr=0.08, weight_decay=0.01)
     plain_scheduler = torch.optim.lr_scheduler.StepLR(plain, 2, 0.5)
     before = copy.deepcopy(optimizer.state_dict())
@@ -44,8 +45,8 @@ def test_moved_momentum_is_a_larger_rate_and_schedulers_go_on():
 
 
 def test_an_optimizer_without_momentum_is_refused():
-    with pytest.raises(ValueError, match="needs an optimizer with momentum, got Adam"):
-        MovedMomentum(torch.optim.Adam(net().parameters()))
+    with pytest.raises(ValueError, match="needs an optimizer with momentum or betas, as SGD or Adam, got Adagrad"):
+        TakenMomentum(torch.optim.Adagrad(net().parameters()))
 
 
 def case_attach(rank: int, size: int) -> None:
@@ -73,10 +74,194 @@ def test_attach_moves_momentum_and_detach_brings_it_back(worlds):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"momentum": "lose"}, "momentum must be one of keep, move, got 'lose'"),
+        ({"momentum": "lose"}, "momentum must be one of keep, move, correct, got 'lose'"),
         ({"momentum": "move"}, "needs optimizer="),
+        ({"recipe": "best"}, "recipe must be one of default, paper, dgc, got 'best'"),
+        ({"momentum": "correct", "beta": 1.0}, "beta must be from 0 to below 1, got 1.0"),
+        ({"clip": 0.0}, "clip must be a norm above 0, got 0.0"),
     ],
 )
 def test_bad_options_are_refused(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         sparsync.comm_hook(net(), **options)
+
+
+def test_a_checkpoint_of_the_optimizer_remembers_what_was_taken_out():
+    """Loaded before or after the momentum is taken out, the steps are as large as they were."""
+    first = torch.optim.SGD(net().parameters(), lr=0.1, momentum=0.9)
+    TakenMomentum(first)
+    saved = copy.deepcopy(first.state_dict())
+    for order in ("load, attach", "attach, load"):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if order == "attach, load":
+            TakenMomentum(optimizer)
+            optimizer.load_state_dict(saved)
+        else:
+            optimizer.load_state_dict(saved)
+            TakenMomentum(optimizer)
+        before = weights(model)
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+        optimizer.step()
+        assert (before - weights(model)).max().item() == pytest.approx(1.0, rel=1e-5), order
+
+
+def test_adams_betas_are_lowered_and_come_back():
+    optimizer = torch.optim.AdamW(net().parameters(), lr=0.1, betas=(0.9, 0.95))
+    taken = TakenMomentum(optimizer)
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.95)
+    assert "betas 0.9, 0.95 lowered to 0.5, 0.95" in taken.describe()
+    taken.undo()
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
+    with pytest.raises(ValueError, match="momentum='correct' needs an optimizer with momentum, as SGD, got AdamW"):
+        TakenMomentum(optimizer, beta=0.5)
+
+
+def train(ddp, optimizer, rank, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(ddp, rank, step).backward()
+        optimizer.step()
+
+
+def case_correct_is_momentum(rank: int, size: int) -> None:
+    """At density 1, correction of 0.9 without masking is SGD with momentum 0.9."""
+    results = []
+    for correct in (False, True):
+        ddp = DistributedDataParallel(net(), bucket_cap_mb=0.01)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+        handle = None
+        if correct:
+            options = {"momentum": "correct", "beta": 0.9, "masking": False}
+            handle = sparsync.attach(ddp, sparsync.TopK(1.0), optimizer=optimizer, **options)
+            assert "0.9 before the residual, without masking" in handle.describe()
+        train(ddp, optimizer, rank, range(8))
+        results.append(weights(ddp.module))
+        if handle is not None:
+            handle.detach()
+        del ddp
+        gc.collect()
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+def case_corrected_training(rank: int, size: int, scope: str) -> None:
+    """What came in as velocity is what was applied plus what is kept; a checkpoint repeats the same bits."""
+    ddp = DistributedDataParallel(net(), bucket_cap_mb=0.01)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    options = {"scope": scope, "density": 0.05, "dense_below": 100, "momentum": "correct", "beta": 0.7, "clip": 0.5}
+    handle = sparsync.attach(ddp, "topk", optimizer=optimizer, masking=False, **options)
+    names = dict(ddp.module.named_parameters())
+    velocity = {n: torch.zeros_like(p) for n, p in names.items()}
+    came = {n: torch.zeros_like(p) for n, p in names.items()}
+    applied = {n: torch.zeros_like(p) for n, p in names.items()}
+    for step in range(4):
+        local = local_gradients(ddp, rank, step)
+        small = torch.cat([local[n].reshape(-1) for n in names if n in handle.small]).norm().item()
+        large = torch.cat([local[n].reshape(-1) for n in names if n not in handle.small]).norm().item()
+        for n, grad in local.items():
+            norm = small if n in handle.small else large if scope == "global" else grad.norm().item()
+            velocity[n] = 0.7 * velocity[n] + grad * min(1.0, 0.5 / norm)
+            came[n] += velocity[n]
+        train(ddp, optimizer, rank, [step])
+        for n, p in names.items():
+            applied[n] += p.grad
+            torch.testing.assert_close(handle.velocity(n), velocity[n])
+    for n in names:
+        kept = handle.residual(n)
+        total = came[n] - (0 if kept is None else kept)
+        dist.all_reduce(total)
+        torch.testing.assert_close(applied[n], total / size, rtol=1e-4, atol=1e-6)
+    handle.detach()
+
+    handle = sparsync.attach(ddp, "topk", optimizer=optimizer, **options)
+    train(ddp, optimizer, rank, range(3))
+    saved, middle = handle.state_dict(), copy.deepcopy(ddp.module.state_dict())
+    assert saved["velocities"]
+    train(ddp, optimizer, rank, range(3, 6))
+    wanted = weights(ddp.module)
+    handle.detach()
+    ddp.module.load_state_dict(middle)
+    handle = sparsync.attach(ddp, "topk", optimizer=optimizer, **options)
+    handle.load_state_dict(saved)
+    train(ddp, optimizer, rank, range(3, 6))
+    assert torch.equal(weights(ddp.module), wanted)
+    handle.detach()
+    handle = sparsync.attach(ddp, "topk")
+    with pytest.raises(ValueError, match="the checkpoint holds velocities"):
+        handle.load_state_dict(saved)
+    handle.detach()
+    del ddp
+    gc.collect()
+
+
+def case_rollback(rank: int, size: int) -> None:
+    """A step that is undone leaves velocities as they were; a loss scale scales them."""
+    ddp = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    handle = sparsync.attach(ddp, "topk", density=0.05, optimizer=optimizer, momentum="correct", transactional=True)
+    train(ddp, optimizer, rank, range(2))
+    handle.commit()
+    before = {n: handle.velocity(n).clone() for n, _ in ddp.module.named_parameters()}
+    train(ddp, optimizer, rank, [2])
+    assert not torch.equal(handle.velocity("0.weight"), before["0.weight"])
+    handle.rollback()
+    for n, kept in before.items():
+        assert torch.equal(handle.velocity(n), kept)
+    handle.detach()
+    del ddp
+    gc.collect()
+
+
+def test_correction_of_everything_is_momentum(worlds):
+    worlds[2].run(case_correct_is_momentum)
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_corrected_training_loses_nothing(worlds, scope):
+    worlds[3].run(case_corrected_training, scope=scope)
+
+
+def test_undone_steps_leave_the_velocity(worlds):
+    worlds[2].run(case_rollback)
+
+
+def case_recipes(rank: int, size: int) -> None:
+    ddp = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    handle = sparsync.attach(ddp, optimizer=optimizer)
+    told = handle.describe()
+    for words in ("recipe       default", "ThresholdK", "density 0.006", "values as sign, indices as ef", "10 x its"):
+        assert words in told, told
+    train(ddp, optimizer, rank, range(3))
+    handle.detach()
+    handle = sparsync.attach(ddp, optimizer=optimizer, density=0.05, values="fp32", momentum="keep")
+    assert "density 0.05" in handle.describe()
+    assert "values as fp32, indices as ef" in handle.describe()
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    handle.detach()
+    with pytest.warns(UserWarning, match="momentum of 0.9 stays"):
+        handle = sparsync.attach(ddp, optimizer=optimizer, recipe="paper")
+    assert "TopK (scope global, density 0.001" in handle.describe()
+    assert not handle.small
+    handle.detach()
+    handle = sparsync.attach(ddp, optimizer=optimizer, recipe="dgc")
+    assert "0.9 before the residual, with masking" in handle.describe()
+    assert optimizer.param_groups[0]["momentum"] == 0
+    train(ddp, optimizer, rank, range(2))
+    handle.detach()
+    handle = sparsync.attach(ddp)
+    assert "pass optimizer=" in handle.describe()
+    handle.detach()
+    handle = sparsync.attach(ddp, "topk")
+    assert "recipe       none" in handle.describe()
+    assert "values as fp32, indices as int" in handle.describe()
+    handle.detach()
+    adagrad = torch.optim.Adagrad(ddp.parameters())
+    handle = sparsync.attach(ddp, optimizer=adagrad)  # nothing to take out, and nobody asked for it
+    handle.detach()
+    del ddp
+    gc.collect()
+
+
+def test_recipes_fill_in_what_is_not_given(worlds):
+    worlds[2].run(case_recipes)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsync import DGCK, GaussianK, TopK, TrimmedK
 from sparsync.compressors import Compressor
-from sparsync.kernels import Rows, sweep
+from sparsync.kernels import Memory, Rows, sweep
 from sparsync.layout import Layout
 from sparsync.registry import make_compressor
 from tests.methods import KINDS, SIZES, Worker, gradient, place
@@ -30,7 +30,7 @@ def worker_of(compressor: Compressor, sizes: list[int], scope: str = "global", h
 
 
 def rows_of(grad: Tensor) -> Rows:
-    return sweep(grad, torch.zeros_like(grad), torch.empty_like(grad), [(0, grad.numel())])[0]
+    return sweep(grad, Memory(torch.zeros_like(grad), torch.empty_like(grad)), [(0, grad.numel())])[0]
 
 
 def sent_indices(one: Worker, grad: Tensor, **how: frozenset[str]) -> Tensor:

@@ -20,7 +20,7 @@ from tests.methods import KINDS, SIZES, gradient, worker
 from tests.models import loss_of, net
 
 
-@pytest.mark.parametrize("indices", INDEX_CODECS)
+@pytest.mark.parametrize("indices", ["int", "ef"])
 @pytest.mark.parametrize("values", CODECS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @given(st.lists(st.sampled_from(SIZES), min_size=1, max_size=3), st.sampled_from(KINDS), st.integers(0, 99))
@@ -66,7 +66,7 @@ def test_unknown_values_are_refused():
 
 
 def test_unknown_indices_are_refused():
-    with pytest.raises(ValueError, match="indices must be one of int, ef, got 'gaps'"):
+    with pytest.raises(ValueError, match="indices must be one of int, ef, block, got 'gaps'"):
         Wire(indices="gaps")
 
 
@@ -85,7 +85,7 @@ def entries(picked: torch.Tensor, capacity: int, layout: Layout, seed: int) -> S
 
 
 def there_and_back(sent: SparseGrad, layout: Layout, wire: Wire) -> SparseGrad:
-    shape = Shape(layout.numel, sent.values.numel(), len(layout.segments), torch.float32)
+    shape = Shape(layout.numel, sent.values.numel(), len(layout.segments), torch.float32, layout.slots)
     message = wire.encode(sent, layout.segment_of, shape, wire.header(sent, 0, 0, 0))
     assert message.nbytes == wire.bytes(shape)
     return wire.decode(message, layout.segment_of, shape)
@@ -96,7 +96,7 @@ def two_halves(numel: int) -> Layout:
     return Layout.cut([Span("a", 0, half), Span("b", half, numel - half)], numel=numel, scope="layer", density=0.5)
 
 
-@pytest.mark.parametrize("indices", INDEX_CODECS)
+@pytest.mark.parametrize("indices", ["int", "ef"])
 @pytest.mark.parametrize("values", CODECS)
 @given(st.data())
 def test_any_order_and_any_count_comes_back(values, indices, data):
@@ -117,6 +117,32 @@ def test_any_order_and_any_count_comes_back(values, indices, data):
     assert back.count == count
     assert not back.indices[count:].any()
     assert not back.values[count:].any()
+
+
+@pytest.mark.parametrize("scope", ["layer", "bucket"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@given(st.lists(st.sampled_from(SIZES), min_size=1, max_size=4), st.sampled_from([0.001, 0.1, 1.0]), st.integers(0, 99))
+def test_of_a_block_only_the_start_travels(values, scope, sizes, density, seed):
+    one = worker("block", sizes, scope=scope, density=density, values=values, hole=5, rank=seed, whole=True)
+    sent = one.send(gradient("mostly zero", one.layout.numel, torch.float32, seed))
+    wire = Wire(values, "block")
+    back = there_and_back(sent, one.layout, wire)
+    assert torch.equal(back.indices, sent.indices)
+    assert torch.equal(back.values, sent.values)
+    assert sent.count == one.layout.capacity == one.layout.k
+    room = CODECS[values].words(one.layout.k, len(one.layout.segments), torch.float32)
+    assert wire.bytes(shape_of(one.layout, torch.float32)) == 4 * (HEADER + 2 * len(one.layout.segments) + room)
+
+
+def test_blocks_are_refused_where_they_cannot_be_told():
+    with pytest.raises(ValueError, match="values='sign' cannot tell"):
+        Wire("sign", "block")
+    for options in ({"compressor": "topk"}, {"compressor": "block", "collective": "gtopk"}):
+        with pytest.raises(ValueError, match="needs a compressor that sends blocks"):
+            sparsync.comm_hook(net(), **options, indices="block")
+    assert sparsync.comm_hook(net(), "block")[0].wire.indices == "block"
+    assert sparsync.comm_hook(net(), "block", values="sign")[0].wire.indices == "int"
+    assert sparsync.comm_hook(net(), "block", indices="ef")[0].wire.indices == "ef"
 
 
 @pytest.mark.parametrize("values", CODECS)
@@ -155,13 +181,13 @@ def test_coded_indices_in_a_heap_or_spread_out(picked):
     ],
 )
 def test_words_of_coded_indices(numel, capacity, words):
-    assert INDEX_CODECS["ef"].words(numel, capacity) == words
+    assert INDEX_CODECS["ef"].words(Shape(numel, capacity, 1, torch.float32)) == words
 
 
 @given(st.integers(1, 2**33), st.floats(0, 1))
 def test_coded_indices_are_as_small_as_promised(numel, share):
     capacity = max(1, int(numel**share))
-    bits = 32 * INDEX_CODECS["ef"].words(numel, capacity)
+    bits = 32 * INDEX_CODECS["ef"].words(Shape(numel, capacity, 1, torch.float32))
     log2 = (-(-numel // capacity) - 1).bit_length()  # of numel / capacity, rounded up
     assert bits < capacity * (2 + log2) + 2 * 32
     if capacity < 10**6:  # above, lgamma has too few digits
@@ -172,13 +198,13 @@ def test_coded_indices_are_as_small_as_promised(numel, share):
 def test_coded_indices_come_near_the_entropy(density):
     numel = 1_000_000
     capacity = int(density * numel)
-    assert 32 * INDEX_CODECS["ef"].words(numel, capacity) <= 1.1 * fewest_bits(numel, capacity)
+    assert 32 * INDEX_CODECS["ef"].words(Shape(numel, capacity, 1, torch.float32)) <= 1.1 * fewest_bits(numel, capacity)
 
 
 def case_attach(rank: int, size: int) -> list[tuple[str, list[torch.Tensor], int]]:
     """The same two steps with either codec: what is described, the gradients, and the bytes of a step."""
     answers = []
-    for indices in INDEX_CODECS:
+    for indices in ("int", "ef"):
         ddp = DistributedDataParallel(net())
         sync = sparsync.attach(ddp, "topk", density=0.05, indices=indices)
         for step in range(2):
@@ -219,7 +245,7 @@ def test_bench_wire_writes_its_columns(tmp_path):
     with out.open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["entries"], row["indices"]) for row in rows] == [
-        (n, codec) for n in ("20000", "50000") for codec in INDEX_CODECS
+        (n, codec) for n in ("20000", "50000") for codec in ("int", "ef")
     ]
     assert [float(row["bits_per_index"]) for row in rows[::2]] == [32, 32]
     assert all(1 <= float(row["ratio_to_bound"]) <= 1.1 for row in rows[1::2])

@@ -15,11 +15,13 @@ from sparsync.compressors import (
 from sparsync.ddp import attach, comm_hook
 from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.handle import Handle
+from sparsync.recipes import RECIPES
 from sparsync.schedule import Constant, ExponentialWarmup
 from sparsync.version import __version__
 
 __all__ = [
     "DGCK",
+    "RECIPES",
     "AllGather",
     "BlockRandomK",
     "Constant",

@@ -18,7 +18,7 @@ def state_dict(reducer: Reducer) -> dict[str, Any]:
         "rank": reducer.channel.rank,
         "workers": reducer.channel.size,
         "step": reducer.step,
-        "residuals": reducer.feedback.state_dict(),
+        **reducer.feedback.state_dict(),
         "compressor": {name: {key: t.clone() for key, t in bag.items()} for name, bag in reducer.state.items()},
         "loss_scale": reducer.last_scale,
         "rates": dict(reducer.last_rates),
@@ -50,9 +50,12 @@ def load_state_dict(reducer: Reducer, state: Mapping[str, Any] | Sequence[Mappin
             raise ValueError(f"the list must hold the states of ranks 0 to {old - 1}, in order")
         own = states[rank::size]
     first = own[0] if own else states[0]
-    kept: dict[str, Any] = {}
+    kept: dict[str, dict[str, Any]] = {"residuals": {}, "velocities": {}}
     for one in own:
-        for name, tensor in one["residuals"].items():
-            share = tensor if old == size else tensor * (size / old)
-            kept[name] = kept[name] + share if name in kept else share
-    reducer.restore(kept, first["step"], first["compressor"], first["loss_scale"], first["rates"])
+        for kind, sums in kept.items():
+            for name, tensor in one[kind].items():
+                share = tensor if old == size else tensor * (size / old)
+                sums[name] = sums[name] + share if name in sums else share
+    reducer.restore(
+        kept["residuals"], kept["velocities"], first["step"], first["compressor"], first["loss_scale"], first["rates"]
+    )

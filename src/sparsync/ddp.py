@@ -84,31 +84,40 @@ def _dense_hook(bucket: GradBucket, group: Any) -> Future[Tensor]:
 
 
 def comm_hook(
-    module: Module, compressor: str | Compressor = "threshold", *, process_group: Any = None, **options: Any
+    module: Module,
+    compressor: str | Compressor | None = None,
+    *,
+    recipe: str | None = None,
+    process_group: Any = None,
+    **options: Any,
 ) -> tuple[Handle, Any]:
     """The pair ``(state, hook)`` for frameworks that call ``register_comm_hook`` themselves.
 
     Takes ``attach``'s options, the bare module (not the DDP wrapper), whose parameter names it needs, and the model's
     process group where that is not the default one. The state is a ``Handle``; it starts with the first bucket.
     """
-    return Handle(module, Options(compressor, **options), process_group, may_skip=True), hook
+    return Handle(module, Options.of(recipe, compressor=compressor, **options), process_group, may_skip=True), hook
 
 
 def attach(
     ddp: DistributedDataParallel,
-    compressor: str | Compressor = "threshold",
+    compressor: str | Compressor | None = None,
     *,
-    collective: str | Collective | None = None,
-    scope: str = "layer",
-    density: float | Schedule | None = None,
-    values: str = "fp32",
-    indices: str = "int",
     optimizer: torch.optim.Optimizer | None = None,
+    recipe: str | None = None,
+    collective: str | Collective | None = None,
+    scope: str | None = None,
+    density: float | Schedule | None = None,
+    values: str | None = None,
+    indices: str | None = None,
+    momentum: str | None = None,
+    beta: float | None = None,
+    masking: bool | None = None,
+    clip: float | None = None,
     scaler: Any = None,
-    momentum: str = "keep",
     transactional: bool | None = None,
-    dense_below: int = 1024,
-    dense_1d: bool = True,
+    dense_below: int | None = None,
+    dense_1d: bool | None = None,
     follow_lr: bool = False,
     deadline: float = 300.0,
     seed: int = 0,
@@ -116,23 +125,34 @@ def attach(
 ) -> Handle:
     """Exchange the gradients of ``ddp`` sparsely from now on. All ranks call this, with the same arguments.
 
+    With neither a compressor nor a recipe the ``"default"`` recipe is used. What is given explicitly goes before what a
+    recipe says; without a recipe, what is not given is as the text says last.
+
     Args:
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
-        collective: how they are summed: ``"allgather"``, ``"shared"``, ``"gtopk"``, ``"dense"``, or an object; ``None``
-            chooses.
-        scope: where the largest entries are looked for: in each ``"layer"``, each ``"bucket"``, or the whole model
-            (``"global"``: nothing is sent before backward ends).
-        density: share of entries to send, in (0, 1], or a callable from step to density; overrides the compressor's.
-        values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``; what is cut off is kept.
-        indices: how indices travel: ``"int"``, or ``"ef"``: sorted and Elias-Fano coded, in about a third of the bits.
         optimizer: for ``momentum`` and ``follow_lr``.
+        recipe: options that go together: ``"default"`` (the best we know), ``"paper"`` (TopK-SGD as published) or
+            ``"dgc"`` (Deep Gradient Compression).
+        collective: how they are summed: ``"allgather"``, ``"shared"``, ``"gtopk"``, ``"dense"``, or an object; chosen
+            to suit the compressor.
+        scope: where the largest entries are looked for: in each ``"layer"``, each ``"bucket"``, or the whole model
+            (``"global"``: nothing is sent before backward ends); layer.
+        density: share of entries to send, in (0, 1], or a callable from step to density; the compressor's.
+        values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``; what is cut off is kept; fp32.
+        indices: how indices travel: ``"int"``; ``"ef"``: sorted and Elias-Fano coded, in about a third of the bits;
+            ``"block"``: a block's start alone; int, or block where it can be.
+        momentum: ``"keep"`` leaves the optimizer's momentum m where it is. ``"move"`` makes it 0 and steps with
+            lr / (1 - m) until ``detach`` (of Adam, betas above 0.5 and 0.99 become these): behind a low density
+            momentum delays every entry a second time. ``"correct"`` puts momentum ``beta`` before the residual, and
+            steps with lr (1 - beta) / (1 - m); keep.
+        beta, masking: of momentum correction: its momentum, and whether sent entries clear theirs; 0.5 and ``True``.
+        clip: largest norm that each worker's gradient may have in a segment (a layer, a bucket or the model, by
+            ``scope``; the tensors that travel dense are one), before it is added to the residual; none.
         scaler: the ``GradScaler``, if one is used: the residual follows the loss scale and skipped steps are undone.
-        momentum: ``"keep"`` leaves the optimizer's momentum m where it is; ``"move"`` makes it 0 and steps with
-            lr / (1 - m) until ``detach``: behind a low density momentum delays every entry a second time.
         transactional: steps can be undone (one more residual of memory); always so with ``scaler``.
-        dense_below: tensors of fewer entries travel dense.
-        dense_1d: biases and norms travel dense: they are few bytes, and delaying them costs accuracy.
+        dense_below: tensors of fewer entries travel dense; 1024.
+        dense_1d: biases and norms travel dense: they are few bytes, and delaying them costs accuracy; ``True``.
         follow_lr: divide the residual by each change of the learning rate.
         deadline: seconds an exchange may take before all ranks stop with an error.
         seed: of the random kinds; the same on every rank.
@@ -141,9 +161,11 @@ def attach(
     Returns:
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
-    options = Options(
-        compressor, collective, scope, density, values, indices, optimizer, scaler, momentum, transactional,
-        dense_below, dense_1d, follow_lr, deadline, seed, debug,
+    options = Options.of(
+        recipe, compressor=compressor, collective=collective, scope=scope, density=density, values=values,
+        indices=indices, optimizer=optimizer, scaler=scaler, momentum=momentum, beta=beta, masking=masking, clip=clip,
+        transactional=transactional, dense_below=dense_below, dense_1d=dense_1d, follow_lr=follow_lr,
+        deadline=deadline, seed=seed, debug=debug,
     )  # fmt: skip
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(ddp).__name__}; wrap it first")

@@ -1,8 +1,9 @@
-"""What is kept: the residual of every parameter, by name, through bucket rebuilds, rollbacks and checkpoints.
+"""What is kept of every parameter, by name, through bucket rebuilds, rollbacks and checkpoints: its residual and, under
+momentum correction, its velocity.
 
-Residuals live in flat arenas that match how gradients arrive (a bucket, or the whole model), because adding, selecting
-and clearing are one pass over memory. The name decides whose residual it is: when DDP regroups its buckets, new arenas
-are filled from the old ones, name by name.
+Both live in flat arenas that match how gradients arrive (a bucket, or the whole model), because adding, selecting and
+clearing are one pass over memory. The name decides whose they are: when DDP regroups its buckets, new arenas are filled
+from the old ones, name by name.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.kernels import Memory
+from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Parameter, Span
 from sparsync.sparse import SparseGrad
 
 
 @dataclass
 class Arena:
-    """One flat residual; with two buffers, the first is committed and the second is written by the step under way."""
+    """One flat buffer, or two: then the first is committed and the second is written by the step under way."""
 
     spans: tuple[Span, ...]
     buffers: list[Tensor]
@@ -43,82 +44,147 @@ class Arena:
         self.written = False
 
 
-class Feedback:
-    """The residuals of one model on one rank.
+@dataclass(frozen=True)
+class Correction:
+    """Momentum correction (Lin et al., 2018): u <- beta u + g, and u, not g, enters the residual.
 
     Args:
-        parameters: all parameters that may keep a residual.
-        transactional: keep two buffers, so that a step can be undone.
+        beta: momentum, in [0, 1).
+        masking: clear u where an entry was sent, so that it does not push on in a direction that has been taken.
     """
 
-    def __init__(self, parameters: Iterable[Parameter], transactional: bool = False) -> None:
+    beta: float = 0.5
+    masking: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta must be from 0 to below 1, got {self.beta!r}")
+
+
+class Feedback:
+    """The residuals, and perhaps velocities, of one model on one rank.
+
+    Args:
+        parameters: all parameters that may keep something.
+        transactional: keep two buffers, so that a step can be undone.
+        correction: momentum correction, if any.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Parameter], transactional: bool = False, correction: Correction | None = None
+    ) -> None:
         self.parameters = {parameter.name: parameter for parameter in parameters}
-        self.transactional = transactional
-        self._arenas: dict[str, Arena] = {}
-        self._home: dict[str, tuple[Arena, Span]] = {}
-        self._waiting: dict[str, Tensor] = {}  # loaded, and not asked for yet: flat, in memory order
+        self.transactional, self.correction = transactional, correction
+        self._residuals = Arenas(self.parameters, transactional, "residual")
+        self._velocities = Arenas(self.parameters, transactional, "velocity")
 
     def memory(self, key: str, spans: Sequence[Span], numel: int, device: torch.device) -> Memory:
         """The memory of the flat gradient ``key``, whose parameters lie at ``spans``."""
         spans = tuple(spans)
-        if key not in self._arenas or self._arenas[key].spans != spans:
-            self._arrange(key, spans, numel, device)
-        arena = self._arenas[key]
-        arena.written = True
-        return Memory(arena.committed, arena.working)
+        residual, velocity = self._residuals.at(key, spans, numel, device), None
+        if self.correction is not None:
+            kept = self._velocities.at(key, spans, numel, device)
+            velocity = Velocity(kept.committed, kept.working, self.correction.beta, self.correction.masking)
+        return Memory(residual.committed, residual.working, velocity)
 
     def come_home(self, key: str, rejected: SparseGrad) -> None:
         """Entries that this rank sent, or dropped for others, go back into its residual."""
-        if key in self._arenas:  # otherwise nothing was taken out of it either
-            rejected.add_to(self._arenas[key].working)
+        if key in self._residuals.arenas:  # otherwise nothing was taken out of it either
+            rejected.add_to(self._residuals.arenas[key].working)
 
     def commit(self) -> None:
-        """What the last step wrote is now the residual."""
-        for arena in self._arenas.values():
+        """What the last step wrote is now what is kept."""
+        for arena in [*self._residuals.arenas.values(), *self._velocities.arenas.values()]:
             arena.commit()
 
     def rollback(self) -> None:
         """The last step never happened."""
         assert self.transactional
-        for arena in self._arenas.values():
+        for arena in [*self._residuals.arenas.values(), *self._velocities.arenas.values()]:
             arena.rollback()
 
-    def rescale(self, ratios: Mapping[str, float]) -> None:
-        """Multiply the committed residual of each parameter named in ``ratios``."""
-        for name, ratio in ratios.items():
-            if name in self._home:
-                self._view(name).mul_(ratio)
-            elif name in self._waiting:
-                self._waiting[name].mul_(ratio)
+    def rescale(self, ratios: Mapping[str, float], velocity: bool = False) -> None:
+        """Multiply the committed residual, and perhaps velocity, of each parameter named in ``ratios``."""
+        self._residuals.rescale(ratios)
+        if velocity:
+            self._velocities.rescale(ratios)
 
     def residual(self, name: str, newest: bool = False) -> Tensor | None:
         """The residual of a parameter in logical order and shape, or ``None`` if it never had one.
 
         ``newest``: with what the last step did to it, though it may yet be undone.
         """
+        return self._residuals.get(name, newest)
+
+    def velocity(self, name: str, newest: bool = False) -> Tensor | None:
+        """Likewise the velocity."""
+        return self._velocities.get(name, newest)
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of what is committed, by kind and parameter name, in logical order."""
+        return {"residuals": self._residuals.state_dict(), "velocities": self._velocities.state_dict()}
+
+    def load_state_dict(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
+        """Replace all that is kept; what is not named starts from zero."""
+        if velocities and self.correction is None:
+            raise ValueError(
+                "the checkpoint holds velocities: it was made with momentum='correct', so load it with that"
+            )
+        self._residuals.check(residuals)
+        self._velocities.check(velocities)
+        self._residuals.load_state_dict(residuals)
+        self._velocities.load_state_dict(velocities)
+
+
+class Arenas:
+    """One tensor per parameter, in flat arenas that can be regrouped."""
+
+    def __init__(self, parameters: Mapping[str, Parameter], transactional: bool, kind: str) -> None:
+        self.parameters, self.transactional, self.kind = parameters, transactional, kind
+        self.arenas: dict[str, Arena] = {}
+        self._home: dict[str, tuple[Arena, Span]] = {}
+        self._waiting: dict[str, Tensor] = {}  # loaded, and not asked for yet: flat, in memory order
+
+    def at(self, key: str, spans: tuple[Span, ...], numel: int, device: torch.device) -> Arena:
+        """The arena of the flat gradient ``key``, which the step under way is going to write."""
+        if key not in self.arenas or self.arenas[key].spans != spans:
+            self._arrange(key, spans, numel, device)
+        arena = self.arenas[key]
+        arena.written = True
+        return arena
+
+    def rescale(self, ratios: Mapping[str, float]) -> None:
+        for name, ratio in ratios.items():
+            if name in self._home:
+                self._view(name).mul_(ratio)
+            elif name in self._waiting:
+                self._waiting[name].mul_(ratio)
+
+    def get(self, name: str, newest: bool = False) -> Tensor | None:
         parameter = self.parameters[name]
         flat = self._view(name, newest) if name in self._home else self._waiting.get(name)
         return None if flat is None else flat.as_strided(parameter.shape, parameter.stride)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the committed residuals by parameter name, in logical order."""
-        kept = {name: self.residual(name) for name in self.parameters}
+        kept = {name: self.get(name) for name in self.parameters}
         return {name: tensor.detach().clone().contiguous() for name, tensor in kept.items() if tensor is not None}
 
-    def load_state_dict(self, residuals: Mapping[str, Tensor]) -> None:
-        """Replace all residuals; a parameter that is not in ``residuals`` starts from zero."""
-        for name, tensor in residuals.items():
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse what belongs to another model."""
+        for name, tensor in state.items():
             if name not in self.parameters:
-                raise ValueError(f"the checkpoint holds a residual for {name!r}, which this model does not have")
+                raise ValueError(f"the checkpoint holds a {self.kind} for {name!r}, which this model does not have")
             if tuple(tensor.shape) != self.parameters[name].shape:
                 raise ValueError(
-                    f"the checkpoint's residual for {name!r} has shape {tuple(tensor.shape)}, "
+                    f"the checkpoint's {self.kind} for {name!r} has shape {tuple(tensor.shape)}, "
                     f"the model's parameter {self.parameters[name].shape}"
                 )
-        self._arenas.clear()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.arenas.clear()
         self._home.clear()
         self._waiting = {}
-        for name, tensor in residuals.items():
+        for name, tensor in state.items():
             parameter = self.parameters[name]
             flat = torch.empty(parameter.numel, dtype=accumulation_dtype(parameter.dtype), device=tensor.device)
             flat.as_strided(parameter.shape, parameter.stride).copy_(tensor)
@@ -143,9 +209,9 @@ class Feedback:
                 place.copy_(self._waiting.pop(span.name))
         for span in spans:
             self._home[span.name] = (arena, span)
-        self._arenas[key] = arena
+        self.arenas[key] = arena
         lived_in = {id(home) for home, _ in self._home.values()}
-        self._arenas = {key: arena for key, arena in self._arenas.items() if id(arena) in lived_in}
+        self.arenas = {key: arena for key, arena in self.arenas.items() if id(arena) in lived_in}
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -16,8 +16,10 @@ from sparsync import checkpoint
 from sparsync.collectives import Channel, Collective
 from sparsync.compressors import Compressor
 from sparsync.errors import SparsyncError
+from sparsync.feedback import Correction
 from sparsync.layout import SCOPES, Parameter
-from sparsync.momentum import MOMENTA, MovedMomentum, warn_of_momentum
+from sparsync.momentum import MOMENTA, TakenMomentum, give_back, warn_of_momentum
+from sparsync.recipes import fill_in
 from sparsync.reducer import Reducer
 from sparsync.registry import make_collective, make_compressor
 from sparsync.schedule import Schedule, as_schedule
@@ -29,17 +31,20 @@ from sparsync.wire import Wire
 
 @dataclass(frozen=True)
 class Options:
-    """What ``attach`` was asked for; see there."""
+    """What ``attach`` was asked for, a recipe's options filled in; see there."""
 
     compressor: str | Compressor = "threshold"
     collective: str | Collective | None = None
     scope: str = "layer"
     density: float | Schedule | None = None
     values: str = "fp32"
-    indices: str = "int"
+    indices: str | None = None
     optimizer: torch.optim.Optimizer | None = None
     scaler: Any = None
     momentum: str = "keep"
+    beta: float = 0.5
+    masking: bool = True
+    clip: float | None = None
     transactional: bool | None = None
     dense_below: int = 1024
     dense_1d: bool = True
@@ -47,6 +52,15 @@ class Options:
     deadline: float = 300.0
     seed: int = 0
     debug: bool = False
+    recipe: str | None = None
+
+    @classmethod
+    def of(cls, recipe: str | None, **given: Any) -> Options:
+        """Options from what is given (``None``: not) and a recipe's name."""
+        unknown = set(given) - set(cls.__dataclass_fields__)
+        if unknown:
+            raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+        return cls(**fill_in(recipe, given))
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
@@ -59,6 +73,8 @@ class Options:
             raise ValueError(f"momentum must be one of {', '.join(MOMENTA)}, got {self.momentum!r}")
         if self.momentum == "move" and self.optimizer is None:
             raise ValueError("momentum='move' needs optimizer=, to take it out of")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be a norm above 0, got {self.clip!r}")
         if self.scaler is not None and self.transactional is False:
             raise ValueError("scaler= needs steps that can be undone: leave transactional out, or set it to True")
 
@@ -75,14 +91,18 @@ class Handle:
         self.parameters = [Parameter.of(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.compressor = make_compressor(options.compressor)
         self.collective = make_collective(options.collective, self.compressor)
-        self.wire = Wire(options.values, options.indices)
+        block = self.compressor.block and self.collective.blocks and options.values != "sign"
+        self.wire = Wire(options.values, options.indices or ("block" if block else "int"))
+        if self.wire.indices == "block" and not block:
+            raise ValueError("indices='block' needs a compressor that sends blocks and collective='allgather'")
+        self.correction = Correction(options.beta, options.masking) if options.momentum == "correct" else None
         self.collective.check(self.wire, self.compressor.dense, self.compressor.random)
         self.density = as_schedule(self.compressor.density if options.density is None else options.density)
         self.small = frozenset() if self.compressor.dense else frozenset(filter(self._is_small, self._names.values()))
         self.group, self._may_skip = group, may_skip
         self.detached = False
         self._reducer: Reducer | None = None
-        self.moved: list[float] = []  # the optimizer's momenta, if they were taken out
+        self._taken: TakenMomentum | None = None
         self._releases: list[Callable[[], None]] = []
 
     # ---- what a user calls ----------------------------------------------------------------------------------------
@@ -101,18 +121,26 @@ class Handle:
         scope = "every entry" if self.compressor.dense else f"scope {self.options.scope}, density {now:g} now"
         form = f"values as {self.options.values}"
         if not self.compressor.dense:
-            form += f", indices as {self.options.indices}"
+            form += f", indices as {self.wire.indices}"
         lines = [
             f"sparsync {__version__} on {reducer.channel.size} workers ({reducer.channel.backend})",
+            f"  recipe       {self.options.recipe or 'none'}",
             f"  compressor   {type(self.compressor).__name__} ({scope})",
             f"  collective   {type(self.collective).__name__}, {form}",
             f"  compressed   {len(numel) - len(self.small)} tensors, {sparse:,} entries",
             f"  dense        {len(self.small)} tensors, {small:,} entries (1-D or small)",
             f"  transaction  {'yes, steps can be undone' if reducer.feedback.transactional else 'no'}",
         ]
-        if self.moved:
-            moved = ", ".join(f"{m:g}" for m in sorted(set(self.moved)))
-            lines.append(f"  momentum     {moved} taken out of the optimizer, which steps with lr / (1 - momentum)")
+        momentum = [self._taken.describe()] if self._taken else []
+        if self.correction is not None:
+            masking = "with" if self.correction.masking else "without"
+            momentum.append(f"{self.correction.beta:g} before the residual, {masking} masking")
+        if self.options.optimizer is None and self.options.recipe == "default":
+            momentum.append("the optimizer's is not known here and stays; pass optimizer=")
+        if momentum:
+            lines.append(f"  momentum     {'; '.join(momentum)}")
+        if self.options.clip is not None:
+            lines.append(f"  clipping     each worker's gradient, at a norm of {self.options.clip:g} a segment")
         return "\n".join(lines)
 
     def check(self) -> None:
@@ -133,6 +161,10 @@ class Handle:
     def residual(self, name: str) -> Tensor | None:
         """What is kept of a parameter's gradient, in the parameter's shape; ``None`` if it never kept anything."""
         return self._running().residual(name)
+
+    def velocity(self, name: str) -> Tensor | None:
+        """Under momentum correction, a parameter's velocity on this rank; ``None`` if it has none."""
+        return self._running().velocity(name)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals, thresholds and step: tensors and plain types only. Save one per rank."""
@@ -205,13 +237,17 @@ class Handle:
             debug=options.debug,
             loss_scale=options.scaler.get_scale if options.scaler is not None else None,
             rates=self._rates if options.follow_lr else None,
+            correction=self.correction,
+            clip=options.clip,
         )
-        if options.optimizer is not None and options.momentum == "move":
-            moved = MovedMomentum(options.optimizer)
-            self.moved = moved.momentum
-            self.on_detach(moved.undo)
-        elif options.optimizer is not None and not self.compressor.dense:
-            warn_of_momentum(options.optimizer, self.density(0))
+        if options.optimizer is not None:
+            if options.momentum != "keep":
+                self._taken = TakenMomentum(options.optimizer, self.correction.beta if self.correction else 0.0)
+                self.on_detach(self._taken.undo)
+            else:
+                give_back(options.optimizer)
+                if not self.compressor.dense:
+                    warn_of_momentum(options.optimizer, self.density(0))
         return self._reducer
 
     def _running(self) -> Reducer:
@@ -238,10 +274,12 @@ class Handle:
             "scope": o.scope,
             "density": densities,
             "values": o.values,
-            "indices": o.indices,
+            "indices": self.wire.indices,
             "transactional": o.scaler is not None or bool(o.transactional),
             "dense": sorted(self.small),
             "momentum": o.momentum,
+            "correction": self.correction,
+            "clip": o.clip,
             "follow_lr": o.follow_lr,
             "seed": o.seed,
             "debug": o.debug,

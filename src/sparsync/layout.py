@@ -130,6 +130,11 @@ class Layout:
         return sum(segment.capacity for segment in self.segments)
 
     @cached_property
+    def slots(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """Of every segment, how many entries it may send and its ``(start, stop)`` ranges."""
+        return tuple((segment.capacity, tuple(segment.runs())) for segment in self.segments)
+
+    @cached_property
     def sendable(self) -> int:
         """How many entries belong to a segment."""
         return sum(segment.numel for segment in self.segments)
@@ -166,8 +171,12 @@ def locate(positions: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
     """Flat indices of positions counted along ``runs``, as if these were one."""
     if len(runs) < 2:
         return positions + (runs[0][0] if runs else 0)
-    starts = torch.tensor([start for start, _ in runs], device=positions.device)
-    sizes = torch.tensor([stop - start for start, stop in runs], device=positions.device)
-    ends = sizes.cumsum(0)
+    starts, ends, sizes = run_table(runs, positions.device)
     run = torch.bucketize(positions, ends, right=True)
     return positions - (ends - sizes)[run] + starts[run]
+
+
+def run_table(runs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each run: where it starts in the flat gradient, where it ends counted along the runs, and its size."""
+    starts, sizes = torch.tensor([[start for start, _ in runs], [stop - start for start, stop in runs]], device=device)
+    return starts, sizes.cumsum(0), sizes

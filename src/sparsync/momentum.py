@@ -1,4 +1,4 @@
-"""Momentum behind sparse feedback: the residual already delays gradients, so the optimizer's momentum is moved."""
+"""Momentum behind sparse feedback: the residual already delays gradients, so the optimizer's momentum is taken out."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from typing import Any
 
 import torch
 
-MOMENTA = ("keep", "move")
+MOMENTA = ("keep", "move", "correct")
+KEPT = "sparsync_momentum"  # in a parameter group, and so in the optimizer's checkpoints: what was taken out of it
+ADAM = (0.5, 0.99)  # the most that is left of Adam's betas
 
 
-class MovedMomentum:
-    """An SGD whose momentum m is taken out: while it steps, momentum is 0 and the learning rate lr / (1 - m).
+class TakenMomentum:
+    """An optimizer without its momentum m: SGD steps with 0 and lr (1 - beta) / (1 - m), Adam with small betas.
 
     Between steps the learning rate is what it was, so schedulers go on working on it.
+
+    Args:
+        optimizer: with ``momentum`` (SGD), or ``betas`` (Adam and its kin; only without ``beta``).
+        beta: momentum that acts before the residual instead.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        if not all("momentum" in group for group in optimizer.param_groups):
-            raise ValueError(f"momentum='move' needs an optimizer with momentum, got {type(optimizer).__name__}")
-        self.optimizer = optimizer
-        self.momentum = [0.0] * len(optimizer.param_groups)
+    def __init__(self, optimizer: torch.optim.Optimizer, beta: float = 0.0) -> None:
+        keys = [_key(group) for group in optimizer.param_groups]
+        if not all(keys) or (beta and "betas" in keys):
+            wanted = "with momentum, as SGD" if beta else "with momentum or betas, as SGD or Adam"
+            mode = "correct" if beta else "move"
+            raise ValueError(f"momentum='{mode}' needs an optimizer {wanted}, got {type(optimizer).__name__}")
+        self.optimizer, self.beta = optimizer, beta
         self._rates: list[Any] = []
         self._take()
         self._hooks = [
@@ -32,26 +40,59 @@ class MovedMomentum:
         """Give the optimizer its momentum back."""
         for hook in self._hooks:
             hook.remove()
-        for group, momentum in zip(self.optimizer.param_groups, self.momentum, strict=False):
-            group["momentum"] = momentum
+        give_back(self.optimizer)
+
+    def describe(self) -> str:
+        """What was done, in a few words."""
+        words = []
+        for group in self.optimizer.param_groups:
+            kept = group.get(KEPT)
+            if kept is None:
+                words.append("the optimizer had none")
+            elif _key(group) == "betas":
+                words.append("betas {:g}, {:g} lowered to {:g}, {:g}".format(*kept, *group["betas"]))
+            else:
+                factor = (1 - self.beta) / (1 - kept)
+                words.append(f"{kept:g} taken out of the optimizer, which steps with {factor:g} x its learning rate")
+        return "; ".join(dict.fromkeys(words))
 
     def _take(self) -> None:
         """Take momentum out of every group; also out of those that a checkpoint, or the user, brought since."""
-        groups = self.optimizer.param_groups
-        self.momentum += [0.0] * (len(groups) - len(self.momentum))
-        for i, group in enumerate(groups):
-            if group["momentum"]:
-                self.momentum[i], group["momentum"] = group["momentum"], 0.0
+        for group in self.optimizer.param_groups:
+            key = _key(group)
+            assert key is not None
+            small = 0.0 if key == "momentum" else tuple(map(min, group["betas"], ADAM))
+            if group[key] != small:
+                group[KEPT], group[key] = group[key], small
 
     def _raise_rates(self) -> None:
         self._take()
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
-        for group, momentum in zip(self.optimizer.param_groups, self.momentum, strict=True):
-            group["lr"] = group["lr"] / (1 - momentum)
+        for group in self.optimizer.param_groups:
+            if "momentum" in group and group.get(KEPT):
+                group["lr"] = group["lr"] * (1 - self.beta) / (1 - group[KEPT])
 
     def _restore_rates(self) -> None:
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
+
+
+def _key(group: dict[str, Any]) -> str | None:
+    return next((key for key in ("momentum", "betas") if key in group), None)
+
+
+def has_momentum(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Whether the optimizer is of a kind that has momentum."""
+    return optimizer is not None and all(map(_key, optimizer.param_groups))
+
+
+def give_back(optimizer: torch.optim.Optimizer) -> None:
+    """Put momentum that was taken out, perhaps before a checkpoint, back in its place."""
+    for group in optimizer.param_groups:
+        if KEPT in group:
+            key = _key(group)
+            assert key is not None
+            group[key] = group.pop(KEPT)
 
 
 def warn_of_momentum(optimizer: torch.optim.Optimizer, density: float) -> None:

@@ -22,7 +22,7 @@ from torch.futures import Future
 from sparsync.collectives import Channel, Collective
 from sparsync.compressors import Compressor, Context, State
 from sparsync.errors import Mismatch, SparsyncError, StepFailed
-from sparsync.feedback import Feedback, accumulation_dtype
+from sparsync.feedback import Correction, Feedback, accumulation_dtype
 from sparsync.kernels import Memory
 from sparsync.lane import Lane
 from sparsync.layout import Layout, Parameter
@@ -46,6 +46,8 @@ class Reducer:
         debug: compare the results of all ranks after every exchange.
         loss_scale: gives the loss scale; the residual follows its changes.
         rates: gives the learning rate by parameter name; the residual is divided by its changes.
+        correction: momentum correction, if any.
+        clip: largest norm of this rank's gradient in a segment, if any; in units of the unscaled gradient.
     """
 
     def __init__(
@@ -64,14 +66,16 @@ class Reducer:
         debug: bool = False,
         loss_scale: Callable[[], float] | None = None,
         rates: Callable[[], Mapping[str, float]] | None = None,
+        correction: Correction | None = None,
+        clip: float | None = None,
     ) -> None:
         self.compressor, self.channel = compressor, channel
         self.density, self.seed, self.debug = density, seed, debug
-        self.loss_scale, self.rates = loss_scale, rates
+        self.loss_scale, self.rates, self.clip = loss_scale, rates, clip
         self.assembly = Assembly(parameters, compressor, collective, scope, small, may_skip)
-        self.feedback = Feedback(parameters, transactional)
+        self.feedback = Feedback(parameters, transactional, correction)
         # Whether any step could lose something: not if every entry is sent as it is.
-        self._has_residuals = not compressor.dense or channel.wire.codec.round is not None
+        self._has_residuals = not compressor.dense or channel.wire.codec.round is not None or correction is not None
         self.state: State = {}
         self.stats = Stats()
         self.step = 0
@@ -126,6 +130,8 @@ class Reducer:
                 self.seed,
                 self._rounding(unit),
                 unit.collective.shared,
+                unit.collective.shared or self.channel.wire.indices == "block",
+                None if self.clip is None else self.clip * (self.last_scale or 1.0),
                 frozenset(unit.asleep),
             )
             sent = unit.compressor.compress(unit.grad, memory, layout, ctx, self.state)
@@ -224,14 +230,20 @@ class Reducer:
             self.feedback.commit()
 
     def restore(
-        self, residuals: Mapping[str, Tensor], step: int, state: State, scale: float | None, rates: Mapping[str, float]
+        self,
+        residuals: Mapping[str, Tensor],
+        velocities: Mapping[str, Tensor],
+        step: int,
+        compressor: State,
+        loss_scale: float | None,
+        rates: Mapping[str, float],
     ) -> None:
         """Go on from a checkpoint, as if nothing had been before."""
         if self._open:
             raise SparsyncError("a step is under way: load before or after it")
-        self.feedback.load_state_dict(residuals)
-        self.step, self.last_scale, self.last_rates = step, scale, dict(rates)
-        self.state = {name: _copy(bag) for name, bag in state.items()}
+        self.feedback.load_state_dict(residuals, velocities)
+        self.step, self.last_scale, self.last_rates = step, loss_scale, dict(rates)
+        self.state = {name: _copy(bag) for name, bag in compressor.items()}
         self.assembly.forget_layouts()
         self._unsettled = False
 
@@ -241,7 +253,7 @@ class Reducer:
             scale = self.loss_scale()
             if self.last_scale is not None and scale != self.last_scale:
                 ratio = scale / self.last_scale
-                self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio))
+                self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio), velocity=True)
                 self.compressor.rescale(self.state, ratio)
             self.last_scale = scale
         if self.rates is not None:
@@ -265,6 +277,10 @@ class Reducer:
     def residual(self, name: str) -> Tensor | None:
         """What is kept of a parameter, after the last step unless that is going to be undone."""
         return self.feedback.residual(name, newest=not (self._bad or self.error))
+
+    def velocity(self, name: str) -> Tensor | None:
+        """Likewise a parameter's velocity under momentum correction."""
+        return self.feedback.velocity(name, newest=not (self._bad or self.error))
 
     def check(self, starting: bool = False) -> None:
         """Raise the error that ended an earlier step, if any; ``starting``: a new forward pass is about to begin."""
@@ -302,8 +318,8 @@ class Reducer:
     # ---- helpers --------------------------------------------------------------------------------------------------
 
     def _keeps(self, unit: Unit) -> bool:
-        """Whether the unit has a residual: not if every entry is sent as it is."""
-        return not unit.compressor.dense or self._rounding(unit) is not None
+        """Whether the unit keeps anything: not if every entry is sent as it is."""
+        return not unit.compressor.dense or self._rounding(unit) is not None or self.feedback.correction is not None
 
     def _rounding(self, unit: Unit) -> Any:
         # Small tensors travel as they are, whatever the others do.

@@ -19,6 +19,7 @@ class AllGather:
     """One message of fixed size from every rank to every rank; no sizes are exchanged, nothing is rejected."""
 
     shared = False
+    blocks = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:

@@ -47,10 +47,12 @@ class Traffic:
 class Collective(Protocol):
     """Frozen configuration; state lives beside it.
 
-    ``reduce`` may overwrite what is sent. ``shared``: every rank must send the same entries.
+    ``reduce`` may overwrite what is sent. ``shared``: every rank must send the same entries. ``blocks``: what a rank
+    sends travels as it is, so that a block's start can stand for its indices.
     """
 
     shared: bool
+    blocks: bool
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         """Refuse, with a sentence, what this collective cannot carry; ``dense``, ``random``: what the compressor is."""
@@ -75,7 +77,7 @@ class Collective(Protocol):
 
 def shape_of(layout: Layout, dtype: torch.dtype) -> Shape:
     """The shape of a message about ``layout``; ``dtype`` is the residual's."""
-    return Shape(layout.numel, layout.capacity, len(layout.segments), dtype)
+    return Shape(layout.numel, layout.capacity, len(layout.segments), dtype, layout.slots)
 
 
 def local_bad_ranks(sents: Sequence[SparseGrad]) -> list[tuple[int, int]]:

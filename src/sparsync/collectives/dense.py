@@ -29,6 +29,7 @@ class DenseAllReduce:
 
     exact: bool = False
     shared = False
+    blocks = False
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not self.exact and wire.values not in ("fp32", "bf16"):

@@ -26,6 +26,7 @@ class GTopK:
     """
 
     shared = False
+    blocks = False
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:

@@ -25,6 +25,7 @@ class SharedIndexAllReduce:
     """
 
     shared = True
+    blocks = False
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not random:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparsync.kernels import Memory, Rows, sweep, take, take_all
+from sparsync.kernels import Memory, Rows, clip_scale, sweep, take, take_all
 from sparsync.kernels.reference import Rounding
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import NONFINITE, SparseGrad
@@ -27,7 +27,9 @@ class Context:
         rank: of this worker.
         seed: shared by all ranks.
         rounding: values -> values as they travel, or ``None`` when they travel unchanged.
-        shared: all ranks send the same entries, so the chosen ones travel whatever they hold, zeros included.
+        shared: all ranks send the same entries.
+        whole: the chosen entries travel whatever they hold, zeros included.
+        clip: largest norm that this rank's gradient may have in a segment.
         asleep: parameters whose gradient is all zero on this rank and that must not be sent from: if no rank uses
             them, DDP throws their result away.
     """
@@ -37,6 +39,8 @@ class Context:
     seed: int = 0
     rounding: Rounding | None = None
     shared: bool = False
+    whole: bool = False
+    clip: float | None = None
     asleep: frozenset[str] = frozenset()
 
 
@@ -45,10 +49,12 @@ class Compressor(Protocol):
 
     ``dense``: every entry is sent, so nothing is kept when values travel unchanged and no indices travel.
     ``random``: entries are drawn, and every rank draws the same when ``ctx.shared`` asks for it.
+    ``block``: when ``ctx.whole``, the k entries of every segment are neighbours, wrapping round at its end.
     """
 
     dense: bool
     random: bool
+    block: bool
 
     @property
     def density(self) -> float: ...
@@ -86,6 +92,7 @@ class Selecting:
     density: float = 0.001
     dense = False
     random = False
+    block = False
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -130,21 +137,25 @@ def sweep_segment(grad: Tensor, memory: Memory, segment: Segment, ctx: Context) 
     if ctx.asleep:  # what sleeps has a zero gradient: its residual is only carried over
         for span in segment.spans:
             if span.name in ctx.asleep:
-                memory.after[span.start : span.stop].copy_(memory.before[span.start : span.stop])
-    rows, bad, energy = sweep(grad, memory.before, memory.after, segment.runs(ctx.asleep))
-    memory.energy += energy
-    return rows, bad
+                both = [(memory.before, memory.after)]
+                both += [(memory.velocity.before, memory.velocity.after)] if memory.velocity else []
+                for before, after in both:
+                    after[span.start : span.stop].copy_(before[span.start : span.stop])
+    runs = segment.runs(ctx.asleep)
+    return sweep(grad, memory, runs, clip_scale(grad, runs, ctx.clip))
 
 
 def collect(memory: Memory, chosen: Sequence[Tensor], layout: Layout, ctx: Context, bad: int) -> SparseGrad:
     """Take the chosen entries out of the residual and put them into buffers of fixed capacity."""
     residual = memory.after
     flat = torch.cat(list(chosen)) if chosen else torch.empty(0, dtype=torch.int64, device=residual.device)
-    if ctx.shared:
+    if ctx.whole:
         sleepers = [(span.start, span.stop) for span in layout.spans if span.name in ctx.asleep]
         sent = take_all(residual, flat, layout.segment_of(flat), len(layout.segments), ctx.rounding, sleepers)
     else:
         flat, sent = take(residual, flat, layout.segment_of(flat), len(layout.segments), ctx.rounding)
+    if memory.velocity is not None and memory.velocity.masking:
+        memory.velocity.after[flat[sent != 0]] = 0
     count = flat.numel()
     assert count <= layout.capacity
     indices = torch.zeros(layout.capacity, dtype=torch.int64, device=residual.device)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, State, flag
-from sparsync.kernels import Memory
+from sparsync.compressors.base import Context, State, flag, sweep_segment
+from sparsync.kernels import Memory, clip_scale
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -17,6 +17,7 @@ class NoCompression:
 
     dense = True
     random = False
+    block = False
     density = 1.0
 
     def capacity(self, k: int, numel: int) -> int:
@@ -30,23 +31,24 @@ class NoCompression:
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         if memory is None:  # nothing is cut off, so nothing is kept
+            scale = clip_scale(grad, [(0, layout.numel)], ctx.clip)
+            if scale != 1:
+                grad.mul_(scale)
             # Yet what was sent beside it must come home if an entry is not finite. A sum is a cheap look; as it may
             # overflow by itself, only then every entry is looked at.
             bad = -1 if torch.isfinite(grad.sum(dtype=torch.float64)) else _first(~torch.isfinite(grad))
             return SparseGrad.dense(grad, *flag(bad, layout, grad.device))
-        assert ctx.rounding is not None
-        total = torch.add(memory.before, grad, out=torch.empty_like(memory.after))
-        odd = ~torch.isfinite(total)
-        total = torch.where(odd, memory.before, total)
-        sent = ctx.rounding(total, torch.zeros(1, dtype=torch.int64, device=grad.device).expand(layout.numel), 1)
+        bad = [sweep_segment(grad, memory, segment, ctx)[1] for segment in layout.segments]
+        total = memory.after.clone()
+        parts = torch.zeros(1, dtype=torch.int64, device=grad.device).expand(layout.numel)
+        sent = total if ctx.rounding is None else ctx.rounding(total, parts, 1)
         rest = total - sent
-        exact = (rest + sent == total) & (total - rest == sent)  # what could not be put together again stays home
-        for span in layout.spans:
-            if span.name in ctx.asleep:
-                exact[span.start : span.stop] = False
-        memory.energy += torch.dot(total, total).item()
+        exact = torch.zeros_like(total, dtype=torch.bool)
+        for start, stop in (run for segment in layout.segments for run in segment.runs(ctx.asleep)):
+            exact[start:stop] = True
+        exact &= (rest + sent == total) & (total - rest == sent)  # what could not be put together again stays home
         torch.where(exact, rest, total, out=memory.after)
-        return SparseGrad.dense(torch.where(exact, sent, 0), *flag(_first(odd), layout, grad.device))
+        return SparseGrad.dense(torch.where(exact, sent, 0), *flag(max(bad, default=-1), layout, grad.device))
 
 
 def _first(mask: Tensor) -> int:

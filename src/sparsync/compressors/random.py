@@ -28,13 +28,13 @@ class RandomK(Selecting):
     random = True
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
-        runs = segment.runs(frozenset() if ctx.shared else ctx.asleep)
+        runs = segment.runs(frozenset() if ctx.whole else ctx.asleep)
         numel = sum(stop - start for start, stop in runs)
         positions = self.draw(numel, min(segment.k, numel), generator(ctx, segment.name))
         return locate(positions.to(u.device), runs)
 
     def draw(self, numel: int, k: int, rng: torch.Generator) -> Tensor:
-        """``k`` distinct positions out of ``numel``, ascending."""
+        """``k`` distinct positions out of ``numel``."""
         if 4 * k > numel:
             return torch.randperm(numel, generator=rng)[:k].sort().values
         drawn = torch.empty(0, dtype=torch.int64)
@@ -48,17 +48,20 @@ class RandomK(Selecting):
 class BlockRandomK(RandomK):
     """One block of k neighbours of every segment, at a random place, wrapping round at the end.
 
-    (Foroutan Eghlidi and Jaggi, 2020.) As random-k, and the block is read and written at memory speed.
+    (Foroutan Eghlidi and Jaggi, 2020.) As random-k, and the block is read and written at memory speed; only its start
+    has to travel.
 
     Args:
         density: share of the entries to send, in (0, 1].
     """
 
+    block = True
+
     def draw(self, numel: int, k: int, rng: torch.Generator) -> Tensor:
         if numel == 0:
             return torch.empty(0, dtype=torch.int64)
         start = torch.randint(numel, (1,), generator=rng)
-        return ((start + torch.arange(k)) % numel).sort().values
+        return (start + torch.arange(k)) % numel
 
 
 def generator(ctx: Context, name: str) -> torch.Generator:

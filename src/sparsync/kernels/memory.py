@@ -6,6 +6,19 @@ from torch import Tensor
 
 
 @dataclass
+class Velocity:
+    """Momentum correction: ``after = beta * before + gradient`` enters the residual in the gradient's place.
+
+    ``masking``: entries that are sent clear theirs.
+    """
+
+    before: Tensor
+    after: Tensor
+    beta: float
+    masking: bool
+
+
+@dataclass
 class Memory:
     """The residual of one flat gradient, aligned with it entry by entry.
 
@@ -15,4 +28,5 @@ class Memory:
 
     before: Tensor
     after: Tensor
+    velocity: Velocity | None = None
     energy: float = 0.0

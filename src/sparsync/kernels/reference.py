@@ -7,11 +7,13 @@ entries behind, and selection then looks only into rows that can hold a large en
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from sparsync.kernels.memory import Memory
 
 ROW = 64
 CHUNK = 1 << 18  # entries; 1 MB of fp32 stays in the cache of one core
@@ -31,38 +33,64 @@ class Rows:
     peak: Tensor
 
 
-def sweep(grad: Tensor, before: Tensor, after: Tensor, runs: Sequence[Run]) -> tuple[Rows, int, float]:
-    """``after = before + grad`` over ``runs``. Where that sum is not finite, ``after = before``.
+def sweep(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0) -> tuple[Rows, int]:
+    """Add ``scale * grad``, or the velocity it makes, to the residual over ``runs``. Where that is not finite, residual
+    and velocity stay as they were.
 
-    Returns the rows, the index of the first entry that was not finite (or -1), and the energy (sum of squares) of
-    what ``after`` now holds.
+    Returns the rows, and the index of the first entry that was not finite (or -1); ``memory.energy`` grows by the sum
+    of squares of what the residual now holds.
     """
+    before, after, velocity = memory.before, memory.after, memory.velocity
     starts, stops, peaks = [], [], []
-    first_bad, energy = -1, 0.0
+    first_bad = -1
     sums = torch.empty(CHUNK, dtype=after.dtype, device=after.device)
-    sizes = torch.empty_like(sums)
-    for run_start, run_stop in runs:
-        for a in range(run_start, run_stop, CHUNK):
-            b = min(a + CHUNK, run_stop)
-            u, size = sums[: b - a], sizes[: b - a]
-            torch.add(before[a:b], grad[a:b], out=u)
+    sizes, speeds = torch.empty_like(sums), torch.empty_like(sums) if velocity else sums
+    for a, b in _chunks(runs):
+        u, size, speed = sums[: b - a], sizes[: b - a], speeds[: b - a]
+        came = grad[a:b] if scale == 1 else grad[a:b].to(u.dtype) * scale
+        if velocity:
+            came = torch.mul(velocity.before[a:b], velocity.beta, out=speed).add_(came)
+        torch.add(before[a:b], came, out=u)
+        peak = _row_peaks(u, size)
+        if not math.isfinite(peak.max().item()):
+            bad = ~torch.isfinite(u)
+            if first_bad < 0:
+                first_bad = a + int(bad.nonzero()[0])
+            torch.where(bad, before[a:b], u, out=u)
+            if velocity:
+                torch.where(bad, velocity.before[a:b], speed, out=speed)
             peak = _row_peaks(u, size)
-            if not math.isfinite(peak.max().item()):
-                bad = ~torch.isfinite(u)
-                if first_bad < 0:
-                    first_bad = a + int(bad.nonzero()[0])
-                torch.where(bad, before[a:b], u, out=u)
-                peak = _row_peaks(u, size)
-            after[a:b].copy_(u)
-            energy += torch.dot(u, u).item()
-            start = torch.arange(a, b, ROW, device=grad.device)
-            starts.append(start)
-            stops.append((start + ROW).clamp_(max=b))
-            peaks.append(peak)
+        after[a:b].copy_(u)
+        if velocity:
+            velocity.after[a:b].copy_(speed)
+        memory.energy += torch.dot(u, u).item()
+        start = torch.arange(a, b, ROW, device=grad.device)
+        starts.append(start)
+        stops.append((start + ROW).clamp_(max=b))
+        peaks.append(peak)
     if not peaks:
         none = torch.empty(0, dtype=torch.int64, device=grad.device)
-        return Rows(none, none, after.new_empty(0)), first_bad, energy
-    return Rows(torch.cat(starts), torch.cat(stops), torch.cat(peaks)), first_bad, energy
+        return Rows(none, none, after.new_empty(0)), first_bad
+    return Rows(torch.cat(starts), torch.cat(stops), torch.cat(peaks)), first_bad
+
+
+def _chunks(runs: Sequence[Run]) -> Iterator[Run]:
+    for start, stop in runs:
+        for a in range(start, stop, CHUNK):
+            yield a, min(a + CHUNK, stop)
+
+
+def clip_scale(grad: Tensor, runs: Sequence[Run], clip: float | None) -> float:
+    """What to multiply ``grad`` by so that its norm over ``runs``, entries that are not finite left out, is at most
+    ``clip``."""
+    if clip is None:
+        return 1.0
+    parts = [torch.linalg.vector_norm(grad[a:b], dtype=torch.float64).item() for a, b in _chunks(runs)]
+    if not all(map(math.isfinite, parts)):
+        finite = (grad[a:b].double().nan_to_num(0.0, 0.0, 0.0) for a, b in _chunks(runs))
+        parts = [torch.linalg.vector_norm(part).item() for part in finite]
+    norm = math.hypot(*parts)
+    return clip / norm if norm > clip else 1.0
 
 
 def _row_peaks(u: Tensor, size: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sparsync.layout import locate, run_table
 from sparsync.sparse import SparseGrad
 from sparsync.wire.shape import Shape, unpack_bits, words_for
 
@@ -18,8 +19,8 @@ class IndexCodec(Protocol):
     @property
     def name(self) -> str: ...
 
-    def words(self, numel: int, capacity: int) -> int:
-        """Words that ``capacity`` indices below ``numel`` take."""
+    def words(self, shape: Shape) -> int:
+        """Words that the indices of a message take."""
         ...
 
     def arrange(self, sent: SparseGrad) -> SparseGrad:
@@ -41,8 +42,8 @@ class Int:
 
     name: str = "int"
 
-    def words(self, numel: int, capacity: int) -> int:
-        return capacity if numel < 2**31 else 2 * capacity
+    def words(self, shape: Shape) -> int:
+        return shape.capacity if shape.numel < 2**31 else 2 * shape.capacity
 
     def arrange(self, sent: SparseGrad) -> SparseGrad:
         return sent
@@ -68,8 +69,8 @@ class EliasFano:
 
     name: str = "ef"
 
-    def words(self, numel: int, capacity: int) -> int:
-        low, high = _words(numel, capacity)
+    def words(self, shape: Shape) -> int:
+        low, high = _words(shape.numel, shape.capacity)
         return low + high
 
     def arrange(self, sent: SparseGrad) -> SparseGrad:
@@ -116,6 +117,43 @@ class EliasFano:
         return torch.where(number < count, indices, 0)
 
 
+@dataclass(frozen=True)
+class Block:
+    """Only where each segment's block of neighbours starts, counted along the segment: two words a segment."""
+
+    name: str = "block"
+
+    def words(self, shape: Shape) -> int:
+        return 2 * shape.segments
+
+    def arrange(self, sent: SparseGrad) -> SparseGrad:
+        return sent
+
+    def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
+        assert sent.indices is not None
+        first, _, _ = _slot_table(shape, sent.indices.device)
+        starts, ends, sizes = run_table(shape.runs, sent.indices.device)
+        place = sent.indices[first]
+        run = torch.bucketize(place, starts, right=True) - 1
+        return (place - starts[run] + (ends - sizes)[run]).view(torch.int32)
+
+    def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
+        first, offset, length = _slot_table(shape, words.device)
+        number = torch.arange(shape.capacity, device=words.device)
+        segment = torch.bucketize(number, first, right=True) - 1
+        start = words.clone().view(torch.int64) - offset  # cloned: a view needs alignment
+        position = offset[segment] + (start[segment] + number - first[segment]) % length[segment]
+        return torch.where(number < count, locate(position, shape.runs), 0)
+
+
+def _slot_table(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every segment: its first entry in a message, and where it starts and how long it is along all runs."""
+    sizes = [sum(stop - start for start, stop in runs) for _, runs in shape.slots]
+    room = [capacity for capacity, _ in shape.slots]
+    table = torch.tensor([[0, *room[:-1]], [0, *sizes[:-1]], sizes], device=device)
+    return table[0].cumsum(0), table[1].cumsum(0), table[2]
+
+
 def _low_width(numel: int, capacity: int) -> int:
     """How many bits of an index are low: floor(log2(numel / capacity)), which takes the fewest bits in all.
 
@@ -132,4 +170,4 @@ def _words(numel: int, capacity: int) -> tuple[int, int]:
     return words_for(capacity * width), words_for(capacity + (numel - 1 >> width))
 
 
-INDEX_CODECS: dict[str, IndexCodec] = {"int": Int(), "ef": EliasFano()}
+INDEX_CODECS: dict[str, IndexCodec] = {"int": Int(), "ef": EliasFano(), "block": Block()}

@@ -44,7 +44,8 @@ class Wire:
 
     Args:
         values: ``"fp32"``, ``"fp16"``, ``"bf16"`` or ``"sign"``.
-        indices: ``"int"``, or ``"ef"``: sorted and Elias-Fano coded, in about a third of the bits.
+        indices: ``"int"``, or ``"ef"``: sorted and Elias-Fano coded, in about a third of the bits, or ``"block"``: only
+            the start of each segment's block.
     """
 
     values: str = "fp32"
@@ -55,6 +56,8 @@ class Wire:
             raise ValueError(f"values must be one of {', '.join(CODECS)}, got {self.values!r}")
         if self.indices not in INDEX_CODECS:
             raise ValueError(f"indices must be one of {', '.join(INDEX_CODECS)}, got {self.indices!r}")
+        if self.indices == "block" and self.codec.signs:
+            raise ValueError("indices='block' sends every entry of a block, zeros too, which values='sign' cannot tell")
 
     @property
     def codec(self) -> ValueCodec:
@@ -66,7 +69,7 @@ class Wire:
 
     def bytes(self, shape: Shape) -> int:
         """Size of one message."""
-        indices = self.index_codec.words(shape.numel, shape.capacity)
+        indices = self.index_codec.words(shape)
         return WORD * (HEADER + indices + self.codec.words(shape.capacity, shape.segments, shape.dtype))
 
     def header(self, sent: SparseGrad, sequence: int, unit: int, digest: int) -> Tensor:
@@ -84,7 +87,7 @@ class Wire:
 
     def decode(self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> SparseGrad:
         """The gradient a message was made from, bit for bit; its entries come in ascending order if ``"ef"`` coded."""
-        split = HEADER + self.index_codec.words(shape.numel, shape.capacity)
+        split = HEADER + self.index_codec.words(shape)
         count, flags, where = message[4].long(), message[5], message[6]
         indices = self.index_codec.unpack(message[HEADER:split], count, shape)
         values = self.codec.unpack(message[split:], indices, count, segment_of, shape)
