@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sparsync.cli import bench_step, bench_wire, demo, info
+from sparsync.cli import bench_step, bench_wire, compare, demo, info
 
 app = typer.Typer(
     name="sparsync",
@@ -16,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("info")(info.info)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
