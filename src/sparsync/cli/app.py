@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sparsync.cli import bench_step, bench_wire, compare, demo, info
+from sparsync.cli import bench_step, bench_wire, compare, demo, info, train
 
 app = typer.Typer(
     name="sparsync",
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
+app.command("train")(train.train)
 app.command("info")(info.info)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 bench.command("step")(bench_step.step)

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from sparsync.cli.progress import bar
-from sparsync.experiments.compare import label, plan, summarise
+from sparsync.experiments.compare import MOVE, label, plan, summarise, train_all
 from sparsync.experiments.data import check_workers, count
 from sparsync.experiments.environment import environment
-from sparsync.experiments.training import Training, train_all
+from sparsync.experiments.settings import Training
 
 
 def compare(
@@ -36,6 +36,9 @@ def compare(
     density: Annotated[
         float | None, typer.Option(help="Share of the entries to send, in (0, 1], instead of each method's own.")
     ] = None,
+    momentum_mode: Annotated[
+        str, typer.Option(help="What becomes of SGD's momentum with methods that are no recipes: move, keep, correct.")
+    ] = MOVE,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with MNIST's files.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for outcomes.json, table.csv, compare.png, report.html.")] = Path(
         "runs/compare"
@@ -43,7 +46,9 @@ def compare(
 ) -> None:
     """Train the same model with several methods on processes of this machine, and compare."""
     like = Training("dense", data=data, model=model, steps=steps, batch=batch, rate=rate, momentum=momentum)
-    side_by_side("Sparsync: methods compared", plan(method, seeds, like, density), workers, data_dir, out)
+    side_by_side(
+        "Sparsync: methods compared", plan(method, seeds, like, density, momentum_mode), workers, data_dir, out
+    )
 
 
 def side_by_side(title: str, trainings: Sequence[Training], workers: int, data_dir: Path | None, out: Path) -> None:
@@ -66,5 +71,5 @@ def side_by_side(title: str, trainings: Sequence[Training], workers: int, data_d
     with bar(console, under_way, first.steps * len(trainings)) as progress:
         outcomes = train_all(trainings, data_dir, workers, progress)
     lines = summarise(outcomes)
-    comparison.show(console, lines, first, workers)
+    comparison.show(console, lines, workers)
     print(f"report: {comparison.save(out, title, outcomes, lines, workers, where)}")

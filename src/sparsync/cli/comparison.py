@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table as Printed
 from rich.text import Text as Written
 
-from sparsync.experiments.compare import TOLERANCE, Line
-from sparsync.experiments.training import Outcome, Point, Training
+from sparsync.cli.watch import bytes_text
+from sparsync.experiments.compare import TOLERANCE, Line, options
+from sparsync.experiments.settings import Outcome, Point
 from sparsync.report import (
     Bar,
     BarChart,
@@ -32,15 +33,20 @@ from sparsync.report import (
     write_csv,
 )
 
+MOMENTUM = (
+    "Momentum: keep leaves it in the optimizer, behind the residual; move takes it out, and the optimizer steps with "
+    "rate / (1 − momentum); correct puts it before the residual."
+)
 HEADINGS = ("method", "test accuracy", "bytes per step", "less than dense", "density", "step time")
 
 
-def show(console: Console, lines: Sequence[Line], training: Training, workers: int) -> None:
+def show(console: Console, lines: Sequence[Line], workers: int) -> None:
     """The table and what it says, on a terminal."""
-    made = table(lines, training, workers)
-    printed = Printed(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in made.headings:
-        printed.add_column(heading, justify="left" if heading == "method" else "right", overflow="fold")
+    made = table(lines, workers)
+    printed = Printed(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
+    for i, heading in enumerate(made.headings):
+        longest = max(len(row.cells[i]) for row in made.rows)
+        printed.add_column(heading.replace(" ", "\n", 1), justify="right" if i else "left", min_width=longest)
     for row in made.rows:
         first = Written(row.cells[0] + (row.warning and f"\n{row.warning}"))
         printed.add_row(first, *row.cells[1:], style="red" if row.warning else None)
@@ -58,17 +64,17 @@ def save(
     where: Mapping[str, str],
 ) -> Path:
     """Write ``outcomes.json``, ``table.csv``, ``compare.png`` and ``report.html`` into ``out``; the last one's path."""
-    training = outcomes[0].training
     told = {"environment": dict(where), "outcomes": [outcome.to_json() for outcome in outcomes]}
     (out / "outcomes.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    write_csv(out / "table.csv", [_csv_line(line, training, workers) | dict(where) for line in lines])
+    write_csv(out / "table.csv", [_csv_line(line, workers) | dict(where) for line in lines])
     png(charts(lines)[:2], out / "compare.png")
-    write(page(title, lines, training, workers, where), out / "report.html")
+    write(page(title, lines, workers, where), out / "report.html")
     return out / "report.html"
 
 
-def table(lines: Sequence[Line], training: Training, workers: int) -> Table:
+def table(lines: Sequence[Line], workers: int) -> Table:
     """The comparison in rows."""
+    training = lines[0].training
     rows = []
     for line in lines:
         cells = [
@@ -76,7 +82,7 @@ def table(lines: Sequence[Line], training: Training, workers: int) -> Table:
             plus_minus(100 * line.accuracy, None if line.deviation is None else 100 * line.deviation, "%"),
             f"{line.bytes:,.0f}",
             times(line.ratio) if line.bytes else "–",
-            f"{line.density:.2%}".replace("%", " %"),
+            f"{100 * line.density:.3g} %",
             f"{1e3 * line.step_s:.1f} ms",
         ]
         rows.append(Row(cells, f"misses dense by {100 * line.gap:.1f} points" if line.misses else ""))
@@ -91,6 +97,13 @@ def table(lines: Sequence[Line], training: Training, workers: int) -> Table:
         "would gain.",
     ]
     return Table(f"Accuracy and traffic of {len(lines)} methods", HEADINGS, rows, notes)
+
+
+def methods(lines: Sequence[Line]) -> Table:
+    """What each method is, in the words of ``attach``."""
+    told = [options(line.training) for line in lines]
+    rows = [Row([line.label, *chosen.values()]) for line, chosen in zip(lines, told, strict=True)]
+    return Table("The methods, as options of sparsync.attach", ["method", *told[0]], rows, [MOMENTUM])
 
 
 def findings(lines: Sequence[Line]) -> list[str]:
@@ -114,8 +127,8 @@ def charts(lines: Sequence[Line]) -> list[Chart]:
     """Accuracy over steps and over bytes, and the bytes of a step."""
     over_steps = [_curve(line, lambda point: point.step) for line in lines]
     over_bytes = [_curve(line, lambda point: point.bytes) for line in lines]
-    bars = [Bar(line.label, line.bytes, _size(line.bytes) + f", {times(line.ratio)} less") for line in lines]
-    bars[0] = Bar(lines[0].label, lines[0].bytes, _size(lines[0].bytes))
+    bars = [Bar(line.label, line.bytes, bytes_text(line.bytes) + f", {times(line.ratio)} less") for line in lines]
+    bars[0] = Bar(lines[0].label, lines[0].bytes, bytes_text(lines[0].bytes))
     return [
         LineChart("Test accuracy over steps", "steps", over_steps, y_unit="%"),
         LineChart(
@@ -125,7 +138,7 @@ def charts(lines: Sequence[Line]) -> list[Chart]:
     ]
 
 
-def page(title: str, lines: Sequence[Line], training: Training, workers: int, where: Mapping[str, str]) -> Page:
+def page(title: str, lines: Sequence[Line], workers: int, where: Mapping[str, str]) -> Page:
     """The report."""
     steps, traffic, bars = charts(lines)
     band = " The band reaches from the lowest to the highest seed." if lines[0].seeds > 1 else ""
@@ -133,11 +146,12 @@ def page(title: str, lines: Sequence[Line], training: Training, workers: int, wh
         title,
         findings(lines),
         [
-            table(lines, training, workers),
+            table(lines, workers),
             Figure(steps, "Mean over the seeds." + band if band else "One seed."),
             Figure(traffic, "The same over what one worker has put on the network so far; each mark of the axis is ten "
                    "times the one before."),
             Figure(bars, "From 0, so that lengths compare; numbers tell short bars apart."),
+            methods(lines),
         ],
         where,
     )  # fmt: skip
@@ -156,14 +170,8 @@ def _curve(line: Line, x: Callable[[Point], float]) -> Curve:
     )
 
 
-def _size(number: float) -> str:
-    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
-        if number >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return f"{number:.0f} B"
-
-
-def _csv_line(line: Line, training: Training, workers: int) -> dict[str, Any]:
+def _csv_line(line: Line, workers: int) -> dict[str, Any]:
+    training = line.training
     return {
         "method": line.label,
         "data": training.data,

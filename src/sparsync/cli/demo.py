@@ -9,7 +9,7 @@ import typer
 
 from sparsync.cli.compare import side_by_side
 from sparsync.experiments.compare import plan
-from sparsync.experiments.training import Training
+from sparsync.experiments.settings import Training
 
 METHODS = ("dense", "paper", "default", "topk@0.01", "random+shared@0.01", "topk+gtopk@0.01")
 

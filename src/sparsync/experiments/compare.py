@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from sparsync.experiments.methods import DENSE
-from sparsync.experiments.training import Outcome, Point, Training
+from sparsync.experiments.data import load
+from sparsync.experiments.methods import DENSE, check_options, recipes
+from sparsync.experiments.settings import Outcome, Point, Training, attach_options
+from sparsync.experiments.training import train
+from sparsync.experiments.workers import run
 
+MOVE = "move"  # momentum behind a low density delays every entry a second time
+PRELOAD = (__name__, "sklearn.datasets")
 TOLERANCE = 0.01  # a method whose mean accuracy is further under dense's misses it
 
 
@@ -17,7 +25,7 @@ class Line:
     """One method over its seeds.
 
     Args:
-        label: the method, and its density where that was asked for.
+        training: of the first seed.
         seeds: number of trainings.
         accuracy: mean share of the test images that are classified correctly.
         deviation: sample standard deviation of that over the seeds; ``None`` for one seed.
@@ -29,7 +37,7 @@ class Line:
         curves: of every seed.
     """
 
-    label: str
+    training: Training
     seeds: int
     accuracy: float
     deviation: float | None
@@ -39,6 +47,10 @@ class Line:
     density: float
     step_s: float
     curves: Sequence[Sequence[Point]]
+
+    @property
+    def label(self) -> str:
+        return label(self.training)
 
     @property
     def misses(self) -> bool:
@@ -51,7 +63,13 @@ class Line:
         return self.dense_bytes / self.bytes if self.bytes else 0.0
 
 
-def plan(methods: Sequence[str], seeds: int, like: Training, density: float | None = None) -> list[Training]:
+def plan(
+    methods: Sequence[str],
+    seeds: int,
+    like: Training,
+    density: float | None = None,
+    momentum_mode: str = MOVE,
+) -> list[Training]:
     """The trainings of a comparison: every method with every seed, dense first.
 
     Args:
@@ -59,25 +77,56 @@ def plan(methods: Sequence[str], seeds: int, like: Training, density: float | No
         seeds: trainings of each method.
         like: everything else, for all of them.
         density: of the sparse methods that are not given one of their own; ``None``: as each of them has it.
+        momentum_mode: of the sparse methods that are no recipes; ``attach``'s ``momentum``.
     """
     if seeds < 1:
         raise ValueError(f"seeds must be 1 or more, got {seeds}")
     asked = [DENSE, *(method for method in methods if method != DENSE)]
-    if repeated := {method for method in asked if asked.count(method) > 1}:
+    chosen = [_named(method, like, density, momentum_mode) for method in asked]
+    labels = [label(training) for training in chosen]
+    if repeated := {name for name in labels if labels.count(name) > 1}:
         raise ValueError(f"methods must differ, got {', '.join(sorted(repeated))} more than once")
-    first = replace(like, method=DENSE)
-    chosen = [first, *(_named(method, like, density) for method in asked[1:])]
     return [replace(training, seed=seed) for training in chosen for seed in range(seeds)]
 
 
-def _named(method: str, like: Training, density: float | None) -> Training:
+def _named(method: str, like: Training, density: float | None, momentum_mode: str) -> Training:
+    if method == DENSE:
+        return replace(like, method=method)
     name, at, share = method.partition("@")
     if at:
         try:
             density = float(share)
         except ValueError:
             raise ValueError(f"method {method!r}: after @ comes a density in (0, 1], got {share!r}") from None
-    return replace(like, method=name, density=density)
+    mode = None if name in recipes() else momentum_mode
+    return replace(like, method=name, density=density, momentum_mode=mode)
+
+
+def train_all(
+    trainings: Sequence[Training], data_folder: Path | None, workers: int, progress: Callable[[int], None]
+) -> list[Outcome]:
+    """Run the trainings one after another on the same ``workers`` processes.
+
+    Args:
+        data_folder: where images lie that are not bundled.
+        progress: is called with the number of steps done since the last call.
+    """
+    return run(_train, workers, [(training, data_folder) for training in trainings], progress, PRELOAD)
+
+
+def _train(rank: int, workers: int, job: tuple[Training, Path | None], report: Callable[[int], None]) -> Outcome | None:
+    training, data_folder = job
+    done = 0
+
+    def on_step(step: int) -> None:
+        nonlocal done
+        report(step - done)
+        done = step
+
+    # What a method may do wrong is what is being found out: it shows in the outcome.
+    warnings.simplefilter("ignore", UserWarning)
+    logging.getLogger("sparsync").setLevel(logging.ERROR)
+    return train(rank, workers, training, load(training.data, data_folder), on_step=on_step)
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Line]:
@@ -86,7 +135,7 @@ def summarise(outcomes: Sequence[Outcome]) -> list[Line]:
     for outcome in outcomes:
         groups.setdefault(label(outcome.training), []).append(outcome)
     against = statistics.fmean(outcome.accuracy for outcome in next(iter(groups.values())))
-    return [_line(name, group, against) for name, group in groups.items()]
+    return [_line(group, against) for group in groups.values()]
 
 
 def label(training: Training) -> str:
@@ -94,11 +143,23 @@ def label(training: Training) -> str:
     return training.method if training.density is None else f"{training.method} {100 * training.density:g} %"
 
 
-def _line(name: str, group: Sequence[Outcome], against: float) -> Line:
+def options(training: Training) -> dict[str, str]:
+    """What the method comes down to: the options of ``attach`` as they are filled in, by their names."""
+    given = attach_options(training)
+    names = ("compressor", "density", "collective", "scope", "values", "indices", "momentum")
+    if given is None:
+        return dict.fromkeys(names, "–") | {"momentum": "keep"}
+    made = check_options(given, training.momentum)
+    kinds = type(made.compressor).__name__, f"{made.density(0):g}", type(made.collective).__name__
+    how = made.options.scope, made.wire.values, made.wire.indices, made.options.momentum
+    return dict(zip(names, (*kinds, *how), strict=True))
+
+
+def _line(group: Sequence[Outcome], against: float) -> Line:
     mean = statistics.fmean
     accuracies = [outcome.accuracy for outcome in group]
     return Line(
-        name,
+        group[0].training,
         len(group),
         mean(accuracies),
         statistics.stdev(accuracies) if len(group) > 1 else None,

@@ -14,9 +14,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync.experiments.train import PLAIN, dense_bytes, mlp
+from sparsync.experiments.models import mlp
+from sparsync.experiments.settings import dense_bytes
 from sparsync.experiments.workers import run
 
+PLAIN = "plain DDP"  # the method that is no method of ours
 # (method, scope); plain DDP first: the others are compared with it.
 CASES = (
     (PLAIN, ""),

@@ -27,15 +27,22 @@ Task = Callable[[int, int, Any, Callable[[int], None]], Any]
 class WorkerFailed(RuntimeError):
     """A worker raised, or ended before its work was done; the text says which and why."""
 
+    exit_code = 1  # the command line ends with this code and the text
 
-def run(task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int], None]) -> list[Any]:
+    def format_message(self) -> str:
+        return str(self)
+
+
+def run(
+    task: Task, workers: int, jobs: Sequence[Any], progress: Callable[[int], None], preload: Sequence[str] = ()
+) -> list[Any]:
     """Run ``task`` for every job, one after another, on ``workers`` processes; what rank 0 returned for each.
 
     ``progress`` is called with the number of steps that rank 0 has done since the last call. However this function is
-    left, no worker outlives it.
+    left, no worker outlives it. ``preload``: modules that the task needs, imported once for all workers.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, *preload])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, pipes = [], []
     try:

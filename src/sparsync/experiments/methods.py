@@ -1,0 +1,61 @@
+"""How gradients are exchanged, by name: plain DDP, a recipe, a compressor, or a compressor with its collective."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+import sparsync
+from sparsync import registry
+
+DENSE = "dense"  # plain DDP, without any hook
+
+# What "default" is where the library has no recipes of its own.
+FALLBACK: dict[str, dict[str, Any]] = {"default": {"compressor": "threshold", "momentum": "move"}}
+
+
+def recipes() -> Collection[str]:
+    """The names of the library's recipes."""
+    if find_spec("sparsync.recipes") is None:
+        return FALLBACK
+    names: Collection[str] = import_module("sparsync.recipes").RECIPES
+    return names
+
+
+def options_of(method: str, **given: Any) -> dict[str, Any] | None:
+    """The keyword arguments of ``attach`` for ``method``, all but ``optimizer``; ``None`` for plain DDP.
+
+    Args:
+        method: ``"dense"``, a recipe's name, a compressor's name, or both halves as in ``"random+shared"``. Where a
+            recipe and a compressor share a name, it means the recipe; ``"dgc+allgather"`` is the compressor.
+        given: options of ``attach`` that override the method's own; those that are ``None`` do not.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if method == DENSE:
+        if given:
+            names = ", ".join(f"{name}={value!r}" for name, value in given.items())
+            raise ValueError(f"method 'dense' is plain DDP and takes no options of sparse methods, got {names}")
+        return None
+    if method in recipes():
+        options = dict(FALLBACK[method]) if recipes() is FALLBACK else {"recipe": method}
+        return options | given
+    compressor, plus, collective = method.partition("+")
+    if compressor not in registry.compressors():
+        known = [DENSE, *recipes(), *sorted(set(registry.compressors()) - set(recipes()))]
+        raise ValueError(
+            f"unknown method {method!r}; known are {', '.join(known)}, and a compressor with one of the collectives "
+            f"{', '.join(sorted(registry.collectives()))}, as in random+shared"
+        )
+    return {"compressor": compressor} | ({"collective": collective} if plus else {}) | given
+
+
+def check_options(options: dict[str, Any], momentum: float) -> sparsync.Handle:
+    """Raise what ``attach`` would raise for these options, before any process is started; else a handle to look at."""
+    tiny = nn.ParameterList([torch.zeros(2, 2)])
+    optimizer = torch.optim.SGD(tiny.parameters(), lr=1.0, momentum=momentum)
+    return sparsync.comm_hook(tiny, optimizer=optimizer, **options)[0]
