@@ -171,7 +171,7 @@ def _curve(line: Line, x: Callable[[Point], float]) -> Curve:
 
 
 def _csv_line(line: Line, workers: int) -> dict[str, Any]:
-    training = line.training
+    training, asked = line.training, options(line.training)
     return {
         "method": line.label,
         "data": training.data,
@@ -181,6 +181,9 @@ def _csv_line(line: Line, workers: int) -> dict[str, Any]:
         "steps": training.steps,
         "rate": training.rate,
         "momentum": training.momentum,
+        "momentum_mode": asked["momentum"],
+        **{name: asked[name] for name in ("compressor", "collective", "scope", "values", "indices")},
+        "asked_density": asked["density"],
         "seeds": line.seeds,
         "accuracy_mean": f"{line.accuracy:.5f}",
         "accuracy_std": "" if line.deviation is None else f"{line.deviation:.5f}",

@@ -17,6 +17,7 @@ from sparsync.experiments.workers import run
 
 MOVE = "move"  # momentum behind a low density delays every entry a second time
 PRELOAD = (__name__, "sklearn.datasets")
+POINTS = 25  # of a curve, about
 TOLERANCE = 0.01  # a method whose mean accuracy is further under dense's misses it
 
 
@@ -126,7 +127,7 @@ def _train(rank: int, workers: int, job: tuple[Training, Path | None], report: C
     # What a method may do wrong is what is being found out: it shows in the outcome.
     warnings.simplefilter("ignore", UserWarning)
     logging.getLogger("sparsync").setLevel(logging.ERROR)
-    return train(rank, workers, training, load(training.data, data_folder), on_step=on_step)
+    return train(rank, workers, training, load(training.data, data_folder), points=POINTS, on_step=on_step)
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Line]:

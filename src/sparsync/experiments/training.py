@@ -39,6 +39,7 @@ def train(
     *,
     folder: Path | None = None,
     resume: bool = False,
+    points: int = POINTS,
     on_point: Callable[[Point], None] = lambda point: None,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome | None:
@@ -46,7 +47,8 @@ def train(
 
     Args:
         folder: the run folder to write, or to go on from with ``resume``; ``None`` writes nothing. All ranks see it.
-        on_point: called on rank 0 at about ten points of the training.
+        points: how many the curve has, about.
+        on_point: called on rank 0 at each of them.
         on_step: called on rank 0 with the number of steps done, every few steps.
     """
     check_workers(workers, len(images.train_x), training.batch)
@@ -58,7 +60,7 @@ def train(
     if kept is not None and resume:
         session.restore(kept)
         curve = kept.points()
-    points_every = max(1, training.steps // POINTS)
+    points_every = max(1, training.steps // points)
     save_every = min(SAVE_EVERY, points_every)
     x, y = (part.to(session.device) for part in images.shard(rank, workers))
     order = torch.Generator().manual_seed(1000 * training.seed + rank)

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -54,7 +55,10 @@ def run(
             theirs.close()
             processes.append(process)
             pipes.append(ours)
-        results = _listen(pipes, progress)
+        try:
+            results = _listen(pipes, progress)
+        except WorkerFailed as failure:
+            raise _cause(processes, failure) from None
         for process in processes:
             process.join(10)
         return results
@@ -63,6 +67,15 @@ def run(
             if process.is_alive():
                 process.kill()
             process.join()
+
+
+def _cause(processes: Sequence[BaseProcess], failure: WorkerFailed) -> WorkerFailed:
+    """The worker that was killed, if one was: the others fail because of it, and may be heard before its end is."""
+    for rank, process in enumerate(processes):
+        process.join(0.5)
+        if process.exitcode is not None and process.exitcode < 0:
+            return WorkerFailed(f"worker {rank} was killed by {signal.Signals(-process.exitcode).name}")
+    return failure
 
 
 def _listen(pipes: list[Connection], progress: Callable[[int], None]) -> list[Any]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
@@ -180,19 +179,19 @@ def _figure(charts: Sequence[Chart]) -> Figure:
         chart.draw(axes)
     handles, labels = next((axes.get_legend_handles_labels() for axes in row if axes.lines), ([], []))
     if handles:
-        columns = _columns([len(label) for label in labels], 72 * SIZE[0] * len(charts))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        _add_legend(figure, handles, labels)
     return figure
 
 
-def _columns(letters: list[int], room: float) -> int:
-    """How many columns of a legend fit into ``room`` points, at 6 points a letter and 51 for the line before it."""
-    fitting = 1
-    for columns in range(2, len(letters) + 1):
-        widest = [max(column) for column in np.array_split(letters, columns)]
-        if sum(6 * width + 51 for width in widest) <= room:
-            fitting = columns
-    return -(-len(letters) // -(-len(letters) // fitting))  # no more than the rows then need
+def _add_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
+    """Below the axes, in as many columns as there is room for."""
+    for rows in range(1, len(labels) + 1):
+        columns = -(-len(labels) // rows)
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        figure.draw_without_rendering()
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _spaced(unit: str) -> str:
