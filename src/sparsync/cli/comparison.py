@@ -15,6 +15,7 @@ from rich.text import Text as Written
 
 from sparsync.cli.watch import bytes_text
 from sparsync.experiments.compare import TOLERANCE, Line, options
+from sparsync.experiments.data import TEST_IMAGES
 from sparsync.experiments.settings import Outcome, Point
 from sparsync.report import (
     Bar,
@@ -86,11 +87,12 @@ def table(lines: Sequence[Line], workers: int) -> Table:
             f"{1e3 * line.step_s:.1f} ms",
         ]
         rows.append(Row(cells, f"misses dense by {100 * line.gap:.1f} points" if line.misses else ""))
-    seeds = lines[0].seeds
+    seeds, images = lines[0].seeds, TEST_IMAGES[training.data]
     notes = [
         f"{training.model} on {training.data}, {workers} workers × {training.batch} images, {training.steps} steps; "
         f"SGD with rate {training.rate:g} and momentum {training.momentum:g}. "
-        + (f"Mean of {seeds} seeds ± their standard deviation." if seeds > 1 else "One seed only."),
+        + (f"Mean of {seeds} seeds ± their standard deviation" if seeds > 1 else "One seed only")
+        + f"; {images:,} test images, so that one is {100 / images:.2g} points.",
         "Bytes are what one worker puts on the network in a step, headers and indices included, against a dense ring "
         "all-reduce in fp32. Small tensors travel dense and count in the density.",
         "All workers share one machine and its loopback network: step times show overhead, not what a slow network "
@@ -109,52 +111,50 @@ def methods(lines: Sequence[Line]) -> Table:
 def findings(lines: Sequence[Line]) -> list[str]:
     """What the table shows, in a sentence or two."""
     dense, sparse = lines[0], [line for line in lines[1:] if line.bytes]
-    fine, missing = [line for line in sparse if not line.misses], [line for line in sparse if line.misses]
+    fine = [line for line in sparse if not line.misses and line.ratio > 1]
+    missing = [line for line in sparse if line.misses]
     said = []
     if fine:
         best = max(fine, key=lambda line: line.ratio)
         said.append(
-            f"Of the methods within a point of dense, {best.label} sends least: {times(best.ratio)} less, with an "
-            f"accuracy of {best.accuracy:.1%} against {dense.accuracy:.1%}."
+            f"Of the methods within a point of dense, {best.label} sends least: {_less(best)}, with an "
+            f"accuracy of {100 * best.accuracy:.1f} % against {100 * dense.accuracy:.1f} %."
         )
     if missing:
-        names = [f"{line.label} (by {100 * line.gap:.1f} points, {times(line.ratio)} less)" for line in missing]
+        names = [f"{line.label} (by {100 * line.gap:.1f} points, {_less(line)})" for line in missing]
         said.append(f"More than {100 * TOLERANCE:g} point under dense: {', '.join(names)}.")
     return said
 
 
 def charts(lines: Sequence[Line]) -> list[Chart]:
-    """Accuracy over steps and over bytes, and the bytes of a step."""
+    """Accuracy over steps and, if anything travels, over bytes, and the bytes of a step."""
+    # Ends are what is compared: how curves climb there need not be seen from the very bottom.
+    shown = (max(0.0, 10 * (min(100 * line.accuracy for line in lines) // 10 - 3)), 101.0)
     over_steps = [_curve(line, lambda point: point.step) for line in lines]
     over_bytes = [_curve(line, lambda point: point.bytes) for line in lines]
-    bars = [Bar(line.label, line.bytes, bytes_text(line.bytes) + f", {times(line.ratio)} less") for line in lines]
-    bars[0] = Bar(lines[0].label, lines[0].bytes, bytes_text(lines[0].bytes))
-    return [
-        LineChart("Test accuracy over steps", "steps", over_steps, y_unit="%"),
-        LineChart(
-            "Test accuracy over bytes sent", "sent by one worker", over_bytes, y_unit="%", log_x=True, x_unit="B"
-        ),
-        BarChart("Bytes a worker sends per step", "bytes per step", bars, x_unit="B"),
-    ]
+    bars = [Bar(line.label, line.bytes, f"{bytes_text(line.bytes)}, {_less(line)}") for line in lines[1:]]
+    first = Bar(lines[0].label, lines[0].bytes, bytes_text(lines[0].bytes))
+    drawn: list[Chart] = [LineChart("Test accuracy over steps", "steps", over_steps, shown, "%")]
+    if lines[0].bytes:
+        sent = "sent by one worker"
+        drawn.append(LineChart("Test accuracy over bytes sent", sent, over_bytes, shown, "%", log_x=True, x_unit="B"))
+        drawn.append(BarChart("Bytes a worker sends per step", "bytes per step", [first, *bars], x_unit="B"))
+    return drawn
 
 
 def page(title: str, lines: Sequence[Line], workers: int, where: Mapping[str, str]) -> Page:
     """The report."""
-    steps, traffic, bars = charts(lines)
-    band = " The band reaches from the lowest to the highest seed." if lines[0].seeds > 1 else ""
-    return Page(
-        title,
-        findings(lines),
-        [
-            table(lines, workers),
-            Figure(steps, "Mean over the seeds." + band if band else "One seed."),
-            Figure(traffic, "The same over what one worker has put on the network so far; each mark of the axis is ten "
-                   "times the one before."),
-            Figure(bars, "From 0, so that lengths compare; numbers tell short bars apart."),
-            methods(lines),
-        ],
-        where,
-    )  # fmt: skip
+    captions = (
+        "Mean over the seeds. The band reaches from the lowest to the highest." if lines[0].seeds > 1 else "One seed.",
+        "The same over what one worker has put on the network so far; each number of the axis is ten times the last.",
+        "From 0, so that lengths compare; numbers tell short bars apart.",
+    )
+    figures = [Figure(chart, caption) for chart, caption in zip(charts(lines), captions, strict=False)]
+    return Page(title, findings(lines), [table(lines, workers), *figures, methods(lines)], where)
+
+
+def _less(line: Line) -> str:
+    return f"{times(line.ratio)} less" if line.ratio >= 1 else f"{times(1 / line.ratio)} more"
 
 
 def _curve(line: Line, x: Callable[[Point], float]) -> Curve:

@@ -13,7 +13,7 @@ from sparsync.experiments.settings import Training
 
 # topk at 0.1 % sends the bytes of the default recipe.
 METHODS = ("dense", "paper", "default", "topk@0.001", "random+shared@0.01", "topk+gtopk@0.01")
-STEPS = 100  # dense has learned the digits by then; with many more steps all methods end alike
+STEPS = 100  # dense has learned the digits by then; with more steps the others come closer to it
 
 
 def demo(
