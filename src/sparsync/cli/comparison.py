@@ -132,10 +132,10 @@ def charts(lines: Sequence[Line]) -> list[Chart]:
     shown = (max(0.0, 10 * (min(100 * line.accuracy for line in lines) // 10 - 3)), 101.0)
     over_steps = [_curve(line, lambda point: point.step) for line in lines]
     over_bytes = [_curve(line, lambda point: point.bytes) for line in lines]
-    bars = [Bar(line.label, line.bytes, f"{bytes_text(line.bytes)}, {_less(line)}") for line in lines[1:]]
-    first = Bar(lines[0].label, lines[0].bytes, bytes_text(lines[0].bytes))
     drawn: list[Chart] = [LineChart("Test accuracy over steps", "steps", over_steps, shown, "%")]
     if lines[0].bytes:
+        bars = [Bar(line.label, line.bytes, f"{bytes_text(line.bytes)}, {_less(line)}") for line in lines[1:]]
+        first = Bar(lines[0].label, lines[0].bytes, bytes_text(lines[0].bytes))
         sent = "sent by one worker"
         drawn.append(LineChart("Test accuracy over bytes sent", sent, over_bytes, shown, "%", log_x=True, x_unit="B"))
         drawn.append(BarChart("Bytes a worker sends per step", "bytes per step", [first, *bars], x_unit="B"))
