@@ -146,12 +146,14 @@ class Worker:
     correction: Correction | None = None
     clip: float | None = None
     step: int = 0
+    device: str = "cpu"
+    workspace: dict[str, object] = field(default_factory=dict)
     residual: Tensor = field(init=False)
     velocity: Tensor = field(init=False)
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
-        self.residual = torch.zeros(self.layout.numel, dtype=accumulation_dtype(self.dtype))
+        self.residual = torch.zeros(self.layout.numel, dtype=accumulation_dtype(self.dtype), device=self.device)
         self.velocity = torch.zeros_like(self.residual)
         self.state = self.compressor.init(self.layout)
 
@@ -165,13 +167,14 @@ class Worker:
             whole=self.shared or self.whole,
             clip=self.clip,
             asleep=asleep,
+            values=self.values,
         )
         velocity = None
         if self.correction is not None:
             faster = torch.full_like(self.velocity, float("nan")) if self.transactional else self.velocity
             velocity = Velocity(self.velocity, faster, self.correction.beta, self.correction.masking)
         keeps = not self.compressor.dense or ctx.rounding is not None or velocity is not None
-        memory = Memory(self.residual, after, velocity) if keeps else None
+        memory = Memory(self.residual, after, velocity, workspace=self.workspace) if keeps else None
         sent = self.compressor.compress(grad.clone(), memory, self.layout, ctx, self.state)
         self.step += 1
         if self.transactional:

@@ -230,7 +230,7 @@ def case_recipes(rank: int, size: int) -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
     handle = sparsync.attach(ddp, optimizer=optimizer)
     told = handle.describe()
-    for words in ("recipe       default", "ThresholdK", "density 0.006", "values as sign, indices as ef", "10 x its"):
+    for words in ("recipe       default", "ThresholdK", "density 0.00625", "values as sign, indices as ef", "10 x its"):
         assert words in told, told
     train(ddp, optimizer, rank, range(3))
     handle.detach()

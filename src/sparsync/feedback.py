@@ -9,7 +9,8 @@ from the old ones, name by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class Arena:
     spans: tuple[Span, ...]
     buffers: list[Tensor]
     written: bool = False
+    workspace: dict[str, Any] = field(default_factory=dict)
 
     @property
     def committed(self) -> Tensor:
@@ -85,7 +87,7 @@ class Feedback:
         if self.correction is not None:
             kept = self._velocities.at(key, spans, numel, device)
             velocity = Velocity(kept.committed, kept.working, self.correction.beta, self.correction.masking)
-        return Memory(residual.committed, residual.working, velocity)
+        return Memory(residual.committed, residual.working, velocity, workspace=residual.workspace)
 
     def come_home(self, key: str, rejected: SparseGrad) -> None:
         """Entries that this rank sent, or dropped for others, go back into its residual."""

@@ -133,6 +133,7 @@ class Reducer:
                 unit.collective.shared or self.channel.wire.indices == "block",
                 None if self.clip is None else self.clip * (self.last_scale or 1.0),
                 frozenset(unit.asleep),
+                self.channel.wire.values,
             )
             sent = unit.compressor.compress(unit.grad, memory, layout, ctx, self.state)
             exchange.energy = memory.energy if memory else 0.0

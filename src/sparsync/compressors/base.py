@@ -27,6 +27,7 @@ class Context:
         rank: of this worker.
         seed: shared by all ranks.
         rounding: values -> values as they travel, or ``None`` when they travel unchanged.
+        values: the name of that.
         shared: all ranks send the same entries.
         whole: the chosen entries travel whatever they hold, zeros included.
         clip: largest norm that this rank's gradient may have in a segment.
@@ -42,6 +43,7 @@ class Context:
     whole: bool = False
     clip: float | None = None
     asleep: frozenset[str] = frozenset()
+    values: str = "fp32"
 
 
 class Compressor(Protocol):
@@ -143,6 +145,13 @@ def sweep_segment(grad: Tensor, memory: Memory, segment: Segment, ctx: Context) 
                     after[span.start : span.stop].copy_(before[span.start : span.stop])
     runs = segment.runs(ctx.asleep)
     return sweep(grad, memory, runs, clip_scale(grad, runs, ctx.clip))
+
+
+def segment_scales(grad: Tensor, layout: Layout, ctx: Context) -> Tensor | None:
+    """What each segment's gradient is multiplied by, if it is clipped."""
+    if ctx.clip is None:
+        return None
+    return torch.tensor([clip_scale(grad, s.runs(), ctx.clip) for s in layout.segments], device=grad.device)
 
 
 def collect(memory: Memory, chosen: Sequence[Tensor], layout: Layout, ctx: Context, bad: int) -> SparseGrad:

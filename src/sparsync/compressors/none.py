@@ -38,7 +38,7 @@ class NoCompression:
             # overflow by itself, only then every entry is looked at.
             bad = -1 if torch.isfinite(grad.sum(dtype=torch.float64)) else _first(~torch.isfinite(grad))
             return SparseGrad.dense(grad, *flag(bad, layout, grad.device))
-        bad = [sweep_segment(grad, memory, segment, ctx)[1] for segment in layout.segments]
+        found = [sweep_segment(grad, memory, segment, ctx)[1] for segment in layout.segments]
         total = memory.after.clone()
         parts = torch.zeros(1, dtype=torch.int64, device=grad.device).expand(layout.numel)
         sent = total if ctx.rounding is None else ctx.rounding(total, parts, 1)
@@ -48,7 +48,7 @@ class NoCompression:
             exact[start:stop] = True
         exact &= (rest + sent == total) & (total - rest == sent)  # what could not be put together again stays home
         torch.where(exact, rest, total, out=memory.after)
-        return SparseGrad.dense(torch.where(exact, sent, 0), *flag(max(bad, default=-1), layout, grad.device))
+        return SparseGrad.dense(torch.where(exact, sent, 0), *flag(max(found, default=-1), layout, grad.device))
 
 
 def _first(mask: Tensor) -> int:

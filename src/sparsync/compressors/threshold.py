@@ -1,74 +1,77 @@
-"""Entries above a threshold that is carried over from the step before and held where about k entries pass it."""
+"""About the k largest entries, found in one pass with a floor that is carried over from the step before."""
 
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, Selecting, State
-from sparsync.kernels import Rows, above, limit, sampled_threshold
+from sparsync.compressors.base import Context, Selecting, State, segment_scales
+from sparsync.kernels import Memory, Rows, above, limit
+from sparsync.kernels.floors import (
+    BINS,
+    LOWEST,
+    Floor,
+    bins_of,
+    bits_of,
+    edge_for,
+    guess,
+    jumped,
+    magnitude,
+    steer,
+)
+from sparsync.kernels.launch import select
+from sparsync.kernels.workspace import CODECS as FUSED
+from sparsync.kernels.workspace import usable
 from sparsync.layout import Layout, Segment
+from sparsync.sparse import SparseGrad
 
-SMOOTHING = 0.3  # weight of the newest inflow in its running mean
+FIELDS = ("floor", "k", "left", "inflow")
 
 
 @dataclass(frozen=True)
 class ThresholdK(Selecting):
-    """About the k largest entries of every segment, found in one pass with the threshold of the step before.
+    """At most k of the largest entries of every segment, and hardly fewer: one pass collects what is above a floor
+    carried over from the step before, and a histogram of that tells where the k largest begin.
 
-    Behind a threshold the residual ends: what was above it is gone. So the next count is what the coming gradient lifts
-    over it (the inflow, a running mean) plus what the threshold is lowered into. The threshold is set where both
-    together make k; while the inflow alone makes more, it rises. The first threshold comes from a sample, and so does
-    the first after k changed.
+    The first floor comes from a sample, and so does the first after k changed and the one after a jump of the gradient.
 
     Args:
         density: share of the entries to send, in (0, 1].
-        slack: room in the message beyond k, as a share of k; what does not fit stays in the residual.
     """
 
-    slack: float = 0.125
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.slack >= 0:
-            raise ValueError(f"slack must be 0 or more, got {self.slack!r}")
-
-    def capacity(self, k: int, numel: int) -> int:
-        return k + ceil(self.slack * k)
-
     def init(self, layout: Layout) -> State:
-        """Per segment: threshold (0: not known yet), the k it was made for, inflow, and the count without inflow."""
-        names = ("threshold", "k", "inflow", "expected")
-        return {s.name: {name: torch.zeros((), dtype=torch.float64) for name in names} for s in layout.segments}
+        """Per segment: the floor's bits (0: not known yet), the k it was made for, and candidates to expect."""
+        return {s.name: {name: torch.zeros((), dtype=torch.int64) for name in FIELDS} for s in layout.segments}
 
     def rescale(self, state: State, ratio: float) -> None:
         for own in state.values():
-            own["threshold"] *= ratio
+            scaled = own["floor"].to(torch.int32).view(torch.float32) * ratio
+            own["floor"].copy_(scaled.view(torch.int32))
+
+    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        assert memory is not None
+        if usable(grad, memory) and ctx.values in FUSED and not ctx.whole and not ctx.asleep:
+            return select(grad, memory, layout, state, ctx.values, segment_scales(grad, layout, ctx))
+        return super().compress(grad, memory, layout, ctx, state)
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         if segment.k >= segment.numel or not rows.peak.numel():
             return above(u, rows, 0.0)
         own, runs, k = state[segment.name], segment.runs(ctx.asleep), segment.k
-        fresh = own["threshold"].item() == 0 or own["k"].item() != k
-        threshold = sampled_threshold(u, runs, k) if fresh else own["threshold"].item()
-        found = above(u, rows, threshold)
-        sent = limit(found, segment.capacity, ctx.step)
-        inflow = found.numel() - own["expected"].item()
-        inflow = k / 2 if fresh else (1 - SMOOTHING) * own["inflow"].item() + SMOOTHING * max(0.0, inflow)
-
-        left = found.numel() - sent.numel()
-        missing = k - left - inflow
-        if missing > 0:  # down to where that many more rows have their peak
-            rank = int((rows.peak >= threshold).sum()) + ceil(missing)
-            inside = rank <= rows.peak.numel()
-            threshold = torch.topk(rows.peak, rank).values[-1].item() if inside else sampled_threshold(u, runs, k)
-            expected = left + missing
-        else:
-            if found.numel() > k:  # up to where k would have passed, or fewer while ever more come in
-                rank = max(1, round(k * min(1.0, k / (inflow + left))))
-                threshold = torch.topk(u[found].abs(), rank, sorted=False).values.min().item()
-            expected = left * min(1.0, k / max(1, found.numel()))
-        for name, value in (("threshold", threshold), ("k", k), ("inflow", inflow), ("expected", expected)):
+        floor = Floor(*(int(own[name]) for name in FIELDS))
+        if floor.k != k:
+            floor = Floor(guess(u, runs, k), k, k // 2, k)
+        found = above(u, rows, magnitude(max(LOWEST, floor.bits)))
+        bins = bins_of(bits_of(u[found]), max(LOWEST, floor.bits))
+        reached = torch.bincount(bins, minlength=BINS).flip(0).cumsum(0).flip(0)
+        edge = edge_for(reached, k)
+        sent = limit(found[bins >= edge], segment.capacity, ctx.step)
+        if floor.bits and not jumped(found.numel(), k):
+            floor = steer(floor, reached, edge)
+        else:  # look again, at what is going to stay
+            after = u.clone() if found.numel() else u
+            after[sent] = 0
+            floor = Floor(guess(after, runs, k) or floor.bits, k, k // 2, k)
+        for name, value in zip(FIELDS, astuple(floor), strict=True):
             own[name].fill_(value)
         return sent

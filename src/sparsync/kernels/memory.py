@@ -1,6 +1,7 @@
 """What a pass over a gradient reads and writes beside it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -23,10 +24,12 @@ class Memory:
     """The residual of one flat gradient, aligned with it entry by entry.
 
     ``before`` is read and ``after`` written; they are the same tensor unless the step can be rolled back.
-    ``energy`` is the sum of squares of what a pass found there, before anything was taken out.
+    ``energy`` is the sum of squares of what a pass found there, before anything was taken out. ``workspace`` lives as
+    long as the residual: a pass may keep its buffers there.
     """
 
     before: Tensor
     after: Tensor
     velocity: Velocity | None = None
     energy: float = 0.0
+    workspace: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,122 @@
+"""Tables and buffers of the fused kernels for one flat gradient: made once, then every step uses the same memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from sparsync.kernels.floors import BINS, room_for, sample_positions
+from sparsync.kernels.memory import Memory
+from sparsync.layout import Layout, locate
+from sparsync.sparse import SparseGrad
+
+MOST_REGIONS = 128
+BLOCK = 1024  # entries
+CANDIDATES_A_REGION = 512
+STATE = ("floor", "k", "left", "inflow")
+CODECS = {"fp32": 0, "fp16": 1, "bf16": 2}
+
+
+@cache
+def interpreted() -> bool:
+    """Whether Triton's kernels are run by its interpreter, on the CPU: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def usable(grad: Tensor, memory: Memory) -> bool:
+    """Whether the fused kernels can take this gradient."""
+    where = grad.is_cuda or interpreted()
+    return where and _installed() and memory.after.dtype == torch.float32 and grad.is_contiguous() and grad.numel() > 0
+
+
+class Workspace:
+    """What the kernels need beside gradient and residual, on their device.
+
+    Args:
+        layout: of the flat gradient.
+        device: where it is.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout, self.device = layout, device
+        self.blocks = 1 if layout.numel < 1 << 22 else 4  # a program's blocks: small gradients need many programs
+        tables = _Tables(layout, BLOCK * self.blocks)
+        self.strips, self.segments = _on(tables.strips, device), _on(tables.segments, device)
+        self.owners, self.samples = _on(tables.owners, device), tables.samples.to(device)
+        self.regions, self.candidates = len(tables.owners), tables.candidates
+        zeros = {"device": device, "dtype": torch.int32}
+        self.state = torch.zeros(len(layout.segments), len(STATE), device=device, dtype=torch.int64)
+        self.counts = torch.zeros(self.regions * 32, **zeros)  # type: ignore[arg-type]
+        self.histogram = torch.zeros(len(layout.segments) * BINS, **zeros)  # type: ignore[arg-type]
+        self.given, self.tickets = (torch.zeros(len(layout.segments), **zeros) for _ in range(2))  # type: ignore[arg-type]
+        self.turn, self.bad = torch.zeros(1, **zeros), torch.full((1,), 0x7FFFFFFF, **zeros)  # type: ignore[arg-type]
+        self.places = torch.zeros(self.candidates, device=device, dtype=torch.int64)
+        self.values = torch.zeros(self.candidates, device=device)
+        self.out_places = torch.zeros(layout.capacity, device=device, dtype=torch.int64)
+        self.out_values = torch.zeros(layout.capacity, device=device)
+        self.total = torch.zeros((), device=device, dtype=torch.int64)
+        self.flags = torch.zeros(2, **zeros)  # type: ignore[arg-type]
+        self.limits = torch.zeros(len(layout.segments), device=device, dtype=torch.int64)
+        self.scales = torch.ones(len(layout.segments), device=device)
+        self._bags: list[dict[str, Tensor]] = []
+
+    def adopt(self, state: dict[str, dict[str, Tensor]]) -> bool:
+        """Make ``state`` views of our table, filling that from ``state`` where it holds other tensors by now.
+
+        Returns whether it did: then some floors may not be known yet.
+        """
+        names = [segment.name for segment in self.layout.segments]
+        if self._bags and all(state[name] is bag for name, bag in zip(names, self._bags, strict=True)):
+            return False
+        rows = [torch.stack([state[name][field].to(self.device) for field in STATE]) for name in names]
+        self.state.copy_(torch.stack(rows))
+        self._bags = [dict(zip(STATE, row, strict=True)) for row in (r.unbind() for r in self.state.unbind())]
+        state.update(zip(names, self._bags, strict=True))
+        return True
+
+    def sent(self) -> SparseGrad:
+        """The message that ``finish`` left behind."""
+        return SparseGrad(self.out_places, self.out_values, self.total, self.layout.numel, self.flags[0], self.flags[1])
+
+
+class _Tables:
+    """The tables as lists: how a layout is cut into strips and regions."""
+
+    def __init__(self, layout: Layout, size: int) -> None:
+        self.strips: list[tuple[int, ...]] = []
+        self.segments: list[tuple[int, ...]] = []
+        self.owners: list[int] = []
+        samples: list[Tensor] = []
+        self.candidates = sampled = number = 0
+        for i, segment in enumerate(layout.segments):
+            for span in segment.spans:
+                start = span.start // 128 * 128  # aligned, so that loads are wide
+                for at in range(start, span.stop, size):
+                    self.strips.append((at, max(at, span.start), min(at + size, span.stop), i, number))
+                number += 1
+            regions = max(1, min(MOST_REGIONS, room_for(segment.k) // (4 * CANDIDATES_A_REGION)))
+            room = -(-room_for(segment.k) // regions) + (64 if regions > 1 else 0)
+            if segment.k >= segment.numel:
+                regions, room = 1, segment.numel
+            picked = locate(sample_positions(segment.numel, torch.device("cpu")), segment.runs())
+            row = (segment.k, segment.capacity, len(self.owners), regions, room, self.candidates)
+            self.segments.append((*row, sampled, picked.numel(), segment.numel))
+            self.owners += [i] * regions
+            self.candidates += regions * room
+            sampled += picked.numel()
+            samples.append(picked)
+        self.samples = torch.cat(samples)
+
+
+def _on(rows: Sequence[object], device: torch.device) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=device).flatten()

@@ -1,0 +1,174 @@
+"""The fused kernels against the specification: the same entries, residuals, velocities and floors, step after step.
+
+On the CPU they are run by Triton's interpreter, in a run of its own (``TRITON_INTERPRET=1``); on a GPU as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from sparsync import ThresholdK
+from sparsync.compressors import Selecting
+from sparsync.feedback import Correction
+from sparsync.kernels import launch, reference
+from sparsync.layout import Layout
+from sparsync.wire import CODECS
+from tests.methods import Worker, gradient, place
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs TRITON_INTERPRET=1 or a GPU"),
+]
+SIZES = {
+    "one": [1],
+    "small": [63],
+    "odd": [1023, 1, 2, 5000],
+    "aligned": [4096, 1024],
+    "many": [257] * 9,
+    "large": [12_003, 129],
+}
+
+
+@dataclass(frozen=True)
+class Plain(ThresholdK):
+    """The specification, whatever the device."""
+
+    compress = Selecting.compress
+
+
+def pair(sizes, density, *, scope="layer", dtype=torch.float32, values="fp32", **options):
+    """The same worker twice: fused on the device, and the specification on the CPU."""
+    spans, numel = place(sizes, options.pop("hole", 3))
+    layout = Layout.cut(spans, numel=numel, scope=scope, density=density, name="all")
+    fused = Worker(ThresholdK(density), layout, dtype, values, device=DEVICE, **options)
+    return fused, Worker(Plain(density), replace(layout, _tables={}), dtype, values, **options)
+
+
+def entries(sent):
+    count = int(sent.count)
+    order = sent.indices[:count].sort().indices
+    assert not sent.indices[count:].any()
+    assert not sent.values[count:].any()
+    return sent.indices[:count][order].cpu(), sent.values[:count][order].cpu()
+
+
+def assert_same(fused, plain, grad):
+    one, two = fused.send(grad.to(DEVICE)), plain.send(grad)
+    for a, b in zip(entries(one), entries(two), strict=True):
+        assert torch.equal(a, b)
+    mine = [slice(span.start, span.stop) for span in plain.layout.spans]
+    for a, b in ((fused.residual, plain.residual), (fused.velocity, plain.velocity)):
+        assert all(torch.equal(a[at].cpu(), b[at]) for at in mine)
+    assert {n: {f: int(t) for f, t in bag.items()} for n, bag in fused.state.items()} == {
+        n: {f: int(t) for f, t in bag.items()} for n, bag in plain.state.items()
+    }
+    assert (int(one.flags), int(one.where)) == (int(two.flags), int(two.where))
+    return one
+
+
+@pytest.fixture(autouse=True)
+def only_fused(monkeypatch):
+    """Count the fused launches; a test that never made one proves nothing."""
+    launches = []
+    real = launch._collect
+    monkeypatch.setattr(launch, "_collect", lambda *a: launches.append(1) or real(*a))
+    yield
+    assert launches
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("kind", ["normal", "heavy", "mostly zero", "zero"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_the_same_entries_step_after_step(sizes, kind, scope):
+    fused, plain = pair(sizes, 0.02, scope=scope)
+    for step in range(6):  # the first tells where magnitudes are: before that, which of many go is left open
+        assert_same(
+            fused,
+            plain,
+            gradient(kind if step or kind == "heavy" else "normal", plain.layout.numel, torch.float32, step),
+        )
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_half_precision(dtype, values):
+    for kind in ("normal", "heavy", "huge"):
+        fused, plain = pair([3000, 700], 0.01, dtype=dtype, values=values)
+        for step in range(2):
+            assert_same(fused, plain, gradient(kind, plain.layout.numel, dtype, step))
+
+
+@pytest.mark.parametrize("undoable", [False, True])
+@pytest.mark.parametrize("masking", [False, True])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_momentum_and_clipping(clip, masking, undoable):
+    options = {"correction": Correction(0.7, masking), "clip": clip, "transactional": undoable}
+    fused, plain = pair([3000, 129], 0.02, **options)
+    for step in range(4):
+        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step))
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_out_and_is_told(odd):
+    fused, plain = pair([2000, 500, 900], 0.02, correction=Correction(0.5, True))
+    for step in range(3):
+        grad = gradient("normal", plain.layout.numel, torch.float32, step)
+        if step == 1:
+            grad[2100] = odd
+            grad[2600] = odd
+        sent = assert_same(fused, plain, grad)
+        assert int(sent.flags) == (1 if step == 1 else 0)
+        assert int(sent.where) == (1 if step == 1 else -1)
+        assert torch.isfinite(fused.residual).all()
+
+
+def test_density_1_sends_everything():
+    fused, plain = pair([1000, 70], 1.0)
+    for step in range(3):
+        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step))
+
+
+@pytest.mark.parametrize("kind", ["integers", "equal", "jump"])
+def test_law_1_when_candidates_overflow(kind):
+    """Ties and jumps: which entries go is left open; how many at most, and that none is lost, is not."""
+    fused, plain = pair([30_000, 5000], 0.001)
+    mine = torch.zeros(plain.layout.numel, dtype=torch.bool)
+    for span in plain.layout.spans:
+        mine[span.start : span.stop] = True
+    for step in range(5):
+        grad = gradient("integers" if kind == "integers" else "normal", plain.layout.numel, torch.float32, step)
+        grad = torch.ones_like(grad) if kind == "equal" else grad
+        grad = grad * 1e4**step if kind == "jump" else grad
+        before = fused.residual.cpu()
+        sent = fused.send(grad.to(DEVICE))
+        indices, _ = entries(sent)
+        assert indices.numel() <= plain.layout.capacity
+        assert indices.unique().numel() == indices.numel()
+        assert mine[indices].all()
+        assert torch.equal((sent.densify() + fused.residual).cpu(), torch.where(mine, before + grad, before))
+
+
+def test_state_that_was_replaced_is_taken_over():
+    """A checkpoint, or a step that was undone, puts other tensors in the state's place."""
+    fused, plain = pair([5000, 700], 0.02)
+    for step in range(3):
+        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step))
+    fused.state = {name: {key: t.clone() for key, t in bag.items()} for name, bag in fused.state.items()}
+    for step in range(3, 6):
+        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step))
+
+
+def test_the_codecs_of_the_kernels_round_as_those_of_the_wire():
+    """Entries at the ends of half precision's range."""
+    edge = torch.tensor([65504.0, 65505.0, 7e4, -1e6, 3.38e38, -3.4e38, 1e-8, 6e-8, 1.0, 1.0009765625])
+    for values in ("fp16", "bf16"):
+        fused, plain = pair([edge.numel()], 1.0, values=values, hole=0)
+        assert_same(fused, plain, edge)
+        assert CODECS[values].round is not None
+    assert reference.ROW == 64
