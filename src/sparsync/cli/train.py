@@ -39,8 +39,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="How gradients are exchanged: 'dense' (plain DDP), a recipe, a compressor ('topk', 'threshold', ...: "
-            "'sparsync info' lists them), or a compressor and a collective ('random+shared').",
+            help="How gradients are exchanged: 'dense' (plain DDP); a recipe ('default', 'paper', 'dgc'); a compressor "
+            "('topk', 'threshold', ...: 'sparsync info' lists them); a compressor and a collective ('random+shared').",
             show_default=DEFAULT.method,
         ),
     ] = None,
@@ -111,7 +111,8 @@ def train(
     indices: Annotated[
         str | None,
         typer.Option(
-            help="How indices travel: 'int', or 'ef', which takes about a third of the bits and some time.",
+            help="How indices travel: 'int'; 'ef', which takes about a third of the bits and some time; 'block', a "
+            "block's start alone.",
             show_default="the method's own",
         ),
     ] = None,
@@ -119,7 +120,7 @@ def train(
         str | None,
         typer.Option(
             help="What becomes of SGD's momentum m: 'keep' leaves it, which harms short sparse trainings; 'move' makes "
-            "it 0 and steps with rate / (1 - m).",
+            "it 0 and steps with rate / (1 - m); 'correct' lets momentum act before entries are chosen.",
             show_default="the method's own",
         ),
     ] = None,

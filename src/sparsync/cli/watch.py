@@ -58,6 +58,7 @@ class Watch:
     def _interrupted(self, *_: Any) -> None:
         """The bar hides the cursor: show it again, then end as if nobody had caught the signal."""
         assert self.bar is not None
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.bar.stop()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sparsync.experiments.data import load
-from sparsync.experiments.methods import DENSE, check_options, recipes
+from sparsync.experiments.methods import DENSE, check_options
 from sparsync.experiments.settings import Outcome, Point, Training, attach_options
 from sparsync.experiments.training import train
 from sparsync.experiments.workers import run
+from sparsync.recipes import RECIPES
 
 MOVE = "move"  # momentum behind a low density delays every entry a second time
 PRELOAD = (__name__, "sklearn.datasets")
@@ -99,7 +101,7 @@ def _named(method: str, like: Training, density: float | None, momentum_mode: st
             density = float(share)
         except ValueError:
             raise ValueError(f"method {method!r}: after @ comes a density in (0, 1], got {share!r}") from None
-    mode = None if name in recipes() else momentum_mode
+    mode = None if name in RECIPES else momentum_mode
     return replace(like, method=name, density=density, momentum_mode=mode)
 
 
@@ -150,9 +152,11 @@ def options(training: Training) -> dict[str, str]:
     names = ("compressor", "density", "collective", "scope", "values", "indices", "momentum")
     if given is None:
         return dict.fromkeys(names, "–") | {"momentum": "keep"}
-    made = check_options(given, training.momentum)
+    made = check_options(given)
+    recipe: Mapping[str, Any] = RECIPES[given["recipe"]].options if "recipe" in given else {}
+    momentum = given.get("momentum", recipe.get("momentum", "keep"))
     kinds = type(made.compressor).__name__, f"{made.density(0):g}", type(made.collective).__name__
-    how = made.options.scope, made.wire.values, made.wire.indices, made.options.momentum
+    how = made.options.scope, made.wire.values, made.wire.indices, momentum
     return dict(zip(names, (*kinds, *how), strict=True))
 
 

@@ -19,10 +19,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from sparsync.experiments.workers import PRELOAD, WorkerFailed
+from sparsync.experiments.workers import PRELOAD, WorkerFailed, end_with_parent
 
 INPUT = 2  # exit code of a worker for what the user can put right
-GRACE = 1.0  # seconds
+GRACE = 5.0  # seconds
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # by the launcher
 
 
@@ -102,6 +102,7 @@ def process_group() -> Iterator[tuple[int, int]]:
 
 
 def _enter(task: Callable[..., None], args: Sequence[Any], scratch: str) -> None:
+    end_with_parent()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 
     def tell(code: int, why: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,19 +9,9 @@ from torch import nn
 
 import sparsync
 from sparsync import registry
+from sparsync.recipes import RECIPES
 
 DENSE = "dense"  # plain DDP, without any hook
-
-# What "default" is where the library has no recipes of its own.
-FALLBACK: dict[str, dict[str, Any]] = {"default": {"compressor": "threshold", "momentum": "move"}}
-
-
-def recipes() -> Collection[str]:
-    """The names of the library's recipes."""
-    if find_spec("sparsync.recipes") is None:
-        return FALLBACK
-    names: Collection[str] = import_module("sparsync.recipes").RECIPES
-    return names
 
 
 def options_of(method: str, **given: Any) -> dict[str, Any] | None:
@@ -41,21 +28,20 @@ def options_of(method: str, **given: Any) -> dict[str, Any] | None:
             names = ", ".join(f"{name}={value!r}" for name, value in given.items())
             raise ValueError(f"method 'dense' is plain DDP and takes no options of sparse methods, got {names}")
         return None
-    if method in recipes():
-        options = dict(FALLBACK[method]) if recipes() is FALLBACK else {"recipe": method}
-        return options | given
+    if method in RECIPES:
+        return {"recipe": method, **given}
     compressor, plus, collective = method.partition("+")
     if compressor not in registry.compressors():
-        known = [DENSE, *recipes(), *sorted(set(registry.compressors()) - set(recipes()))]
+        known = [DENSE, *RECIPES, *sorted(set(registry.compressors()) - set(RECIPES))]
         raise ValueError(
             f"unknown method {method!r}; known are {', '.join(known)}, and a compressor with one of the collectives "
             f"{', '.join(sorted(registry.collectives()))}, as in random+shared"
         )
-    return {"compressor": compressor} | ({"collective": collective} if plus else {}) | given
+    return {"compressor": compressor, **({"collective": collective} if plus else {}), **given}
 
 
-def check_options(options: dict[str, Any], momentum: float) -> sparsync.Handle:
+def check_options(options: dict[str, Any]) -> sparsync.Handle:
     """Raise what ``attach`` would raise for these options, before any process is started; else a handle to look at."""
     tiny = nn.ParameterList([torch.zeros(2, 2)])
-    optimizer = torch.optim.SGD(tiny.parameters(), lr=1.0, momentum=momentum)
-    return sparsync.comm_hook(tiny, optimizer=optimizer, **options)[0]
+    # Other momentum needs an optimizer, and the first one that is made imports seconds' worth of torch.
+    return sparsync.comm_hook(tiny, **options | {"momentum": "keep"})[0]

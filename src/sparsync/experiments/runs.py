@@ -105,6 +105,8 @@ class Run:
     def check(self, training: Training, resume: bool) -> None:
         """Raise, in one sentence, why ``begin`` cannot go on here; reads every file of the run, writes none."""
         if not resume:
+            if self.folder.exists() and not self.folder.is_dir():
+                raise ValueError(f"{self.folder} is a file; --out must be a folder")
             if any((self.folder / name).exists() for name in ("config.json", "metrics.jsonl", "checkpoint")):
                 raise ValueError(f"{self.folder} holds a run already; continue it with --resume or give another --out")
             return

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sparsync.experiments.data import DATA
 from sparsync.experiments.methods import check_options, options_of
 from sparsync.experiments.models import MODELS
+from sparsync.momentum import MOMENTA
 
 T = TypeVar("T")
 
@@ -67,9 +68,11 @@ class Training:
             raise ValueError(f"rate must be above 0, got {self.rate:g}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be 0 or more and below 1, got {self.momentum:g}")
+        if self.momentum_mode not in (None, *MOMENTA):
+            raise ValueError(f"momentum_mode must be one of {', '.join(MOMENTA)}, got {self.momentum_mode!r}")
         options = attach_options(self)
         if options is not None:
-            check_options(options, self.momentum)
+            check_options(options)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -23,6 +26,9 @@ PRELOAD = ["sparsync", "torch._dynamo"]
 
 # task(rank, workers, job, report): runs on every rank; ``report(n)`` says that n more steps are done.
 Task = Callable[[int, int, Any, Callable[[int], None]], Any]
+
+
+GRACE = 1.0  # seconds, to hear the others out once a worker has failed
 
 
 class WorkerFailed(RuntimeError):
@@ -78,30 +84,48 @@ def _cause(processes: Sequence[BaseProcess], failure: WorkerFailed) -> WorkerFai
     return failure
 
 
+def end_with_parent() -> None:
+    """End this process when the one that asked for it ends, however that happens."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()
+
+
 def _listen(pipes: list[Connection], progress: Callable[[int], None]) -> list[Any]:
-    """Hear the workers out; raises as soon as one of them fails."""
+    """Hear the workers out; if one of them fails, the others do too, and the first of all is quoted."""
     results: list[Any] = []
+    failures: list[tuple[float, str]] = []
     ranks = {pipe: rank for rank, pipe in enumerate(pipes)}
-    while ranks:
-        for pipe in wait(list(ranks)):
+    until = math.inf
+    while ranks and time.monotonic() < until:
+        for pipe in wait(list(ranks), timeout=GRACE if failures else None):
             assert isinstance(pipe, Connection)
             try:
                 kind, value = pipe.recv()
             except EOFError:
-                raise WorkerFailed(f"worker {ranks[pipe]} ended before its work was done") from None
-            if kind == "failed":
-                raise WorkerFailed(f"worker {ranks[pipe]} failed:\n{value}")
+                kind, value = "failed", (0.0, "ended before its work was done")
             if kind == "steps":
                 progress(value)
             elif kind == "result":
                 results.append(value)
             else:
-                del ranks[pipe]
+                rank = ranks.pop(pipe)
+                if kind == "failed":
+                    failures.append((value[0], f"worker {rank} {value[1]}"))
+                    until = min(until, time.monotonic() + GRACE)
+    if failures:
+        raise WorkerFailed(min(failures)[1])
     return results
 
 
 def _work(task: Task, rank: int, workers: int, jobs: list[Any], port: int, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
+    end_with_parent()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     torch.set_num_threads(1)
 
@@ -121,5 +145,6 @@ def _work(task: Task, rank: int, workers: int, jobs: list[Any], port: int, pipe:
         dist.destroy_process_group()
         pipe.send(("done", None))
     except Exception:
+        failed = time.monotonic()  # the same clock for all processes of a machine
         with contextlib.suppress(OSError):  # the parent may be gone
-            pipe.send(("failed", traceback.format_exc()))
+            pipe.send(("failed", (failed, f"failed:\n{traceback.format_exc()}")))
