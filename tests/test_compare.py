@@ -67,7 +67,7 @@ def test_momentum_is_moved_except_by_recipes() -> None:
         (["--method", "topk@0.01", "--method", "topk@1e-2"], "methods must differ, got topk 1 % more than once"),
         (["--seeds", "0"], "seeds must be 1 or more, got 0"),
         (["--workers", "0"], "workers must be from 1 to 42"),
-        (["--momentum-mode", "lose"], "momentum must be one of"),
+        (["--momentum-mode", "lose"], "momentum_mode must be one of keep, move, correct"),
         (["--data", "nothing"], "data must be one of digits, mnist"),
         (["--data", "mnist", "--data-dir", "/nowhere"], "/nowhere"),
         (["--out", __file__], "File exists"),

@@ -42,7 +42,7 @@ def compare(
         float | None, typer.Option(help="Share of the entries to send, in (0, 1], instead of each method's own.")
     ] = None,
     momentum_mode: Annotated[
-        str, typer.Option(help="What becomes of SGD's momentum with methods that are no recipes.")
+        str, typer.Option(help="SGD's momentum with methods that are no recipes: 'move', 'keep' or 'correct'.")
     ] = MOVE,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of the four MNIST files.", show_default="$SPARSYNC_DATA")
