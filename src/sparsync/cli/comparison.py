@@ -94,7 +94,7 @@ def table(lines: Sequence[Line], workers: int) -> Table:
         + (f"Mean of {seeds} seeds ± their standard deviation" if seeds > 1 else "One seed only")
         + f"; {images:,} test images, so that one is {100 / images:.2g} points.",
         "Bytes are what one worker puts on the network in a step, headers and indices included, against a dense ring "
-        "all-reduce in fp32. Small tensors travel dense and count in the density.",
+        "all-reduce in fp32. Small tensors that travel dense count in the density.",
         "All workers share one machine and its loopback network: step times show overhead, not what a slow network "
         "would gain.",
     ]
