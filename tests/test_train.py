@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from sparsync.cli.app import run
+from sparsync.experiments.launch import launch
 from sparsync.experiments.settings import Outcome, Training, dense_bytes
+from sparsync.experiments.workers import WorkerFailed
 
 ROOT = Path(__file__).parent.parent
 TRAIN = [sys.executable, "-m", "sparsync.cli", "train"]
@@ -246,6 +248,15 @@ def test_what_a_worker_finds_wrong_is_said_by_the_command(tmp_path: Path, capsys
     (tmp_path / "file").write_text("")
     said = refuse(capsys, "--workers", "2", "--steps", "1", "--out", tmp_path / "file/run")
     assert "Not a directory" in said
+
+
+def divide(by: int) -> None:
+    print(1 / by)
+
+
+def test_a_fault_in_a_worker_shows_where_it_is() -> None:
+    with pytest.raises(WorkerFailed, match=r"(?s)^worker 0 failed:\nTraceback.*in divide\n.*ZeroDivisionError"):
+        launch(divide, 1, 0)
 
 
 def test_another_training_is_not_resumed(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,7 +177,10 @@ def train(
     try:
         launch(_work, planned.workers, planned, preload=preload)
     except WorkerFailed as failure:
-        raise WorkerFailed(f"{failure}; go on with: sparsync train --out {planned.folder} --resume") from None
+        if not (planned.folder / "config.json").exists():
+            raise
+        hint = f"go on with: sparsync train --out {planned.folder} --resume"
+        raise WorkerFailed(f"{failure}\n{hint}" if "\n" in str(failure) else f"{failure}; {hint}") from None
     finally:
         if sys.stderr.isatty():
             show_cursor()

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from sparsync.experiments.workers import PRELOAD, WorkerFailed, end_with_parent
 
 INPUT = 2  # exit code of a worker for what the user can put right
-GRACE = 5.0  # seconds
+GRACE = 3.0  # seconds
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # by the launcher
 
 
@@ -121,8 +121,9 @@ def _explain(rank: int, exit_code: int, scratch: Path) -> NoReturn:
         raise KeyboardInterrupt
     if exit_code < 0:
         raise WorkerFailed(f"worker {rank} was killed by {signal.Signals(-exit_code).name}, the others were stopped")
-    for name, (_, why) in told.items():
-        raise WorkerFailed(f"{name.replace('rank-', 'worker ')} failed:\n{why}")
+    if told:
+        name, (_, why) = next(iter(told.items()))
+        raise WorkerFailed(f"{name.replace('rank-', 'worker ')} failed:\n{why.rstrip()}")
     raise WorkerFailed(f"worker {rank} ended with code {exit_code} before its work was done")
 
 

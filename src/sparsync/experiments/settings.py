@@ -48,7 +48,7 @@ class Training:
     seed: int = 0
     steps: int = 300
     batch: int = 32
-    rate: float = 0.05
+    rate: float = 0.02
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
