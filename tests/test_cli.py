@@ -107,6 +107,8 @@ def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
         assert re.search(rf"^{re.escape(method)} ", done.stdout, re.MULTILINE)
         assert f'<th scope="row">{method}' in page
     assert re.search(r"^dense .* 340,008 +1\.0 ×", done.stdout, re.MULTILINE)  # 2 workers: 2(P-1)/P x 85,002 x 4 bytes
+    for shown in (done.stdout, page):
+        assert "This is a short training" in shown
     assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'new' / 'report.html'}"
 
 

@@ -64,8 +64,10 @@ def compare(
     )
 
 
-def side_by_side(title: str, trainings: Sequence[Training], workers: int, data_dir: Path | None, out: Path) -> None:
-    """Run the trainings, show and write what came of them."""
+def side_by_side(
+    title: str, trainings: Sequence[Training], workers: int, data_dir: Path | None, out: Path, *remarks: str
+) -> None:
+    """Run the trainings, show and write what came of them; ``remarks`` follow what is found."""
     for package in ("sklearn", "matplotlib", "jinja2"):
         if find_spec(package) is None:
             raise ValueError(f"comparisons and their reports need {package}: pip install 'sparsync[lab]'")
@@ -84,5 +86,5 @@ def side_by_side(title: str, trainings: Sequence[Training], workers: int, data_d
     with bar(console, under_way, first.steps * len(trainings)) as progress:
         outcomes = train_all(trainings, data_dir, workers, progress)
     lines = summarise(outcomes)
-    comparison.show(console, lines, workers)
-    print(f"report: {comparison.save(out, title, outcomes, lines, workers, where)}")
+    comparison.show(console, lines, workers, remarks)
+    print(f"report: {comparison.save(out, title, outcomes, lines, workers, where, remarks)}")

@@ -41,7 +41,7 @@ MOMENTUM = (
 HEADINGS = ("method", "test accuracy", "bytes per step", "less than dense", "density", "step time")
 
 
-def show(console: Console, lines: Sequence[Line], workers: int) -> None:
+def show(console: Console, lines: Sequence[Line], workers: int, remarks: Sequence[str] = ()) -> None:
     """The table and what it says, on a terminal."""
     made = table(lines, workers)
     printed = Printed(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
@@ -52,7 +52,7 @@ def show(console: Console, lines: Sequence[Line], workers: int) -> None:
         first = Written(row.cells[0] + (row.warning and f"\n{row.warning}"))
         printed.add_row(first, *row.cells[1:], style="red" if row.warning else None)
     console.print(printed)
-    for sentence in (*made.notes, *findings(lines)):
+    for sentence in (*made.notes, *findings(lines), *remarks):
         console.print(sentence, highlight=False)
 
 
@@ -63,13 +63,14 @@ def save(
     lines: Sequence[Line],
     workers: int,
     where: Mapping[str, str],
+    remarks: Sequence[str] = (),
 ) -> Path:
     """Write ``outcomes.json``, ``table.csv``, ``compare.png`` and ``report.html`` into ``out``; the last one's path."""
     told = {"environment": dict(where), "outcomes": [outcome.to_json() for outcome in outcomes]}
     (out / "outcomes.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     write_csv(out / "table.csv", [_csv_line(line, workers) | dict(where) for line in lines])
     png(charts(lines)[:2], out / "compare.png")
-    write(page(title, lines, workers, where), out / "report.html")
+    write(page(title, lines, workers, where, remarks), out / "report.html")
     return out / "report.html"
 
 
@@ -142,7 +143,9 @@ def charts(lines: Sequence[Line]) -> list[Chart]:
     return drawn
 
 
-def page(title: str, lines: Sequence[Line], workers: int, where: Mapping[str, str]) -> Page:
+def page(
+    title: str, lines: Sequence[Line], workers: int, where: Mapping[str, str], remarks: Sequence[str] = ()
+) -> Page:
     """The report."""
     captions = (
         "Mean over the seeds. The band reaches from the lowest to the highest." if lines[0].seeds > 1 else "One seed.",
@@ -150,7 +153,7 @@ def page(title: str, lines: Sequence[Line], workers: int, where: Mapping[str, st
         "From 0, so that lengths compare; numbers tell short bars apart.",
     )
     figures = [Figure(chart, caption) for chart, caption in zip(charts(lines), captions, strict=False)]
-    return Page(title, findings(lines), [table(lines, workers), *figures, methods(lines)], where)
+    return Page(title, [*findings(lines), *remarks], [table(lines, workers), *figures, methods(lines)], where)
 
 
 def _less(line: Line) -> str:
