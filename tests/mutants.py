@@ -217,6 +217,27 @@ MUTANTS = [
         "return dtype",
         f"{DATA}::test_27_bf16_training",
     ),
+    Mutant(
+        "a method that misses dense is not shown so",
+        "experiments/compare.py",
+        "return self.gap > TOLERANCE",
+        "return False",
+        "tests/test_compare.py::test_more_than_a_point_under_dense_misses_it[0.0101-True]",
+    ),
+    Mutant(
+        "a page does not escape what it is given",
+        "report/page.py",
+        "autoescape=True",
+        "autoescape=False",
+        "tests/test_report.py::test_a_page_names_no_other_place_and_escapes_what_it_is_given",
+    ),
+    Mutant(
+        "a wide table widens the page",
+        "report/page.html.jinja",
+        ".scroll { overflow-x: auto;",
+        ".scroll {",
+        "tests/test_report.py::test_a_page_does_not_scroll_sideways_and_loads_nothing[360]",
+    ),
 ]
 
 

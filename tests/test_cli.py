@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +26,7 @@ def sparsync(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[s
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("demo", "bench", "info"):
+    for command in ("demo", "compare", "train", "bench", "info"):
         assert re.search(rf"^\s+{command}\s", shown, re.MULTILINE)
 
 
@@ -47,8 +45,8 @@ def test_info_lists_versions_and_methods() -> None:
         (["demo", "--workers", "many"], "--workers"),
         (["demo", "--steps", "0"], "steps must be 1 or more, got 0"),
         (["demo", "--seeds", "0"], "seeds must be 1 or more, got 0"),
-        (["demo", "--density", "1.5"], "density must be above 0 and at most 1, got 1.5"),
-        (["demo", "--density", "nan"], "density must be above 0 and at most 1, got nan"),
+        (["compare", "--density", "1.5"], "density must be above 0 and at most 1, got 1.5"),
+        (["compare", "--density", "nan"], "density must be above 0 and at most 1, got nan"),
         (["demo", "--out", __file__], "File exists"),
         (["bench", "step", "--rounds", "0"], "rounds must be 1 or more, got 0"),
         (["bench", "step", "--workers", "0"], "workers must be from 1 to 64, got 0"),
@@ -71,7 +69,10 @@ def test_bad_input_ends_the_process_with_code_2() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("module", "extra"), [("typer", "cli"), ("rich", "cli"), ("sklearn", "lab")])
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("typer", "cli"), ("rich", "cli"), ("sklearn", "lab"), ("matplotlib", "lab"), ("jinja2", "lab")],
+)
 def test_a_missing_package_names_its_extra(
     module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,51 +87,32 @@ def test_a_missing_package_names_its_extra(
 
 
 def test_the_library_needs_none_of_the_extras() -> None:
-    code = "import sys, sparsync; print({'typer', 'rich', 'sklearn'} & set(sys.modules))"
+    code = "import sys, sparsync; print({'typer', 'rich', 'sklearn', 'matplotlib', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()"
 
 
+def test_the_command_line_needs_the_lab_only_to_compare() -> None:
+    ask = "print({'matplotlib', 'jinja2', 'sklearn'} & set(sys.modules))"
+    code = f"import sys; from sparsync.cli.app import run; run(['info']); {ask}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
 def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
-    done = sparsync("demo", "--workers", "2", "--steps", "6", "--seeds", "1", "--out", str(tmp_path / "new"))
+    done = sparsync("demo", "--workers", "2", "--steps", "4", "--seeds", "1", "--out", str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "new" / "report.html").read_text()
-    for method in ("plain DDP", "topk", "threshold"):
-        assert method in done.stdout
-        assert f"<td>{method}</td>" in page
-    assert re.search(r"plain DDP .*│ 340,008 +│ 1\.0 x", done.stdout)  # 2 workers: 2(P-1)/P x 85,002 x 4 bytes
-    # 6 steps at 1 % are not enough, and the table must say so.
-    assert re.search(r"topk .*misses dense by \d+\.\d points", done.stdout)
-    assert 'class="misses"' in page
-    assert "http" not in page
+    page = (tmp_path / "new" / "report.html").read_text(encoding="utf-8")
+    for method in ("dense", "paper", "default", "topk 0.1 %", "random+shared 1 %", "topk+gtopk 1 %"):
+        assert re.search(rf"^{re.escape(method)} ", done.stdout, re.MULTILINE)
+        assert f'<th scope="row">{method}' in page
+    assert re.search(r"^dense .* 340,008 +1\.0 ×", done.stdout, re.MULTILINE)  # 2 workers: 2(P-1)/P x 85,002 x 4 bytes
+    for shown in (done.stdout, page):
+        assert "This is a short training" in shown
+    assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'new' / 'report.html'}"
 
 
-def test_interrupted_demo_leaves_no_worker_behind(tmp_path: Path) -> None:
-    command = [*SPARSYNC, "demo", "--workers", "2", "--steps", "100000", "--out", str(tmp_path)]
-    # A shell starts what runs in its background with SIGINT ignored, and that is inherited.
-    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
-    demo = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed
-    )
-    try:
-        until = time.monotonic() + 60
-        while len(_processes_of(demo.pid)) < 4 and time.monotonic() < until:  # itself, fork server, tracker, workers
-            time.sleep(0.2)
-        time.sleep(1)
-        demo.send_signal(signal.SIGINT)
-        _, errors = demo.communicate(timeout=30)
-        assert demo.returncode == 130
-        assert errors.strip() == "sparsync: interrupted"
-        until = time.monotonic() + 10
-        while _processes_of(demo.pid) and time.monotonic() < until:
-            time.sleep(0.2)
-        assert _processes_of(demo.pid) == []
-    finally:
-        for process in _processes_of(demo.pid):
-            os.kill(process, signal.SIGKILL)
-
-
-def _processes_of(session: int) -> list[int]:
+def processes_of(session: int) -> list[int]:
     found = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(session)], capture_output=True, text=True).stdout
     return [int(line.split()[0]) for line in found.splitlines() if not line.split()[1].startswith("Z")]
 

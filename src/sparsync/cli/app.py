@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sparsync.cli import bench_step, bench_traffic, bench_wire, demo, info, train
+from sparsync.cli import bench_momentum, bench_step, bench_traffic, bench_wire, compare, demo, info, train
 
 app = typer.Typer(
     name="sparsync",
@@ -16,10 +16,12 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("info")(info.info)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
+bench.command("momentum")(bench_momentum.momentum)
 bench.command("step")(bench_step.step)
 bench.command("traffic")(bench_traffic.traffic)
 bench.command("wire")(bench_wire.wire)

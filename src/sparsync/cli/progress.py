@@ -10,9 +10,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def bar(console: Console, title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows how many of ``total`` are done; call what it gives with the number of new ones."""
+def bar(console: Console, title: str | Callable[[float], str], total: int) -> Iterator[Callable[[int], None]]:
+    """Shows how many of ``total`` are done; call what it gives with the number of new ones.
+
+    ``title`` may change with the number done.
+    """
+    named = title if callable(title) else lambda _: title
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda done: progress.advance(task, done)
+        task = progress.add_task(named(0), total=total)
+
+        def advance(new: int) -> None:
+            progress.advance(task, new)
+            progress.update(task, description=named(progress.tasks[0].completed))
+
+        yield advance

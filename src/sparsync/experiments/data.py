@@ -27,7 +27,8 @@ MNIST: Mapping[str, str] = {
     "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
 }
-MNIST_TRAIN = 60_000
+MNIST_TRAIN, MNIST_TEST = 60_000, 10_000
+TEST_IMAGES = {"digits": DIGITS_TEST, "mnist": MNIST_TEST}
 MNIST_SOURCE = "MNIST's four original files are at https://ossci-datasets.s3.amazonaws.com/mnist/"
 
 

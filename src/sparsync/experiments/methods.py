@@ -40,8 +40,8 @@ def options_of(method: str, **given: Any) -> dict[str, Any] | None:
     return {"compressor": compressor, **({"collective": collective} if plus else {}), **given}
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Raise what ``attach`` would raise for these options, before any process is started."""
+def check_options(options: dict[str, Any]) -> sparsync.Handle:
+    """Raise what ``attach`` would raise for these options, before any process is started; else a handle to look at."""
     tiny = nn.ParameterList([torch.zeros(2, 2)])
     # Other momentum needs an optimizer, and the first one that is made imports seconds' worth of torch.
-    sparsync.comm_hook(tiny, **options | {"momentum": "keep"})
+    return sparsync.comm_hook(tiny, **options | {"momentum": "keep"})[0]

@@ -6,9 +6,7 @@ import gc
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.experiments import models
-from sparsync.experiments.data import Images, check_workers, load
+from sparsync.experiments.data import Images, check_workers
 from sparsync.experiments.runs import Checkpoint, Run
 from sparsync.experiments.settings import Outcome, Point, Training, attach_options, dense_bytes
-from sparsync.experiments.workers import run
 
-__all__ = ["Outcome", "Point", "Training", "attach_options", "dense_bytes", "train", "train_all"]
+__all__ = ["Outcome", "Point", "Training", "attach_options", "dense_bytes", "train"]
 
 POINTS = 10  # in a training, about
 SAVE_EVERY = 100  # steps at most between checkpoints
@@ -42,6 +39,7 @@ def train(
     *,
     folder: Path | None = None,
     resume: bool = False,
+    points: int = POINTS,
     on_point: Callable[[Point], None] = lambda point: None,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome | None:
@@ -49,7 +47,8 @@ def train(
 
     Args:
         folder: the run folder to write, or to go on from with ``resume``; ``None`` writes nothing. All ranks see it.
-        on_point: called on rank 0 at about ten points of the training.
+        points: how many the curve has, about.
+        on_point: called on rank 0 at each of them.
         on_step: called on rank 0 with the number of steps done, every few steps.
     """
     check_workers(workers, len(images.train_x), training.batch)
@@ -61,7 +60,7 @@ def train(
     if kept is not None and resume:
         session.restore(kept)
         curve = kept.points()
-    points_every = max(1, training.steps // POINTS)
+    points_every = max(1, training.steps // points)
     save_every = min(SAVE_EVERY, points_every)
     x, y = (part.to(session.device) for part in images.shard(rank, workers))
     order = torch.Generator().manual_seed(1000 * training.seed + rank)
@@ -217,34 +216,6 @@ def batches(images: int, batch: int, order: torch.Generator) -> Iterator[Tensor]
     while True:
         shuffled = torch.randperm(images, generator=order)
         yield from shuffled[: images // batch * batch].view(-1, batch)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A training, as it travels to the workers; the images are loaded there."""
-
-    training: Training
-    data_folder: Path | None
-
-
-def train_all(
-    trainings: Sequence[Training], data_folder: Path | None, workers: int, progress: Callable[[int], None]
-) -> list[Outcome]:
-    """Run the trainings one after another on the same ``workers`` processes; ``progress`` hears of new steps."""
-    return run(_train_job, workers, [Job(training, data_folder) for training in trainings], progress)
-
-
-def _train_job(rank: int, workers: int, job: Job, report: Callable[[int], None]) -> Outcome | None:
-    done = 0
-
-    def on_step(step: int) -> None:
-        nonlocal done
-        report(step - done)
-        done = step
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # attach warns of momentum; what it costs is in the outcome
-        return train(rank, workers, job.training, load(job.training.data, job.data_folder), on_step=on_step)
 
 
 def _on_first(rank: int, act: Callable[[], None]) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -25,6 +28,9 @@ PRELOAD = ["sparsync", "torch._dynamo"]
 
 # task(rank, workers, job, report): runs on every rank; ``report(n)`` says that n more steps are done.
 Task = Callable[[int, int, Any, Callable[[int], None]], Any]
+
+
+GRACE = 1.0  # seconds, to hear the others out once a worker has failed
 
 
 class WorkerFailed(RuntimeError):
@@ -60,7 +66,10 @@ def run(
             theirs.close()
             processes.append(process)
             pipes.append(ours)
-        results = _listen(pipes, progress)
+        try:
+            results = _listen(pipes, progress)
+        except WorkerFailed as failure:
+            raise _cause(processes, failure) from None
         for process in processes:
             process.join(10)
         return results
@@ -87,6 +96,15 @@ def fork_server(preload: Sequence[str]) -> ForkServerContext:
     return context
 
 
+def _cause(processes: Sequence[BaseProcess], failure: WorkerFailed) -> WorkerFailed:
+    """The worker that was killed, if one was: the others fail because of it, and may be heard before its end is."""
+    for rank, process in enumerate(processes):
+        process.join(0.5)
+        if process.exitcode is not None and process.exitcode < 0:
+            return WorkerFailed(f"worker {rank} was killed by {signal.Signals(-process.exitcode).name}")
+    return failure
+
+
 def end_with_parent() -> None:
     """End this process when the one that asked for it ends, however that happens."""
     parent = multiprocessing.parent_process()
@@ -100,24 +118,29 @@ def end_with_parent() -> None:
 
 
 def _listen(pipes: list[Connection], progress: Callable[[int], None]) -> list[Any]:
-    """Hear the workers out; raises as soon as one of them fails."""
+    """Hear the workers out; if one of them fails, the others do too, and the first of all is quoted."""
     results: list[Any] = []
+    failures: list[tuple[float, str]] = []
     ranks = {pipe: rank for rank, pipe in enumerate(pipes)}
-    while ranks:
-        for pipe in wait(list(ranks)):
+    until = math.inf
+    while ranks and time.monotonic() < until:
+        for pipe in wait(list(ranks), timeout=GRACE if failures else None):
             assert isinstance(pipe, Connection)
             try:
                 kind, value = pipe.recv()
             except EOFError:
-                raise WorkerFailed(f"worker {ranks[pipe]} ended before its work was done") from None
-            if kind == "failed":
-                raise WorkerFailed(f"worker {ranks[pipe]} failed:\n{value}")
+                kind, value = "failed", (0.0, "ended before its work was done")
             if kind == "steps":
                 progress(value)
             elif kind == "result":
                 results.append(value)
             else:
-                del ranks[pipe]
+                rank = ranks.pop(pipe)
+                if kind == "failed":
+                    failures.append((value[0], f"worker {rank} {value[1]}"))
+                    until = min(until, time.monotonic() + GRACE)
+    if failures:
+        raise WorkerFailed(min(failures)[1])
     return results
 
 
@@ -143,5 +166,6 @@ def _work(task: Task, rank: int, workers: int, jobs: list[Any], port: int, pipe:
         dist.destroy_process_group()
         pipe.send(("done", None))
     except Exception:
+        failed = time.monotonic()  # the same clock for all processes of a machine
         with contextlib.suppress(OSError):  # the parent may be gone
-            pipe.send(("failed", traceback.format_exc()))
+            pipe.send(("failed", (failed, f"failed:\n{traceback.format_exc()}")))

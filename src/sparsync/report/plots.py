@@ -1,0 +1,214 @@
+"""Charts as SVG for a page, which follow its colours, and as PNG.
+
+Drawn small, so that their text stays readable on a phone. Curves differ in dash and marker as well as in colour, and
+the legend stands below the data. The same chart gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+
+# The page has a light and a dark value for each; the first is its text's colour. These are the light ones.
+INK, PAPER = "#1b1f24", "#ffffff"
+COLOURS = (INK, "#0b66b0", "#c34a00", "#007d5a", "#9c3f86", "#8a6400", "#0a7f94", "#b0263e")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)), (0, (3, 1)), (0, (8, 2, 1, 1, 1, 2)))
+MARKERS = "os^Dv*XP"
+SIZE = (4.5, 3.6)  # inches; 432 pixels wide, so that text of 10 points has 10 pixels on a phone
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10.0,
+    "axes.titlesize": 11.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.2,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "sparsync",
+    "text.parse_math": False,
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), INK
+    ),
+    "grid.color": INK,
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart: ``y`` over ``x``, and the band from ``low`` to ``high`` around it, if there is one."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Curves over a common axis.
+
+    Args:
+        title: what is seen.
+        x_label: what is on the horizontal axis.
+        curves: the first is drawn in the text's colour: the one the others are compared with.
+        y_range: lowest and highest y shown; all of them if ``None``.
+        y_unit: written after each number of the vertical axis.
+        log_x: spread the horizontal axis by powers of ten; points at 0 are then left out.
+        x_unit: written after each number of the horizontal axis.
+    """
+
+    title: str
+    x_label: str
+    curves: Sequence[Curve]
+    y_range: tuple[float, float] | None = None
+    y_unit: str = ""
+    log_x: bool = False
+    x_unit: str = ""
+
+    def summary(self) -> str:
+        """The chart in words."""
+        ends = [f"{c.label} ends at {c.y[-1]:.3g}{_spaced(self.y_unit)}" for c in self.curves if c.y]
+        return f"Line chart: {self.title}, over {self.x_label}. " + "; ".join(ends) + "."
+
+    def draw(self, axes: Axes) -> None:
+        for i, curve in enumerate(self.curves):
+            shown = [j for j, x in enumerate(curve.x) if x > 0 or not self.log_x]
+            x, y = [curve.x[j] for j in shown], [curve.y[j] for j in shown]
+            colour, dash, marker = (looks[i % len(looks)] for looks in (COLOURS, DASHES, MARKERS))
+            every = max(1, len(x) // 6)
+            (line,) = axes.plot(x, y, color=colour, linestyle=dash, linewidth=1.7, marker=marker, markersize=4.5)
+            line.set(label=curve.label, zorder=3 - 0.01 * i)
+            line.set_markevery((i % every, every))  # markers of neighbours do not fall on each other
+            if curve.low:
+                low, high = [curve.low[j] for j in shown], [curve.high[j] for j in shown]
+                axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
+        if self.log_x:
+            axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(EngFormatter(self.x_unit, sep=" " if self.x_unit else ""))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}{_spaced(self.y_unit)}"))
+        if self.y_range:
+            axes.set_ylim(*self.y_range)
+        axes.set_xlabel(self.x_label)
+        axes.set_title(self.title, loc="left")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar and what is written at its end."""
+
+    label: str
+    value: float
+    note: str
+
+
+@dataclass(frozen=True)
+class BarChart:
+    """Horizontal bars from 0, the first on top.
+
+    Args:
+        title: what is seen.
+        x_label: what is on the horizontal axis.
+        bars: in the order of the curves of the other charts, whose colours they take.
+        x_unit: written after each number of the horizontal axis.
+    """
+
+    title: str
+    x_label: str
+    bars: Sequence[Bar]
+    x_unit: str = ""
+
+    def summary(self) -> str:
+        """The chart in words."""
+        return f"Bar chart: {self.title}. " + "; ".join(f"{bar.label}: {bar.note}" for bar in self.bars) + "."
+
+    def draw(self, axes: Axes) -> None:
+        most = max((bar.value for bar in self.bars), default=0) or 1
+        for i, bar in enumerate(self.bars):
+            axes.barh(i, bar.value, height=0.62, color=COLOURS[i % len(COLOURS)])
+            inside = bar.value > 0.55 * most  # there is no room behind a long bar
+            look: dict[str, Any] = {"color": PAPER, "ha": "right"} if inside else {"ha": "left"}
+            place: dict[str, Any] = {"xytext": (-6 if inside else 6, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(bar.note, (bar.value, i), **place, **look)
+        axes.set_yticks(range(len(self.bars)), [bar.label for bar in self.bars])
+        axes.set_ylim(len(self.bars) - 0.4, -0.6)
+        axes.set_xlim(0, 1.02 * most)
+        axes.grid(visible=False)  # it would run through the notes
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(EngFormatter(self.x_unit, sep=" "))
+        axes.set_xlabel(self.x_label)
+        axes.set_title(self.title, loc="left")
+
+
+Chart = LineChart | BarChart
+
+
+def png(charts: Sequence[Chart], path: Path) -> None:
+    """Charts side by side on white, for places that show pictures only."""
+    with matplotlib.rc_context(STYLE):
+        _figure(charts).savefig(path, format="png", dpi=160, metadata={"Software": None})
+
+
+def svg(chart: Chart, name: str) -> str:
+    """An ``<svg>`` element to be put into a page; ``name`` keeps its ids apart from those of the page's others."""
+    text = StringIO()
+    with matplotlib.rc_context(STYLE):
+        _figure([chart]).savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    return _for_page(text.getvalue(), name, chart.summary())
+
+
+def _figure(charts: Sequence[Chart]) -> Figure:
+    figure = Figure(figsize=(SIZE[0] * len(charts), SIZE[1]), layout="constrained")
+    row = figure.subplots(1, len(charts), squeeze=False)[0]
+    for chart, axes in zip(charts, row, strict=True):
+        chart.draw(axes)
+    handles, labels = next((axes.get_legend_handles_labels() for axes in row if axes.lines), ([], []))
+    if handles:
+        _add_legend(figure, handles, labels)
+    return figure
+
+
+def _add_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
+    """Below the axes, in as many columns as there is room for."""
+    for rows in range(1, len(labels) + 1):
+        columns = -(-len(labels) // rows)
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        figure.draw_without_rendering()
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
+
+
+def _spaced(unit: str) -> str:
+    return unit and f" {unit}"
+
+
+def _for_page(text: str, name: str, label: str) -> str:
+    """What a file of its own needs and a page does not is left out; colours and fonts become the page's."""
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = text.replace("xlink:href", "href")
+    text = re.sub(r'(?<=\bid=")|(?<=url\(#)|(?<=\bhref="#)', f"{name}-", text)
+    for i, colour in enumerate(COLOURS):
+        text = text.replace(colour, f"var(--series-{i}, {colour})")
+    text = text.replace(PAPER, f"var(--paper, {PAPER})")
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font, sans-serif)", text)
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box is not None
+    head = f'<svg class="chart" {box.group()} role="img" aria-label="{escape(label)}">'
+    return head + text[text.index(">") + 1 :]
