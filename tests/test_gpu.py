@@ -27,14 +27,47 @@ pytestmark = [
 @pytest.mark.parametrize("values", CODECS)
 def test_law_1_on_the_device(name, values):
     one = worker(name, [63, 1023, 100_003], density=0.01, values=values)
-    residual = torch.zeros(one.layout.numel, device="cuda")
+    residual, workspace = torch.zeros(one.layout.numel, device="cuda"), {}
     for step, kind in enumerate(("normal", "heavy", "mostly zero", "zero")):
         grad = gradient(kind, one.layout.numel, torch.float32, step).cuda()
-        before, memory = residual.clone(), Memory(residual, residual)
-        ctx = Context(step, rounding=CODECS[values].round)
+        before, memory = residual.clone(), Memory(residual, residual, workspace=workspace)
+        ctx = Context(step, rounding=CODECS[values].round, values=values)
         sent = one.compressor.compress(grad, memory, one.layout, ctx, one.state)
         assert sent.values.is_cuda
         assert torch.equal(sent.densify() + residual, before + grad)
+
+
+@pytest.mark.parametrize("values", ["fp32", "sign"])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(values, scope):
+    one = worker("threshold", [1_000_003, 700, 250_000], density=0.001, values=values, scope=scope)
+    one.residual, one.velocity = one.residual.cuda(), one.velocity.cuda()
+    grads = [torch.randn(one.layout.numel, device="cuda") for _ in range(2)]
+    memory = Memory(one.residual, one.residual)
+    ctx = Context(rounding=CODECS[values].round, values=values)
+
+    def compress(step):
+        return one.compressor.compress(grads[step % 2], memory, one.layout, ctx, one.state)
+
+    for step in range(25):
+        compress(step)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(5):
+            sent = compress(step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sent = compress(0)
+    kept = one.residual.clone()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(sent.densify() + one.residual, kept + grads[0])
+    assert 0.5 * one.layout.k < int(sent.count) <= one.layout.k
 
 
 def case_train(rank: int, size: int, backend: str, name: str, values: str, scope: str) -> tuple[torch.Tensor, float]:
@@ -42,8 +75,11 @@ def case_train(rank: int, size: int, backend: str, name: str, values: str, scope
     group = dist.new_group(backend=backend)
     torch.cuda.set_device(0)
     ddp = DistributedDataParallel(net().cuda(), bucket_cap_mb=0.01, process_group=group)
-    handle = sparsync.attach(ddp, make(name, 0.02), values=values, scope=scope, dense_below=100)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    if name == "default":
+        handle = sparsync.attach(ddp, optimizer=optimizer, scope=scope, dense_below=100)
+    else:
+        handle = sparsync.attach(ddp, make(name, 0.02), values=values, scope=scope, dense_below=100)
     rng = torch.Generator(device="cuda").manual_seed(rank)
     for _ in range(8):
         x = torch.randn(16, 20, device="cuda", generator=rng)
@@ -60,7 +96,7 @@ def case_train(rank: int, size: int, backend: str, name: str, values: str, scope
 
 @pytest.mark.parametrize(("backend", "size"), [("nccl", 1), ("gloo", 2), ("gloo", 3)])
 @pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize(("name", "values"), [("topk", "fp32"), ("threshold", "sign")])
+@pytest.mark.parametrize(("name", "values"), [("topk", "fp32"), ("threshold", "fp32"), ("default", "sign")])
 def test_training_on_the_device(backend, size, scope, name, values):
     answers = World.once(size, case_train, timeout=120, backend=backend, name=name, values=values, scope=scope)
     assert all(finished for finished, _ in answers), answers
