@@ -101,8 +101,8 @@ def warn_of_momentum(optimizer: torch.optim.Optimizer, density: float) -> None:
     if momentum >= 0.9 and density <= 0.01:
         warnings.warn(
             f"the optimizer's momentum of {momentum:g} stays behind a density of {density:g}: an entry is then delayed "
-            "twice, by the residual and by the momentum. After 50 steps on scikit-learn's digits at a density of 0.001, "
-            "83 % of the test images were right with momentum kept, 90 % with momentum='move' and 96 % dense; after 300 "
+            "twice, by the residual and by the momentum. After 50 steps on scikit-learn's digits at a density of 0.001 "
+            "83 % of the test images were right with momentum kept, 90 % with momentum='move', 96 % dense; after 300 "
             "steps 96.4, 96.8 and 97.1 % (`sparsync bench momentum`). attach(..., momentum='move') avoids it",
             stacklevel=4,
         )
