@@ -29,12 +29,41 @@ class Mutant:
 
 
 LAW_1 = "tests/test_laws.py::test_law_1_nothing_is_lost_on_one_worker"
+VELOCITY = "tests/test_laws.py::test_law_1_under_momentum_correction_and_clipping"
 WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 DDP = "tests/test_failures_ddp.py"
 DATA = "tests/test_failures_data.py"
 
 MUTANTS = [
+    Mutant(
+        "velocity not cleared where sent",
+        "compressors/base.py",
+        "memory.velocity.after[flat[sent != 0]] = 0",
+        "pass",
+        f"{VELOCITY}[topk]",
+    ),
+    Mutant(
+        "gradient not clipped",
+        "kernels/reference.py",
+        "return clip / norm if norm > clip else 1.0",
+        "return 1.0",
+        f"{VELOCITY}[topk]",
+    ),
+    Mutant(
+        "block does not wrap round",
+        "wire/indices.py",
+        "(start[segment] + number - first[segment]) % length[segment]",
+        "(start[segment] + number - first[segment])",
+        "tests/test_wire.py::test_of_a_block_only_the_start_travels[fp32-layer]",
+    ),
+    Mutant(
+        "floor never steered",
+        "kernels/floors.py",
+        "down = min(missing * (NEAR << FINE) // near, OCTAVE // 4)",
+        "down = 0",
+        "tests/test_laws.py::test_threshold_holds_the_count_near_k[0.001-normal]",
+    ),
     Mutant(
         "rejected entries dropped",
         "reducer.py",
@@ -45,8 +74,8 @@ MUTANTS = [
     Mutant(
         "residual not added",
         "kernels/reference.py",
-        "torch.add(before[a:b], grad[a:b], out=u)",
-        "u.copy_(grad[a:b])",
+        "torch.add(before[a:b], came, out=u)",
+        "u.copy_(came)",
         f"{LAW_1}[float32-topk]",
     ),
     Mutant(
@@ -73,7 +102,7 @@ MUTANTS = [
     Mutant(
         "residuals keyed by bucket index",
         "feedback.py",
-        "self._arenas[key].spans != spans",
+        "self.arenas[key].spans != spans",
         "self._arenas[key].committed.numel() != numel",
         f"{DDP}::test_02_rebuild_with_equal_sizes_reversed",
     ),
@@ -206,7 +235,7 @@ MUTANTS = [
     Mutant(
         "thresholds not in the checkpoint",
         "reducer.py",
-        "self.state = {name: _copy(bag) for name, bag in state.items()}",
+        "self.state = {name: _copy(bag) for name, bag in compressor.items()}",
         "pass",
         "tests/test_training.py::test_kill_and_resume_gives_the_same_weights[threshold-layer]",
     ),

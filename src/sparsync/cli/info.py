@@ -7,6 +7,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+import sparsync
 from sparsync import registry
 from sparsync.experiments.environment import environment
 
@@ -21,6 +22,7 @@ def info() -> None:
     backends = {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available(), "mpi": dist.is_mpi_available()}
     table.add_row("GPUs", ", ".join(gpus) or "none")
     table.add_row("backends", ", ".join(name for name, there in backends.items() if there) or "none")
+    table.add_row("recipes", ", ".join(sparsync.RECIPES))
     table.add_row("compressors", ", ".join(sorted(registry.compressors())))
     table.add_row("collectives", ", ".join(sorted(registry.collectives())))
     Console().print(table)
