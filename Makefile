@@ -19,7 +19,7 @@ demo: install
 # The laws, the failure cases and whole trainings on real processes, with the coverage of all of them.
 test: install
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest -n 2 --dist loadfile
 	TRITON_INTERPRET=1 $(BIN)/coverage run -m pytest tests/test_fused.py
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report

@@ -131,12 +131,13 @@ def _explain(rank: int, exit_code: int, scratch: Path) -> NoReturn:
 def _supervising() -> Iterator[None]:
     """Keep the launcher quiet, end what it leaves behind, and take its signal handlers away again."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
+    others = set(multiprocessing.active_children())  # of whoever called us
     logging.disable(logging.CRITICAL)  # it logs a traceback for every worker that ends early
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is near; it shall not be left half way
-        for process in multiprocessing.active_children():
+        for process in set(multiprocessing.active_children()) - others:
             process.kill()
             process.join()
         for number, handler in handlers.items():
