@@ -100,13 +100,17 @@ def guess(u: Tensor, runs: Sequence[tuple[int, int]], k: int) -> int:
 
 
 def edge_for(reached: Tensor, k: int) -> int:
-    """The lowest bin from which on at most ``k`` entries are left; ``reached[j]``: how many lie in bin j or above."""
-    return min(BINS - 1, int((reached > k).sum()))
+    """The lowest bin from which on at most ``k`` entries are left; ``reached[j]``: how many lie in bin j or above.
+
+    Where so many share a bin that this leaves less than half of ``k``, the bin below: some of its entries go.
+    """
+    edge = min(BINS - 1, int((reached > k).sum()))
+    return edge - 1 if edge and 2 * int(reached[edge]) < k else edge
 
 
 def steer(floor: Floor, reached: Tensor, edge: int) -> Floor:
     """The floor for the next step, unless the gradient jumped."""
-    count, sent = int(reached[0]), int(reached[edge])
+    count, sent = int(reached[0]), min(floor.k, int(reached[edge]))
     target = target_for(floor.k)
     inflow = (3 * floor.inflow + max(0, count - floor.left)) // 4
     left = count - sent

@@ -172,7 +172,10 @@ def decide(counts, found, segments, state, histogram, given, choice, peaks, shar
     many = tl.load(counts + (regions + lane) * PAD, mask=there, other=0)
     reached = tl.cumsum(tl.load(histogram + segment * BINS + bins), reverse=True)
     floor = tl.maximum(tl.load(state + segment * STATE), 1)
-    edge = tl.minimum(tl.sum((reached > tl.load(row)).to(tl.int32)), BINS - 1).to(tl.int64)
+    k = tl.load(row)
+    edge = tl.minimum(tl.sum((reached > k).to(tl.int32)), BINS - 1).to(tl.int64)
+    few = 2 * tl.sum(tl.where(bins == edge, reached, 0)) < k
+    edge = tl.where((edge > 0) & few, edge - 1, edge)
     tl.store(counts + (regions + lane) * PAD, tl.zeros([MOST_REGIONS], tl.int32), mask=there)
     tl.store(found + regions + lane, tl.minimum(many, tl.load(row + 4).to(tl.int32)), mask=there)
     mine = choice + segment * CHOICE
@@ -287,7 +290,7 @@ def _steer(after, samples, row, own, mine, choice, BLOCK: tl.constexpr):
             stored = tl.maximum(_at(reached, 0, BINS), 1)
             if candidates > stored:  # where a region overflowed, what it holds stands for all
                 reached = reached * candidates // stored
-            sent = _at(reached, edge, BINS)
+            sent = tl.minimum(_at(reached, edge, BINS), k)
             inflow = (3 * inflow + tl.maximum(candidates - left, 0)) // 4
             left = candidates - sent
             if left + inflow > target:
