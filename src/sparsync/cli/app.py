@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sparsync.cli import bench_momentum, bench_step, bench_traffic, bench_wire, compare, demo, info, train
+from sparsync.cli import bench_momentum, bench_select, bench_step, bench_traffic, bench_wire, compare, demo, info, train
 
 app = typer.Typer(
     name="sparsync",
@@ -22,6 +22,7 @@ app.command("train")(train.train)
 app.command("info")(info.info)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 bench.command("momentum")(bench_momentum.momentum)
+bench.command("select")(bench_select.select)
 bench.command("step")(bench_step.step)
 bench.command("traffic")(bench_traffic.traffic)
 bench.command("wire")(bench_wire.wire)

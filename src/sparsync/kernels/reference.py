@@ -10,14 +10,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsync.kernels.memory import Memory
 
 ROW = 64
-CHUNK = 1 << 18  # entries; 1 MB of fp32 stays in the cache of one core
+CHUNK = 1 << 19  # entries; 2 MB of fp32 stay in the cache
 LONG = 1 << 26  # the same where launching a kernel costs more than reading memory again
+TINY = 1e-30  # a threshold below may round to 0, which every entry reaches
 SAMPLE = 4096  # a threshold is estimated from at least this many entries
 
 Run = tuple[int, int]
@@ -42,38 +44,39 @@ def sweep(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0)
     of squares of what the residual now holds.
     """
     before, after, velocity = memory.before, memory.after, memory.velocity
-    starts, stops, peaks = [], [], []
-    first_bad = -1
+    rows = _rows(runs, after)
+    first_bad, swept = -1, 0
     longest = max((b - a for a, b in _chunks(runs, grad.device)), default=0)
     sums = torch.empty(longest, dtype=after.dtype, device=after.device)
-    sizes, speeds = torch.empty_like(sums), torch.empty_like(sums) if velocity else sums
+    speeds = torch.empty_like(sums) if velocity else sums
     for a, b in _chunks(runs, grad.device):
-        u, size, speed = sums[: b - a], sizes[: b - a], speeds[: b - a]
+        u, speed, old = sums[: b - a], speeds[: b - a], before[a:b]
         came = grad[a:b] if scale == 1 else grad[a:b].to(u.dtype) * scale
         if velocity:
             came = torch.mul(velocity.before[a:b], velocity.beta, out=speed).add_(came)
-        torch.add(before[a:b], came, out=u)
-        peak = _row_peaks(u, size)
-        if not math.isfinite(peak.max().item()):
-            bad = ~torch.isfinite(u)
+        torch.add(old, came, out=u)
+        energy = torch.dot(u, u).item()
+        if not math.isfinite(energy) and (bad := ~torch.isfinite(u)).any():
             if first_bad < 0:
                 first_bad = a + int(bad.nonzero()[0])
-            torch.where(bad, before[a:b], u, out=u)
+            torch.where(bad, old, u, out=u)
             if velocity:
                 torch.where(bad, velocity.before[a:b], speed, out=speed)
-            peak = _row_peaks(u, size)
+            energy = torch.dot(u, u).item()
+        memory.energy += energy
         after[a:b].copy_(u)
         if velocity:
             velocity.after[a:b].copy_(speed)
-        memory.energy += torch.dot(u, u).item()
-        start = torch.arange(a, b, ROW, device=grad.device)
-        starts.append(start)
-        stops.append((start + ROW).clamp_(max=b))
-        peaks.append(peak)
-    if not peaks:
-        none = torch.empty(0, dtype=torch.int64, device=grad.device)
-        return Rows(none, none, after.new_empty(0)), first_bad
-    return Rows(torch.cat(starts), torch.cat(stops), torch.cat(peaks)), first_bad
+        swept += _row_peaks(u.abs_(), rows.peak[swept:])
+    return rows, first_bad
+
+
+def _rows(runs: Sequence[Run], after: Tensor) -> Rows:
+    """The rows of ``runs``, their peaks not known yet. A chunk holds whole rows, so both are cut alike."""
+    starts = [torch.arange(start, stop, ROW, device=after.device) for start, stop in runs or [(0, 0)]]
+    stops = [(start + ROW).clamp_(max=stop) for start, (_, stop) in zip(starts, runs or [(0, 0)], strict=True)]
+    start, stop = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (starts, stops))
+    return Rows(start, stop, torch.empty(start.numel(), dtype=after.dtype, device=after.device))
 
 
 def _chunks(runs: Sequence[Run], device: torch.device) -> Iterator[Run]:
@@ -96,25 +99,44 @@ def clip_scale(grad: Tensor, runs: Sequence[Run], clip: float | None) -> float:
     return clip / norm if norm > clip else 1.0
 
 
-def _row_peaks(u: Tensor, size: Tensor) -> Tensor:
-    """Largest magnitude of every row of ``u`` (the last may be short); NaN wins. ``size`` is scratch."""
-    torch.abs(u, out=size)
-    whole = u.numel() // ROW * ROW
-    peaks = size[:whole].view(-1, ROW).amax(1)
-    return peaks if whole == u.numel() else torch.cat([peaks, size[whole:].amax().view(1)])
+def _row_peaks(size: Tensor, out: Tensor) -> int:
+    """Write the largest of every row of ``size`` (the last may be short) to ``out``; how many these are."""
+    whole = size.numel() // ROW
+    if whole:
+        torch.amax(size[: whole * ROW].view(-1, ROW), 1, out=out[:whole])
+    if whole * ROW == size.numel():
+        return whole
+    torch.amax(size[whole * ROW :], 0, out=out[whole])
+    return whole + 1
 
 
 def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
     """Ascending indices of the non-zero entries of ``u`` with magnitude ``threshold`` or more, within ``rows``."""
-    hot = (rows.peak >= threshold).nonzero().squeeze(1)
-    lane = torch.arange(ROW, device=u.device)
+    hot = _reach(rows.peak, threshold)
+    width = min(ROW, u.numel())
+    windows = u.unfold(0, width, 1) if width else u.view(0, 1)
     found = []
     for block in torch.split(hot, (CHUNK if u.device.type == "cpu" else LONG) // ROW):
-        index = rows.start[block].unsqueeze(1) + lane
-        inside = index < rows.stop[block].unsqueeze(1)
-        value = u[index.clamp(max=u.numel() - 1)]
-        found.append(index[inside & (value.abs() >= threshold) & (value != 0)])
+        start, stop = rows.start[block], rows.stop[block]
+        first = start.clamp(max=u.numel() - width)  # where a short row is read from, to stay within ``u``
+        size = windows.index_select(0, first).abs_().view(-1)
+        place = _reach(size, threshold)
+        if threshold < TINY:
+            place = place[size[place] != 0]
+        row = place // width
+        index = first[row].add_(place % width)
+        if bool((stop - start < ROW).any()):
+            index = index[(index >= start[row]) & (index < stop[row])]
+        found.append(index)
     return torch.cat(found) if found else hot
+
+
+def _reach(size: Tensor, threshold: float) -> Tensor:
+    """Ascending positions of what is ``threshold`` or more. On the CPU by numpy, several times as fast."""
+    if size.device.type != "cpu":
+        return (size >= threshold).nonzero().squeeze(1)
+    bound = torch.tensor(threshold, dtype=size.dtype).numpy()
+    return torch.from_numpy(np.flatnonzero(size.numpy() >= bound))
 
 
 def largest(u: Tensor, rows: Rows, k: int) -> Tensor:
@@ -123,7 +145,7 @@ def largest(u: Tensor, rows: Rows, k: int) -> Tensor:
     The k-th largest row peak is never above the k-th largest magnitude: ``k`` rows hold an entry that large. So the
     entries above it are few and are all that has to be looked at.
     """
-    threshold = torch.topk(rows.peak, k).values[-1].item() if k <= rows.peak.numel() else 0.0
+    threshold = torch.topk(rows.peak, k, sorted=False).values.min().item() if k <= rows.peak.numel() else 0.0
     found = above(u, rows, threshold)
     if found.numel() <= k:
         return found
