@@ -31,7 +31,21 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_writes_its_columns_and_a_figure(tmp_path: Path) -> None:
     out = tmp_path / "new" / "select.csv"
-    options = "--device cpu --size 2000 --size 5000 --density 0.01 --dtype fp32 --rounds 3 --out".split()
+    options = [
+        "--device",
+        "cpu",
+        "--size",
+        "2000",
+        "--size",
+        "5000",
+        "--density",
+        "0.01",
+        "--dtype",
+        "fp32",
+        "--rounds",
+        "3",
+        "--out",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "sparsync.cli", "bench", "select", *options, str(out)],
         cwd=ROOT,
