@@ -61,7 +61,8 @@ class GaussianK(Selecting):
 
 def _moments(u: Tensor, runs: Sequence[tuple[int, int]]) -> tuple[int, float, float]:
     """Number, mean and standard deviation of the entries of ``runs``."""
-    chunks = (chunk.double() for start, stop in runs for chunk in torch.split(u[start:stop], CHUNK))
+    size = CHUNK if u.device.type == "cpu" else LONG
+    chunks = (chunk.double() for start, stop in runs for chunk in torch.split(u[start:stop], size))
     total, energy = torch.stack([torch.stack([x.sum(), torch.dot(x, x)]) for x in chunks]).sum(0).tolist()
     numel = sum(stop - start for start, stop in runs)
     mean = total / numel
