@@ -14,6 +14,7 @@ from sparsync.layout import Segment
 
 MASKS = 4  # so the threshold is adjusted three times at most
 CHUNK = 1 << 16  # entries; their float64 copy stays in the cache
+LONG = 1 << 26  # the same where launching a kernel costs more than reading memory again
 
 
 @dataclass(frozen=True)
