@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test test-full test-gpu test-mutants lint format bench clean
+.PHONY: install demo test coverage test-full test-gpu test-mutants lint format bench clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -16,10 +16,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/sparsync demo
 
-# The laws, the failure cases and whole trainings on real processes, with the coverage of all of them.
+# The laws, the failure cases and whole trainings on real processes; then the kernels, run by Triton's interpreter.
 test: install
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/test_fused.py
+
+# The same one after another, with the coverage of all of them.
+coverage: install
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -n 2 --dist loadfile
+	$(BIN)/coverage run -m pytest
 	TRITON_INTERPRET=1 $(BIN)/coverage run -m pytest tests/test_fused.py
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
