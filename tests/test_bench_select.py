@@ -82,6 +82,7 @@ def test_one_after_another_as_interleaved(monkeypatch: pytest.MonkeyPatch) -> No
     assert [row.method for row in alone] == [row.method for row in together]
     assert missed == []
     assert all(len(row.times) == len(row.floors) == 4 for row in [*together, *alone[2:]])
+    assert {row.floor for row in together} == {row.floor for row in alone} == {contenders.FLOOR}
     assert len(alone[0].times) == 4 * len(METHODS)  # before and after each
 
 

@@ -66,7 +66,6 @@ class ZeroingFloor(Contender):
     """The same, and the gradient is zeroed for the next backward pass."""
 
     copied = True
-    floor = ZEROING_FLOOR
 
     def step(self, grad: Tensor) -> None:
         self.residual += grad

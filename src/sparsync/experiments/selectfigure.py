@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsync.experiments.contenders import FLOOR
+from sparsync.experiments.contenders import FLOOR, ZEROING_FLOOR
 from sparsync.experiments.selectbench import Row
 
 USUAL = 0.001  # the density of the papers
@@ -35,7 +35,7 @@ def draw(rows: Sequence[Row], path: Path, caption: str) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    rows = [row for row in rows if row.floor == FLOOR]
+    rows = [row for row in rows if row.floor == FLOOR and row.method != ZEROING_FLOOR]
     dtypes = list(dict.fromkeys(row.bench.dtype for row in rows))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 0.4 + 3.7 * len(dtypes)), dpi=160, layout="constrained")
