@@ -108,7 +108,7 @@ class Session:
         self.times: list[float] = []
         self.losses = torch.zeros((), dtype=torch.float64, device=self.device)  # summed since the last point
         self.counted = 0
-        self.before = {"bytes": 0.0, "entries": 0.0, "possible": 0.0, "step_s": math.nan}  # from earlier sessions
+        self.before = {"bytes": 0.0, "entries": 0.0, "possible": 0.0, "step_s": math.nan}  # before the last resume
 
     def advance(self, x: Tensor, y: Tensor) -> None:
         """One step on a batch."""
