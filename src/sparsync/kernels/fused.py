@@ -315,8 +315,8 @@ def _steer(after, samples, row, own, mine, choice, BLOCK: tl.constexpr):
 @triton.jit
 def finish(
     after, speed_after, places, values, found, owners, segments, samples, spans, state, histogram, given, choice,
-    limits, peaks, shares, out_places, out_values, total, flags, regions, chunks, segment_count, span_count, last,
-    BLOCK: tl.constexpr, CODEC: tl.constexpr, MASKING: tl.constexpr, EXACT: tl.constexpr,
+    peaks, shares, out_places, out_values, total, flags, regions, chunks, span_count, last,
+    BLOCK: tl.constexpr, CODEC: tl.constexpr, MASKING: tl.constexpr,
 ):  # fmt: skip
     """Take the entries to send out of the residual: a piece of a region a program; others steer the floors."""
     pid = tl.program_id(0)
@@ -349,10 +349,7 @@ def finish(
             real = spot < size
             u = tl.load(values + first + spot, mask=real, other=0.0)
             place = tl.load(places + first + spot, mask=real, other=0).to(tl.int64)
-            if EXACT:
-                going = real & ((((0x7FFFFFFF - _bits(u)).to(tl.int64) << 32) | place) <= tl.load(limits + segment))
-            else:
-                going = real & (_bits(u) >= tl.load(choice + segment * CHOICE + 2))
+            going = real & (_bits(u) >= tl.load(choice + segment * CHOICE + 2))
             if CODEC == 3:
                 scale = _scale(peaks + segment, shares + segment, choice + segment * CHOICE)
                 sent = tl.where(tl.abs(u) >= scale / 2, tl.where(u < 0, -scale, scale), 0.0)

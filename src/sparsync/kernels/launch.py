@@ -38,25 +38,26 @@ def select(
     """
     from sparsync.kernels import fused
 
-    space = workspace_of(memory, layout, grad.device)
-    if space.adopt(state):
-        _first_floors(grad, memory, space, scales)
-    _collect(grad, memory, space, scales, zero)
-    fused.count[(space.regions,)](
-        space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
-        BLOCK=2 * BLOCK, num_warps=8,
-    )  # fmt: skip
-    fused.decide[(len(layout.segments),)](
-        space.counts, space.found, space.segments, space.state, space.histogram, space.given, space.choice,
-        space.peaks, space.shares, space.turn, num_warps=4,
-    )  # fmt: skip
-    if codec == "sign":
-        pieces = (space.regions * space.chunks,)
-        lists = (space.values, space.found, space.owners, space.segments, space.choice, space.peaks)
-        fused.peak[pieces](*lists, space.regions, BLOCK=CHUNK, num_warps=4)
-        fused.share[pieces](*lists, space.shares, space.regions, BLOCK=CHUNK, num_warps=4)
-    _finish(memory, space, codec, exact=False)
-    return space.sent()
+    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+        space = workspace_of(memory, layout, grad.device)
+        if space.adopt(state):
+            _first_floors(grad, memory, space, scales)
+        _collect(grad, memory, space, scales, zero)
+        fused.count[(space.regions,)](
+            space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
+            BLOCK=2 * BLOCK, num_warps=8,
+        )  # fmt: skip
+        fused.decide[(len(layout.segments),)](
+            space.counts, space.found, space.segments, space.state, space.histogram, space.given, space.choice,
+            space.peaks, space.shares, space.turn, num_warps=4,
+        )  # fmt: skip
+        if codec == "sign":
+            pieces = (space.regions * space.chunks,)
+            lists = (space.values, space.found, space.owners, space.segments, space.choice, space.peaks)
+            fused.peak[pieces](*lists, space.regions, BLOCK=CHUNK, num_warps=4)
+            fused.share[pieces](*lists, space.shares, space.regions, BLOCK=CHUNK, num_warps=4)
+        _finish(memory, space, codec)
+        return space.sent()
 
 
 def _collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | None, zero: bool) -> None:
@@ -74,18 +75,17 @@ def _collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | No
     )  # fmt: skip
 
 
-def _finish(memory: Memory, space: Workspace, codec: str, exact: bool) -> None:
+def _finish(memory: Memory, space: Workspace, codec: str) -> None:
     from sparsync.kernels import fused
 
     speed = memory.velocity
     masking = speed is not None and speed.masking
-    segments = len(space.layout.segments)
-    fused.finish[(space.regions * space.chunks + segments,)](
+    fused.finish[(space.regions * space.chunks + len(space.layout.segments),)](
         memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.found,
         space.owners, space.segments, space.samples, space.spans, space.state, space.histogram, space.given,
-        space.choice, space.limits, space.peaks, space.shares, space.out_places, space.out_values,
-        space.total, space.flags, space.regions, space.chunks, segments, space.spans.numel(), space.candidates,
-        BLOCK=CHUNK, CODEC=CODECS[codec], MASKING=masking, EXACT=exact, num_warps=4, enable_fp_fusion=False,
+        space.choice, space.peaks, space.shares, space.out_places, space.out_values,
+        space.total, space.flags, space.regions, space.chunks, space.spans.numel(), space.candidates,
+        BLOCK=CHUNK, CODEC=CODECS[codec], MASKING=masking, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 

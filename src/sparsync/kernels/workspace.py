@@ -72,7 +72,6 @@ class Workspace:
         self.out_values = torch.zeros(layout.capacity, device=device)
         self.total = torch.zeros((), device=device, dtype=torch.int64)
         self.flags = zeros(2)
-        self.limits = torch.zeros(len(layout.segments), device=device, dtype=torch.int64)
         self.scales = torch.ones(len(layout.segments), device=device)
         self._bags: list[dict[str, Tensor]] = []
 
