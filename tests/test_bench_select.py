@@ -117,6 +117,7 @@ def test_shapes_of_models() -> None:
         (["--density", "nan"], "density must be above 0 and at most 0.5, got nan"),
         (["--dtype", "int8"], "dtype must be fp32 or bf16, got int8"),
         (["--rounds", "2"], "rounds must be 3 or more, got 2"),
+        (["--threads", "0"], "threads must be 1 or more, got 0"),
         (["--budget", "0"], "budget must be above 0 seconds, got 0"),
         (["--out", f"{__file__}/select.csv"], "File exists"),
     ],

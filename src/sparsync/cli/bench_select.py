@@ -40,6 +40,7 @@ def select(
     ],
     dtype: Annotated[list[str], typer.Option(help="Of the gradient; may be given several times.")] = list(DTYPES),  # noqa: B006
     rounds: Annotated[int, typer.Option(help="How often every method is timed.")] = 30,
+    threads: Annotated[int, typer.Option(help="Threads of torch, on a CPU.")] = 1,
     shapes: Annotated[bool, typer.Option(help="Also compare scopes over the tensors of two models.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds after which no new method is started.")] = 3600,
     out: Annotated[
@@ -52,16 +53,16 @@ def select(
         raise ValueError("the figure needs matplotlib: pip install 'sparsync[lab]'")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     benches = [
-        SelectBench(device, n, share, kind, rounds)
+        SelectBench(device, n, share, kind, rounds, threads=threads)
         for n in size or [*SIZES, *(n for n in GPU_SIZES if device == "cuda" and fits(n))]
         for kind in dtype
         for share in density
     ]
     for model in MODELS if shapes else ():
-        benches += [SelectBench(device, density=d, dtype=t, rounds=rounds, model=model) for t in dtype for d in density]
+        benches += [SelectBench(device, 1000, d, t, rounds, model, threads) for t in dtype for d in density]
     out = out or Path(f"results/bench-select-{'gpu' if device == 'cuda' else 'cpu'}.csv")
     out.parent.mkdir(parents=True, exist_ok=True)
-    where, console = _where(device), Console()
+    where, console = _where(device, threads), Console()
     measured: list[Row] = []
     lines: list[dict[str, Any]] = []
     missed: list[str] = []
@@ -84,12 +85,12 @@ def select(
         print(f"results: {out}")
 
 
-def _where(device: str) -> dict[str, str]:
+def _where(device: str, threads: int) -> dict[str, str]:
     where = environment()
     if device == "cuda":
         where["device"] = torch.cuda.get_device_name()
     triton = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else ""
-    return where | {"triton": triton, "threads": str(torch.get_num_threads())}
+    return where | {"triton": triton, "threads": str(threads)}
 
 
 def _title(bench: SelectBench) -> str:

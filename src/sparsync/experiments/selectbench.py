@@ -35,6 +35,7 @@ class SelectBench:
         dtype: of the gradient, fp32 or bf16; the residual is fp32.
         rounds: how often every method is timed.
         model: compare scopes over this model's tensors, instead of methods over one flat gradient.
+        threads: on a CPU; one is what a worker has that shares its machine.
     """
 
     device: str = "cpu"
@@ -43,6 +44,7 @@ class SelectBench:
     dtype: str = "fp32"
     rounds: int = 30
     model: str = ""
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
@@ -57,6 +59,8 @@ class SelectBench:
             raise ValueError(f"dtype must be {' or '.join(DTYPES)}, got {self.dtype}")
         if self.rounds < FEWEST:
             raise ValueError(f"rounds must be {FEWEST} or more, got {self.rounds}")
+        if self.threads < 1:
+            raise ValueError(f"threads must be 1 or more, got {self.threads}")
         if self.device == "cuda" and not fits(self.numel):
             raise ValueError(f"size {self.numel:,} needs more memory than the GPU has free")
 
@@ -208,8 +212,13 @@ def measure(
     names = [name for name, _ in bench.entries]
     if budget.spent:
         return [], names
-    course = Course(bench, budget)
-    rows = list((_alone if bench.numel >= ALONE else _interleaved)(course, progress))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(bench.threads)
+    try:
+        course = Course(bench, budget)
+        rows = list((_alone if bench.numel >= ALONE else _interleaved)(course, progress))
+    finally:
+        torch.set_num_threads(threads)
     own = [row for row, _ in course.floors]
     for row in own:
         row.floors = own[0].times
