@@ -10,9 +10,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
+from sparsync.collectives import AllGather, Channel
 from sparsync.compressors import Context
 from sparsync.kernels import Memory
-from sparsync.wire import CODECS
+from sparsync.layout import Parameter
+from sparsync.reducer import Reducer
+from sparsync.schedule import Constant
+from sparsync.units import Bucket
+from sparsync.wire import CODECS, Wire
 from tests.methods import SPARSE, gradient, make, worker
 from tests.models import net, weights
 from tests.world import World
@@ -68,6 +73,64 @@ def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(values, s
     torch.cuda.synchronize()
     assert torch.equal(sent.densify() + one.residual, kept + grads[0])
     assert 0.5 * one.layout.k < int(sent.count) <= one.layout.k
+
+
+def case_settled(rank: int, size: int, name: str, values: str, indices: str, scope: str) -> tuple[int, int, int]:
+    """Whole steps (compress, exchange over NCCL, decode) watched for waiting and for allocations."""
+    torch.cuda.set_device(0)
+    device = torch.device("cuda", 0)
+    group = dist.new_group(backend="nccl")
+    sizes = {"a": 1_000_003, "small": 700, "b": 250_000}
+    channel = Channel(group, Wire(values, indices), 60.0, device)
+    parameters = [Parameter.of(name, torch.zeros(size)) for name, size in sizes.items()]
+    reducer = Reducer(
+        parameters, make(name, 0.001), AllGather(), channel, scope=scope, density=Constant(0.001),
+        small=frozenset({"small"}),
+    )  # fmt: skip
+    assert channel.deferred
+    assert channel.backend == "nccl"
+    bank = torch.randn(8, 1_250_703, device=device)
+    buffers = [torch.zeros(250_000, device=device), torch.zeros(1_000_703, device=device)]
+
+    def step(number: int) -> None:
+        parts = bank[number % 8].split([250_000, 1_000_703])
+        for i, names in enumerate((("b",), ("a", "small"))):
+            buffers[i].copy_(parts[i])
+            reducer.push(Bucket(i, buffers[i], names, i == 1)).wait()
+
+    for number in range(25):
+        step(number)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(5):
+            step(number)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    asked = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+    kept = {name: reducer.residual(name).clone() for name in ("a", "b")}
+    step(5)
+    for name, here, part in (("b", buffers[0], slice(0, 250_000)), ("a", buffers[1], slice(250_000, 1_250_003))):
+        torch.cuda.synchronize()
+        assert torch.equal(here[: sizes[name]] + reducer.residual(name), kept[name] + bank[5][part])
+    total = reducer.newest_stats().total
+    reducer.close()
+    return asked, total.entries, total.steps
+
+
+@pytest.mark.parametrize(("values", "indices"), [("fp32", "int"), ("sign", "ef")])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("name", ["threshold", "topk", "gaussian"])
+def test_once_settled_a_whole_step_waits_for_nothing_and_allocates_nothing(name, values, indices, scope):
+    arguments = {"name": name, "values": values, "indices": indices, "scope": scope}
+    ((finished, answer),) = World.once(1, case_settled, timeout=120, **arguments)
+    assert finished, answer
+    asked, entries, steps = answer
+    assert asked == 0
+    assert steps == 31
+    assert entries >= 31 * 700 + (31 * 600 if name != "gaussian" else 0)
 
 
 def case_train(rank: int, size: int, backend: str, name: str, values: str, scope: str) -> tuple[torch.Tensor, float]:

@@ -94,6 +94,10 @@ class Feedback:
         if key in self._residuals.arenas:  # otherwise nothing was taken out of it either
             rejected.add_to(self._residuals.arenas[key].working)
 
+    def working(self, key: str) -> Tensor:
+        """The residual of the flat gradient ``key`` as the step under way leaves it."""
+        return self._residuals.arenas[key].working
+
     def commit(self) -> None:
         """What the last step wrote is now what is kept."""
         for arena in [*self._residuals.arenas.values(), *self._velocities.arenas.values()]:

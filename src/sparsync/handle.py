@@ -109,7 +109,7 @@ class Handle:
 
     def stats(self) -> Stats:
         """Bytes, entries, times and energy: of the last step (``.step``) and of all steps (``.total``)."""
-        return self._running().stats
+        return self._running().newest_stats()
 
     def describe(self) -> str:
         """What is compressed, how, and what each worker sends in a step, in a few lines."""

@@ -1,7 +1,9 @@
 """The whole path of a gradient: bucket -> compress -> exchange -> sum -> bucket.
 
 ``push`` is called from backward, bucket by bucket, and compresses; the communication thread exchanges, sums and writes
-the result back. Nothing here knows which framework the buckets come from.
+the result back. On a GPU all of it runs on a stream of its own, beside backward's; where an exchange needs nothing from
+the host (``deferred``: NCCL, or a single worker), the thread is not needed either, and what came of an exchange is
+heard of when a later step begins. Nothing here knows which framework the buckets come from.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from sparsync.collectives import Channel, Collective
+from sparsync.collectives import Channel, Collective, Reduced, Report
 from sparsync.compressors import Compressor, Context, State
 from sparsync.errors import Mismatch, SparsyncError, StepFailed
 from sparsync.feedback import Correction, Feedback, accumulation_dtype
@@ -27,11 +30,25 @@ from sparsync.kernels import Memory
 from sparsync.lane import Lane
 from sparsync.layout import Layout, Parameter
 from sparsync.schedule import Schedule
-from sparsync.sparse import SparseGrad, write_mean
+from sparsync.snapshot import Snapshot
+from sparsync.sparse import NONFINITE, SparseGrad
 from sparsync.stats import Exchange, Stats
 from sparsync.units import Arrival, Assembly, Bucket, Unit
+from sparsync.wire import Header
 
 log = logging.getLogger("sparsync")
+
+
+@dataclass
+class Pending:
+    """What a step's exchange came to, or (without ``exchange``) the step itself: not heard of yet."""
+
+    step: int
+    report: Report
+    device: torch.device
+    exchange: Exchange | None = None
+    layout: Layout | None = None
+    headers: Sequence[Header] = ()
 
 
 class Reducer:
@@ -80,14 +97,19 @@ class Reducer:
         self.stats = Stats()
         self.step = 0
         self.error: SparsyncError | None = None
-        self._lane = Lane(threaded=channel.backend == "gloo")
+        simple = all(p.dtype != torch.float64 for p in parameters) and channel.wire.indices != "block"
+        channel.deferred = channel.may_defer and collective.deferrable and simple and not debug
+        # Where nothing is waited for, no thread is needed to wait; a single worker never waits.
+        self._lane = Lane(threaded=channel.group is not None and not channel.deferred)
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._pending: list[Pending] = []
         self._arrivals: list[Arrival] = []
         self._given: list[tuple[Unit, SparseGrad]] = []  # what this step has sent, less what came home
         self._next_bucket = 0
         self._open = False  # between the first bucket of a step and its last
         self._unsettled = False  # a step is done, and neither committed nor rolled back
         self._bad = False  # ... and a gradient in it was not finite
-        self._saved_state: State = {}
+        self._snapshot = Snapshot()
         self.last_scale: float | None = None
         self.last_rates: dict[str, float] = {}
 
@@ -105,9 +127,11 @@ class Reducer:
             self._next_bucket += 1
             arrival, complete = self.assembly.arrive(bucket)
             self._arrivals.append(arrival)
-            for unit in complete:
-                self._send(unit)
+            with self._beside(bucket.buffer.device, after_all=True):
+                for unit in complete:
+                    self._send(unit)
             if bucket.last:
+                self._lane.submit(partial(self._close_step, bucket.buffer.device, self.step))
                 self._open = False
                 self.step += 1
             if self.error is not None:  # it came up meanwhile, and may have missed this bucket
@@ -134,6 +158,7 @@ class Reducer:
                 None if self.clip is None else self.clip * (self.last_scale or 1.0),
                 frozenset(unit.asleep),
                 self.channel.wire.values,
+                unit.workspace,
             )
             sent = unit.compressor.compress(unit.grad, memory, layout, ctx, self.state)
             exchange.energy = memory.energy if memory else 0.0
@@ -150,40 +175,110 @@ class Reducer:
             self._stop(self.error)
             return
         try:
-            exchange.started = time.perf_counter()
-            exchange.entries, exchange.numel = int(sent.count), layout.sendable
-            exchange.energy_sent = torch.dot(sent.values, sent.values).item() if exchange.energy else 0.0
-            self._given.append((unit, sent))
-            self.channel.unit = unit.key
-            reduced = unit.collective.reduce(sent, layout, self.channel, {})
-            exchange.exchanged = time.perf_counter()
-            written = write_mean(unit.grad, reduced.total, reduced.divisor)
-            if reduced.rejected is not None:
-                self.feedback.come_home(unit.key, reduced.rejected)
-                self._given.append((unit, replace(reduced.rejected, values=-reduced.rejected.values)))
-            # The sum may overflow, on every rank alike.
-            overflown = self._has_residuals and not torch.isfinite(written).all()
-            if reduced.bad or self._bad or overflown:
-                self._spoil(unit, layout, reduced.bad, step)
-            if self.debug:
-                self.channel.agree(f"result of {unit.key}", _fingerprint(unit.grad))
-            for arrival in self._arrivals:
-                arrival.take_back(unit)
-            exchange.decoded, exchange.bytes = time.perf_counter(), self.channel.take_count()
-            wire, size = self.channel.wire, self.channel.size
-            exchange.traffic = unit.collective.traffic(layout, wire, size, sent.values.dtype).mean_bytes
-            self.stats.add(exchange)
-            for arrival in self._arrivals:
-                arrival.complete()
+            with self._beside(unit.grad.device):
+                exchange.started = time.perf_counter()
+                exchange.energy_sent = torch.dot(sent.values, sent.values).item() if exchange.energy else 0.0
+                self._given.append((unit, self._own_copy(unit, sent)))
+                self.channel.unit = unit.key
+                reduced = unit.collective.reduce(sent, layout, self.channel, unit.workspace)
+                exchange.exchanged = time.perf_counter()
+                if self.channel.deferred:
+                    self._judge_later(unit, layout, reduced, exchange, step)
+                else:
+                    self._judge(unit, layout, reduced, step)
+                for arrival in self._arrivals:
+                    arrival.take_back(unit)
+                exchange.decoded, exchange.bytes = time.perf_counter(), self.channel.take_count()
+                wire, size = self.channel.wire, self.channel.size
+                exchange.traffic = unit.collective.traffic(layout, wire, size, sent.values.dtype).mean_bytes
+                self.stats.add(exchange)
+                if not self.channel.deferred:
+                    self.stats.learn(exchange, int(sent.count), layout.sendable)
+                for arrival in self._arrivals:
+                    arrival.complete()
         except Exception as error:  # a future that never completes would hang backward
             self._stop(error)
+
+    def _judge(self, unit: Unit, layout: Layout, reduced: Reduced, step: int) -> None:
+        """Write the result into the unit, spoilt if this step is bad."""
+        # The sum may overflow, on every rank alike.
+        overflow = torch.zeros((), dtype=torch.int32, device=unit.grad.device) if self._has_residuals else None
+        reduced.write_mean(unit.grad, overflow)
+        if reduced.rejected is not None:
+            self.feedback.come_home(unit.key, reduced.rejected)
+            self._given.append((unit, replace(reduced.rejected, values=-reduced.rejected.values)))
+        if reduced.bad or self._bad or (overflow is not None and overflow):
+            self._spoil(unit, layout, reduced.bad, step)
+        if self.debug:
+            self.channel.agree(f"result of {unit.key}", _fingerprint(unit.grad))
+
+    def _judge_later(self, unit: Unit, layout: Layout, reduced: Reduced, exchange: Exchange, step: int) -> None:
+        """The same, decided on the device."""
+        device = unit.grad.device
+        verdicts = self.channel.verdicts(device)
+        reduced.write_mean(unit.grad, verdicts.bad if self._has_residuals else None)
+        verdicts.spoil(unit.grad, self._starts(unit, layout))
+        assert self.channel.report is not None
+        self._pending.append(Pending(step, self.channel.report, device, exchange, layout))
+
+    def _close_step(self, device: torch.device, step: int) -> None:
+        """All of a step's units are written back."""
+        if self.channel.deferred and self.error is None:
+            with self._beside(device):
+                verdicts = self.channel.verdicts(device)
+                for unit, sent in self._given:
+                    if not self.feedback.transactional and self._keeps(unit):
+                        verdicts.bring_home(self.feedback.working(unit.key), sent)
+                self._pending.append(Pending(step, verdicts.close_step(), device))
+
+    def _catch_up(self, before: int) -> None:
+        """Hear what came of the steps before this one; raises, on every rank at the same point, what went wrong."""
+        while self._pending and self._pending[0].step < before:
+            news = self._hear(self._pending.pop(0))
+            if news.layout is None:
+                self._bad = self.channel.verdicts(news.device).was_bad(news.report)
+                continue
+            try:
+                self.channel.check(news.headers)
+            except SparsyncError as error:
+                self._pending = []
+                self._stop(error)
+                raise
+            spans = list(news.layout.spans)
+            for rank, header in enumerate(news.headers):
+                if header.flags & NONFINITE:
+                    _warn(news.step, spans[header.where].name, rank)
+
+    def _hear(self, news: Pending) -> Pending:
+        """Read what a report says of an exchange."""
+        if news.exchange is not None and news.layout is not None and not news.headers:
+            news.headers = self.channel.verdicts(news.device).headers(news.report)
+            self.stats.learn(news.exchange, news.headers[self.channel.rank].entries, news.layout.sendable)
+        return news
+
+    def _wait(self) -> None:
+        """Catch up, if nothing is under way."""
+        if self.error is None and not self._open:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Hear all there is to hear, and wait until all of it is done."""
+        for device, stream in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(stream)
+        self._catch_up(self.step + 1)
+
+    def newest_stats(self) -> Stats:
+        """The statistics with all there is to hear."""
+        for news in self._pending:
+            self._hear(news)
+        return self.stats
 
     def _spoil(self, unit: Unit, layout: Layout, bad: list[tuple[int, int]], step: int) -> None:
         """In this step some rank's gradient was not finite: the optimizer shall see it, and what we sent comes home."""
         self._bad = True
         spans = list(layout.spans)
         for rank, where in bad:
-            log.warning("step %d: the gradient of %s was not finite on rank %d", step, spans[where].name, rank)
+            _warn(step, spans[where].name, rank)
         unit.grad[torch.tensor([span.start for span in spans], device=unit.grad.device)] = math.nan
         self._all_home()
 
@@ -196,24 +291,32 @@ class Reducer:
     def _take_home(self, unit: Unit, sent: SparseGrad) -> None:
         """What we sent goes back into our residual. (A step that can be undone is undone as a whole instead.)"""
         if not self.feedback.transactional and self._keeps(unit):
-            self.feedback.come_home(unit.key, sent)
+            with self._beside(unit.grad.device):
+                self.feedback.come_home(unit.key, sent)
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if self._open:
             raise StepFailed(UNFINISHED)
-        self.settle()
+        # A step that can be undone must be heard of before the next; of others there is more time to hear.
+        self._catch_up(self.step if self.feedback.transactional else self.step - 1)
+        self._settle()
         self._open = self._unsettled = True
         self._next_bucket = 0
         self._arrivals, self._given, self._bad = [], [], False
         self._rescale()
         if self.feedback.transactional:  # saved in the new units, which the residual keeps if the step is undone
-            self._saved_state = {name: _copy(bag) for name, bag in self.state.items()}
+            self._snapshot.take(self.state)
+        self.channel.begin_step(self._beside)
         self.stats.begin()
 
     def settle(self, undo: bool = False) -> None:
         """Commit the last step, or undo it if asked to, if a gradient was not finite or if the step failed."""
+        self._wait()
+        self._settle(undo)
+
+    def _settle(self, undo: bool = False) -> None:
         if not self._unsettled:
             if undo:
                 raise SparsyncError("there is no step to undo: the last one was committed, or none was made")
@@ -225,7 +328,7 @@ class Reducer:
         self._unsettled = False
         if self.feedback.transactional and (undo or self._bad or self.error is not None):
             self.feedback.rollback()
-            self.state = self._saved_state
+            self._snapshot.restore(self.state)
             self.stats.total.skipped += 1
         else:
             self.feedback.commit()
@@ -242,6 +345,7 @@ class Reducer:
         """Go on from a checkpoint, as if nothing had been before."""
         if self._open:
             raise SparsyncError("a step is under way: load before or after it")
+        self.catch_up()
         self.feedback.load_state_dict(residuals, velocities)
         self.step, self.last_scale, self.last_rates = step, loss_scale, dict(rates)
         self.state = {name: _copy(bag) for name, bag in compressor.items()}
@@ -277,10 +381,12 @@ class Reducer:
 
     def residual(self, name: str) -> Tensor | None:
         """What is kept of a parameter, after the last step unless that is going to be undone."""
+        self._wait()
         return self.feedback.residual(name, newest=not (self._bad or self.error))
 
     def velocity(self, name: str) -> Tensor | None:
         """Likewise a parameter's velocity under momentum correction."""
+        self._wait()
         return self.feedback.velocity(name, newest=not (self._bad or self.error))
 
     def check(self, starting: bool = False) -> None:
@@ -288,6 +394,8 @@ class Reducer:
         if starting and self._open:
             self.fail(StepFailed(UNFINISHED))
             raise StepFailed(UNFINISHED)
+        if not starting:
+            self._wait()
         if self.error is not None:
             if starting:
                 raise StepFailed(f"an earlier step failed, build the model anew; the cause was: {self.error}")
@@ -313,10 +421,44 @@ class Reducer:
     def close(self) -> None:
         """End the communication thread and give the process group back."""
         self._lane.close()
+        try:
+            self.catch_up()
+        except SparsyncError:
+            log.exception("one of the last steps failed")
         self.channel.close()
         self._arrivals = []
 
     # ---- helpers --------------------------------------------------------------------------------------------------
+
+    def _beside(self, device: torch.device, after_all: bool = False) -> AbstractContextManager[Any]:
+        """On a GPU, our own stream; ``after_all``: which waits for all that was queued on the caller's.
+
+        Memory that is used here belongs to the caller's stream or to ours: the caller's waits for ours before a bucket
+        is used again, as its future demands, and ours for the caller's before the next bucket is taken.
+        """
+        if device.type != "cuda":
+            return nullcontext()
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if after_all:
+            self._streams[device].wait_stream(torch.cuda.current_stream(device))
+        return torch.cuda.stream(self._streams[device])  # type: ignore[no-untyped-call,no-any-return]
+
+    def _own_copy(self, unit: Unit, sent: SparseGrad) -> SparseGrad:
+        """What may have to come home: where all is sent, a copy, as the sum over the ranks overwrites it."""
+        if sent.indices is not None or not self._keeps(unit) or self.feedback.transactional:
+            return sent
+        if "own" not in unit.workspace:
+            unit.workspace["own"] = torch.empty_like(sent.values)
+        return replace(sent, values=unit.workspace["own"].copy_(sent.values))
+
+    def _starts(self, unit: Unit, layout: Layout) -> Tensor:
+        """Where each parameter starts, on the unit's device."""
+        if "starts" not in unit.workspace:
+            starts = [span.start for span in layout.spans]
+            unit.workspace["starts"] = torch.tensor(starts, device=unit.grad.device)
+        starts_: Tensor = unit.workspace["starts"]
+        return starts_
 
     def _keeps(self, unit: Unit) -> bool:
         """Whether the unit keeps anything: not if every entry is sent as it is."""
@@ -337,7 +479,7 @@ class Reducer:
             for name, bag in unit.compressor.init(layout).items():
                 if name not in self.state:
                     self.state[name] = bag
-                    self._saved_state[name] = _copy(bag)
+                    self._snapshot.add(name, bag)
             # Messages of different sizes would abort Gloo, so the ranks compare a layout before its first exchange.
             text = "\n".join(map(str, layout.segments))
             self._lane.submit(partial(self._agree, f"layout of {unit.key}", text))
@@ -355,6 +497,10 @@ UNFINISHED = (
     "the last backward did not finish: gradients of its first buckets were sent, the others never came; "
     "build the DistributedDataParallel model anew"
 )
+
+
+def _warn(step: int, name: str, rank: int) -> None:
+    log.warning("step %d: the gradient of %s was not finite on rank %d", step, name, rank)
 
 
 def _copy(bag: Mapping[str, Tensor]) -> dict[str, Tensor]:

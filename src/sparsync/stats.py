@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(eq=False)
 class Exchange:
     """One exchange of one unit, with the moments (seconds of ``time.perf_counter``) it went through."""
 
@@ -68,13 +68,15 @@ class Tally:
     def add(self, exchange: Exchange) -> None:
         self.bytes += exchange.bytes
         self.traffic += exchange.traffic
-        self.entries += exchange.entries
-        self.numel += exchange.numel
         self.compress_s += exchange.compressed - exchange.arrived
         self.exchange_s += exchange.exchanged - exchange.started
         self.decode_s += exchange.decoded - exchange.exchanged
         self.energy_sent += exchange.energy_sent
         self.energy += exchange.energy
+
+    def learn(self, exchange: Exchange) -> None:
+        self.entries += exchange.entries
+        self.numel += exchange.numel
 
 
 @dataclass
@@ -93,3 +95,10 @@ class Stats:
         self.timeline.append(exchange)
         self.step.add(exchange)
         self.total.add(exchange)
+
+    def learn(self, exchange: Exchange, entries: int, numel: int) -> None:
+        """How many entries an exchange sent, which may be known only after it was added."""
+        exchange.entries, exchange.numel = entries, numel
+        self.total.learn(exchange)
+        if exchange in self.timeline:
+            self.step.learn(exchange)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,7 @@ class Unit:
     compressor: Compressor
     collective: Collective
     known: tuple[float, Layout] | None = None
+    workspace: dict[str, Any] = field(default_factory=dict)  # of the layout: buffers that stay
     asleep: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
 
@@ -61,7 +63,7 @@ class Unit:
             name=f"{self.key}:{names:08x}",
         )
         fresh = self.known is None or self.known[1] != layout
-        self.known = density, layout
+        self.known, self.workspace = (density, layout), {}
         return layout, fresh
 
 

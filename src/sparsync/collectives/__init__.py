@@ -6,6 +6,7 @@ from sparsync.collectives.channel import Channel
 from sparsync.collectives.dense import DenseAllReduce
 from sparsync.collectives.gtopk import GTopK
 from sparsync.collectives.shared import SharedIndexAllReduce
+from sparsync.collectives.verdicts import Report
 
 __all__ = [
     "AllGather",
@@ -14,6 +15,7 @@ __all__ = [
     "DenseAllReduce",
     "GTopK",
     "Reduced",
+    "Report",
     "SharedIndexAllReduce",
     "Traffic",
 ]

@@ -6,12 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks, shape_of
 from sparsync.collectives.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
-from sparsync.wire import Wire
+from sparsync.wire import Shape, Wire
+from sparsync.wire.post import Post, carries
+
+
+@dataclass
+class Gathered(Reduced):
+    """The messages of all ranks, read and summed by kernels."""
+
+    post: Post = None  # type: ignore[assignment]
+    rows: Tensor = None  # type: ignore[assignment]
+    verdict: Tensor = None  # type: ignore[assignment]
+
+    def write_mean(self, out: Tensor, overflow: Tensor | None = None) -> None:
+        self.post.write_mean(self.rows, self.verdict, out, overflow)
 
 
 @dataclass(frozen=True)
@@ -20,6 +34,7 @@ class AllGather:
 
     shared = False
     blocks = True
+    deferrable = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:
@@ -30,11 +45,22 @@ class AllGather:
 
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
         shape = shape_of(layout, sent.values.dtype)
+        if carries(channel.wire, sent):
+            return self._by_kernels(sent, layout, shape, channel, state)
         header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
         rows = channel.all_gather(channel.wire.encode(sent, layout.segment_of, shape, header))
         headers = channel.verify(rows)
         total = [channel.wire.decode(row, layout.segment_of, shape) for row in rows]
         return Reduced(total, divisor=len(rows), bad=bad_ranks(headers))
+
+    def _by_kernels(self, sent: SparseGrad, layout: Layout, shape: Shape, channel: Channel, state: State) -> Reduced:
+        device = sent.values.device
+        post: Post | None = state.get("post")
+        if post is None or post.layout is not layout or post.message.device != device:
+            post = state["post"] = Post(channel.wire, layout, shape, channel.size, device)
+        rows = channel.all_gather(post.pack(sent, channel.sequence), post.rows)
+        bad = bad_ranks(channel.verify(rows))
+        return Gathered((), len(rows), None, bad, post, rows, channel.verdicts(device).verdict)
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         return [Reduced(list(sents), divisor=len(sents), bad=local_bad_ranks(sents)) for _ in sents]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sparsync.collectives.channel import Channel
 from sparsync.layout import Layout
-from sparsync.sparse import NONFINITE, SparseGrad
+from sparsync.sparse import NONFINITE, SparseGrad, write_mean
 from sparsync.wire import Header, Shape, Wire
 
-State = dict[str, Tensor]
+State = dict[str, Any]
 
 
 @dataclass
@@ -34,6 +34,12 @@ class Reduced:
     rejected: SparseGrad | None = None
     bad: list[tuple[int, int]] = field(default_factory=list)
 
+    def write_mean(self, out: Tensor, overflow: Tensor | None = None) -> None:
+        """Overwrite ``out`` with the result; ``overflow`` becomes 1 if that is not finite."""
+        written = write_mean(out, self.total, self.divisor)
+        if overflow is not None:
+            overflow.logical_or_(torch.isfinite(written).all().logical_not())
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -51,12 +57,14 @@ class Traffic:
 class Collective(Protocol):
     """Frozen configuration; state lives beside it.
 
-    ``reduce`` may overwrite what is sent. ``shared``: every rank must send the same entries. ``blocks``: what a rank
-    sends travels as it is, so that a block's start can stand for its indices.
+    ``reduce`` may overwrite what is sent, if that is dense. ``shared``: every rank must send the same entries.
+    ``blocks``: what a rank sends travels as it is, so that a block's start can stand for its indices. ``deferrable``:
+    it needs nothing from the host between its rounds.
     """
 
     shared: bool
     blocks: bool
+    deferrable: bool
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         """Refuse, with a sentence, what this collective cannot carry; ``dense``, ``random``: what the compressor is."""

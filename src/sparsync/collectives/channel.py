@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,8 +13,11 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from sparsync.collectives.noticeboard import GRACE, Noticeboard
+from sparsync.collectives.verdicts import Report, Verdicts
 from sparsync.errors import Mismatch, PeerFailed
-from sparsync.sparse import FAILED
+from sparsync.kernels.workspace import usable_on
+from sparsync.layout import Layout
+from sparsync.sparse import FAILED, SparseGrad
 from sparsync.version import __version__
 from sparsync.wire import HEADER, MAGIC, VERSION, Header, Wire
 
@@ -21,6 +27,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 class Channel:
     """The ranks that train together.
+
+    ``deferred``: what an exchange comes to is decided on the device, and this process hears of it later. Where that
+    can be (``may_defer``), nothing waits for the host.
 
     Args:
         peers: the process group of the model; ``None`` for a single worker without ``torch.distributed``.
@@ -42,8 +51,14 @@ class Channel:
         self.group: dist.ProcessGroup | None = None
         self.backend = "none"
         self._bytes = 0
-        if peers is None or self.size == 1:
+        self.deferred = False
+        self.report: Report | None = None  # of the last exchange, where deferred
+        self._verdicts: dict[torch.device, Verdicts] = {}
+        device = device or torch.device("cpu")
+        # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
+        if peers is None or (self.size == 1 and _backend(peers, device) != "nccl"):
             self.board = Noticeboard(HashStore(), self.rank, self.size, deadline)
+            self.may_defer = usable_on(device)
             return
         # The store of the model's group is there before any exchange. Each rank counts how often it came here: the
         # same number on all of them.
@@ -58,19 +73,31 @@ class Channel:
         # Ranks outside a subgroup cannot take part in making ours; torch then names it after its ranks.
         self._local = len(ranks) < dist.get_world_size()
         self.group = dist.new_group(ranks, timeout=limit, use_local_synchronization=self._local)
-        backends = dict(part.split(":") for part in dist.get_backend_config(self.group).split(","))
-        self.backend = backends[device.type if device else "cpu"]
+        self.backend = _backend(self.group, device)
+        self.may_defer = self.backend == "nccl" and usable_on(device)
 
     @property
     def place(self) -> str:
         """Where in the order of exchanges this rank is."""
         return f"exchange {self.sequence}, {self.unit}"
 
-    def all_gather(self, message: Tensor) -> Tensor:
-        """Every rank's ``message``, shape ``(ranks, *message.shape)``."""
+    def begin_step(self, beside: Callable[[torch.device], AbstractContextManager[Any]]) -> None:
+        """A step begins; ``beside`` gives the stream of each device that exchanges run on."""
+        for device, verdicts in self._verdicts.items():
+            with beside(device):
+                verdicts.begin()
+
+    def verdicts(self, device: torch.device) -> Verdicts:
+        """What decides on that device."""
+        if device not in self._verdicts:
+            self._verdicts[device] = Verdicts(self.size, device)
+        return self._verdicts[device]
+
+    def all_gather(self, message: Tensor, out: Tensor | None = None) -> Tensor:
+        """Every rank's ``message``, shape ``(ranks, *message.shape)``; in ``out``, if that is given."""
         if self.group is None:
             return message.unsqueeze(0)
-        out = message.new_empty(self.size * message.numel())
+        out = message.new_empty(self.size * message.numel()) if out is None else out.view(-1)
         self._bytes += message.nbytes
         self._wait(_all_gather(out, message.contiguous().view(-1), group=self.group, async_op=True))
         return out.view(self.size, *message.shape)
@@ -92,15 +119,34 @@ class Channel:
         self._wait(dist.irecv(out, group=self.group, group_src=source))
         return out
 
+    def header(self, sent: SparseGrad, layout: Layout, state: dict[str, Any]) -> Tensor:
+        """The header alone; ``state`` keeps it where it is made on the device."""
+        if not self.deferred:
+            return self.wire.header(sent, self.sequence, layout.id, layout.digest)
+        if "header" not in state or state["header"].device != sent.values.device:
+            state["header"] = torch.zeros(HEADER, dtype=torch.int32, device=sent.values.device)
+        return self.verdicts(sent.values.device).head(sent, state["header"], self.sequence, layout)
+
     def take_count(self) -> int:
         """Bytes of the tensors handed to ``torch.distributed`` since the last call."""
         count, self._bytes = self._bytes, 0
         return count
 
-    def verify(self, rows: Tensor) -> list[Header]:
-        """Headers of the messages ``rows``; raises, on every rank alike, if they disagree or a rank has failed."""
-        headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
+    def verify(self, rows: Tensor) -> Sequence[Header]:
+        """Headers of the messages ``rows``; raises, on every rank alike, if they disagree or a rank has failed.
+
+        Where that is deferred: no headers yet, but a ``report``, which ``check`` takes when it has come.
+        """
         self.sequence += 1
+        if self.deferred:
+            self.report = self.verdicts(rows.device).judge(rows)
+            return []
+        headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
+        self.check(headers)
+        return headers
+
+    def check(self, headers: Sequence[Header]) -> None:
+        """Raise, on every rank alike, if headers disagree or a rank has failed."""
         for rank, header in enumerate(headers):
             if header.flags & FAILED:
                 raise PeerFailed(self.board.cause(rank))
@@ -111,7 +157,6 @@ class Channel:
                 raise Mismatch(f"the ranks are not at the same exchange, their {field} differs ({listing})")
         if headers[0].version != MAGIC << 16 | VERSION:
             raise Mismatch(f"this is not a message of format {VERSION}: header {headers[0]}")
-        return headers
 
     def verify_pair(self, ours: Tensor, theirs: Tensor, source: int) -> Header:
         """The header of a message from rank ``source``, which must be at the same exchange as ours."""
@@ -156,3 +201,8 @@ class Channel:
             return True
         except RuntimeError as error:
             self.board.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
+
+
+def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
+    """What carries tensors of ``device``."""
+    return dict(part.split(":") for part in dist.get_backend_config(group).split(","))[device.type]

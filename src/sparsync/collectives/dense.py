@@ -10,9 +10,22 @@ from torch import Tensor
 
 from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
 from sparsync.collectives.channel import Channel
+from sparsync.collectives.verdicts import Verdicts
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, WORD, Wire
+
+
+@dataclass
+class Summed(Reduced):
+    """A sum that the device looks at."""
+
+    verdicts: Verdicts = None  # type: ignore[assignment]
+
+    def write_mean(self, out: Tensor, overflow: Tensor | None = None) -> None:
+        super().write_mean(out)
+        if overflow is not None:
+            self.verdicts.look(out)
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class DenseAllReduce:
     exact: bool = False
     shared = False
     blocks = False
+    deferrable = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not self.exact and wire.values not in ("fp32", "bf16"):
@@ -39,12 +53,13 @@ class DenseAllReduce:
         return {}
 
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
-        rows = channel.all_gather(channel.wire.header(sent, channel.sequence, layout.id, layout.digest))
-        headers = channel.verify(rows)
+        headers = channel.verify(channel.all_gather(channel.header(sent, layout, state)))
         whole = sent.values if sent.indices is None else sent.densify()
         dtype = self._dtype(channel.wire)
         if dtype is None:
-            total = channel.all_reduce(whole.mul_(1 / channel.size))
+            total = channel.all_reduce(whole.mul_(1 / channel.size) if channel.size > 1 else whole)
+            if channel.deferred:
+                return Summed([self._dense(total, sent)], 1, verdicts=channel.verdicts(total.device))
             return Reduced([self._dense(total, sent)], divisor=1, bad=bad_ranks(headers))
         total = channel.all_reduce(whole.to(dtype)).to(whole.dtype)
         return Reduced([self._dense(total, sent)], divisor=channel.size, bad=bad_ranks(headers))
@@ -66,4 +81,4 @@ class DenseAllReduce:
 
     @staticmethod
     def _dense(total: Tensor, sent: SparseGrad) -> SparseGrad:
-        return SparseGrad.dense(total, sent.flags, sent.where)
+        return SparseGrad(None, total, sent.count, sent.numel, sent.flags, sent.where)

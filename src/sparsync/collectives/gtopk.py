@@ -27,6 +27,7 @@ class GTopK:
 
     shared = False
     blocks = False
+    deferrable = False
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:

@@ -26,6 +26,7 @@ class SharedIndexAllReduce:
 
     shared = True
     blocks = False
+    deferrable = False
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not random:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class Context:
         clip: largest norm that this rank's gradient may have in a segment.
         asleep: parameters whose gradient is all zero on this rank and that must not be sent from: if no rank uses
             them, DDP throws their result away.
+        workspace: lives as long as the layout; a compressor that keeps no residual may keep buffers there.
     """
 
     step: int = 0
@@ -44,6 +45,7 @@ class Context:
     clip: float | None = None
     asleep: frozenset[str] = frozenset()
     values: str = "fp32"
+    workspace: dict[str, Any] = field(default_factory=dict)
 
 
 class Compressor(Protocol):

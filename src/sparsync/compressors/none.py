@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparsync.compressors.base import Context, State, flag, sweep_segment
 from sparsync.kernels import Memory, clip_scale
+from sparsync.kernels.whole import can_send, send_whole
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -30,6 +31,8 @@ class NoCompression:
         return None
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        if ctx.clip is None and ctx.rounding is None and not ctx.asleep and can_send(grad, memory):
+            return send_whole(grad, memory, layout, ctx.workspace)
         if memory is None:  # nothing is cut off, so nothing is kept
             scale = clip_scale(grad, [(0, layout.numel)], ctx.clip)
             if scale != 1:

@@ -34,10 +34,14 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def usable_on(device: torch.device) -> bool:
+    """Whether Triton's kernels run there."""
+    return (device.type == "cuda" or interpreted()) and _installed()
+
+
 def usable(grad: Tensor, memory: Memory) -> bool:
     """Whether the fused kernels can take this gradient."""
-    where = grad.is_cuda or interpreted()
-    return where and _installed() and memory.after.dtype == torch.float32 and grad.is_contiguous() and grad.numel() > 0
+    return usable_on(grad.device) and memory.after.dtype == torch.float32 and grad.is_contiguous() and grad.numel() > 0
 
 
 class Workspace:

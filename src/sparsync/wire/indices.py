@@ -70,7 +70,7 @@ class EliasFano:
     name: str = "ef"
 
     def words(self, shape: Shape) -> int:
-        low, high = _words(shape.numel, shape.capacity)
+        low, high = ef_words(shape.numel, shape.capacity)
         return low + high
 
     def arrange(self, sent: SparseGrad) -> SparseGrad:
@@ -86,8 +86,8 @@ class EliasFano:
     def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
         indices = sent.indices
         assert indices is not None
-        width = _low_width(shape.numel, shape.capacity)
-        low_words, high_words = _words(shape.numel, shape.capacity)
+        width = ef_width(shape.numel, shape.capacity)
+        low_words, high_words = ef_words(shape.numel, shape.capacity)
         number = torch.arange(shape.capacity, device=indices.device)
         packed = torch.zeros(low_words + high_words, dtype=torch.int32, device=indices.device)
         # No two additions set the same bit, so their order does not matter; to(int32) keeps the lower 32 bits.
@@ -103,8 +103,8 @@ class EliasFano:
         return packed
 
     def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
-        width = _low_width(shape.numel, shape.capacity)
-        low_words, _ = _words(shape.numel, shape.capacity)
+        width = ef_width(shape.numel, shape.capacity)
+        low_words, _ = ef_words(shape.numel, shape.capacity)
         number = torch.arange(shape.capacity, device=words.device)
         # The size is known, so nothing waits for the host to learn it.
         place = torch.nonzero_static(unpack_bits(words[low_words:]), size=shape.capacity, fill_value=0).view(-1)
@@ -154,7 +154,7 @@ def _slot_table(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Ten
     return table[0].cumsum(0), table[1].cumsum(0), table[2]
 
 
-def _low_width(numel: int, capacity: int) -> int:
+def ef_width(numel: int, capacity: int) -> int:
     """How many bits of an index are low: floor(log2(numel / capacity)), which takes the fewest bits in all.
 
     At most 32, so that an index's low bits lie in two words.
@@ -162,11 +162,11 @@ def _low_width(numel: int, capacity: int) -> int:
     return min(32, max(0, (numel // max(1, capacity)).bit_length() - 1))
 
 
-def _words(numel: int, capacity: int) -> tuple[int, int]:
+def ef_words(numel: int, capacity: int) -> tuple[int, int]:
     """Words of the low bits and of the high parts."""
     if not capacity:
         return 0, 0
-    width = _low_width(numel, capacity)
+    width = ef_width(numel, capacity)
     return words_for(capacity * width), words_for(capacity + (numel - 1 >> width))
 
 

@@ -1,0 +1,136 @@
+"""What came of an exchange, decided on the device; Python hears of it later, without waiting for it now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+from sparsync.wire import HEADER, MAGIC, VERSION, Header
+
+BLOCK, PROGRAMS = 1024, 264
+
+
+@dataclass
+class Report:
+    """Words on their way from the device to the host."""
+
+    words: Tensor
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, words: Tensor, spare: list[Tensor]) -> Report:
+        """Send ``words``; ``spare``: host buffers that are free again."""
+        fitting = next((i for i, buffer in enumerate(spare) if buffer.numel() == words.numel()), None)
+        if words.device.type != "cuda":
+            return cls(words.view(-1).clone(), None)
+        if fitting is not None:
+            buffer = spare.pop(fitting)
+        else:
+            buffer = torch.empty(words.numel(), dtype=words.dtype, pin_memory=True)
+        buffer.copy_(words.view(-1), non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return cls(buffer, arrived)
+
+    def read(self, spare: list[Tensor]) -> list[int]:
+        """The words; waits for them if need be."""
+        if self.arrived is not None:
+            if not self.arrived.query():  # type: ignore[no-untyped-call]
+                self.arrived.synchronize()
+            spare.append(self.words)
+        words: list[int] = self.words.tolist()
+        return words
+
+
+class Verdicts:
+    """Decides on the device what an exchange comes to.
+
+    ``verdict``: 1 if the last exchange's headers disagreed or a rank failed: then nothing of it is applied. ``bad``: 1
+    if in this step a gradient, or a sum of them, was not finite.
+    """
+
+    def __init__(self, workers: int, device: torch.device) -> None:
+        self.workers, self.device = workers, device
+        self.verdict, self.bad = (torch.zeros((), dtype=torch.int32, device=device) for _ in range(2))
+        self._news = torch.zeros(workers * HEADER, dtype=torch.int32, device=device)
+        self._spare: list[Tensor] = []
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.bad.zero_()
+
+    def head(self, sent: SparseGrad, header: Tensor, sequence: int, layout: Layout) -> Tensor:
+        """Write the header of ``sent``."""
+        from sparsync.kernels import mail
+
+        with torch.cuda.device_of(header):  # type: ignore[no-untyped-call]
+            mail.head[(1,)](
+                header, 0, sent.count, sent.flags, sent.where, header, MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF,
+                layout.id, layout.digest, BLOCK=1024,
+            )  # fmt: skip
+        return header
+
+    def judge(self, rows: Tensor) -> Report:
+        """Look at the headers of the messages ``rows``."""
+        from sparsync.kernels import mail
+
+        with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
+            mail.judge[(1,)](
+                rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, self.verdict, self.bad, self._news, LANES=32
+            )
+            return Report.of(self._news, self._spare)
+
+    def look(self, result: Tensor) -> None:
+        """A result that is not finite makes the step bad."""
+        from sparsync.kernels import mail
+
+        with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
+            programs = _programs(result.numel())
+            mail.inspect[(programs,)](result, result.numel(), self.bad, programs, BLOCK=BLOCK)
+
+    def spoil(self, result: Tensor, starts: Tensor) -> None:
+        """Nothing is applied of an exchange that failed; in a bad step, the optimizer shall see NaN at ``starts``."""
+        from sparsync.kernels import mail
+
+        with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
+            programs = _programs(result.numel())
+            mail.spoil[(programs,)](
+                result, result.numel(), starts, starts.numel(), self.verdict, self.bad, programs, BLOCK=BLOCK
+            )
+
+    def bring_home(self, residual: Tensor, sent: SparseGrad) -> None:
+        """In a bad step, what was sent goes back into the residual."""
+        from sparsync.kernels import mail
+
+        with torch.cuda.device_of(residual):  # type: ignore[no-untyped-call]
+            if sent.indices is None:
+                programs = _programs(sent.numel)
+                mail.home_whole[(programs,)](residual, sent.values, sent.numel, self.bad, programs, BLOCK=BLOCK)
+                return
+            mail.home[(-(-sent.indices.numel() // BLOCK),)](
+                residual, sent.indices, sent.values, sent.count, self.bad, BLOCK=BLOCK
+            )
+
+    def close_step(self) -> Report:
+        """Whether the step was bad, for the host to hear."""
+        with torch.cuda.device_of(self.bad):  # type: ignore[no-untyped-call]
+            return Report.of(self.bad, self._spare)
+
+    def headers(self, report: Report) -> Sequence[Header]:
+        """The headers that ``judge`` saw."""
+        words = report.read(self._spare)
+        return [Header(*words[i : i + HEADER]) for i in range(0, len(words), HEADER)]
+
+    def was_bad(self, report: Report) -> bool:
+        """What ``close_step`` said."""
+        return bool(report.read(self._spare)[0])
+
+
+def _programs(numel: int) -> int:
+    """Few enough to cost nothing when there is nothing to do."""
+    return min(PROGRAMS, -(-numel // BLOCK))

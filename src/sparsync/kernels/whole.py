@@ -1,0 +1,53 @@
+"""A gradient that is sent whole, looked at on the device: nothing waits for the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsync.kernels.memory import Memory
+from sparsync.kernels.workspace import usable_on
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+
+BLOCK, PROGRAMS = 1024, 1056
+HALF = (torch.float16, torch.bfloat16)
+
+
+def can_send(grad: Tensor, memory: Memory | None) -> bool:
+    """Whether the kernels can take this gradient."""
+    kept = torch.float32 if memory is None else memory.after.dtype
+    return usable_on(grad.device) and kept == torch.float32 and grad.dtype in (torch.float32, *HALF)
+
+
+def send_whole(grad: Tensor, memory: Memory | None, layout: Layout, workspace: dict[str, Any]) -> SparseGrad:
+    """The gradient, or all that it makes of what was kept; ``workspace`` keeps the buffers."""
+    from sparsync.kernels import mail
+
+    space = workspace.get("whole")
+    if space is None or space.layout is not layout or space.out.device != grad.device:
+        space = workspace["whole"] = _Space(layout, grad.device, memory is not None)
+    speed = memory.velocity if memory else None
+    before, after = (memory.before, memory.after) if memory else (grad, grad)
+    programs = min(PROGRAMS, -(-layout.numel // BLOCK))
+    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
+        mail.whole[(programs,)](
+            grad, before, after, speed.before if speed else grad, speed.after if speed else grad, space.out,
+            space.first, speed.beta if speed else 0.0, layout.numel, programs,
+            BLOCK=BLOCK, KEEPS=memory is not None, MOMENTUM=speed is not None, enable_fp_fusion=False,
+        )  # fmt: skip
+        mail.flag[(1,)](space.first, space.starts, space.starts.numel(), space.words, BLOCK=128)
+    values = space.out if memory else grad
+    return SparseGrad(None, values, space.count, layout.numel, space.words[0], space.words[1])
+
+
+class _Space:
+    def __init__(self, layout: Layout, device: torch.device, keeps: bool) -> None:
+        self.layout = layout
+        self.out = torch.zeros(layout.numel if keeps else 1, device=device)
+        self.first = torch.full((), 0x7FFFFFFF, dtype=torch.int32, device=device)
+        self.starts = torch.tensor([span.start for span in layout.spans], device=device)
+        self.words = torch.zeros(2, dtype=torch.int32, device=device)
+        self.count = torch.tensor(layout.numel, device=device)

@@ -1,0 +1,123 @@
+"""Messages made and read on the device, in buffers that stay: no host synchronisation, no allocation.
+
+Equal bit for bit to ``Wire.encode`` of sorted entries and to ``write_mean`` of decoded messages; ``kernels.mail`` has
+the kernels.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from sparsync.kernels.workspace import CODECS, usable_on
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+from sparsync.wire.indices import ef_width, ef_words
+from sparsync.wire.message import HEADER, MAGIC, VERSION, Wire
+from sparsync.wire.shape import Shape
+
+BLOCK = 128  # entries
+PIECE = 4096 * 32  # entries of the gradient whose marks one program counts
+HIGH = 256  # words of an Elias-Fano coded message that one program reads
+TILE = 4096  # entries of the gradient that are summed at a time
+PROGRAMS = 1056  # that stay: eight for each multiprocessor of the largest GPUs
+MOST = 2**31 - PIECE
+
+
+def carries(wire: Wire, sent: SparseGrad) -> bool:
+    """Whether messages about ``sent`` can be made here."""
+    simple = wire.values in CODECS and wire.indices in ("int", "ef") and sent.indices is not None
+    return simple and sent.values.dtype == torch.float32 and 0 < sent.numel < MOST and usable_on(sent.values.device)
+
+
+class Post:
+    """Makes and reads the messages about one layout.
+
+    Args:
+        workers: how many ranks' messages are read.
+    """
+
+    def __init__(self, wire: Wire, layout: Layout, shape: Shape, workers: int, device: torch.device) -> None:
+        self.layout, self.shape, self.workers = layout, shape, workers
+        self.codec = CODECS[wire.values]
+        self.words = wire.bytes(shape) // 4
+        self.values_at = HEADER + wire.index_codec.words(shape)
+        low, self.high_words = ef_words(shape.numel, shape.capacity)
+        self.width = ef_width(shape.numel, shape.capacity) if wire.indices == "ef" else -1
+        self.high_at = HEADER + low
+        self.high_blocks = -(-self.high_words // HIGH)
+        self.tiles = -(-shape.numel // TILE)
+        spans = sorted((span.start, i) for i, segment in enumerate(layout.segments) for span in segment.spans)
+        self.starts = torch.tensor([start for start, _ in spans], device=device)
+        self.owners = torch.tensor([owner for _, owner in spans], device=device)
+        self.spans = len(spans)
+        self.steps = max(0, (self.spans - 1).bit_length()) if len(layout.segments) > 1 else 0
+        self.pieces = -(-shape.numel // PIECE)
+
+        def zeros(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=device)
+
+        self.message, self.rows = zeros(self.words), zeros(workers, self.words)
+        self.bitmap, self.lines, self.sums = zeros(self.pieces * 4096), zeros(self.pieces * 128), zeros(self.pieces)
+        self.begins = zeros(workers, self.tiles + 1)
+        self.programs = min(PROGRAMS, self.tiles)
+        self.scratch = torch.zeros(self.programs * TILE, device=device)
+        if self.width >= 0:
+            self.ones, self.places = zeros(workers, self.high_blocks), zeros(workers, shape.capacity)
+
+    def pack(self, sent: SparseGrad, sequence: int) -> Tensor:
+        """The message, its entries in ascending order; valid until the next call."""
+        from sparsync.kernels import mail
+
+        assert sent.indices is not None
+        entries = -(-self.shape.capacity // BLOCK)
+        with _device_of(sent.values):
+            mail.mark[(entries,)](
+                sent.indices, sent.count, self.bitmap, self.message, self.words, entries, BLOCK=BLOCK
+            )  # fmt: skip
+            mail.tally[(self.pieces,)](self.bitmap, self.lines, self.sums, num_warps=8)
+            mail.head[(1,)](
+                self.sums, self.pieces, sent.count, sent.flags, sent.where, self.message, MAGIC << 16 | VERSION,
+                sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024,
+            )  # fmt: skip
+            mail.write[(entries,)](
+                sent.indices, sent.values, sent.count, self.bitmap, self.lines, self.sums, self.message,
+                self.message.view(torch.int16), self.starts, self.owners, self.spans, self.high_at, self.values_at,
+                len(self.layout.segments), BLOCK=BLOCK, WIDTH=self.width, CODEC=self.codec, STEPS=self.steps,
+            )  # fmt: skip
+            mail.unmark[(entries,)](sent.indices, sent.count, self.bitmap, BLOCK=BLOCK)
+        return self.message
+
+    def write_mean(self, rows: Tensor, verdict: Tensor, out: Tensor, overflow: Tensor | None) -> None:
+        """Overwrite ``out`` with the mean of the messages ``rows``, summed in their order; with 0 where ``verdict`` is
+        not 0. ``overflow`` becomes 1 where that is not finite."""
+        from sparsync.kernels import mail
+
+        stride, places, place_stride = self.words, rows.view(-1)[HEADER:], self.words
+        with _device_of(out):
+            if self.width >= 0:
+                blocks, places, place_stride = self.high_blocks, self.places, self.shape.capacity
+                high = (rows, stride, self.high_at, self.high_words, self.ones, blocks)
+                mail.ones[(self.workers, blocks)](*high, BLOCK=HIGH)
+                mail.expand[(self.workers, blocks)](
+                    *high, places, place_stride, BLOCK=HIGH, BLOCKS=max(2, 1 << (blocks - 1).bit_length()),
+                    WIDTH=self.width,
+                )  # fmt: skip
+            mail.divide[(self.workers, -(-(self.tiles + 1) // BLOCK))](
+                rows, stride, places, place_stride, verdict, self.begins, self.tiles, self.shape.capacity,
+                TILE=TILE, STEPS=self.shape.capacity.bit_length(), BLOCK=BLOCK,
+            )  # fmt: skip
+            mail.settle[(self.programs,)](
+                rows, rows.view(torch.int16), stride, places, place_stride, self.begins, self.scratch, out,
+                verdict if overflow is None else overflow, self.starts, self.owners, self.spans,
+                len(self.layout.segments), self.shape.numel, self.tiles, self.programs, self.workers,
+                float(self.workers), self.values_at,
+                TILE=TILE, LANES=BLOCK, CODEC=self.codec, STEPS=self.steps, CHECK=overflow is not None,
+            )  # fmt: skip
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[None]:
+    """Kernels are launched on the current device."""
+    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call,no-any-return]
