@@ -5,7 +5,8 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, Selecting, State, segment_scales
+from sparsync.compressors.base import Context, State, segment_scales
+from sparsync.compressors.floored import Floored
 from sparsync.kernels import Memory, Rows, above, limit
 from sparsync.kernels.floors import (
     BINS,
@@ -21,15 +22,14 @@ from sparsync.kernels.floors import (
 )
 from sparsync.kernels.launch import select
 from sparsync.kernels.workspace import CODECS as FUSED
+from sparsync.kernels.workspace import STATE as FIELDS
 from sparsync.kernels.workspace import usable
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import SparseGrad
 
-FIELDS = ("floor", "k", "left", "inflow")
-
 
 @dataclass(frozen=True)
-class ThresholdK(Selecting):
+class ThresholdK(Floored):
     """At most k of the largest entries of every segment, and hardly fewer: one pass collects what is above a floor
     carried over from the step before, and a histogram of that tells where the k largest begin.
 
@@ -38,15 +38,6 @@ class ThresholdK(Selecting):
     Args:
         density: share of the entries to send, in (0, 1].
     """
-
-    def init(self, layout: Layout) -> State:
-        """Per segment: the floor's bits (0: not known yet), the k it was made for, and candidates to expect."""
-        return {s.name: {name: torch.zeros((), dtype=torch.int64) for name in FIELDS} for s in layout.segments}
-
-    def rescale(self, state: State, ratio: float) -> None:
-        for own in state.values():
-            scaled = own["floor"].to(torch.int32).view(torch.float32) * ratio
-            own["floor"].copy_(scaled.view(torch.int32))
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         assert memory is not None

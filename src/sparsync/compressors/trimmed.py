@@ -5,23 +5,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, Selecting, State
-from sparsync.kernels import Rows, above, largest
-from sparsync.layout import Segment
+from sparsync.compressors.base import Context, State, segment_scales
+from sparsync.compressors.floored import Floored, on_device
+from sparsync.kernels import Memory, Rows, above, largest, launch_exact
+from sparsync.layout import Layout, Segment
+from sparsync.sparse import SparseGrad
 
 RATIOS = (0.8, 0.6, 0.4, 0.2, 0.0)
 
 
 @dataclass(frozen=True)
-class TrimmedK(Selecting):
+class TrimmedK(Floored):
     """Trimmed top-k, from "RedSync" (Fang et al.): thresholds step down until k entries survive, then exact top-k.
 
     It chooses what ``TopK`` chooses, equals included. Use it to compare with RedSync: where one pass has left the peak
-    of every row behind, as here, ``TopK`` finds the same entries with less work.
+    of every row behind, as here, ``TopK`` finds the same entries with less work. On a GPU both run the same kernels.
 
     Args:
         density: share of the entries to send, in (0, 1].
     """
+
+    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        assert memory is not None
+        if on_device(grad, memory, ctx):
+            return launch_exact.largest(grad, memory, layout, state, ctx.values, segment_scales(grad, layout, ctx))
+        return super().compress(grad, memory, layout, ctx, state)
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         runs, k = segment.runs(ctx.asleep), segment.k

@@ -313,6 +313,35 @@ def _steer(after, samples, row, own, mine, choice, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _travelling(u, going, peaks, shares, choice, CODEC: tl.constexpr):
+    """Entries as they travel, what stays of each, and which of those that go can be put together again exactly."""
+    if CODEC == 3:
+        scale = _scale(peaks, shares, choice)
+        sent = tl.where(tl.abs(u) >= scale / 2, tl.where(u < 0, -scale, scale), 0.0)
+    else:
+        sent = _rounded(u, CODEC)
+    rest = u - sent
+    if CODEC != 0:
+        going = going & (sent != 0.0) & (rest + sent == u) & (u - rest == sent)
+    return sent, rest, going
+
+
+@triton.jit
+def _tell(slot, spans, span_count, flags, BLOCK: tl.constexpr):
+    """The flags of a gradient, and the parameter of an entry that was not finite; its slot starts again."""
+    where = tl.load(slot).to(tl.int64)
+    parameter = tl.zeros([], tl.int32) - 1
+    if where >= 0:
+        for i in range(0, span_count, BLOCK):
+            number = i + tl.arange(0, BLOCK)
+            start = tl.load(spans + number, mask=number < span_count, other=0x7FFFFFFFFFFFFFFF)
+            parameter += tl.sum((start <= where).to(tl.int32))
+    tl.store(flags, (where >= 0).to(tl.int32))
+    tl.store(flags + 1, parameter)
+    tl.store(slot, -1)
+
+
+@triton.jit
 def finish(
     after, speed_after, places, values, found, owners, segments, samples, spans, state, histogram, given, choice,
     peaks, shares, out_places, out_values, total, flags, regions, chunks, span_count, last,
@@ -327,16 +356,7 @@ def finish(
             after, samples, row, own, histogram + segment * BINS + tl.arange(0, BINS), choice + segment * CHOICE, BLOCK
         )
         if segment == 0:
-            where = tl.load(places + last).to(tl.int64)
-            parameter = tl.zeros([], tl.int32) - 1
-            if where >= 0:
-                for i in range(0, span_count, BLOCK):
-                    number = i + tl.arange(0, BLOCK)
-                    start = tl.load(spans + number, mask=number < span_count, other=0x7FFFFFFFFFFFFFFF)
-                    parameter += tl.sum((start <= where).to(tl.int32))
-            tl.store(flags, (where >= 0).to(tl.int32))
-            tl.store(flags + 1, parameter)
-            tl.store(places + last, -1)
+            _tell(places + last, spans, span_count, flags, BLOCK)
     else:
         region = pid % regions
         size = tl.load(found + region)
@@ -350,14 +370,9 @@ def finish(
             u = tl.load(values + first + spot, mask=real, other=0.0)
             place = tl.load(places + first + spot, mask=real, other=0).to(tl.int64)
             going = real & (_bits(u) >= tl.load(choice + segment * CHOICE + 2))
-            if CODEC == 3:
-                scale = _scale(peaks + segment, shares + segment, choice + segment * CHOICE)
-                sent = tl.where(tl.abs(u) >= scale / 2, tl.where(u < 0, -scale, scale), 0.0)
-            else:
-                sent = _rounded(u, CODEC)
-            rest = u - sent
-            if CODEC != 0:  # what could not be put together again exactly stays where it is
-                going = going & (sent != 0.0) & (rest + sent == u) & (u - rest == sent)
+            sent, rest, going = _travelling(
+                u, going, peaks + segment, shares + segment, choice + segment * CHOICE, CODEC
+            )
             many = tl.sum(going.to(tl.int32))
             if many > 0:
                 number = tl.cumsum(going.to(tl.int32)) - 1

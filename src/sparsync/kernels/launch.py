@@ -42,11 +42,8 @@ def select(
         space = workspace_of(memory, layout, grad.device)
         if space.adopt(state):
             _first_floors(grad, memory, space, scales)
-        _collect(grad, memory, space, scales, zero)
-        fused.count[(space.regions,)](
-            space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
-            BLOCK=2 * BLOCK, num_warps=8,
-        )  # fmt: skip
+        collect(grad, memory, space, scales, zero)
+        count(space)
         fused.decide[(len(layout.segments),)](
             space.counts, space.found, space.segments, space.state, space.histogram, space.given, space.choice,
             space.peaks, space.shares, space.turn, num_warps=4,
@@ -60,7 +57,8 @@ def select(
         return space.sent()
 
 
-def _collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | None, zero: bool) -> None:
+def collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | None, zero: bool) -> None:
+    """The pass over the gradient."""
     from sparsync.kernels import fused
 
     speed, strips = memory.velocity, space.strips.numel() // 4
@@ -72,6 +70,16 @@ def _collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | No
         space.out_places.numel(), space.candidates,
         BLOCK=BLOCK, BLOCKS=space.blocks, MOMENTUM=speed is not None, SCALED=scales is not None, ZERO=zero,
         num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def count(space: Workspace) -> None:
+    """The histogram of what the pass collected."""
+    from sparsync.kernels import fused
+
+    fused.count[(space.regions,)](
+        space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
+        BLOCK=2 * BLOCK, num_warps=8,
     )  # fmt: skip
 
 

@@ -1,0 +1,90 @@
+"""The exact kernels, launched in order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsync.kernels import launch
+from sparsync.kernels.memory import Memory
+from sparsync.kernels.search import Search, search_of
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+
+PROGRAMS = 1056  # at most: eight for each multiprocessor of the largest devices, which then loop
+PIECE = 2 * BLOCK  # candidates looked at at once
+
+
+def largest(
+    grad: Tensor,
+    memory: Memory,
+    layout: Layout,
+    state: dict[str, dict[str, Tensor]],
+    codec: str,
+    scales: Tensor | None = None,
+) -> SparseGrad:
+    """``TopK``: the pass, the limit among its candidates, and those that reach it.
+
+    Args:
+        codec: how values travel: fp32, fp16, bf16 or sign.
+        scales: of every segment, what its gradient is multiplied by.
+    """
+    from sparsync.kernels import exact
+
+    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+        space, search = begin(grad, memory, layout, state, scales)
+        exact.judge[(len(layout.segments),)](
+            space.counts, space.found, space.segments, space.state, space.histogram, space.choice, search.ranges,
+            search.fallbacks, space.peaks, space.shares, search.index_bits, num_warps=4,
+        )  # fmt: skip
+        return end(memory, space, search, codec)
+
+
+def begin(
+    grad: Tensor, memory: Memory, layout: Layout, state: dict[str, dict[str, Tensor]], scales: Tensor | None
+) -> tuple[Workspace, Search]:
+    """The pass, and the histogram of its candidates."""
+    space = launch.workspace_of(memory, layout, grad.device)
+    search = search_of(memory, space)
+    if space.adopt(state):
+        search.forget_floors()
+    launch.collect(grad, memory, space, scales, False)
+    launch.count(space)
+    return space, search
+
+
+def end(memory: Memory, space: Workspace, search: Search, codec: str) -> SparseGrad:
+    """The limits within the ranges that were found, and what reaches them."""
+    from sparsync.kernels import exact
+
+    segments, strips = len(space.layout.segments), space.strips.numel() // 4
+    for step in range(search.rounds):
+        exact.tally[(min(PROGRAMS, max(space.regions, strips)),)](
+            memory.after, space.places, space.values, space.found, space.owners, space.segments, space.strips,
+            search.ranges, search.sums, step, search.index_bits, search.highest, space.regions, strips, segments,
+            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=PIECE, num_warps=8,
+        )  # fmt: skip
+    exact.settle[(segments,)](
+        memory.after, space.places, space.segments, space.samples, space.spans, space.state, space.histogram,
+        space.choice, search.ranges, search.sums, space.flags, search.rounds, segments, space.spans.numel(),
+        space.candidates, BLOCK=CHUNK, num_warps=4,
+    )  # fmt: skip
+    for action in (0, 1, 2) if codec == "sign" else (2,):
+        _send(memory, space, search, codec, action)
+    return space.sent()
+
+
+def _send(memory: Memory, space: Workspace, search: Search, codec: str, action: int) -> None:
+    from sparsync.kernels import exact
+
+    speed, strips = memory.velocity, space.strips.numel() // 4
+    masking = speed is not None and speed.masking
+    exact.send[(min(PROGRAMS, max(space.regions * space.chunks, strips)),)](
+        memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.found,
+        space.owners, space.segments, space.strips, search.ranges, space.choice, space.peaks, space.shares,
+        space.out_places, space.out_values, space.total, search.rounds, search.index_bits, search.highest,
+        space.regions, space.chunks, strips, len(space.layout.segments),
+        BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=CHUNK, ACTION=action, CODEC=CODECS[codec], MASKING=masking,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
