@@ -27,10 +27,10 @@ pytestmark = [
 SIZES = {
     "one": [1],
     "small": [63],
-    "odd": [1023, 1, 2, 5000],
-    "aligned": [4096, 1024],
-    "many": [257] * 5,
-    "large": [12_003, 129],
+    "odd": [1023, 1, 2, 2000],
+    "aligned": [2048, 1024],
+    "many": [257] * 3,
+    "large": [6003, 129],
 }
 
 
@@ -69,6 +69,16 @@ def assert_same(fused, plain, grad):
     return one
 
 
+def assert_alike(fused, plain, grad):
+    """The same entries; but where more lie above than may be sent, only as many, and nothing lost."""
+    if int(replace(plain).send(grad).count) < plain.layout.capacity:
+        return assert_same(fused, plain, grad)
+    sent = fused.send(grad.to(DEVICE))
+    assert int(sent.count) == plain.layout.capacity
+    assert torch.equal((sent.densify() + fused.residual).cpu(), grad)
+    return sent
+
+
 @pytest.fixture(autouse=True)
 def launches(monkeypatch):
     """Count the fused launches; a test that never made one proves nothing."""
@@ -86,42 +96,38 @@ def launches(monkeypatch):
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_the_same_entries_step_after_step(sizes, kind, scope, two_sided, launches):
     fused, plain = pair(sizes, 0.02, scope=scope, two_sided=two_sided)
-    for step in range(3):
-        assert_same(fused, plain, gradient(kind, plain.layout.numel, torch.float32, step))
-    assert len(launches) == 3
-
-
-@pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.4, 0.7])
-@pytest.mark.parametrize("kind", ["normal", "heavy", "laplace", "two values", "shifted", "negative", "tiny"])
-def test_every_way_through_the_loop(kind, density):
-    """The loop ends at another threshold for each; with a negative one, everything but zero lies above."""
-    fused, plain = pair([9001], density, hole=0)
     for step in range(2):
-        grad = gradient("heavy" if kind == "heavy" else "normal", 9001, torch.float32, step)
-        match kind:
-            case "laplace":
-                grad = grad.sign() * -torch.rand(9001, generator=torch.Generator().manual_seed(step)).log()
-            case "two values":
-                grad = torch.where(grad > 2, 5.0, 1.0)
-            case "shifted":
-                grad = grad + 20
-            case "negative":
-                grad = (grad - 3) * (grad.abs() > 0.5)
-            case "tiny":
-                grad = grad * 1e-41
-        if kind == "tiny" and not INTERPRETED:
-            grad = grad * 1e3
-        plain.residual.zero_()
-        fused.residual.zero_()
-        assert_same(fused, plain, grad)
+        assert_same(fused, plain, gradient(kind, plain.layout.numel, torch.float32, step))
+    assert len(launches) == 2
+
+
+KINDS = {
+    "normal": lambda g: g,
+    "laplace": lambda g: g.sign() * -(1 - (g.abs() / 2**0.5).erf()).log(),
+    "cauchy": lambda g: g / g.roll(1),
+    "two values": lambda g: torch.where(g > 2.8, 5.0, 1.0),
+    "shifted": lambda g: g + 20,
+    "negative": lambda g: (g - 3) * (g.abs() > 0.5),
+    "tiny": lambda g: g * 1e-36,
+    "subnormal": lambda g: g * 1e-41,
+}
+
+
+@pytest.mark.parametrize("density", [0.003, 0.05, 0.6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_ways_through_the_loop(kind, density):
+    """The loop ends at another threshold for each; with a negative one, everything but zero lies above."""
+    fused, plain = pair([2101], density, hole=0)
+    grad = KINDS[kind](gradient("normal", 2101, torch.float32, 0))
+    assert_alike(fused, plain, grad)
 
 
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_half_precision(dtype, values):
-    for kind in ("normal", "huge"):
-        fused, plain = pair([3000, 700], 0.01, dtype=dtype, values=values)
-        for step in range(2):
+    for kind, steps in (("normal", 2), ("huge", 1)):
+        fused, plain = pair([1500, 200], 0.02, dtype=dtype, values=values)
+        for step in range(steps):
             assert_same(fused, plain, gradient(kind, plain.layout.numel, dtype, step) * 0.5**step)
 
 
@@ -129,19 +135,19 @@ def test_half_precision(dtype, values):
 @pytest.mark.parametrize(("clip", "masking"), [(None, False), (None, True), (0.5, True)])
 def test_momentum_and_clipping(clip, masking, undoable):
     options = {"correction": Correction(0.7, masking), "clip": clip, "transactional": undoable}
-    fused, plain = pair([3000, 129], 0.02, **options)
+    fused, plain = pair([1500, 129], 0.02, **options)
     for step in range(3):
         assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step)
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_out_and_is_told(odd):
-    fused, plain = pair([2000, 500, 900], 0.02, correction=Correction(0.5, True))
+    fused, plain = pair([1000, 500, 900], 0.02, correction=Correction(0.5, True))
     for step in range(3):
         grad = gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step
         if step == 1:
-            grad[2100] = odd
-            grad[2600] = odd
+            grad[1100] = odd
+            grad[1600] = odd
         sent = assert_same(fused, plain, grad)
         assert int(sent.flags) == (1 if step == 1 else 0)
         assert int(sent.where) in ((1, 2) if step == 1 else (-1,))
@@ -158,57 +164,59 @@ def test_density_1_sends_everything():
 @pytest.mark.parametrize("constant", [1.0, 0.1, -3.0, 3e38])
 @pytest.mark.parametrize("density", [0.01, 0.6])
 def test_of_equal_entries_none_is_above(constant, density):
-    """Thresholds t, t/2, 3t/4, 9t/8: the last mask is empty, as printed. Negative ones let everything through."""
-    fused, plain = pair([3000], density, hole=0)
-    sent = assert_same(fused, plain, torch.full((3000,), constant))
-    assert int(sent.count) == (min(3000, 8 * plain.layout.k) if constant < 0 and density > 0.1 else 0)
+    """Thresholds t, t/2, 3t/4, 9t/8: the last mask is empty, as printed. A negative t lets everything through."""
+    fused, plain = pair([1500], density, hole=0)
+    sent = assert_alike(fused, plain, torch.full((1500,), constant))
+    assert int(sent.count) == (plain.layout.capacity if constant < 0 else 0)
 
 
-def crowded(numel, share, seed):
-    """A few entries far above the rest: more of them than may be sent, and less than the loop can tell apart."""
+def crowded(numel, seed, share=1.0):
+    """Negative entries, whose mean makes a negative threshold; or a few far above the rest. Either are too many."""
     rng = torch.Generator().manual_seed(seed)
     large = torch.rand(numel, generator=rng) < share
-    return large * (2 + torch.rand(numel, generator=rng)) * torch.randn(numel, generator=rng).sign()
+    sign = torch.randn(numel, generator=rng).sign() if share < 1 else -1
+    return large * (2 + torch.rand(numel, generator=rng)) * sign
 
 
 @pytest.mark.parametrize("values", ["fp32", "bf16", "sign"])
-@pytest.mark.parametrize("share", [0.012, 0.04])
+@pytest.mark.parametrize("share", [0.06, 1.0])
 def test_what_is_too_much_waits(share, values):
     """Which entries go is left open; how many, and that none is lost, is not."""
-    fused, plain = pair([30_000, 70], 0.001, values=values)
+    fused, plain = pair([6000, 70], 0.005, values=values)
     mine = torch.zeros(plain.layout.numel, dtype=torch.bool)
     for span in plain.layout.spans:
         mine[span.start : span.stop] = True
-    for step in range(3):
-        grad = crowded(plain.layout.numel, share, step)
+    for step in range(2):
+        grad = crowded(plain.layout.numel, step, share)
         before = fused.residual.clone().cpu()
         plain.residual.copy_(before)
         sent, expected = fused.send(grad.to(DEVICE)), plain.send(grad)
         indices, _ = entries(sent)
         if values == "fp32":
             assert int(sent.count) == int(expected.count)
-            assert int(sent.count) >= 240  # the first segment is full
+            assert int((indices < 6000).sum()) == 240
         assert indices.numel() <= plain.layout.capacity
         assert indices.unique().numel() == indices.numel()
         assert mine[indices].all()
         assert torch.equal((sent.densify() + fused.residual).cpu(), torch.where(mine, before + grad, before))
 
 
-@pytest.mark.parametrize("sizes", [[900], [5000], [1024, 300]])
+in_order = pytest.mark.skipif(not INTERPRETED, reason="on a GPU, programs come in no certain order")
+
+
+@pytest.mark.parametrize("sizes", [[900], pytest.param([3000, 30], marks=in_order)])
 def test_overflow_favours_no_index(sizes):
-    """Entries that come anew in each step: over the steps every tenth of a tensor gets its share."""
-    fused, plain = pair(sizes, 0.002, hole=0)
-    numel, steps = sizes[0], 40
-    sent_from = torch.zeros(5)
+    """Entries that come anew in each step: over the steps every third of a tensor gets its share."""
+    fused, plain = pair(sizes, 0.01, hole=0)
+    numel, steps = sizes[0], 15
+    sent_from = torch.zeros(3)
     for step in range(steps):
         fused.residual.zero_()
-        indices, _ = entries(fused.send(crowded(plain.layout.numel, 0.04, step).to(DEVICE)))
-        sent_from += torch.histc(indices[indices < numel].float(), 5, 0, numel)
-    if not INTERPRETED:
-        return  # there, the order in which a program's lanes come is not known
-    assert sent_from.sum() == 8 * round(0.002 * numel) * steps
-    assert sent_from.min() > 0.6 * sent_from.mean()
-    assert sent_from.max() < 1.5 * sent_from.mean()
+        indices, _ = entries(fused.send(crowded(plain.layout.numel, step).to(DEVICE)))
+        sent_from += torch.histc(indices[indices < numel].float(), 3, 0, numel)
+    assert sent_from.sum() == 0.08 * numel * steps
+    assert sent_from.min() > 0.7 * sent_from.mean()
+    assert sent_from.max() < 1.4 * sent_from.mean()
 
 
 def test_refine_whole_and_asleep_keep_to_the_specification(launches):

@@ -60,9 +60,10 @@ def _search(after: Tensor, space: GaussianSpace) -> None:
     from sparsync.kernels import gaussian
 
     parts = (len(space.layout.segments),)
-    piece = min(PARTIALS, max(128, 1 << (space.strip_count - 1).bit_length()))
+    piece = min(PARTIALS, max(128, 1 << (space.longest - 1).bit_length()))
     gaussian.moments[parts](
-        space.sums, space.segments, space.quantiles, space.thresholds, space.bounds, space.strip_count,
+        space.sums, space.segments, space.quantiles, space.factors, space.thresholds, space.bounds,
+        space.strip_count,
         BLOCK=piece, num_warps=4 if piece < 1024 else 8, enable_fp_fusion=False,
     )  # fmt: skip
     gaussian.count[(space.strip_count,)](
@@ -84,7 +85,7 @@ def _gather(after: Tensor, space: GaussianSpace) -> None:
     )  # fmt: skip
     gaussian.tally[(len(space.layout.segments),)](
         space.segments, space.counts, space.found, space.choice, space.given, space.peaks, space.shares, space.turn,
-        num_warps=4,
+        BLOCK=256, num_warps=4,
     )  # fmt: skip
 
 

@@ -1,9 +1,4 @@
-"""Tables and buffers of the Gaussian-k kernels for one flat gradient: made once, then every step uses the same memory.
-
-A segment's entries go to several regions of the list, each with a counter of its own. What finds its region full spills
-over to the segment's last regions, which share one counter and together hold ``capacity``: so whatever lies where, that
-many are found if there are that many.
-"""
+"""Tables and buffers of the Gaussian-k kernels for one flat gradient: made once, the same memory in every step."""
 
 from __future__ import annotations
 
@@ -18,11 +13,12 @@ from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
 BLOCK = 1024  # entries
-BLOCKS = 8  # of a program; a small gradient needs many programs instead
+BLOCKS = 8  # of a program, 15 at most; a small gradient needs many programs instead
 SMALL = 1 << 22
-MOST_REGIONS = 128
-ENTRIES_A_REGION = 512
-THRESHOLDS = 6  # that the loop may count: the last of its four masks is taken whatever its count
+ROOM = 4096  # entries of a region: a segment's list is cut into these
+# What the first threshold is multiplied by, in two steps, to make those that may be counted, in ascending order. Two
+# more stand for nothing: kernels count in powers of 2.
+FACTORS = ((0.5, 0.5, 0.5, 1, 1.5, 1.5, 0, 0), (0.5, 1, 1.5, 1, 1, 1.5, 0, 0))
 FLAT = 2.0**-44  # a variance below this share of the mean square is the rounding of sums
 
 
@@ -44,8 +40,9 @@ class GaussianSpace:
         zeros = partial(torch.zeros, device=device, dtype=torch.int32)
         self.sums = torch.zeros(2 * self.strip_count, device=device, dtype=torch.float64)
         self.thresholds = torch.zeros(parts, device=device, dtype=torch.float64)
-        self.bounds, self.tallies = zeros(parts * THRESHOLDS), zeros(self.strip_count * THRESHOLDS // 2)
-        self.counts, self.found, self.turn = zeros(self.regions * 32), zeros(self.regions), zeros(1)
+        self.factors = torch.tensor(FACTORS, device=device, dtype=torch.float64)
+        self.bounds, self.tallies = zeros(parts * len(FACTORS[0])), zeros(self.strip_count * 3)
+        self.counts, self.found, self.turn = zeros(parts * 32), zeros(self.regions), zeros(1)
         self.given, self.peaks = zeros(parts), zeros(parts)
         self.shares, self.choice = zeros(parts, dtype=torch.int64), zeros(parts * 4, dtype=torch.int64)
         index = torch.int32 if layout.numel < 2**31 else torch.int64
@@ -68,20 +65,20 @@ class GaussianSpace:
             for span_start, stop in segment.runs():
                 start = span_start // 128 * 128  # aligned, so that loads are wide
                 strips += [(at, max(at, span_start), min(at + size, stop), i) for at in range(start, stop, size)]
-            regions = max(1, min(MOST_REGIONS, segment.capacity // ENTRIES_A_REGION))
-            room = -(-segment.capacity // regions) + (64 if regions > 1 else 0)
-            spills = -(-segment.capacity // room)
+            room = min(segment.capacity, ROOM)
+            regions = -(-segment.capacity // room)
             # As ``fused.SEGMENT``, with the first strip and how many they are in the samples' place.
             row = (segment.k, segment.capacity, len(owners), regions, room, self.candidates)
             segments.append((*row, first, len(strips) - first, segment.numel))
-            owners += [i] * (regions + spills)
-            self.candidates += (regions + spills) * room
+            owners += [i] * regions
+            self.candidates += regions * room
             self.chunks = max(self.chunks, -(-room // CHUNK))
             tail = segment.k / segment.numel / (2 if two_sided else 1)
             quantiles.append(NormalDist().inv_cdf(1 - tail) if segment.k < segment.numel else 0.0)
         self.strips, self.segments, self.owners = self._table(strips), self._table(segments), self._table(owners)
         self.quantiles = torch.tensor(quantiles, dtype=torch.float64, device=self.device)
         self.strip_count, self.regions = len(strips), len(owners)
+        self.longest = max(row[7] for row in segments)  # strips of a segment
 
     def _table(self, rows: list[tuple[int, ...]] | list[int]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int64, device=self.device).flatten()
