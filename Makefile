@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+KERNELS := $(wildcard tests/test_fused*.py) tests/test_mail.py tests/test_deferred.py
 
 .PHONY: install demo test coverage test-full test-gpu test-mutants lint format bench clean
 .DEFAULT_GOAL := install
@@ -19,13 +20,13 @@ demo: install
 # The laws, the failure cases and whole trainings on real processes; then the kernels, run by Triton's interpreter.
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/test_fused.py tests/test_mail.py tests/test_deferred.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 $(KERNELS)
 
 # The same one after another, with the coverage of all of them.
 coverage: install
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest
-	TRITON_INTERPRET=1 $(BIN)/coverage run -m pytest tests/test_fused.py
+	TRITON_INTERPRET=1 $(BIN)/coverage run -m pytest $(KERNELS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -40,7 +41,7 @@ test-mutants: install
 # On a machine with a GPU and torch: needs nothing installed but torch and pytest.
 test-gpu:
 	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0])" > results/test-gpu.txt
-	PYTHONPATH=src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore tests/test_gpu.py tests/test_fused.py tests/test_mail.py tests/test_deferred.py >> results/test-gpu.txt; \
+	PYTHONPATH=src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore tests/test_gpu.py $(KERNELS) >> results/test-gpu.txt; \
 	  status=$$?; cat results/test-gpu.txt; exit $$status
 
 lint: install

@@ -8,13 +8,17 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, Selecting, State
-from sparsync.kernels import Rows, above, largest, limit
-from sparsync.layout import Segment
+from sparsync.compressors.base import Context, Selecting, State, segment_scales
+from sparsync.kernels import Memory, Rows, above, largest, limit
+from sparsync.kernels.launch_gaussian import select_gaussian
+from sparsync.kernels.workspace import CODECS as FUSED
+from sparsync.kernels.workspace import usable
+from sparsync.kernels.workspace_gaussian import FLAT
+from sparsync.layout import Layout, Segment
+from sparsync.sparse import SparseGrad
 
 MASKS = 4  # so the threshold is adjusted three times at most
 CHUNK = 1 << 16  # entries; their float64 copy stays in the cache
-LONG = 1 << 26  # the same where launching a kernel costs more than reading memory again
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class GaussianK(Selecting):
     Args:
         density: share of the entries to send, in (0, 1].
         two_sided: take the quantile 1 - k/(2d), as magnitudes ask for, instead of the printed 1 - k/d.
-        refine: when the last count is more than 10 % off k (rounded up), send exactly the k largest instead.
+        refine: when the last count is more than 10 % off k (rounded up), send exactly the k largest instead. On a GPU
+            this waits for the device and costs several passes more.
     """
 
     two_sided: bool = False
@@ -36,6 +41,14 @@ class GaussianK(Selecting):
 
     def capacity(self, k: int, numel: int) -> int:
         return min(numel, k + ceil(k / 10) if self.refine else 8 * k)
+
+    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        assert memory is not None
+        fused = usable(grad, memory) and ctx.values in FUSED and bool(layout.segments)
+        if fused and not self.refine and not ctx.whole and not ctx.asleep:
+            scales = segment_scales(grad, layout, ctx)
+            return select_gaussian(grad, memory, layout, self.two_sided, ctx.values, scales)
+        return super().compress(grad, memory, layout, ctx, state)
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         runs = segment.runs(ctx.asleep)
@@ -62,12 +75,21 @@ class GaussianK(Selecting):
 
 def _moments(u: Tensor, runs: Sequence[tuple[int, int]]) -> tuple[int, float, float]:
     """Number, mean and standard deviation of the entries of ``runs``."""
-    size = CHUNK if u.device.type == "cpu" else LONG
-    chunks = (chunk.double() for start, stop in runs for chunk in torch.split(u[start:stop], size))
-    total, energy = torch.stack([torch.stack([x.sum(), torch.dot(x, x)]) for x in chunks]).sum(0).tolist()
+    sums = torch.stack([_sums(u[start:stop]) for start, stop in runs])
+    total, energy = sums.sum(0).tolist()
     numel = sum(stop - start for start, stop in runs)
-    mean = total / numel
-    return numel, mean, sqrt(max(0.0, energy / numel - mean * mean))
+    mean, energy = total / numel, energy / numel
+    variance = energy - mean * mean
+    return numel, mean, sqrt(variance) if variance > FLAT * energy else 0.0
+
+
+def _sums(u: Tensor) -> Tensor:
+    """The sums of entries and of their squares, in float64."""
+    if u.device.type != "cpu":  # converts as it reads
+        norm = torch.linalg.vector_norm(u, dtype=torch.float64)
+        return torch.stack([u.sum(dtype=torch.float64), norm * norm])
+    chunks = (chunk.double() for chunk in torch.split(u, CHUNK))
+    return torch.stack([torch.stack([x.sum(), torch.dot(x, x)]) for x in chunks]).sum(0)
 
 
 def _beyond(u: Tensor, rows: Rows, threshold: float) -> Tensor:

@@ -345,16 +345,16 @@ def _tell(slot, spans, span_count, flags, BLOCK: tl.constexpr):
 def finish(
     after, speed_after, places, values, found, owners, segments, samples, spans, state, histogram, given, choice,
     peaks, shares, out_places, out_values, total, flags, regions, chunks, span_count, last,
-    BLOCK: tl.constexpr, CODEC: tl.constexpr, MASKING: tl.constexpr,
+    BLOCK: tl.constexpr, CODEC: tl.constexpr, MASKING: tl.constexpr, STEERING: tl.constexpr,
 ):  # fmt: skip
     """Take the entries to send out of the residual: a piece of a region a program; others steer the floors."""
     pid = tl.program_id(0)
     if pid >= regions * chunks:
         segment = pid - regions * chunks
-        row, own = segments + segment * SEGMENT, state + segment * STATE
-        _steer(
-            after, samples, row, own, histogram + segment * BINS + tl.arange(0, BINS), choice + segment * CHOICE, BLOCK
-        )
+        if STEERING:
+            row, own = segments + segment * SEGMENT, state + segment * STATE
+            mine = histogram + segment * BINS + tl.arange(0, BINS)
+            _steer(after, samples, row, own, mine, choice + segment * CHOICE, BLOCK)
         if segment == 0:
             _tell(places + last, spans, span_count, flags, BLOCK)
     else:

@@ -93,7 +93,7 @@ def _finish(memory: Memory, space: Workspace, codec: str) -> None:
         space.owners, space.segments, space.samples, space.spans, space.state, space.histogram, space.given,
         space.choice, space.peaks, space.shares, space.out_places, space.out_values,
         space.total, space.flags, space.regions, space.chunks, space.spans.numel(), space.candidates,
-        BLOCK=CHUNK, CODEC=CODECS[codec], MASKING=masking, num_warps=4, enable_fp_fusion=False,
+        BLOCK=CHUNK, CODEC=CODECS[codec], MASKING=masking, STEERING=True, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 

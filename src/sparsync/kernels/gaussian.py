@@ -1,0 +1,258 @@
+"""Gaussian-k as Triton kernels: add, count, gather, and nothing waits for the host.
+
+``add`` adds the gradient to the residual and sums entries and squares; ``moments`` makes of these each segment's first
+threshold; ``count`` counts what lies above every threshold that the loop may ask about; ``walk`` goes through the loop;
+``gather`` lists what lies above its last threshold, and ``tally`` how many these are. What is listed, ``fused`` takes
+out. ``compressors/gaussian.py`` is the specification.
+
+The loop makes four masks and takes the last whatever its count, so its decisions can depend only on six thresholds:
+t 0.5^i 1.5^j, i + j < 3. Halving is exact: the order of factors makes no difference. Magnitudes are compared as the
+integers their fp32 bits make.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sparsync.kernels import workspace_gaussian
+from sparsync.kernels.fused import CHOICE, INFINITE, PAD, SEGMENT, STRIP, _bits
+
+FLAT, THRESHOLDS = tl.constexpr(workspace_gaussian.FLAT), tl.constexpr(len(workspace_gaussian.FACTORS[0]))
+TURN, GOLDEN = tl.constexpr(1 << 20), tl.constexpr(648055)  # by the golden ratio: even from the first few steps on
+UPPER = tl.constexpr(1 << 16)  # of two counts in a word, the unit of the second
+
+
+@triton.jit
+def _add_block(
+    grad, before, after, speed_before, speed_after, beta, scale, offs, low, high,
+    MASKED: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """``after = before + gradient`` (or its velocity); where that is not finite, everything stays as it was."""
+    if MASKED:
+        inside = (offs >= low) & (offs < high)
+        g = tl.load(grad + offs, mask=inside, other=0.0).to(tl.float32)
+        r = tl.load(before + offs, mask=inside, other=0.0)
+    else:
+        g = tl.load(grad + offs).to(tl.float32)
+        r = tl.load(before + offs)
+    if SCALED:
+        g = g * scale
+    if MOMENTUM:
+        old = tl.load(speed_before + offs, mask=inside, other=0.0) if MASKED else tl.load(speed_before + offs)
+        g = old * beta + g
+    u = r + g
+    odd = _bits(u) >= INFINITE
+    u = tl.where(odd, r, u)
+    if MASKED:
+        tl.store(after + offs, u, mask=inside)
+        if MOMENTUM:
+            tl.store(speed_after + offs, tl.where(odd, old, g), mask=inside)
+    else:
+        tl.store(after + offs, u)
+        if MOMENTUM:
+            tl.store(speed_after + offs, tl.where(odd, old, g))
+    return u.to(tl.float64), odd
+
+
+@triton.jit
+def add(
+    grad, before, after, speed_before, speed_after, beta, scales, strips, sums, places, out_places, out_values, total,
+    strip_count, out_size, last,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """The first pass: one strip of a segment a program. On the side, the last message is cleared, a piece a program."""
+    strip = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    for piece in range(strip * BLOCK, out_size, strip_count * BLOCK):
+        slot = piece + lane
+        tl.store(out_places + slot, 0, mask=slot < out_size)
+        tl.store(out_values + slot, 0.0, mask=slot < out_size)
+    if strip == 0:
+        tl.store(total, 0)
+    start = tl.multiple_of(tl.load(strips + strip * STRIP), 128)
+    low, high = tl.load(strips + strip * STRIP + 1), tl.load(strips + strip * STRIP + 2)
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(scales + tl.load(strips + strip * STRIP + 3))
+    entries, squares = tl.full([BLOCK], 0.0, tl.float64), tl.full([BLOCK], 0.0, tl.float64)
+    wrong = tl.full([BLOCK], 0, tl.int32)  # the last block that was not finite there, counted from 1
+    if (low == start) & (high == start + BLOCK * BLOCKS):
+        for i in range(BLOCKS):
+            u, odd = _add_block(grad, before, after, speed_before, speed_after, beta, scale, start + i * BLOCK + lane,
+                                low, high, False, MOMENTUM, SCALED)  # fmt: skip
+            entries += u
+            squares += u * u
+            wrong = tl.where(odd, i + 1, wrong)
+    else:
+        for i in range(BLOCKS):
+            u, odd = _add_block(grad, before, after, speed_before, speed_after, beta, scale, start + i * BLOCK + lane,
+                                low, high, True, MOMENTUM, SCALED)  # fmt: skip
+            entries += u
+            squares += u * u
+            wrong = tl.where(odd, i + 1, wrong)
+    tl.store(sums + strip, tl.sum(entries))
+    tl.store(sums + strip_count + strip, tl.sum(squares))
+    where = start + (wrong - 1) * BLOCK + lane
+    tl.store(places + last + lane * 0, where.to(places.dtype.element_ty), mask=wrong > 0)
+
+
+@triton.jit
+def _bound(threshold):
+    """The bits of the least magnitude above a threshold, itself rounded to fp32; zero is above none."""
+    return tl.maximum(threshold.to(tl.float32).to(tl.int32, bitcast=True), 0) + 1
+
+
+@triton.jit
+def moments(sums, segments, quantiles, factors, thresholds, bounds, strip_count, BLOCK: tl.constexpr):
+    """The first threshold of every segment, and the bounds of all that may be counted: one segment a program."""
+    segment = tl.program_id(0)
+    row = segments + segment * SEGMENT
+    first, strips, numel = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8).to(tl.float64)
+    entries, squares = tl.full([BLOCK], 0.0, tl.float64), tl.full([BLOCK], 0.0, tl.float64)
+    for i in range(0, strips, BLOCK):
+        strip = i + tl.arange(0, BLOCK)
+        entries += tl.load(sums + first + strip, mask=strip < strips, other=0.0)
+        squares += tl.load(sums + strip_count + first + strip, mask=strip < strips, other=0.0)
+    mean, energy = tl.sum(entries) / numel, tl.sum(squares) / numel
+    variance = energy - mean * mean
+    deviation = tl.sqrt(tl.where(variance > FLAT * energy, variance, 0.0))
+    t = mean + deviation * tl.load(quantiles + segment)
+    tl.store(thresholds + segment, t)
+    number = tl.arange(0, THRESHOLDS)
+    visited = t * tl.load(factors + number) * tl.load(factors + THRESHOLDS + number)
+    tl.store(bounds + segment * THRESHOLDS + number, _bound(visited))
+
+
+@triton.jit
+def _reached(u, b0, b1, b2, b3, b4, b5):
+    """Of each bound, 1 in its own 5 bits where a magnitude reaches it. Bounds ascend: the highest tells all."""
+    bits = _bits(u)
+    lower = tl.where(bits >= b2, 0x421, tl.where(bits >= b1, 0x21, tl.where(bits >= b0, 0x1, 0)))
+    return tl.where(bits >= b5, 0x2108421, tl.where(bits >= b4, 0x108421, tl.where(bits >= b3, 0x8421, lower)))
+
+
+@triton.jit
+def count(after, strips, bounds, tallies, strip_count, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """The second pass: how many of a strip's entries reach each bound, two counts a word."""
+    strip = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    start = tl.multiple_of(tl.load(strips + strip * STRIP), 128)
+    low, high = tl.load(strips + strip * STRIP + 1), tl.load(strips + strip * STRIP + 2)
+    own = bounds + tl.load(strips + strip * STRIP + 3) * THRESHOLDS
+    b0, b1, b2 = tl.load(own), tl.load(own + 1), tl.load(own + 2)
+    b3, b4, b5 = tl.load(own + 3), tl.load(own + 4), tl.load(own + 5)
+    sums = tl.full([BLOCK], 0, tl.int32)
+    if (low == start) & (high == start + BLOCK * BLOCKS):
+        for i in range(BLOCKS):
+            u = tl.load(after + start + i * BLOCK + lane)
+            sums += _reached(u, b0, b1, b2, b3, b4, b5)
+    else:
+        for i in range(BLOCKS):
+            offs = start + i * BLOCK + lane
+            u = tl.load(after + offs, mask=(offs >= low) & (offs < high), other=0.0)
+            sums += _reached(u, b0, b1, b2, b3, b4, b5)
+    tl.store(tallies + strip, tl.sum((sums & 31) + (sums >> 5 & 31) * UPPER))
+    tl.store(tallies + strip_count + strip, tl.sum((sums >> 10 & 31) + (sums >> 15 & 31) * UPPER))
+    tl.store(tallies + 2 * strip_count + strip, tl.sum((sums >> 20 & 31) + (sums >> 25 & 31) * UPPER))
+
+
+@triton.jit
+def walk(segments, thresholds, tallies, choice, strip_count, BLOCK: tl.constexpr):
+    """The paper's loop over counts that are all known: one segment a program."""
+    segment = tl.program_id(0)
+    row = segments + segment * SEGMENT
+    k, numel, first, strips = tl.load(row), tl.load(row + 8), tl.load(row + 6), tl.load(row + 7)
+    zero = tl.full([BLOCK], 0, tl.int32)
+    n0, n1, n2, n3, n4, n5 = zero, zero, zero, zero, zero, zero
+    for i in range(0, strips, BLOCK):
+        strip = i + tl.arange(0, BLOCK)
+        words = tallies + first + strip
+        n01 = tl.load(words, mask=strip < strips, other=0)
+        n23 = tl.load(words + strip_count, mask=strip < strips, other=0)
+        n45 = tl.load(words + 2 * strip_count, mask=strip < strips, other=0)
+        n0, n1 = n0 + n01 % UPPER, n1 + n01 // UPPER
+        n2, n3 = n2 + n23 % UPPER, n3 + n23 // UPPER
+        n4, n5 = n4 + n45 % UPPER, n5 + n45 // UPPER
+    quarter, half, most = tl.sum(n0.to(tl.int64)), tl.sum(n1.to(tl.int64)), tl.sum(n5.to(tl.int64))
+    between, at0, more = tl.sum(n2.to(tl.int64)), tl.sum(n3.to(tl.int64)), tl.sum(n4.to(tl.int64))
+    t0 = tl.load(thresholds + segment)
+    few0 = 3 * at0 < 2 * k
+    t1, at1 = t0 * tl.where(few0, 0.5, 1.5), tl.where(few0, half, more)
+    few1 = 3 * at1 < 2 * k
+    at2 = tl.where(few0 & few1, quarter, tl.where(few0 | few1, between, most))
+    few2 = 3 * at2 < 2 * k
+    t2 = t1 * tl.where(few1, 0.5, 1.5)
+    t = t2 * tl.where(few2, 0.5, 1.5)
+    t = tl.where(few2 | (3 * at2 > 4 * k), t, t2)
+    t = tl.where(few1 | (3 * at1 > 4 * k), t, t1)
+    t = tl.where(few0 | (3 * at0 > 4 * k), t, t0)
+    bound = tl.where(k < numel, _bound(t), 1)  # otherwise everything is sent
+    tl.store(choice + segment * CHOICE + 2, bound.to(tl.int64))
+
+
+@triton.jit
+def gather(after, strips, segments, choice, turn, counts, places, values, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """The third pass: list what lies above each segment's last threshold, as far as it may be sent.
+
+    A lane notes which of its blocks hold such an entry and how many do; then all lanes list them, one each at a time.
+    Which strip of a segment comes first, and which entry of a strip, moves on with every step, so that nothing is
+    favoured where more lie above than may be sent. Once that many are listed, the strips left have nothing to do.
+    """
+    pid, lane = tl.program_id(0), tl.arange(0, BLOCK)
+    segment = tl.load(strips + pid * STRIP + 3)
+    row = segments + segment * SEGMENT
+    capacity, counter = tl.load(row + 1).to(tl.int32), counts + segment * PAD
+    origin, of_segment, strips_of_it = tl.load(row + 5), tl.load(row + 6), tl.load(row + 7)
+    bound = tl.load(choice + segment * CHOICE + 2).to(tl.int32)
+    turned = tl.load(turn).to(tl.int64) * strips_of_it
+    if tl.load(counter, volatile=True) < capacity:
+        strip = of_segment + (pid - of_segment + turned // TURN) % strips_of_it
+        start = tl.multiple_of(tl.load(strips + strip * STRIP), 128)
+        low, high = tl.load(strips + strip * STRIP + 1), tl.load(strips + strip * STRIP + 2)
+        noted = tl.full([BLOCK], 0, tl.int32)
+        if (low == start) & (high == start + BLOCK * BLOCKS):
+            for i in range(BLOCKS):
+                u = tl.load(after + start + i * BLOCK + lane)
+                noted += tl.where(_bits(u) >= bound, UPPER + (1 << i), 0)
+        else:
+            for i in range(BLOCKS):
+                offs = start + i * BLOCK + lane
+                u = tl.load(after + offs, mask=(offs >= low) & (offs < high), other=0.0)
+                noted += tl.where(_bits(u) >= bound, UPPER + (1 << i), 0)
+        many = noted // UPPER
+        total = tl.sum(many)
+        if total > 0:
+            before = tl.cumsum(many) - many + (turned % TURN * total // TURN).to(tl.int32)
+            first = tl.atomic_add(counter, total, sem="relaxed")
+            left = noted % UPPER
+            for i in range(tl.max(many)):
+                lowest = left & -left
+                block = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+                offs = start + block * BLOCK + lane
+                spot = first + (before + i) % total
+                fits = (left > 0) & (spot < capacity)
+                slot = origin + spot
+                tl.store(values + slot, tl.load(after + offs, mask=fits, other=0.0), mask=fits)
+                tl.store(places + slot, offs.to(places.dtype.element_ty), mask=fits)
+                left -= lowest
+
+
+@triton.jit
+def tally(segments, counts, found, choice, given, peaks, shares, turn, BLOCK: tl.constexpr):
+    """How many entries every region of the list holds: one segment a program. Counters start again."""
+    segment = tl.program_id(0)
+    row = segments + segment * SEGMENT
+    base, regions, room = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
+    listed = tl.minimum(tl.load(counts + segment * PAD), tl.load(row + 1))
+    for i in range(0, regions, BLOCK):
+        region = i + tl.arange(0, BLOCK)
+        held = tl.minimum(tl.maximum(listed - region * room, 0), room)
+        tl.store(found + base + region, held.to(tl.int32), mask=region < regions)
+    tl.store(choice + segment * CHOICE + 3, listed)
+    tl.store(counts + segment * PAD, 0)
+    tl.store(given + segment, 0)
+    tl.store(peaks + segment, 0)
+    tl.store(shares + segment, 0)
+    if segment == 0:
+        tl.store(turn, (tl.load(turn) + GOLDEN) % TURN)

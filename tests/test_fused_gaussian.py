@@ -1,0 +1,243 @@
+"""The kernels of Gaussian-k against the specification: the same entries, residuals and velocities, step after step.
+
+On the CPU they are run by Triton's interpreter, in a run of its own (``TRITON_INTERPRET=1``); on a GPU as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from sparsync import GaussianK
+from sparsync.compressors import Selecting
+from sparsync.feedback import Correction
+from sparsync.kernels import launch_gaussian
+from sparsync.layout import Layout
+from tests.methods import Worker, gradient, place
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs TRITON_INTERPRET=1 or a GPU"),
+]
+SIZES = {
+    "one": [1],
+    "small": [63],
+    "odd": [1023, 1, 2, 2000],
+    "aligned": [2048, 1024],
+    "many": [257] * 3,
+    "large": [6003, 129],
+}
+
+
+@dataclass(frozen=True)
+class Plain(GaussianK):
+    """The specification, whatever the device."""
+
+    compress = Selecting.compress
+
+
+def pair(sizes, density, *, scope="layer", dtype=torch.float32, values="fp32", two_sided=False, hole=3, **options):
+    """The same worker twice: fused on the device, and the specification on the CPU."""
+    spans, numel = place(sizes, hole)
+    one, two = GaussianK(density, two_sided), Plain(density, two_sided)
+    layout = Layout.cut(spans, numel=numel, scope=scope, density=density, capacity=one.capacity, name="all")
+    fused = Worker(one, layout, dtype, values, device=DEVICE, **options)
+    return fused, Worker(two, replace(layout, _tables={}), dtype, values, **options)
+
+
+def entries(sent):
+    count = int(sent.count)
+    order = sent.indices[:count].sort().indices
+    assert not sent.indices[count:].any()
+    assert not sent.values[count:].any()
+    return sent.indices[:count][order].cpu(), sent.values[:count][order].cpu()
+
+
+def assert_same(fused, plain, grad):
+    one, two = fused.send(grad.to(DEVICE)), plain.send(grad)
+    for a, b in zip(entries(one), entries(two), strict=True):
+        assert torch.equal(a, b)
+    mine = [slice(span.start, span.stop) for span in plain.layout.spans]
+    for a, b in ((fused.residual, plain.residual), (fused.velocity, plain.velocity)):
+        assert all(torch.equal(a[at].cpu(), b[at]) for at in mine)
+    assert int(one.flags) == int(two.flags)
+    return one
+
+
+def assert_alike(fused, plain, grad):
+    """The same entries; but where more lie above than may be sent, only as many, and nothing lost."""
+    if int(replace(plain).send(grad).count) < plain.layout.capacity:
+        return assert_same(fused, plain, grad)
+    sent = fused.send(grad.to(DEVICE))
+    assert int(sent.count) == plain.layout.capacity
+    assert torch.equal((sent.densify() + fused.residual).cpu(), grad)
+    return sent
+
+
+@pytest.fixture(autouse=True)
+def launches(monkeypatch):
+    """Count the fused launches; a test that never made one proves nothing."""
+    launches = []
+    real = launch_gaussian._add
+    monkeypatch.setattr(launch_gaussian, "_add", lambda *a: launches.append(1) or real(*a))
+    yield launches
+    assert launches
+
+
+@pytest.mark.parametrize(
+    ("kind", "scope", "two_sided"),
+    [("normal", "layer", False), ("heavy", "global", True), ("mostly zero", "layer", False), ("zero", "global", False)],
+)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_the_same_entries_step_after_step(sizes, kind, scope, two_sided, launches):
+    fused, plain = pair(sizes, 0.02, scope=scope, two_sided=two_sided)
+    for step in range(2):
+        assert_same(fused, plain, gradient(kind, plain.layout.numel, torch.float32, step))
+    assert len(launches) == 2
+
+
+KINDS = {
+    "normal": lambda g: g,
+    "laplace": lambda g: g.sign() * -(1 - (g.abs() / 2**0.5).erf()).log(),
+    "cauchy": lambda g: g / g.roll(1),
+    "two values": lambda g: torch.where(g > 2.8, 5.0, 1.0),
+    "shifted": lambda g: g + 20,
+    "negative": lambda g: (g - 3) * (g.abs() > 0.5),
+    "tiny": lambda g: g * 1e-36,
+    "subnormal": lambda g: g * 1e-41,
+}
+
+
+@pytest.mark.parametrize("density", [0.003, 0.05, 0.6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_ways_through_the_loop(kind, density):
+    """The loop ends at another threshold for each; with a negative one, everything but zero lies above."""
+    fused, plain = pair([2101], density, hole=0)
+    grad = KINDS[kind](gradient("normal", 2101, torch.float32, 0))
+    assert_alike(fused, plain, grad)
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_half_precision(dtype, values):
+    for kind, steps in (("normal", 2), ("huge", 1)):
+        fused, plain = pair([1500, 200], 0.02, dtype=dtype, values=values)
+        for step in range(steps):
+            assert_same(fused, plain, gradient(kind, plain.layout.numel, dtype, step) * 0.5**step)
+
+
+@pytest.mark.parametrize("undoable", [False, True])
+@pytest.mark.parametrize(("clip", "masking"), [(None, False), (None, True), (0.5, True)])
+def test_momentum_and_clipping(clip, masking, undoable):
+    options = {"correction": Correction(0.7, masking), "clip": clip, "transactional": undoable}
+    fused, plain = pair([1500, 129], 0.02, **options)
+    for step in range(3):
+        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_out_and_is_told(odd):
+    fused, plain = pair([1000, 500, 900], 0.02, correction=Correction(0.5, True))
+    for step in range(3):
+        grad = gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step
+        if step == 1:
+            grad[1100] = odd
+            grad[1600] = odd
+        sent = assert_same(fused, plain, grad)
+        assert int(sent.flags) == (1 if step == 1 else 0)
+        assert int(sent.where) in ((1, 2) if step == 1 else (-1,))
+        assert torch.isfinite(fused.residual).all()
+
+
+def test_density_1_sends_everything():
+    fused, plain = pair([1000, 70], 1.0)
+    for step in range(2):
+        sent = assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step))
+        assert int(sent.count) == 1070
+
+
+@pytest.mark.parametrize("constant", [1.0, 0.1, -3.0, 3e38])
+@pytest.mark.parametrize("density", [0.01, 0.6])
+def test_of_equal_entries_none_is_above(constant, density):
+    """Thresholds t, t/2, 3t/4, 9t/8: the last mask is empty, as printed. A negative t lets everything through."""
+    fused, plain = pair([1500], density, hole=0)
+    sent = assert_alike(fused, plain, torch.full((1500,), constant))
+    assert int(sent.count) == (plain.layout.capacity if constant < 0 else 0)
+
+
+def crowded(numel, seed, share=1.0):
+    """Negative entries, whose mean makes a negative threshold; or a few far above the rest. Either are too many."""
+    rng = torch.Generator().manual_seed(seed)
+    large = torch.rand(numel, generator=rng) < share
+    sign = torch.randn(numel, generator=rng).sign() if share < 1 else -1
+    return large * (2 + torch.rand(numel, generator=rng)) * sign
+
+
+@pytest.mark.parametrize("values", ["fp32", "bf16", "sign"])
+@pytest.mark.parametrize("share", [0.06, 1.0])
+def test_what_is_too_much_waits(share, values):
+    """Which entries go is left open; how many, and that none is lost, is not."""
+    fused, plain = pair([6000, 70], 0.005, values=values)
+    mine = torch.zeros(plain.layout.numel, dtype=torch.bool)
+    for span in plain.layout.spans:
+        mine[span.start : span.stop] = True
+    for step in range(2):
+        grad = crowded(plain.layout.numel, step, share)
+        before = fused.residual.clone().cpu()
+        plain.residual.copy_(before)
+        sent, expected = fused.send(grad.to(DEVICE)), plain.send(grad)
+        indices, _ = entries(sent)
+        if values == "fp32":
+            assert int(sent.count) == int(expected.count)
+            assert int((indices < 6000).sum()) == 240
+        assert indices.numel() <= plain.layout.capacity
+        assert indices.unique().numel() == indices.numel()
+        assert mine[indices].all()
+        assert torch.equal((sent.densify() + fused.residual).cpu(), torch.where(mine, before + grad, before))
+
+
+in_order = pytest.mark.skipif(not INTERPRETED, reason="on a GPU, programs come in no certain order")
+
+
+@pytest.mark.parametrize("sizes", [[900], pytest.param([3000, 30], marks=in_order)])
+def test_overflow_favours_no_index(sizes):
+    """Entries that come anew in each step: over the steps every third of a tensor gets its share."""
+    fused, plain = pair(sizes, 0.01, hole=0)
+    numel, steps = sizes[0], 15
+    sent_from = torch.zeros(3)
+    for step in range(steps):
+        fused.residual.zero_()
+        indices, _ = entries(fused.send(crowded(plain.layout.numel, step).to(DEVICE)))
+        sent_from += torch.histc(indices[indices < numel].float(), 3, 0, numel)
+    assert sent_from.sum() == 0.08 * numel * steps
+    assert sent_from.min() > 0.7 * sent_from.mean()
+    assert sent_from.max() < 1.4 * sent_from.mean()
+
+
+def test_refine_whole_and_asleep_keep_to_the_specification(launches):
+    """What the kernels cannot do; the last step shows that they can do the rest."""
+    fused, _ = pair([3000, 200], 0.02)
+    grad = gradient("normal", fused.layout.numel, torch.float32, 0).to(DEVICE)
+    refined = replace(fused, compressor=GaussianK(0.02, refine=True))
+    refined.send(grad)
+    replace(fused, whole=True).send(grad)
+    fused.send(grad, frozenset({"p1"}))
+    assert not launches
+    fused.send(grad)
+    assert len(launches) == 1
+
+
+def test_another_layout_or_quantile_makes_other_tables():
+    """One memory, asked for another density and then for the other quantile."""
+    fused, plain = pair([4000], 0.02)
+    for density, two_sided in ((0.02, False), (0.1, False), (0.1, True)):
+        other, _ = pair([4000], density, two_sided=two_sided)
+        fused = replace(fused, compressor=other.compressor, layout=other.layout)
+        plain = replace(plain, compressor=Plain(density, two_sided), layout=other.layout)
+        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, 0))
+        assert fused.workspace["gaussian"].layout is other.layout
