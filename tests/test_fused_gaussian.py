@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from sparsync import GaussianK
-from sparsync.compressors import Selecting
+from sparsync.compressors import Context, Selecting
 from sparsync.feedback import Correction
-from sparsync.kernels import launch_gaussian
+from sparsync.kernels import Memory, launch_gaussian, workspace_gaussian
 from sparsync.layout import Layout
+from sparsync.wire import CODECS
 from tests.methods import Worker, gradient, place
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -75,7 +76,9 @@ def assert_alike(fused, plain, grad):
         return assert_same(fused, plain, grad)
     sent = fused.send(grad.to(DEVICE))
     assert int(sent.count) == plain.layout.capacity
-    assert torch.equal((sent.densify() + fused.residual).cpu(), grad)
+    indices, values = entries(sent)
+    assert indices.unique().numel() == indices.numel()
+    assert torch.equal(fused.residual.cpu().index_add_(0, indices, values), grad)
     return sent
 
 
@@ -99,6 +102,20 @@ def test_the_same_entries_step_after_step(sizes, kind, scope, two_sided, launche
     for step in range(2):
         assert_same(fused, plain, gradient(kind, plain.layout.numel, torch.float32, step))
     assert len(launches) == 2
+
+
+@pytest.mark.parametrize(("scope", "kind"), [("layer", "normal"), ("global", "heavy")])
+def test_programs_of_several_blocks(scope, kind, monkeypatch):
+    """As a large gradient is cut: whole strips and their ends, and a lane that finds several entries."""
+    monkeypatch.setattr(workspace_gaussian, "SMALL", 0)
+    fused, plain = pair([17_000, 300], 0.02, scope=scope)
+    for step in range(2):
+        grad = gradient(kind, plain.layout.numel, torch.float32, step)
+        grad[9000 + 7000 * step] = float("nan")
+        sent = assert_same(fused, plain, grad)
+        assert int(sent.where) == 0
+    assert fused.workspace["gaussian"].blocks > 1
+    assert int(sent.count) > 50
 
 
 KINDS = {
@@ -241,3 +258,37 @@ def test_another_layout_or_quantile_makes_other_tables():
         plain = replace(plain, compressor=Plain(density, two_sided), layout=other.layout)
         assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, 0))
         assert fused.workspace["gaussian"].layout is other.layout
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU")
+@pytest.mark.parametrize("values", ["fp32", "sign"])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_waits_for_nothing_and_allocates_nothing(values, scope):
+    """Once the workspace is there; then a CUDA graph can hold a whole step."""
+    one, _ = pair([1_000_003, 700, 250_000], 0.001, scope=scope, values=values, hole=0)
+    grads = [torch.randn(one.layout.numel, device="cuda") for _ in range(2)]
+    memory = Memory(one.residual, one.residual)
+    ctx = Context(rounding=CODECS[values].round, values=values)
+
+    def compress(step):
+        return one.compressor.compress(grads[step % 2], memory, one.layout, ctx, one.state)
+
+    for step in range(3):
+        compress(step)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(5):
+            sent = compress(step)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sent = compress(0)
+    kept = one.residual.clone()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(sent.densify() + one.residual, kept + grads[0])
+    assert 0 < int(sent.count) <= one.layout.capacity

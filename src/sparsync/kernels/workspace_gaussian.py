@@ -13,7 +13,7 @@ from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
 BLOCK = 1024  # entries
-BLOCKS = 8  # of a program, 15 at most; a small gradient needs many programs instead
+BLOCKS = 8  # of a program, 16 at most; a small gradient needs many programs instead
 SMALL = 1 << 22
 ROOM = 4096  # entries of a region: a segment's list is cut into these
 # What the first threshold is multiplied by, in two steps, to make those that may be counted, in ascending order. Two
