@@ -72,7 +72,8 @@ class Channel:
         ranks = dist.get_process_group_ranks(peers)
         # Ranks outside a subgroup cannot take part in making ours; torch then names it after its ranks.
         self._local = len(ranks) < dist.get_world_size()
-        self.group = dist.new_group(ranks, timeout=limit, use_local_synchronization=self._local)
+        backends = str(dist.get_backend_config(peers))  # the peers' own, which may not be the default
+        self.group = dist.new_group(ranks, limit, backends, use_local_synchronization=self._local)
         self.backend = _backend(self.group, device)
         self.may_defer = self.backend == "nccl" and usable_on(device)
 
@@ -205,4 +206,4 @@ class Channel:
 
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
     """What carries tensors of ``device``."""
-    return dict(part.split(":") for part in dist.get_backend_config(group).split(","))[device.type]
+    return dict(part.split(":") for part in dist.get_backend_config(group).split(",")).get(device.type, "none")

@@ -216,56 +216,108 @@ def divide(rows, stride, places, place_stride, verdict, begins, tiles, capacity,
 
 
 @triton.jit
-def settle(
-    rows, rows16, stride, places, place_stride, begins, scratch, out, overflow, starts, owners, spans, segments, numel,
-    tiles, programs, workers, divisor, values_at,
-    TILE: tl.constexpr, LANES: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr, CHECK: tl.constexpr,
+def _value(
+    rows, rows16, row, entry, place, real, starts, owners, spans, segments, values_at,
+    CODEC: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The mean of all messages, written over ``out``: tile by tile, the ranks one after another."""
+    """The values of entries of messages that begin at ``row``."""
+    if CODEC == 0:
+        return tl.load(rows + row + values_at + entry, mask=real, other=0).to(tl.float32, bitcast=True)
+    elif CODEC == 1:
+        half = tl.load(rows16 + 2 * (row + values_at) + entry, mask=real, other=0)
+        return half.to(tl.float16, bitcast=True).to(tl.float32)
+    elif CODEC == 2:
+        half = tl.load(rows16 + 2 * (row + values_at) + entry, mask=real, other=0).to(tl.int32)
+        return (half << 16).to(tl.float32, bitcast=True)
+    else:
+        segment = _segment(place, starts, owners, spans, STEPS)
+        scale = tl.load(rows + row + values_at + segment, mask=real, other=0).to(tl.float32, bitcast=True)
+        signs = tl.load(rows + row + values_at + segments + (entry >> 5), mask=real, other=0)
+        return tl.where(((signs >> (entry & 31)) & 1) != 0, -scale, scale)
+
+
+@triton.jit
+def _take(own, out, place, base, real, divisor, overflow, CHECK: tl.constexpr):
+    """Write the mean of entries that are summed up, and clear their sums: of ranks that share one, the first does."""
+    total = tl.atomic_xchg(own + (place - base), tl.zeros_like(place), mask=real, sem="relaxed")
+    total = tl.where(real, total, 0).to(tl.float32, bitcast=True)
+    mean = tl.div_rn(total, divisor)
+    if out.dtype.element_ty == tl.bfloat16:  # to the nearest, ties to even: the interpreter would cut off
+        word = mean.to(tl.int32, bitcast=True)
+        word = (word + 0x7FFF + ((word >> 16) & 1)) & -0x10000
+        mean = tl.where((_magnitude(total) < INFINITE), word.to(tl.float32, bitcast=True), mean)
+    else:
+        mean = mean.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + place, mean.to(out.dtype.element_ty), mask=real & (total != 0.0))
+    if CHECK:
+        odd = real & (_magnitude(mean) >= INFINITE)
+        if tl.sum(odd.to(tl.int32)) > 0:
+            tl.store(overflow, 1)
+
+
+@triton.jit
+def _add(spot, value, mask):
+    """Add to sums, which are kept as the integers their bits make."""
+    total = tl.load(spot, mask=mask, other=0).to(tl.float32, bitcast=True) + value
+    tl.store(spot, total.to(tl.int32, bitcast=True), mask=mask)
+
+
+@triton.jit
+def _magnitude(value):
+    return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def settle(
+    rows, rows16, stride, places, place_stride, begins, scratch, out, overflow, starts, owners, spans, segments, tiles,
+    programs, workers, divisor, values_at,
+    TILE: tl.constexpr, LANES: tl.constexpr, RANKS: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
+    CHECK: tl.constexpr,
+):  # fmt: skip
+    """The mean of all messages, written into ``out``, which is zero: tile by tile, the ranks one after another.
+
+    Sums are made in a scratch that is zero again when a tile is done. ``RANKS``: where a tile has few entries, those of
+    all ranks are read at once.
+    """
     pid = tl.program_id(0)
     own = scratch + pid * TILE
-    all_ = tl.arange(0, TILE)
+    lane, member = tl.arange(0, LANES), tl.arange(0, RANKS)
     for tile in range(pid, tiles, programs):
-        tl.store(own + all_, tl.zeros([TILE], tl.float32))
-        tl.debug_barrier()
-        for rank in range(workers):
-            row = rank * stride
-            first = tl.load(begins + rank * (tiles + 1) + tile)
-            last = tl.load(begins + rank * (tiles + 1) + tile + 1)
-            for i in range(first, last, LANES):
-                entry = i + tl.arange(0, LANES)
-                real = entry < last
-                place = tl.load(places + rank * place_stride + entry, mask=real, other=0)
-                if CODEC == 0:
-                    value = tl.load(rows + row + values_at + entry, mask=real, other=0).to(tl.float32, bitcast=True)
-                elif CODEC == 1:
-                    half = tl.load(rows16 + 2 * (row + values_at) + entry, mask=real, other=0)
-                    value = half.to(tl.float16, bitcast=True).to(tl.float32)
-                elif CODEC == 2:
-                    half = tl.load(rows16 + 2 * (row + values_at) + entry, mask=real, other=0).to(tl.int32)
-                    value = (half << 16).to(tl.float32, bitcast=True)
-                else:
-                    segment = _segment(place, starts, owners, spans, STEPS)
-                    scale = tl.load(rows + row + values_at + segment, mask=real, other=0).to(tl.float32, bitcast=True)
-                    signs = tl.load(rows + row + values_at + segments + (entry >> 5), mask=real, other=0)
-                    value = tl.where(((signs >> (entry & 31)) & 1) != 0, -scale, scale)
-                spot = own + (place - tile * TILE)
-                tl.store(spot, tl.load(spot, mask=real, other=0.0) + value, mask=real)
-            tl.debug_barrier()
-        mean = tl.div_rn(tl.load(own + all_), divisor)
-        at = tile * TILE + all_
-        inside = at < numel
-        if out.dtype.element_ty == tl.bfloat16:  # to the nearest, ties to even: the interpreter would cut off
-            word = mean.to(tl.int32, bitcast=True)
-            word = (word + 0x7FFF + ((word >> 16) & 1)) & -0x10000
-            cast = word.to(tl.float32, bitcast=True)
+        base = tile * TILE
+        first = tl.load(begins + member * (tiles + 1) + tile, mask=member < workers, other=0)
+        last = tl.load(begins + member * (tiles + 1) + tile + 1, mask=member < workers, other=0)
+        if (tl.max(last - first) <= LANES) & (workers <= RANKS):
+            entry = first[:, None] + lane[None, :]
+            real = entry < last[:, None]
+            place = tl.load(places + member[:, None] * place_stride + entry, mask=real, other=0)
+            value = _value(rows, rows16, member[:, None] * stride, entry, place, real, starts, owners, spans, segments,
+                           values_at, CODEC, STEPS)  # fmt: skip
+            spot = own + (place - base)
+            for rank in range(workers):
+                mine = real & (member[:, None] == rank)
+                _add(spot, value, mine)
+                tl.debug_barrier()
+            _take(own, out, place, base, real, divisor, overflow, CHECK)
         else:
-            cast = mean.to(out.dtype.element_ty).to(tl.float32)
-        tl.store(out + at, cast.to(out.dtype.element_ty), mask=inside)
-        if CHECK:
-            odd = (cast.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= INFINITE
-            if tl.sum(odd.to(tl.int32)) > 0:
-                tl.store(overflow, 1)
+            for rank in range(workers):
+                start = tl.load(begins + rank * (tiles + 1) + tile)
+                stop = tl.load(begins + rank * (tiles + 1) + tile + 1)
+                for i in range(start, stop, LANES):
+                    entry = i + lane
+                    real = entry < stop
+                    place = tl.load(places + rank * place_stride + entry, mask=real, other=0)
+                    value = _value(rows, rows16, rank * stride, entry, place, real, starts, owners, spans, segments,
+                                   values_at, CODEC, STEPS)  # fmt: skip
+                    spot = own + (place - base)
+                    _add(spot, value, real)
+                tl.debug_barrier()
+            for rank in range(workers):
+                start = tl.load(begins + rank * (tiles + 1) + tile)
+                stop = tl.load(begins + rank * (tiles + 1) + tile + 1)
+                for i in range(start, stop, LANES):
+                    real = i + lane < stop
+                    place = tl.load(places + rank * place_stride + i + lane, mask=real, other=0)
+                    _take(own, out, place, base, real, divisor, overflow, CHECK)
         tl.debug_barrier()
 
 

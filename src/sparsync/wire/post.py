@@ -21,8 +21,9 @@ from sparsync.wire.shape import Shape
 BLOCK = 128  # entries
 PIECE = 4096 * 32  # entries of the gradient whose marks one program counts
 HIGH = 256  # words of an Elias-Fano coded message that one program reads
-TILE = 4096  # entries of the gradient that are summed at a time
-PROGRAMS = 1056  # that stay: eight for each multiprocessor of the largest GPUs
+TILE = 8192  # entries of the gradient that are summed at a time
+PROGRAMS = 2112  # that stay: sixteen for each multiprocessor of the largest GPUs
+RANKS = 16  # at most, whose entries are read at once
 MOST = 2**31 - PIECE
 
 
@@ -63,7 +64,10 @@ class Post:
         self.bitmap, self.lines, self.sums = zeros(self.pieces * 4096), zeros(self.pieces * 128), zeros(self.pieces)
         self.begins = zeros(workers, self.tiles + 1)
         self.programs = min(PROGRAMS, self.tiles)
-        self.scratch = torch.zeros(self.programs * TILE, device=device)
+        self.scratch = zeros(self.programs * TILE)
+        usual = 2 * TILE * shape.capacity // shape.numel  # entries of a tile, and as many again
+        self.lanes = min(128, max(16, 1 << usual.bit_length()))
+        self.ranks = max(2, 1 << (workers - 1).bit_length()) if workers <= RANKS else 2
         if self.width >= 0:
             self.ones, self.places = zeros(workers, self.high_blocks), zeros(workers, shape.capacity)
 
@@ -96,6 +100,7 @@ class Post:
         from sparsync.kernels import mail
 
         stride, places, place_stride = self.words, rows.view(-1)[HEADER:], self.words
+        out.zero_()
         with _device_of(out):
             if self.width >= 0:
                 blocks, places, place_stride = self.high_blocks, self.places, self.shape.capacity
@@ -112,9 +117,9 @@ class Post:
             mail.settle[(self.programs,)](
                 rows, rows.view(torch.int16), stride, places, place_stride, self.begins, self.scratch, out,
                 verdict if overflow is None else overflow, self.starts, self.owners, self.spans,
-                len(self.layout.segments), self.shape.numel, self.tiles, self.programs, self.workers,
-                float(self.workers), self.values_at,
-                TILE=TILE, LANES=BLOCK, CODEC=self.codec, STEPS=self.steps, CHECK=overflow is not None,
+                len(self.layout.segments), self.tiles, self.programs, self.workers, float(self.workers),
+                self.values_at, TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
+                CHECK=overflow is not None, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
             )  # fmt: skip
 
 
