@@ -136,10 +136,12 @@ class Session:
         """Where the training stands, measured on the test images."""
         loss = self.losses.item() / self.counted if self.counted else math.nan
         right = 0
+        self.model.eval()
         with torch.no_grad():
             for start in range(0, len(self.images.test_x), 1000):
                 x, y = self.images.test_x[start : start + 1000], self.images.test_y[start : start + 1000]
                 right += int((self.model(x.to(self.device)).argmax(1) == y.to(self.device)).sum())
+        self.model.train()
         return Point(self.step, loss, right / len(self.images.test_y), self._progress()["bytes"])
 
     def forget_losses(self) -> None:
