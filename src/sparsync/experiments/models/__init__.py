@@ -20,6 +20,7 @@ __all__ = [
     "MODELS",
     "Spec",
     "build",
+    "check",
     "make",
     "mlp",
     "parameters",
@@ -41,24 +42,29 @@ def make(name: str, images: Images) -> nn.Sequential:
             size than 28 x 28 are resized for it; ``"fnn3"``: the mlp of MNIST with Xavier's weights; on CIFAR-10
             ``"resnet20"``, ``"vgg16"`` and ``"resnet18"``.
     """
-    channels, side = images.train_x.shape[1], images.side
+    channels, side = images.channels, images.side
+    check(name, channels, side, images.classes)
     if name == "mlp":
         sizes = [channels * side**2, *HIDDEN.get(side, (256, 256)), images.classes]
         return nn.Sequential(nn.Flatten(), *mlp(sizes))
     if name == "lenet5":
         resize = [] if side == LENET_SIDE else [nn.Upsample(size=LENET_SIDE, mode="bilinear")]
         return nn.Sequential(*resize, *lenet5(channels, images.classes))
-    if name not in MODELS:
-        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
-    if (channels, side) != SHAPES[name] or images.classes != 10:
-        wanted, size = SHAPES[name]
-        raise ValueError(
-            f"model {name} is for images of {wanted} x {size} x {size} in 10 classes, got {channels} x {side} x {side} "
-            f"in {images.classes}"
-        )
     made = build(name)
     assert isinstance(made, nn.Sequential)
     return made
+
+
+def check(name: str, channels: int, side: int, classes: int = 10) -> None:
+    """Whether the model called ``name`` can be made for such images."""
+    if name not in MODELS:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
+    if name in SHAPES and ((channels, side) != SHAPES[name] or classes != 10):
+        wanted, size = SHAPES[name]
+        raise ValueError(
+            f"model {name} is for images of {wanted} x {size} x {size} in 10 classes, got {channels} x {side} x {side} "
+            f"in {classes}"
+        )
 
 
 def size(name: str, images: Images) -> int:
