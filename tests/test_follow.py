@@ -45,7 +45,9 @@ def test_a_training_is_followed() -> None:
     assert all(step.candidates >= step.count for step in steps)
     assert all(0 < step.energy <= 1 + 1e-9 for step in steps)
     assert all(step.energy < 1 - 1e-9 for step in steps if step.count < step.k)
-    assert [step.rate for step in steps] == pytest.approx([0.01] * 20 + [0.01 / DROP] * 20)
+    assert [step.rate for step in steps] == pytest.approx(
+        [0.001 * min(10, i) for i in range(1, 21)] + [0.01 / DROP] * 20
+    )
     assert steps[-1].loss < steps[0].loss
 
 

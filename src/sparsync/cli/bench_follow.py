@@ -17,7 +17,19 @@ from rich.table import Table
 
 from sparsync.cli.progress import bar
 from sparsync.experiments.environment import environment
-from sparsync.experiments.follow import DROP, ENERGY, MODELS, SETTLED, SHARE, TOLERANCE, Follow, Step, follow, summarise
+from sparsync.experiments.follow import (
+    DROP,
+    ENERGY,
+    MODELS,
+    SETTLED,
+    SHARE,
+    TOLERANCE,
+    WARM_UP,
+    Follow,
+    Step,
+    follow,
+    summarise,
+)
 from sparsync.experiments.lessons import lesson
 from sparsync.experiments.models import CATALOGUE
 
@@ -73,8 +85,8 @@ def follow_command(
         "in 10 %: of the steps, how many had a count within 10 % of k; least and most: counts over k; energy: sent "
         "over exact top-k's, mean, median and least, and how many steps had 99 % of it. "
         f"One worker, density {density:g} of the whole model, fp32 values, error feedback; trained with {trained}. The "
-        f"learning rate is divided by {DROP} after step {steps // 2}; the first {SETTLED} steps are not judged. "
-        f"Target: a count within {TOLERANCE:.0%} of k, and {ENERGY:.0%} of exact top-k's energy, each in {SHARE:.0%} "
+        f"learning rate is reached in {WARM_UP} steps and divided by {DROP} after step {steps // 2}; the first "
+        f"{SETTLED} steps are not judged. Target: a count within {TOLERANCE:.0%} of k, and {ENERGY:.0%} of exact top-k's energy, each in {SHARE:.0%} "
         "of the steps.",
         highlight=False,
     )

@@ -24,6 +24,7 @@ SETTLED = 20  # steps that are not judged
 TOLERANCE = 0.1  # of k
 ENERGY = 0.99  # of exact top-k's
 SHARE = 0.99  # of the steps
+WARM_UP = 10  # steps until the learning rate is whole
 DROP = 10  # the learning rate is divided by this in the middle of the run
 
 
@@ -131,7 +132,7 @@ def follow(asked: Follow, taught: Lesson, on_step: Callable[[int], None] = lambd
     watched = _Watched(sum(parameter.numel() for parameter in parameters), asked.density, parameters[0].device)
     steps: list[Step] = []
     for number in range(1, asked.steps + 1):
-        now = rate if number <= asked.steps // 2 else rate / DROP
+        now = rate * min(1.0, number / WARM_UP) if number <= asked.steps // 2 else rate / DROP
         for group in optimizer.param_groups:
             group["lr"] = now
         optimizer.zero_grad()
