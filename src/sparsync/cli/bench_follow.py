@@ -80,17 +80,21 @@ def follow_command(
         lines += [_line(run, step) | where for step in done]
         _write(output, lines)  # after every training: a run that is broken off leaves what it has
     console.print(table)
-    trained = "what is sent, momentum moved" if feedback else "the whole gradient"
-    console.print(
-        "in 10 %: of the steps, how many had a count within 10 % of k; least and most: counts over k; energy: sent "
-        "over exact top-k's, mean, median and least, and how many steps had 99 % of it. "
-        f"One worker, density {density:g} of the whole model, fp32 values, error feedback; trained with {trained}. The "
-        f"learning rate is reached in {WARM_UP} steps and divided by {DROP} after step {steps // 2}; the first "
-        f"{SETTLED} steps are not judged. Target: a count within {TOLERANCE:.0%} of k, and {ENERGY:.0%} of exact top-k's energy, each in {SHARE:.0%} "
-        "of the steps.",
-        highlight=False,
-    )
+    for note in _notes(runs[0]):
+        console.print(note, highlight=False)
     print(f"results: {output}")
+
+
+def _notes(run: Follow) -> list[str]:
+    trained = "what is sent, momentum moved" if run.feedback else "the whole gradient"
+    return [
+        f"in 10 %: share of the steps with a count within {TOLERANCE:.0%} of k; least, most: counts over k; energy: "
+        f"sent over exact top-k's, mean, median, least, and the share of the steps with {ENERGY:.0%} of it; met: each in "
+        f"{SHARE:.0%} of the steps.",
+        f"One worker, density {run.density:g} of the whole model, fp32 values, error feedback; trained with {trained}.",
+        f"The learning rate is reached in {WARM_UP} steps and divided by {DROP} after step {run.steps // 2}; the first "
+        f"{SETTLED} steps are not judged.",
+    ]
 
 
 def _row(run: Follow, steps: Sequence[Step]) -> list[str]:
