@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 import typer
 
-from sparsync.cli import bench_momentum, bench_select, bench_step, bench_traffic, bench_wire, compare, demo, info, train
+from sparsync.cli import (
+    bench_follow,
+    bench_momentum,
+    bench_select,
+    bench_step,
+    bench_traffic,
+    bench_wire,
+    compare,
+    demo,
+    info,
+    train,
+)
 
 app = typer.Typer(
     name="sparsync",
@@ -21,6 +32,7 @@ app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("info")(info.info)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
+bench.command("follow")(bench_follow.follow_command)
 bench.command("momentum")(bench_momentum.momentum)
 bench.command("select")(bench_select.select)
 bench.command("step")(bench_step.step)

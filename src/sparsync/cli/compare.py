@@ -31,9 +31,9 @@ def compare(
     seeds: Annotated[int, typer.Option(help="Trainings of each method.")] = 3,
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 4,
     data: Annotated[
-        str, typer.Option(help="'digits' (comes with scikit-learn) or 'mnist' (see --data-dir).")
+        str, typer.Option(help="'digits' (comes with scikit-learn), 'mnist' or 'cifar10' (see --data-dir).")
     ] = DEFAULT.data,
-    model: Annotated[str, typer.Option(help="'mlp' or 'lenet5'.")] = DEFAULT.model,
+    model: Annotated[str, typer.Option(help="'mlp', 'lenet5', or one of train's others.")] = DEFAULT.model,
     steps: Annotated[int, typer.Option(help="Steps of each training.")] = DEFAULT.steps,
     batch: Annotated[int, typer.Option(help="Images per worker and step.")] = DEFAULT.batch,
     rate: Annotated[float, typer.Option(help="Learning rate of SGD.")] = DEFAULT.rate,
@@ -45,7 +45,7 @@ def compare(
         str, typer.Option(help="SGD's momentum with methods that are no recipes: 'move', 'keep' or 'correct'.")
     ] = MOVE,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the four MNIST files.", show_default="$SPARSYNC_DATA")
+        Path | None, typer.Option(help="Folder of MNIST's or CIFAR-10's files.", show_default="$SPARSYNC_DATA")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for outcomes.json, table.csv, compare.png, report.html.")] = Path(
         "runs/compare"

@@ -47,13 +47,16 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            help="'digits' (8 x 8, comes with scikit-learn) or 'mnist' (see --data-dir).", show_default=DEFAULT.data
+            help="'digits' (8 x 8, comes with scikit-learn), 'mnist', 'cifar10', or 'cifar10-half', the first half of "
+            "every class (see --data-dir).",
+            show_default=DEFAULT.data,
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="'mlp' (three layers; 85,002 parameters on digits, 199,210 on MNIST) or 'lenet5' (61,706).",
+            help="'mlp' (three layers; 85,002 parameters on digits, 199,210 on MNIST) or 'lenet5' (61,706); on "
+            "CIFAR-10 'resnet20', 'vgg16' or 'resnet18'; on MNIST 'fnn3', the mlp with Xavier's first weights.",
             show_default=DEFAULT.model,
         ),
     ] = None,
@@ -131,7 +134,8 @@ def train(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the four MNIST files (*-ubyte.gz), or with a subfolder mnist that has them.",
+            help="Folder of the four MNIST files (*-ubyte.gz) or of CIFAR-10's archive, or with subfolders mnist and "
+            "cifar10 that have them.",
             show_default="$SPARSYNC_DATA",
         ),
     ] = None,

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sparsync.experiments.data import DATA
+from sparsync.experiments import models
+from sparsync.experiments.data import DATA, SHAPES
 from sparsync.experiments.methods import check_options, options_of
-from sparsync.experiments.models import MODELS
 from sparsync.momentum import MOMENTA
 
 T = TypeVar("T")
@@ -23,8 +23,8 @@ class Training:
     Args:
         method: how gradients are exchanged: ``"dense"`` (plain DDP), a recipe's name, a compressor's name, or a
             compressor and a collective as in ``"random+shared"``.
-        data: ``"digits"`` or ``"mnist"``.
-        model: ``"mlp"`` or ``"lenet5"``.
+        data: ``"digits"``, ``"mnist"``, ``"cifar10"`` or ``"cifar10-half"``.
+        model: ``"mlp"``, ``"lenet5"``, on MNIST ``"fnn3"``, on CIFAR-10 ``"resnet20"``, ``"vgg16"`` or ``"resnet18"``.
         density: share of the entries to send, in (0, 1]; ``None``: the method's own. So for the next four.
         scope: where the largest entries are looked for: ``"layer"``, ``"bucket"``, ``"global"``.
         values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``.
@@ -54,8 +54,7 @@ class Training:
     def __post_init__(self) -> None:
         if self.data not in DATA:
             raise ValueError(f"data must be one of {', '.join(DATA)}, got {self.data!r}")
-        if self.model not in MODELS:
-            raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
+        models.check(self.model, *SHAPES[self.data])
         if self.density is not None and not 0 < self.density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density:g}")
         if not (isinstance(self.seed, int) and 0 <= self.seed < 2**31):

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.experiments import models
-from sparsync.experiments.data import Images, check_workers
+from sparsync.experiments.data import Images, check_workers, moment
 from sparsync.experiments.runs import Checkpoint, Run
 from sparsync.experiments.settings import Outcome, Point, Training, attach_options, dense_bytes
 
@@ -65,7 +65,8 @@ def train(
     x, y = (part.to(session.device) for part in images.shard(rank, workers))
     order = torch.Generator().manual_seed(1000 * training.seed + rank)
     for batch in islice(batches(len(x), training.batch, order), session.step, training.steps):
-        session.advance(x[batch], y[batch])
+        crops = moment(training.seed, rank, session.step)
+        session.advance(images.inputs(x[batch], crops), y[batch])
         last = session.step == training.steps
         if session.step % points_every == 0 or last:
             if rank == 0:
@@ -99,7 +100,7 @@ class Session:
         self.ddp: DistributedDataParallel | None = DistributedDataParallel(self.model)
         # DDP regroups its buckets after the first backward. That is over with before the first step, so that a resumed
         # training sums in the same order as one that was never interrupted.
-        self.ddp(images.train_x[:1].to(self.device)).sum().backward()
+        self.ddp(images.inputs(images.train_x[:1].to(self.device))).sum().backward()
         self.ddp.zero_grad()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=training.rate, momentum=training.momentum)
         options = attach_options(training)
@@ -136,10 +137,12 @@ class Session:
         """Where the training stands, measured on the test images."""
         loss = self.losses.item() / self.counted if self.counted else math.nan
         right = 0
+        self.model.eval()
         with torch.no_grad():
             for start in range(0, len(self.images.test_x), 1000):
                 x, y = self.images.test_x[start : start + 1000], self.images.test_y[start : start + 1000]
-                right += int((self.model(x.to(self.device)).argmax(1) == y.to(self.device)).sum())
+                right += int((self.model(self.images.inputs(x.to(self.device))).argmax(1) == y.to(self.device)).sum())
+        self.model.train()
         return Point(self.step, loss, right / len(self.images.test_y), self._progress()["bytes"])
 
     def forget_losses(self) -> None:

@@ -1,0 +1,90 @@
+"""Images to train on, and what is done to them on their way into a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+PADDING = 4  # pixels round an image before a piece of its size is cut out
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images ``(n, channels, side, side)`` and labels ``(n,)`` below ``classes``.
+
+    They are standardised by the training images, or, to save memory, bytes that ``inputs`` standardises.
+
+    Args:
+        mean, deviation: of bytes, by channel: ``(channels, 1, 1)``.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int
+    mean: Tensor | None = None
+    deviation: Tensor | None = None
+
+    @property
+    def side(self) -> int:
+        return self.train_x.shape[-1]
+
+    @property
+    def channels(self) -> int:
+        return self.train_x.shape[1]
+
+    def shard(self, rank: int, workers: int) -> tuple[Tensor, Tensor]:
+        """The training images of one worker: every ``workers``-th, all shards of the same size."""
+        size = len(self.train_x) // workers
+        return self.train_x[rank::workers][:size], self.train_y[rank::workers][:size]
+
+    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Some of the images as a model takes them, on the device they are on.
+
+        Args:
+            generator: for training: photographs (bytes) are cut and flipped at random first. Digits never are.
+        """
+        if self.mean is None or self.deviation is None:
+            return x
+        if generator is not None:
+            x = augment(x, generator)
+        return (x.float() - self.mean.to(x.device)) / self.deviation.to(x.device)
+
+
+def augment(x: Tensor, generator: torch.Generator, padding: int = PADDING) -> Tensor:
+    """Each image of ``(n, channels, height, width)`` shifted by up to ``padding`` pixels either way, black coming in at
+    the edges, and half of them mirrored.
+
+    Args:
+        generator: where the choices are drawn; one of the CPU chooses the same for images on any device.
+    """
+    n, channels, height, width = x.shape
+
+    def draw(below: int) -> Tensor:
+        return torch.randint(below, (n, 1), generator=generator, device=generator.device).to(x.device)
+
+    top, left, mirrored = draw(2 * padding + 1), draw(2 * padding + 1), draw(2)
+    rows = top + torch.arange(height, device=x.device)
+    across = torch.arange(width, device=x.device)
+    columns = left + torch.where(mirrored > 0, across.flip(0), across)
+    image = torch.arange(n, device=x.device).view(n, 1, 1, 1)
+    channel = torch.arange(channels, device=x.device).view(1, channels, 1, 1)
+    wide = nn.functional.pad(x, (padding,) * 4)
+    return wide[image, channel, rows.view(n, 1, height, 1), columns.view(n, 1, 1, width)]
+
+
+def moment(seed: int, rank: int, step: int) -> torch.Generator:
+    """A generator for one worker's step: a training that is resumed there draws the same again."""
+    return torch.Generator().manual_seed(((seed * 1_000_003 + rank) * 1_000_003 + step) % 2**63)
+
+
+def check_workers(workers: int, images: int, batch: int) -> None:
+    """Every worker must have a batch of its own among the training images."""
+    most = images // batch
+    if most < 1:
+        raise ValueError(f"batch must be at most {images}, the number of training images, got {batch}")
+    if not 1 <= workers <= most:
+        raise ValueError(f"workers must be from 1 to {most}, so that each has {batch} images, got {workers}")

@@ -1,0 +1,111 @@
+"""Photographs in folders, one for each class, as ImageNet is unpacked: read when they are asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
+SOURCE = "ImageNet is at https://image-net.org; unpack it into train/<class>/ and val/<class>/"
+# By channel, of ImageNet.
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SMALLEST, ASPECT = 0.08, 4 / 3  # of a random piece: its share of the area, and its sides' ratio at most
+TRIES = 10
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The pictures of one split.
+
+    Args:
+        paths: sorted by class, then by name: the same on every machine.
+        labels: the number of each one's class, ``(n,)``.
+        classes: their names, sorted.
+        side: of the square pieces that ``batch`` cuts.
+    """
+
+    paths: tuple[Path, ...]
+    labels: Tensor
+    classes: tuple[str, ...]
+    side: int = 224
+
+    def shard(self, rank: int, workers: int) -> Tensor:
+        """The numbers of one worker's pictures: every ``workers``-th, all shards of the same size."""
+        return torch.arange(rank, len(self.paths), workers)[: len(self.paths) // workers]
+
+    def batch(self, picked: Sequence[int] | Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Pictures ``(n, 3, side, side)`` as bytes, and their labels.
+
+        Args:
+            picked: their numbers.
+            generator: for training: pieces of random place, size and shape, half of them mirrored. Without, the middle
+                of the picture, whose shorter side is 8/7 of the piece's.
+        """
+        numbers = [int(i) for i in picked]
+        return torch.stack([self._cut(self.paths[i], generator) for i in numbers]), self.labels[numbers]
+
+    def _cut(self, path: Path, generator: torch.Generator | None) -> Tensor:
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            whole = picture.convert("RGB")
+        width, height = whole.size
+        box = _middle(width, height, 7 / 8) if generator is None else _piece(width, height, generator)
+        cut = whole.resize((self.side, self.side), Image.Resampling.BILINEAR, box=box)
+        pixels = torch.from_numpy(np.array(cut)).permute(2, 0, 1)
+        mirrored = generator is not None and _draw(generator) < 0.5
+        return pixels.flip(2) if mirrored else pixels.contiguous()
+
+
+def read_pictures(folder: Path, split: str = "train", side: int = 224) -> Pictures:
+    """The pictures in ``folder/split`` or ``folder/imagenet/split``; only their names are read yet.
+
+    Such folders have no published checksums; a picture that cannot be read is refused when its turn comes.
+    """
+    if importlib.util.find_spec("PIL") is None:
+        raise ValueError("pictures are read by Pillow: pip install pillow")
+    places = [folder / "imagenet" / split, folder / split]
+    root = next((place for place in places if place.is_dir()), None)
+    if root is None:
+        raise ValueError(f"the folder {split} is missing: looked for {places[0]} and {places[1]}; {SOURCE}")
+    classes = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir()))
+    found = [sorted(p for p in (root / name).iterdir() if p.suffix.lower() in SUFFIXES) for name in classes]
+    empty = [name for name, paths in zip(classes, found, strict=True) if not paths]
+    if empty or not classes:
+        raise ValueError(f"{root} has no pictures in {', '.join(empty[:5]) or 'any subfolder'}; {SOURCE}")
+    labels = torch.tensor([label for label, paths in enumerate(found) for _ in paths])
+    return Pictures(tuple(path for paths in found for path in paths), labels, classes, side)
+
+
+def standardise(pixels: Tensor) -> Tensor:
+    """Bytes ``(n, 3, side, side)`` as models of ImageNet take them."""
+    mean, deviation = (255 * torch.tensor(row, device=pixels.device).view(3, 1, 1) for row in (MEAN, DEVIATION))
+    return (pixels.float() - mean) / deviation
+
+
+def _middle(width: int, height: int, share: float) -> tuple[float, float, float, float]:
+    side = share * min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
+
+
+def _piece(width: int, height: int, generator: torch.Generator) -> tuple[float, float, float, float]:
+    for _ in range(TRIES):
+        area = width * height * (SMALLEST + (1 - SMALLEST) * _draw(generator))
+        aspect = math.exp(math.log(ASPECT) * (2 * _draw(generator) - 1))
+        wide, high = math.sqrt(area * aspect), math.sqrt(area / aspect)
+        if wide <= width and high <= height:
+            left, top = (width - wide) * _draw(generator), (height - high) * _draw(generator)
+            return left, top, left + wide, top + high
+    return _middle(width, height, 1.0)
+
+
+def _draw(generator: torch.Generator) -> float:
+    return torch.rand((), generator=generator, device=generator.device).item()

@@ -1,0 +1,61 @@
+"""A small transformer for language."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer whose output is tied to its embedding: 5,752,320 parameters as it stands here.
+
+    Weights are normal with deviation 0.02, those that end a residual branch with 0.02 / √(2 layers); GELU. Words go in
+    as ``(batch, time)``, at most ``context`` of them, scores come out as ``(batch, time, words)``.
+    """
+
+    def __init__(
+        self, words: int = 10_000, layers: int = 4, width: int = 256, heads: int = 4, context: int = 128
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width must be a multiple of heads = {heads}, got {width}")
+        self.embedding = nn.Embedding(words, width)
+        self.places = nn.Embedding(context, width)
+        blocks = [_Block(width, heads) for _ in range(layers)]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(width)
+        self.apply(_normal)
+        for block in blocks:
+            for last in (block.merge, block.narrow):
+                nn.init.normal_(last.weight, std=0.02 / (2 * layers) ** 0.5)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embedding(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.linear(self.norm(x), self.embedding.weight)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        parts = self.project(self.attention_norm(x)).view(batch, time, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.merge(seen.transpose(1, 2).reshape(batch, time, width))
+        x = x + self.narrow(nn.functional.gelu(self.widen(self.norm(x))))
+        return x
+
+
+def _normal(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Linear | nn.Embedding):
+        nn.init.normal_(layer.weight, std=0.02)
+    if isinstance(layer, nn.Linear):
+        nn.init.zeros_(layer.bias)

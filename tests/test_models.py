@@ -1,0 +1,241 @@
+"""The models of the papers: their sizes, first weights and activations."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsync.experiments import models
+from sparsync.experiments.data import Images
+from sparsync.experiments.models import CATALOGUE, GPT, IMAGENET, LSTMAN4, LSTMPTB
+
+SIZES = {
+    "fnn3": 199_210,
+    "lenet5": 61_706,
+    "resnet20": 269_722,
+    "vgg16": 14_728_266,
+    "lstm-ptb": 66_034_000,
+    "lstm-an4": 27_569_568,
+    "resnet18": 11_173_962,
+    "gpt": 5_752_320,
+}
+INPUTS = {"fnn3": (1, 28), "lenet5": (1, 28), "resnet20": (3, 32), "vgg16": (3, 32), "resnet18": (3, 32)}
+# Batch and learning rate as Table 1 of Understanding Top-k Sparsification prints them.
+SETTINGS = {
+    "fnn3": (128, 0.01),
+    "lenet5": (128, 0.01),
+    "resnet20": (32, 0.1),
+    "vgg16": (128, 0.1),
+    "lstm-ptb": (20, 22),
+    "lstm-an4": (4, 0.0002),
+}
+
+
+@cache
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return models.build(name).eval()
+
+
+def layers(model: nn.Module, *kinds: type[nn.Module]) -> list[nn.Module]:
+    return [layer for layer in model.modules() if isinstance(layer, kinds)]
+
+
+def is_uniform(weight: Tensor, bound: float) -> bool:
+    """Fills ±bound evenly, as far as its number of entries can tell."""
+    slack = 6 / math.sqrt(weight.numel())
+    spread = weight.std().item() / (bound / math.sqrt(3))
+    return weight.abs().max().item() <= bound * (1 + 1e-6) and abs(spread - 1) < slack
+
+
+def is_normal(weight: Tensor, deviation: float) -> bool:
+    slack = 6 / math.sqrt(weight.numel())
+    tails = (weight.abs() > 2 * deviation).float().mean().item()
+    return abs(weight.std().item() / deviation - 1) < slack and abs(tails - 0.0455) < slack
+
+
+def xavier_bound(weight: Tensor) -> float:
+    field = weight[0, 0].numel()
+    return math.sqrt(6 / (field * (weight.shape[0] + weight.shape[1])))
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_model_has_its_published_size(name: str) -> None:
+    spec = CATALOGUE[name]
+    assert models.parameters(spec.make) == spec.parameters == SIZES[name]
+    if name in SETTINGS:
+        assert (spec.batch, spec.rate) == SETTINGS[name]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_images_become_ten_scores(name: str) -> None:
+    channels, side = INPUTS[name]
+    scores = made(name)(torch.randn(2, channels, side, side))
+    assert scores.shape == (2, 10)
+    assert torch.isfinite(scores).all()
+    blank = torch.zeros(4, channels, side, side)
+    labels = torch.zeros(4, dtype=torch.int64)
+    assert models.size(name, Images(blank, labels, blank, labels, 10)) == SIZES[name]
+
+
+def test_a_model_for_other_images_is_refused() -> None:
+    blank, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="resnet20 is for images of 3 x 32 x 32 in 10 classes, got 1 x 8 x 8 in 10"):
+        models.make("resnet20", Images(blank, labels, blank, labels, 10))
+    with pytest.raises(ValueError, match=r"name must be one of fnn3, .*inception4, got 'resnet9'"):
+        models.build("resnet9")
+
+
+# ---- first weights and activations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fnn3", "lenet5"])
+def test_xavier(name: str) -> None:
+    for layer in layers(made(name), nn.Conv2d, nn.Linear):
+        assert is_uniform(layer.weight, xavier_bound(layer.weight))
+        assert not layer.bias.any()
+    assert layers(made(name), nn.ReLU)
+    assert not layers(made(name), nn.Tanh, nn.Sigmoid)
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "vgg16"])
+def test_kaiming(name: str) -> None:
+    for layer in layers(made(name), nn.Conv2d):
+        assert is_normal(layer.weight, math.sqrt(2 / layer.weight[0].numel())), layer
+        assert layer.bias is None or not layer.bias.any()
+    (classifier,) = layers(made(name), nn.Linear)
+    if name == "vgg16":
+        assert is_normal(classifier.weight, math.sqrt(2 / 512))
+    else:  # the paper names both
+        assert is_uniform(classifier.weight, xavier_bound(classifier.weight))
+    assert not classifier.bias.any()
+
+
+def test_the_shortcuts_of_resnet20_carry_what_came_in() -> None:
+    block = next(layer for layer in layers(made("resnet20"), nn.Module) if getattr(layer, "new_channels", 0) == 16)
+    block.second_norm.weight.data.zero_()
+    x = torch.randn(2, 16, 8, 8)
+    out = block(x)
+    assert out.shape == (2, 32, 4, 4)
+    assert torch.equal(out[:, 8:24], x[:, :, ::2, ::2].relu())
+    assert not out[:, :8].any()
+    assert not out[:, 24:].any()
+    block.second_norm.weight.data.fill_(1)
+
+
+def test_lstm_ptb_is_uniform() -> None:
+    torch.manual_seed(0)
+    model = LSTMPTB(words=500, width=150)
+    for layer in (model.embedding, model.decoder):
+        assert is_uniform(layer.weight, 0.1)
+    assert not model.decoder.bias.any()
+    for name, parameter in model.lstm.named_parameters():
+        assert is_uniform(parameter, 1 / math.sqrt(150)), name
+    assert model.dropout.p == model.lstm.dropout == 0.65
+    assert model.decoder.weight.data_ptr() != model.embedding.weight.data_ptr()
+
+
+def test_lstm_an4_is_xavier() -> None:
+    model = made("lstm-an4")
+    for layer in layers(model, nn.Conv2d, nn.Linear):
+        assert is_uniform(layer.weight, xavier_bound(layer.weight))
+    for lstm in layers(model, nn.LSTM):
+        assert is_uniform(lstm.weight_ih_l0, math.sqrt(6 / (lstm.input_size + 800)))
+        assert is_uniform(lstm.weight_hh_l0, math.sqrt(6 / 1600))
+        assert not lstm.bias_ih_l0.any()
+    assert not layers(model, nn.ReLU, nn.Sigmoid)
+
+
+def test_gpt_is_normal() -> None:
+    model = made("gpt")
+    assert is_normal(model.embedding.weight, 0.02)
+    for block in model.blocks:
+        assert is_normal(block.project.weight, 0.02)
+        assert is_normal(block.merge.weight, 0.02 / math.sqrt(8))
+        assert is_normal(block.narrow.weight, 0.02 / math.sqrt(8))
+
+
+# ---- sequences ------------------------------------------------------------------------------------------------------
+
+
+def ptb_scores(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    return lambda words: model(words)[0] if isinstance(model, LSTMPTB) else model(words)
+
+
+@pytest.mark.parametrize("make", [lambda: LSTMPTB(50, 16), lambda: GPT(50, 2, 16, 2, 12)], ids=["lstm", "gpt"])
+def test_a_word_does_not_see_those_that_follow(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    scores = ptb_scores(make().eval())
+    words = torch.randint(50, (3, 12))
+    other = words.clone()
+    other[:, 7:] = (other[:, 7:] + 1) % 50
+    before, after = scores(words), scores(other)
+    assert before.shape == (3, 12, 50)
+    assert torch.allclose(before[:, :7], after[:, :7], atol=1e-6)
+    assert not torch.allclose(before[:, 7], after[:, 7], atol=1e-4)
+
+
+def test_the_state_of_lstm_ptb_goes_on() -> None:
+    torch.manual_seed(0)
+    model = LSTMPTB(50, 16).eval()
+    words = torch.randint(50, (3, 12))
+    whole, _ = model(words)
+    first, state = model(words[:, :5])
+    second, _ = model(words[:, 5:], state)
+    assert torch.allclose(torch.cat([first, second], 1), whole, atol=1e-6)
+
+
+def test_gpt_ties_output_and_embedding_and_refuses_odd_heads() -> None:
+    model = GPT(50, 1, 16, 2, 12)
+    assert [name for name, parameter in model.named_parameters() if parameter.shape == (50, 16)] == ["embedding.weight"]
+    with pytest.raises(ValueError, match="width must be a multiple of heads = 3, got 16"):
+        GPT(50, 1, 16, 3)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_frames_beyond_a_length_change_nothing(training: bool) -> None:
+    torch.manual_seed(0)
+    model = LSTMAN4(width=24, layers=2).train(training)
+    lengths = torch.tensor([37, 60])
+    x = torch.randn(2, 161, 60)
+    x[0, :, 37:] = 0
+    longer = torch.cat([x, torch.zeros(2, 161, 30)], 2)
+    scores, short = model(x, lengths)
+    again, same = model(longer, lengths)
+    assert scores.shape == (2, 30, 29)
+    assert short.tolist() == same.tolist() == [19, 30]
+    if not training:  # batch norm of the convolutions averages over the whole picture
+        assert torch.allclose(scores[0, :19], again[0, :19], atol=1e-5)
+        assert torch.allclose(scores[1], again[1, :30], atol=1e-5)
+    loss = nn.functional.ctc_loss(
+        scores.log_softmax(2).transpose(0, 1), torch.randint(1, 29, (2, 6)), short, torch.tensor([6, 4])
+    )
+    loss.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+# ---- ImageNet -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_imagenet_models_say_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = IMAGENET[name][0]
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=f"{name} comes with {package}: pip install {package}"):
+        models.build(name)
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_imagenet_models_have_their_sizes(name: str) -> None:
+    package, _, parameters = IMAGENET[name]
+    pytest.importorskip(package)
+    assert models.parameters(lambda: models.build(name)) == parameters
