@@ -89,8 +89,8 @@ def _notes(run: Follow) -> list[str]:
     trained = "what is sent, momentum moved" if run.feedback else "the whole gradient"
     return [
         f"in 10 %: share of the steps with a count within {TOLERANCE:.0%} of k; least, most: counts over k; energy: "
-        f"sent over exact top-k's, mean, median, least, and the share of the steps with {ENERGY:.0%} of it; met: each in "
-        f"{SHARE:.0%} of the steps.",
+        f"sent over exact top-k's, mean, median, least, and the share of the steps with {ENERGY:.0%} of it; met: each "
+        f"in {SHARE:.0%} of the steps.",
         f"One worker, density {run.density:g} of the whole model, fp32 values, error feedback; trained with {trained}.",
         f"The learning rate is reached in {WARM_UP} steps and divided by {DROP} after step {run.steps // 2}; the first "
         f"{SETTLED} steps are not judged.",
