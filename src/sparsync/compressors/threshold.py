@@ -30,8 +30,9 @@ from sparsync.sparse import SparseGrad
 
 @dataclass(frozen=True)
 class ThresholdK(Floored):
-    """At most k of the largest entries of every segment, and hardly fewer: one pass collects what is above a floor
-    carried over from the step before, and a histogram of that tells where the k largest begin.
+    """The k largest entries of every segment, but for a few that are nearly equal, and never more than k: one pass
+    collects what is above a floor carried over from the step before, and a histogram of that tells where the k largest
+    begin.
 
     The first floor comes from a sample, and so does the first after k changed and the one after a jump of the gradient.
 
@@ -56,7 +57,10 @@ class ThresholdK(Floored):
         bins = bins_of(bits_of(u[found]), max(LOWEST, floor.bits))
         reached = torch.bincount(bins, minlength=BINS).flip(0).cumsum(0).flip(0)
         edge = edge_for(reached, k)
-        sent = limit(found[bins >= edge], segment.capacity, ctx.step)
+        sent = found[bins >= edge]
+        if sent.numel() > segment.capacity:  # of the lowest bin, only as many as are missing
+            sure, rest = found[bins > edge], found[bins == edge]
+            sent = torch.cat([sure, limit(rest, segment.capacity - sure.numel(), ctx.step)]).sort().values
         if floor.bits and not jumped(found.numel(), k):
             floor = steer(floor, reached, edge)
         else:

@@ -1,12 +1,13 @@
 """How a threshold is found without sorting: candidates above a floor, a histogram of them, and the next floor.
 
 Of every segment the entries at or above its floor are candidates: about 2 k of them. A histogram of their magnitudes
-tells from where on at most k are left, and those are sent. The floor for the next step comes from the same histogram.
+tells from where on at most k are left, and those are sent; if that leaves more than 1 % of k free, as many of the next
+bin, which are nearly equal, go too. The floor for the next step comes from the same histogram.
 Magnitudes are compared as the integers their fp32 bits make, and all arithmetic is on integers: every device finds the
 same.
 
-Behind a threshold residuals pile up just below it, so bins are fine above the floor (128 bins to a sixteenth of a
-factor of two), coarser over the next half (256 bins) and coarse beyond (128 bins to eight factors of two and the rest).
+Behind a threshold residuals pile up just below it, so bins are fine above the floor (256 bins to a sixteenth of a
+factor of two), coarser over the next half (160 bins) and coarse beyond (96 bins to twelve factors of two and the rest).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torch import Tensor
 from sparsync.layout import locate
 
 OCTAVE = 1 << 23  # a factor of two
-FINE, MIDDLE, WIDE = 12, 14, 19  # bits of a magnitude within a bin of each kind
-MIDDLE_FROM, WIDE_FROM = 128, 384  # the first bin of the latter two kinds
+FINE, MIDDLE, WIDE = 11, 15, 20  # bits of a magnitude within a bin of each kind
+MIDDLE_FROM, WIDE_FROM = 256, 416  # the first bin of the latter two kinds
 BINS = 512
 MIDDLE_BITS = MIDDLE_FROM << FINE  # above the floor
 WIDE_BITS = MIDDLE_BITS + (WIDE_FROM - MIDDLE_FROM << MIDDLE)
-NEAR = 64  # bins next to the floor that tell how many entries to expect just below it
+NEAR = 128  # bins next to the floor that tell how many entries to expect just below it
 SAMPLE = 8192  # entries that a floor is guessed from
 COARSE = 20  # bits of a magnitude within a bin of the sample's histogram
 LOWEST = 1  # below every magnitude but 0
@@ -102,10 +103,10 @@ def guess(u: Tensor, runs: Sequence[tuple[int, int]], k: int) -> int:
 def edge_for(reached: Tensor, k: int) -> int:
     """The lowest bin from which on at most ``k`` entries are left; ``reached[j]``: how many lie in bin j or above.
 
-    Where so many share a bin that this leaves less than half of ``k``, the bin below: some of its entries go.
+    Where that leaves more than 1 % of ``k`` free, the bin below: as many of its entries as are missing go.
     """
     edge = min(BINS - 1, int((reached > k).sum()))
-    return edge - 1 if edge and 2 * int(reached[edge]) < k else edge
+    return edge - 1 if edge and 100 * int(reached[edge]) < 99 * k else edge
 
 
 def steer(floor: Floor, reached: Tensor, edge: int) -> Floor:

@@ -174,7 +174,7 @@ def decide(counts, found, segments, state, histogram, given, choice, peaks, shar
     floor = tl.maximum(tl.load(state + segment * STATE), 1)
     k = tl.load(row)
     edge = tl.minimum(tl.sum((reached > k).to(tl.int32)), BINS - 1).to(tl.int64)
-    few = 2 * tl.sum(tl.where(bins == edge, reached, 0)) < k
+    few = 100 * tl.sum(tl.where(bins == edge, reached, 0)) < 99 * k
     edge = tl.where((edge > 0) & few, edge - 1, edge)
     tl.store(counts + (regions + lane) * PAD, tl.zeros([MOST_REGIONS], tl.int32), mask=there)
     tl.store(found + regions + lane, tl.minimum(many, tl.load(row + 4).to(tl.int32)), mask=there)
@@ -183,7 +183,7 @@ def decide(counts, found, segments, state, histogram, given, choice, peaks, shar
     tl.store(mine + 1, edge)
     tl.store(mine + 2, floor + _edge_bits(edge))
     tl.store(mine + 3, tl.sum(tl.where(bins == edge, reached, 0)).to(tl.int64))
-    tl.store(given + segment, 0)
+    tl.store(given + segment, tl.sum(tl.where(bins == edge + 1, reached, 0)))  # those above it go in any case
     tl.store(peaks + segment, 0)
     tl.store(shares + segment, 0)
     if segment == 0:
@@ -376,10 +376,15 @@ def finish(
             many = tl.sum(going.to(tl.int32))
             if many > 0:
                 number = tl.cumsum(going.to(tl.int32)) - 1
-                if tl.load(choice + segment * CHOICE + 3) > capacity:  # ties, or a jump: first come, first served
-                    free = tl.maximum(capacity - tl.atomic_add(given + segment, many, sem="relaxed"), 0)
-                    going = going & (number < free)
-                    many = tl.minimum(many, free)
+                if tl.load(choice + segment * CHOICE + 3) > capacity:  # of the lowest bin: first come, first served
+                    edge = tl.load(choice + segment * CHOICE + 1)
+                    above = tl.load(choice + segment * CHOICE + 2) + _edge_bits(edge + 1) - _edge_bits(edge)
+                    lowest = going & ((_bits(u) < above) | (edge == BINS - 1))
+                    place_in_line = tl.cumsum(lowest.to(tl.int32)) - 1
+                    free = capacity - tl.atomic_add(given + segment, tl.sum(lowest.to(tl.int32)), sem="relaxed")
+                    going = going & ((lowest == 0) | (place_in_line < free))
+                    many = tl.sum(going.to(tl.int32))
+                    number = tl.cumsum(going.to(tl.int32)) - 1
                 slot = tl.atomic_add(total, many.to(tl.int64), sem="relaxed") + number
                 tl.store(out_places + slot, place, mask=going)
                 tl.store(out_values + slot, sent, mask=going)
