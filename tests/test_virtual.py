@@ -56,6 +56,8 @@ def make(kind: str) -> nn.Module:
             nn.Conv2d(1, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 16, 3), nn.BatchNorm2d(16), nn.ReLU(),
             nn.Flatten(), nn.Linear(16 * 16, 5),
         )  # fmt: skip
+    if kind == "dropout":
+        return nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.3), nn.Linear(64, 5))
     return net()
 
 
@@ -85,11 +87,6 @@ def adjust(optimizer: torch.optim.Optimizer, step: int) -> None:
     """The learning rate falls on the way."""
     for group in optimizer.param_groups:
         group["lr"] = 0.05 if step < 12 else 0.02
-
-
-def spoil(parameter: Tensor, rank: int, step: int, at: int) -> float:
-    """A factor for the loss that is not finite in one step of one worker."""
-    return math.nan if (rank, step) == (1, at) else 1.0
 
 
 def case_real(
@@ -138,11 +135,11 @@ def advance(team: VirtualWorkers, kind: str, start: int, stop: int) -> VirtualWo
 
 
 def assert_equal(team: VirtualWorkers, real: list[dict[str, Any]]) -> None:
-    """Weights, rank 0's buffers, every rank's residuals, bytes and density are those of the real processes."""
-    ours = team.model.state_dict()
-    for name, tensor in real[0]["model"].items():
-        assert torch.equal(ours[name], tensor), name
+    """Every rank's weights, buffers and residuals, the bytes and the density are those of the real processes."""
     for rank, one in enumerate(real):
+        ours = team.models[rank].state_dict()
+        for name, tensor in one["model"].items():
+            assert torch.equal(ours[name], tensor), (rank, name)
         for name, kept in one["residuals"].items():
             mine = team.residual(rank, name)
             assert mine is not None
@@ -185,9 +182,10 @@ def test_batch_statistics_and_hidden_states_are_those_of_processes(worlds, kind,
 def ring_sum(rows: list[Tensor]) -> Tensor:
     """The sum as Gloo's ring makes it: chunk c ends on rank c, having come from rank c - 1 all the way round."""
     workers, numel = len(rows), rows[0].numel()
-    size = rows[0].element_size()
-    parts = -(-max(-(-numel * size // (1 << 20)), 2 * workers) // workers) * workers
-    chunk = parts // workers * -(--(-(-numel * size // parts)) // size)
+    size = numel * rows[0].element_size()
+    # At least two segments a rank, of at most 1 MiB each.
+    segments = workers * max(2, math.ceil(math.ceil(size / 2**20) / workers))
+    chunk = segments // workers * math.ceil(math.ceil(size / segments) / rows[0].element_size())
     out = torch.empty_like(rows[0])
     for c in range(workers):
         place = slice(c * chunk, (c + 1) * chunk)
@@ -263,7 +261,10 @@ def test_a_gradient_that_is_not_finite_comes_home_as_in_processes(worlds, name):
         assert torch.equal(parameter.grad.isnan(), real[0]["grads"][key].isnan()), key
 
 
-@pytest.mark.parametrize(("kind", "name"), [("conv", "default"), ("speller", "dgc"), ("net", "gtopk"), ("net", "follow")])
+RESUMED = [("conv", "default"), ("speller", "dgc"), ("dropout", "gtopk"), ("net", "follow"), ("net", "dgc")]
+
+
+@pytest.mark.parametrize(("kind", "name"), RESUMED)
 def test_a_resumed_training_is_one_that_never_stopped(tmp_path, kind, name):
     options = METHODS[name]
     straight = advance(team_of(kind, 3, options), kind, 0, STEPS)
@@ -354,8 +355,9 @@ def test_token_batches_read_on_and_begin_again():
     assert torch.equal(second[0][0], first[0][0] + 4)
     assert torch.equal(again[1][0], first[1][0])
     assert torch.equal(next(token_batches(tokens, 2, 3, 4, start=1))[0][0], second[0][0])
-    with pytest.raises(ValueError, match="tokens must be 66 or more for 2 x 3 streams, got 71"):
-        windows(tokens[:71], 2, 3, 10) and windows(tokens[:71], 2, 3, 11)
+    assert windows(tokens, 2, 3, 10) == 1
+    with pytest.raises(ValueError, match="tokens must be 72 or more for 2 x 3 streams, got 71"):
+        windows(tokens, 2, 3, 11)
 
 
 def test_a_training_learns_and_stops_when_its_time_is_over():
@@ -366,11 +368,11 @@ def test_a_training_learns_and_stops_when_its_time_is_over():
     data = image_batches(x, y, workers=4, batch=16)
     seen: list[int] = []
     curve = train(
-        team, data, 60, rate=lambda step: 0.02, evaluate=lambda: accuracy(team.model, x, y), every=20,
+        team, data, 60, rate=lambda step: 0.05, evaluate=lambda: accuracy(team.model, x, y), every=20,
         on_point=lambda point: seen.append(point.step),
     )  # fmt: skip
     assert seen == [point.step for point in curve] == [20, 40, 60]
-    assert curve[-1].score > 0.6 > 0.5 > curve[0].score or curve[-1].score > 0.8
+    assert curve[-1].score > 0.6
     assert curve[-1].loss < curve[0].loss
     assert curve[-1].bytes == pytest.approx(3 * curve[0].bytes)
     assert 0 < curve[-1].density < 0.1
@@ -392,3 +394,27 @@ def test_a_language_model_carries_its_state_and_forgets_it():
     assert team.state_dict()["carried"][0][0].abs().sum() > 0
     team.forget()
     assert team.state_dict()["carried"][0][0].abs().sum() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize(("kind", "name"), [("conv", "default"), ("speller", "paper"), ("conv", "none")])
+def test_a_graph_does_what_one_pass_after_another_does(kind, name, streams):
+    options = METHODS.get(name, {"compressor": "none"})
+    ended = []
+    for graph in (False, True):
+        model = make(kind).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        first = tuple(tensor.cuda() for tensor in first_of(kind))
+        team = VirtualWorkers(model, loss_fn, optimizer, 4, carried=first, graph=graph, streams=streams, **options)
+        for step in range(5):
+            team.advance([tuple(t.cuda() for t in batch_of(kind, rank, step)) for rank in range(4)])
+        ended.append(team.state_dict())
+    eager, graphed = ended
+    for key, tensor in eager["model"].items():
+        assert torch.allclose(graphed["model"][key].double(), tensor.double(), rtol=1e-3, atol=1e-4), key
+    for one, other in zip(eager["carried"], graphed["carried"], strict=True):
+        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(one, other, strict=True))
+    with pytest.raises(ValueError, match="as in the captured graph"):
+        team.advance([tuple(t.cuda()[:2] for t in batch_of(kind, rank, 0)) for rank in range(4)])

@@ -93,6 +93,11 @@ class VirtualWorkers:
         return len(self._exchange.workers)
 
     @property
+    def models(self) -> Sequence[nn.Module]:
+        """Of every worker: the same parameters, and buffers of its own."""
+        return self._passes.models
+
+    @property
     def step(self) -> int:
         """Steps made."""
         return self._exchange.tally.steps
