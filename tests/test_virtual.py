@@ -159,7 +159,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "gaussian": {"compressor": "gaussian", "density": 0.02, "values": "fp16"},
     "random": {"compressor": "random", "density": 0.05, "seed": 7, "momentum": "correct"},
     "block": {"compressor": "block", "density": 0.05, "scope": "global"},
-    "follow": {"compressor": "trimmed", "density": 0.02, "follow_lr": True, "clip": 0.5},
+    "follow": {"compressor": "trimmed", "density": 0.02, "follow_lr": True, "clip": 0.05},
 }
 
 
