@@ -16,16 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync.collectives import DenseAllReduce, Reduced, SharedIndexAllReduce
 from sparsync.collectives.base import local_bad_ranks
-from sparsync.experiments.data import Images
+from sparsync.experiments.data import Images, moment
 from sparsync.experiments.training import batches as orders
 from sparsync.experiments.virtual import (
     VirtualWorkers,
     accuracy,
+    epoch_steps,
     image_batches,
     perplexity,
     token_batches,
     train,
-    windows,
 )
 from sparsync.schedule import ExponentialWarmup
 from sparsync.sparse import SparseGrad
@@ -331,23 +331,25 @@ def test_detach_gives_the_momentum_back():
 
 
 def test_image_batches_are_those_of_real_workers():
-    x, y = torch.arange(103.0).view(-1, 1), torch.arange(103)
-    images = Images(x, y, x, y, 10)
-    ours = image_batches(x, y, workers=3, batch=8, seed=5, start=6)
-    expected = [orders(34, 8, torch.Generator().manual_seed(5000 + rank)) for rank in range(3)]
-    for _ in range(6):
-        for order in expected:
-            next(order)
-    for _ in range(5):
-        for rank, (got_x, got_y) in enumerate(next(ours)):
-            chosen = next(expected[rank])
-            assert torch.equal(got_x, images.shard(rank, 3)[0][chosen])
-            assert torch.equal(got_y, images.shard(rank, 3)[1][chosen])
+    """Shards, order, crops and mirrors, from any step on."""
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randint(256, (103, 3, 8, 8), generator=rng, dtype=torch.uint8), torch.arange(103)
+    images = Images(x, y, x, y, 10, torch.full((3, 1, 1), 120.0), torch.full((3, 1, 1), 60.0))
+    for start in (0, 6):  # an epoch has four steps
+        ours = image_batches(images, workers=3, batch=8, seed=5, start=start)
+        theirs = [orders(34, 8, torch.Generator().manual_seed(5000 + rank)) for rank in range(3)]
+        expected = [[next(order) for _ in range(11)] for order in theirs]
+        for step in range(start, 11):
+            for rank, (got_x, got_y) in enumerate(next(ours)):
+                own_x, own_y = images.shard(rank, 3)
+                chosen = expected[rank][step]
+                assert torch.equal(got_x, images.inputs(own_x[chosen], moment(5, rank, step)))
+                assert torch.equal(got_y, own_y[chosen])
 
 
 def test_token_batches_read_on_and_begin_again():
     tokens = torch.arange(2 * 3 * 11 + 5)
-    assert windows(tokens, workers=2, batch=3, length=4) == 2
+    assert epoch_steps(tokens, workers=2, batch=3, length=4) == 2
     read = token_batches(tokens, workers=2, batch=3, length=4)
     first, second, again = next(read), next(read), next(read)
     assert first[1][0].tolist() == [[33, 34, 35, 36], [44, 45, 46, 47], [55, 56, 57, 58]]
@@ -355,20 +357,21 @@ def test_token_batches_read_on_and_begin_again():
     assert torch.equal(second[0][0], first[0][0] + 4)
     assert torch.equal(again[1][0], first[1][0])
     assert torch.equal(next(token_batches(tokens, 2, 3, 4, start=1))[0][0], second[0][0])
-    assert windows(tokens, 2, 3, 10) == 1
-    with pytest.raises(ValueError, match="tokens must be 72 or more for 2 x 3 streams, got 71"):
-        windows(tokens, 2, 3, 11)
+    assert epoch_steps(tokens, 2, 3, 10) == 1
+    with pytest.raises(ValueError, match="text must have 72 words or more for 2 x 3 streams, got 71"):
+        epoch_steps(tokens, 2, 3, 11)
 
 
 def test_a_training_learns_and_stops_when_its_time_is_over():
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(600, 20, generator=rng)
     y = x[:, :5].argmax(1)
+    images = Images(x, y, x, y, 5)
     team = team_of("net", 4, {"recipe": "default"})
-    data = image_batches(x, y, workers=4, batch=16)
+    data = image_batches(images, workers=4, batch=16)
     seen: list[int] = []
     curve = train(
-        team, data, 60, rate=lambda step: 0.05, evaluate=lambda: accuracy(team.model, x, y), every=20,
+        team, data, 60, rate=lambda step: 0.05, evaluate=lambda: accuracy(team.model, images), every=20,
         on_point=lambda point: seen.append(point.step),
     )  # fmt: skip
     assert seen == [point.step for point in curve] == [20, 40, 60]
@@ -388,7 +391,7 @@ def test_a_language_model_carries_its_state_and_forgets_it():
     first = first_of("speller")
     held_out = [b for _, (b, *_) in zip(range(4), token_batches(tokens, 1, 4, 8), strict=False)]
     before = perplexity(team.model, loss_fn, held_out, first)
-    per_epoch = windows(tokens, 2, 4, 8)
+    per_epoch = epoch_steps(tokens, 2, 4, 8)
     train(team, token_batches(tokens, 2, 4, 8), 60, forget_every=per_epoch, max_norm=1.0, rate=lambda step: 0.1)
     assert perplexity(team.model, loss_fn, held_out, first) < 0.7 * before
     assert team.state_dict()["carried"][0][0].abs().sum() > 0

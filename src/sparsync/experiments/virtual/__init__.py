@@ -8,19 +8,37 @@ graph. On the CPU, weights equal those of real processes bit for bit where sums 
         x, y = batch
         return nn.functional.cross_entropy(model(x), y), carried
 
-    model = make_model().cuda()
+    images, model = load("cifar10"), resnet20().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     team = VirtualWorkers(model, loss_fn, optimizer, workers=16, recipe="default")   # options: those of attach
-    batches = image_batches(train_x.cuda(), train_y.cuda(), workers=16, batch=32)
-    curve = train(team, batches, steps=1000, evaluate=lambda: accuracy(model, test_x, test_y))
+    batches = image_batches(images, workers=16, batch=32, device="cuda", start=team.step)
+    curve = train(team, batches, steps=1000, evaluate=lambda: accuracy(model, images))
     team.tally.bytes                           # that one worker has put on the network
 
 In slices: ``train(..., seconds=500)``, ``torch.save(team.state_dict(), path)``; later, on a team made alike,
-``team.load_state_dict(torch.load(path, weights_only=True))`` and ``image_batches(..., start=team.step)``.
+``team.load_state_dict(torch.load(path, weights_only=True))``, then as above.
+
+A language model reads ``token_batches`` and carries its hidden state on::
+
+    def loss_fn(model, batch, carried):        # carried: (h, c), static tensors of this worker
+        scores, state = model(batch[0], carried)
+        return nn.functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten()), state
+
+    zeros = torch.zeros(2, 20, 1500, device="cuda")
+    team = VirtualWorkers(model, loss_fn, optimizer, 4, carried=(zeros, zeros), recipe="paper")
+    train(team, token_batches(text, 4, 20, 35, start=team.step), steps, forget_every=epoch_steps(text, 4, 20, 35))
 """
 
 from sparsync.experiments.virtual.exchange import Tally
-from sparsync.experiments.virtual.loop import Point, accuracy, image_batches, perplexity, token_batches, train, windows
+from sparsync.experiments.virtual.loop import (
+    Point,
+    accuracy,
+    epoch_steps,
+    image_batches,
+    perplexity,
+    token_batches,
+    train,
+)
 from sparsync.experiments.virtual.team import VirtualWorkers
 
 __all__ = [
@@ -28,9 +46,9 @@ __all__ = [
     "Tally",
     "VirtualWorkers",
     "accuracy",
+    "epoch_steps",
     "image_batches",
     "perplexity",
     "token_batches",
     "train",
-    "windows",
 ]

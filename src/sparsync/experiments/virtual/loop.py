@@ -13,7 +13,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from sparsync.experiments.data import check_workers
+from sparsync.experiments.data import Images, check_workers, moment, streams
 from sparsync.experiments.training import batches as orders
 from sparsync.experiments.virtual.passes import Batch, Carried, Loss
 from sparsync.experiments.virtual.team import VirtualWorkers
@@ -86,75 +86,81 @@ def train(
 
 
 def image_batches(
-    x: Tensor, y: Tensor, workers: int, batch: int, *, seed: int = 0, start: int = 0
+    images: Images, workers: int, batch: int, *, device: torch.device | str = "cpu", seed: int = 0, start: int = 0
 ) -> Iterator[list[Batch]]:
-    """Batches for every step from ``start`` on, without end: the shards and the order that real workers have.
+    """Batches for every step from ``start`` on, without end: shards, order and crops are those of real workers.
 
     Args:
-        x, y: all training images and labels, on the model's device.
         batch: images per worker and step.
+        device: the model's; all training images are brought there.
     """
-    check_workers(workers, len(x), batch)
+    check_workers(workers, len(images.train_x), batch)
+    x, y = images.train_x.to(device), images.train_y.to(device)
     size = len(x) // workers
     generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(workers)]
-    streams = [islice(orders(size, batch, generator), start, None) for generator in generators]
+    own = [islice(orders(size, batch, generator), start, None) for generator in generators]
     ranks = torch.arange(workers).unsqueeze(1)
-    for chosen in zip(*streams, strict=False):
-        places = (torch.stack(chosen) * workers + ranks).view(-1).to(x.device, non_blocking=True)
-        both = [data.index_select(0, places).view(workers, batch, *data.shape[1:]).unbind() for data in (x, y)]
-        yield list(zip(*both, strict=True))
+    for step, chosen in enumerate(zip(*own, strict=False), start):
+        places = (torch.stack(chosen) * workers + ranks).view(-1).to(device)
+        crops = [moment(seed, rank, step) for rank in range(workers)]
+        both = images.inputs(x.index_select(0, places), crops), y.index_select(0, places)
+        yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in both), strict=True))
 
 
-def token_batches(tokens: Tensor, workers: int, batch: int, length: int, *, start: int = 0) -> Iterator[list[Batch]]:
-    """Windows of a text from step ``start`` on, without end: ``(batch, length)`` tokens, and those that follow them.
+def token_batches(text: Tensor, workers: int, batch: int, length: int, *, start: int = 0) -> Iterator[list[Batch]]:
+    """Windows of a text from step ``start`` on, without end: ``(batch, length)`` words, and those that follow them.
 
-    The text is cut into workers x batch streams; a worker reads on in its own ones, and all begin again after
-    ``windows(...)`` steps: ``train(forget_every=)`` should be that.
+    Every worker reads on in its own streams, those of ``Text.shard``, and all begin again after ``epoch_steps`` steps:
+    there ``train(forget_every=)`` should forget. Windows are whole; what is left at the end is not read.
 
     Args:
-        tokens: the whole text, 1-D, on the model's device.
+        text: ``(words,)``, on the model's device.
         batch: streams per worker.
         length: of a window.
     """
-    count = windows(tokens, workers, batch, length)
-    streams = tokens[: len(tokens) // (workers * batch) * workers * batch].view(workers, batch, -1)
+    epoch = epoch_steps(text, workers, batch, length)
+    everyone = streams(text, workers * batch).view(workers, batch, -1)
     for step in itertools.count(start):
-        at = step % count * length
-        here, after = streams[..., at : at + length], streams[..., at + 1 : at + 1 + length]
+        at = step % epoch * length
+        here, after = everyone[..., at : at + length], everyone[..., at + 1 : at + 1 + length]
         yield list(zip(here.unbind(), after.unbind(), strict=True))
 
 
-def windows(tokens: Tensor, workers: int, batch: int, length: int) -> int:
+def epoch_steps(text: Tensor, workers: int, batch: int, length: int) -> int:
     """Steps in which the workers read a text once."""
-    count = (len(tokens) // (workers * batch) - 1) // length
-    if count < 1:
+    steps = (len(text) // (workers * batch) - 1) // length
+    if steps < 1:
         least = workers * batch * (length + 1)
-        raise ValueError(f"tokens must be {least} or more for {workers} x {batch} streams, got {len(tokens)}")
-    return count
+        raise ValueError(f"text must have {least} words or more for {workers} x {batch} streams, got {len(text)}")
+    return steps
 
 
-def accuracy(model: nn.Module, x: Tensor, y: Tensor, batch: int = 1000) -> float:
-    """Share of the images that the model, in evaluation mode, classifies correctly."""
+def accuracy(model: nn.Module, images: Images, batch: int = 1000) -> float:
+    """Share of the test images that the model, in evaluation mode, classifies correctly."""
+    device = next(model.parameters()).device
+    right = torch.zeros((), dtype=torch.int64, device=device)
     with _evaluating(model):
-        right = [
-            (model(a).argmax(1) == b).sum() for a, b in zip(torch.split(x, batch), torch.split(y, batch), strict=True)
-        ]
-    return int(torch.stack(right).sum()) / len(y)
+        for at in range(0, len(images.test_y), batch):
+            x, y = (part[at : at + batch].to(device) for part in (images.test_x, images.test_y))
+            right += (model(images.inputs(x)).argmax(1) == y).sum()
+    return right.item() / len(images.test_y)
 
 
 def perplexity(model: nn.Module, loss_fn: Loss, batches: Iterable[Batch], carried: Carried = ()) -> float:
-    """exp of the mean loss over batches of equal size, in evaluation mode.
+    """exp of the mean loss over all words, in evaluation mode.
 
     Args:
-        loss_fn: as the team's; its loss is the mean over a batch's tokens.
+        loss_fn: as the team's; its loss is the mean over the words of a batch.
+        batches: with the words to be foretold last, as ``data.windows`` makes them.
         carried: what the first batch starts from; the others carry on.
     """
-    losses = []
+    total, words = 0.0, 0
     with _evaluating(model):
         for batch in batches:
             loss, carried = loss_fn(model, batch, carried)
-            losses.append(loss)
-    return math.exp(torch.stack(losses).double().mean().item())
+            total += loss.item() * batch[-1].numel()
+            words += batch[-1].numel()
+    return math.exp(total / words)
 
 
 @contextmanager
