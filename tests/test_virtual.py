@@ -17,6 +17,7 @@ import sparsync
 from sparsync.collectives import DenseAllReduce, Reduced, SharedIndexAllReduce
 from sparsync.collectives.base import local_bad_ranks
 from sparsync.experiments.data import Images, moment
+from sparsync.experiments.models.gpt import GPT
 from sparsync.experiments.training import batches as orders
 from sparsync.experiments.virtual import (
     VirtualWorkers,
@@ -56,6 +57,8 @@ def make(kind: str) -> nn.Module:
             nn.Conv2d(1, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 16, 3), nn.BatchNorm2d(16), nn.ReLU(),
             nn.Flatten(), nn.Linear(16 * 16, 5),
         )  # fmt: skip
+    if kind == "gpt":
+        return GPT(words=11, layers=2, width=16, heads=2, context=8)
     if kind == "dropout":
         return nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.3), nn.Linear(64, 5))
     return net()
@@ -63,7 +66,7 @@ def make(kind: str) -> nn.Module:
 
 def batch_of(kind: str, rank: int, step: int) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(1000 * rank + step)
-    if kind == "speller":
+    if kind in ("speller", "gpt"):
         tokens = torch.randint(11, (4, 9), generator=rng)
         return tokens[:, :-1], tokens[:, 1:]
     shape = (16, 1, 8, 8) if kind == "conv" else (16, 20)
@@ -74,13 +77,19 @@ def batch_of(kind: str, rank: int, step: int) -> tuple[Tensor, Tensor]:
 def loss_fn(model: nn.Module, batch: tuple[Tensor, ...], carried: tuple[Tensor, ...]) -> Any:
     x, y = batch
     if not carried:
-        return nn.functional.cross_entropy(model(x), y), ()
+        return nn.functional.cross_entropy(model(x).flatten(0, y.dim() - 1), y.flatten()), ()
     logits, h, c = model(x, *(tensor.detach() for tensor in carried))
     return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()), (h, c)
 
 
 def first_of(kind: str) -> tuple[Tensor, ...]:
     return (torch.zeros(1, 4, 32), torch.zeros(1, 4, 32)) if kind == "speller" else ()
+
+
+def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "gpt":
+        return torch.optim.AdamW(model.parameters(), lr=0.05)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def adjust(optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -93,7 +102,7 @@ def case_real(
     rank: int, size: int, kind: str, options: dict[str, Any], steps: int = STEPS, bad: int = -1
 ) -> dict[str, Any]:
     ddp = DistributedDataParallel(make(kind))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    optimizer = optimizer_of(kind, ddp)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         handle = sparsync.attach(ddp, optimizer=optimizer, **options)
@@ -121,7 +130,7 @@ def case_real(
 
 def team_of(kind: str, workers: int, options: dict[str, Any], loss: Any = loss_fn) -> VirtualWorkers:
     model = make(kind)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = optimizer_of(kind, model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return VirtualWorkers(model, loss, optimizer, workers, carried=first_of(kind), **options)
@@ -167,15 +176,15 @@ METHODS: dict[str, dict[str, Any]] = {
 def test_three_virtual_workers_are_three_processes(worlds, name):
     """Where every sum runs in rank order: bit for bit."""
     options = METHODS[name] | ALL_SPARSE
-    real = worlds[3].run(case_real, kind="net", options=options)
+    real = worlds[3].run(case_real, timeout=150, kind="net", options=options)
     assert_equal(advance(team_of("net", 3, options), "net", 0, STEPS), real)
 
 
-@pytest.mark.parametrize("kind", ["conv", "speller"])
+@pytest.mark.parametrize("kind", ["conv", "speller", "gpt"])
 @pytest.mark.parametrize("name", ["topk", "default"])
 def test_batch_statistics_and_hidden_states_are_those_of_processes(worlds, kind, name):
     options = METHODS[name] | ALL_SPARSE
-    real = worlds[3].run(case_real, kind=kind, options=options)
+    real = worlds[3].run(case_real, timeout=150, kind=kind, options=options)
     assert_equal(advance(team_of(kind, 3, options), kind, 0, STEPS), real)
 
 
@@ -221,7 +230,7 @@ def test_with_the_backends_order_of_sums_dense_tensors_are_equal_too(worlds, mon
     """The backend's own sums over 3 ranks differ from ours in their order alone: put in their order, bit for bit."""
     monkeypatch.setattr(DenseAllReduce, "reduce_local", ring_dense)
     monkeypatch.setattr(SharedIndexAllReduce, "reduce_local", ring_shared)
-    real = worlds[3].run(case_real, kind="net", options=BACKEND_SUMS[name])
+    real = worlds[3].run(case_real, timeout=150, kind="net", options=BACKEND_SUMS[name])
     assert_equal(advance(team_of("net", 3, BACKEND_SUMS[name]), "net", 0, STEPS), real)
 
 
@@ -229,14 +238,14 @@ def test_with_the_backends_order_of_sums_dense_tensors_are_equal_too(worlds, mon
 def test_two_workers_are_two_processes(worlds, name):
     """Two numbers have one sum, whoever adds them."""
     options = BACKEND_SUMS.get(name, {"compressor": "none"})
-    real = worlds[2].run(case_real, kind="conv", options=options)
+    real = worlds[2].run(case_real, timeout=150, kind="conv", options=options)
     assert_equal(advance(team_of("conv", 2, options), "conv", 0, STEPS), real)
 
 
 @pytest.mark.parametrize("name", ["shared", "none"])
 def test_three_workers_with_the_backends_sums_are_close(worlds, name):
     options = BACKEND_SUMS.get(name, {"compressor": "none"})
-    real = worlds[3].run(case_real, kind="net", options=options)
+    real = worlds[3].run(case_real, timeout=150, kind="net", options=options)
     team = advance(team_of("net", 3, options), "net", 0, STEPS)
     for key, tensor in real[0]["model"].items():
         assert torch.allclose(team.model.state_dict()[key], tensor, rtol=1e-4, atol=1e-6), key
@@ -245,7 +254,7 @@ def test_three_workers_with_the_backends_sums_are_close(worlds, name):
 @pytest.mark.parametrize("name", ["topk", "default"])
 def test_a_gradient_that_is_not_finite_comes_home_as_in_processes(worlds, name):
     options, at = METHODS[name] | {"dense_below": 0, "dense_1d": False}, 5
-    real = worlds[3].run(case_real, kind="net", options=options, steps=at + 1, bad=at)
+    real = worlds[3].run(case_real, timeout=150, kind="net", options=options, steps=at + 1, bad=at)
 
     def losing(model, batch, carried):
         loss, carried = loss_fn(model, batch, carried)
@@ -301,10 +310,22 @@ def case_go_on(rank: int, size: int, saved: dict[str, Any], options: dict[str, A
 def test_processes_go_on_where_virtual_workers_stopped(worlds):
     options = METHODS["default"] | ALL_SPARSE
     team = advance(team_of("net", 3, options), "net", 0, 10)
-    real = worlds[3].run(case_go_on, saved=team.state_dict(), options=options)
+    real = worlds[3].run(case_go_on, timeout=150, saved=team.state_dict(), options=options)
     advance(team, "net", 10, STEPS)
     for key, tensor in real[0].items():
         assert torch.equal(team.model.state_dict()[key], tensor), key
+
+
+def test_without_a_graph_batches_may_differ_in_shape():
+    team = team_of("net", 3, {"compressor": "none"})
+    batches = [tuple(tensor[: 3 + rank] for tensor in batch_of("net", rank, 0)) for rank in range(3)]
+    loss = team.backward(batches)
+    alone = make("net")
+    expected = sum(loss_fn(alone, batch, ())[0] for batch in batches) / 3
+    expected.backward()
+    assert torch.allclose(loss, expected)
+    for ours, theirs in zip(team.model.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-6)
 
 
 def test_what_is_asked_wrongly_is_refused():
@@ -402,14 +423,16 @@ def test_a_language_model_carries_its_state_and_forgets_it():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("streams", [1, 3])
-@pytest.mark.parametrize(("kind", "name"), [("conv", "default"), ("speller", "paper"), ("conv", "none")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("conv", "default"), ("speller", "paper"), ("conv", "none"), ("gpt", "topk")]
+)
 def test_a_graph_does_what_one_pass_after_another_does(kind, name, streams):
     options = METHODS.get(name, {"compressor": "none"})
     ended = []
     for graph in (False, True):
         model = make(kind).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        first = tuple(tensor.cuda() for tensor in first_of(kind))
+        optimizer = optimizer_of(kind, model)
+        first = first_of(kind)
         team = VirtualWorkers(model, loss_fn, optimizer, 4, carried=first, graph=graph, streams=streams, **options)
         for step in range(5):
             team.advance([tuple(t.cuda() for t in batch_of(kind, rank, step)) for rank in range(4)])

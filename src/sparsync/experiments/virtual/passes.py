@@ -46,9 +46,10 @@ class Passes:
         self.loss_fn, self.parameters, self.views = loss_fn, list(parameters), [list(row) for row in views]
         shared = {id(p): p for p in model.parameters()}
         self.models = [model] + [copy.deepcopy(model, dict(shared)) for _ in views[1:]]
-        self.first = carried
-        self.carried: list[Carried] = [tuple(tensor.detach().clone() for tensor in carried) for _ in views]
-        self.losses = torch.zeros(len(views), device=self.parameters[0].device)
+        device = self.parameters[0].device
+        self.first = tuple(tensor.detach().to(device) for tensor in carried)
+        self.carried: list[Carried] = [tuple(tensor.clone() for tensor in self.first) for _ in views]
+        self.losses = torch.zeros(len(views), device=device)
         self.inputs: list[Batch] = []
         self._wants_graph = graph
         self._graph: torch.cuda.CUDAGraph | None = None
