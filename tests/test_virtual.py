@@ -420,6 +420,18 @@ def test_a_language_model_carries_its_state_and_forgets_it():
     assert team.state_dict()["carried"][0][0].abs().sum() == 0
 
 
+def test_workers_forget_at_the_end_of_an_epoch():
+    def counting(model, batch, carried):
+        return loss_fn(model, batch, ())[0], (carried[0] + 1,)
+
+    team = VirtualWorkers(
+        model := net(), counting, torch.optim.SGD(model.parameters(), lr=0.01), 2, carried=(torch.zeros(()),)
+    )
+    data = ([batch_of("net", rank, step) for rank in range(2)] for step in range(10))
+    train(team, data, 10, forget_every=4)
+    assert [carried[0].item() for carried in team.state_dict()["carried"]] == [2, 2]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("streams", [1, 3])
