@@ -18,7 +18,7 @@ from sparsync.compressors import Context, State
 from sparsync.feedback import Feedback
 from sparsync.handle import Handle
 from sparsync.layout import Layout, Parameter, Span
-from sparsync.sparse import SparseGrad, write_mean
+from sparsync.sparse import SparseGrad
 from sparsync.units import Assembly, Bucket, Unit
 
 log = logging.getLogger("sparsync")
@@ -33,6 +33,7 @@ class Worker:
     rank: int
     feedback: Feedback
     state: State = field(default_factory=dict)
+    workspaces: dict[str, dict[str, Any]] = field(default_factory=dict)  # by unit
 
 
 @dataclass
@@ -108,13 +109,12 @@ class Exchange:
             self._count(part, layout, sents)
             given += [(part, worker, sent) for worker, sent in zip(self.workers, sents, strict=True)]
             results = part.unit.collective.reduce_local(sents, layout, {}, self.wire)
-            written = write_mean(part.mean, results[0].total, results[0].divisor)
+            bad = self._write_mean(part, layout, results[0])
             for worker, result in zip(self.workers, results, strict=True):
                 if result.rejected is not None:
                     worker.feedback.come_home(part.unit.key, result.rejected)
                     negative = SparseGrad(**vars(result.rejected) | {"values": -result.rejected.values})
                     given.append((part, worker, negative))
-            bad = self._bad(part, layout, results[0], written)
             if bad or spoilt:
                 spoilt = True
                 starts = [span.start for span in layout.spans]
@@ -176,6 +176,7 @@ class Exchange:
             whole=unit.collective.shared or self.wire.indices == "block",
             clip=self.clip,
             values=self.wire.values,
+            workspace=worker.workspaces.setdefault(unit.key, {}),
         )
         return unit.compressor.compress(grad, memory, layout, ctx, worker.state)
 
@@ -192,14 +193,15 @@ class Exchange:
     def _rounding(self, unit: Unit) -> Any:
         return self.wire.codec.round if unit.compressor is self.compressor else None
 
-    def _bad(self, part: Part, layout: Layout, reduced: Reduced, written: Tensor) -> bool:
-        """Whether a gradient was not finite, or the sum is not, where something could be lost by that."""
+    def _write_mean(self, part: Part, layout: Layout, reduced: Reduced) -> bool:
+        """Write the result; whether some gradient was not finite, or the sum is not."""
+        overflow = torch.zeros((), dtype=torch.int32, device=part.mean.device)
+        reduced.write_mean(part.mean, overflow if self._has_residuals else None)
         spans = list(layout.spans)
         for rank, where in reduced.bad:
-            log.warning(
-                "step %d: the gradient of %s was not finite on rank %d", self.tally.steps, spans[where].name, rank
-            )
-        return bool(reduced.bad) or (self._has_residuals and not torch.isfinite(written).all())
+            name, step = spans[where].name, self.tally.steps
+            log.warning("step %d: the gradient of %s was not finite on rank %d", step, name, rank)
+        return bool(reduced.bad) or bool(overflow)
 
     def _count(self, part: Part, layout: Layout, sents: Sequence[SparseGrad]) -> None:
         collective, dtype = part.unit.collective, sents[0].values.dtype
