@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +42,12 @@ class Images:
         size = len(self.train_x) // workers
         return self.train_x[rank::workers][:size], self.train_y[rank::workers][:size]
 
-    def inputs(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def inputs(self, x: Tensor, generator: torch.Generator | Sequence[torch.Generator] | None = None) -> Tensor:
         """Some of the images as a model takes them, on the device they are on.
 
         Args:
-            generator: for training: photographs (bytes) are cut and flipped at random first. Digits never are.
+            generator: for training: photographs (bytes) are cut and flipped at random first. Digits never are. Of
+                several, each draws for its share of the images, one after another.
         """
         if self.mean is None or self.deviation is None:
             return x
@@ -54,19 +56,18 @@ class Images:
         return (x.float() - self.mean.to(x.device)) / self.deviation.to(x.device)
 
 
-def augment(x: Tensor, generator: torch.Generator, padding: int = PADDING) -> Tensor:
+def augment(x: Tensor, generator: torch.Generator | Sequence[torch.Generator], padding: int = PADDING) -> Tensor:
     """Each image of ``(n, channels, height, width)`` shifted by up to ``padding`` pixels either way, black coming in at
     the edges, and half of them mirrored.
 
     Args:
-        generator: where the choices are drawn; one of the CPU chooses the same for images on any device.
+        generator: where the choices are drawn; one of the CPU chooses the same for images on any device. Of several,
+            each draws for its share of the images, one after another.
     """
     n, channels, height, width = x.shape
-
-    def draw(below: int) -> Tensor:
-        return torch.randint(below, (n, 1), generator=generator, device=generator.device).to(x.device)
-
-    top, left, mirrored = draw(2 * padding + 1), draw(2 * padding + 1), draw(2)
+    several = [generator] if isinstance(generator, torch.Generator) else generator
+    drawn = [_draw(n // len(several), padding, one) for one in several]
+    top, left, mirrored = torch.cat(drawn, 1).to(x.device).unbind()
     rows = top + torch.arange(height, device=x.device)
     across = torch.arange(width, device=x.device)
     columns = left + torch.where(mirrored > 0, across.flip(0), across)
@@ -74,6 +75,12 @@ def augment(x: Tensor, generator: torch.Generator, padding: int = PADDING) -> Te
     channel = torch.arange(channels, device=x.device).view(1, channels, 1, 1)
     wide = nn.functional.pad(x, (padding,) * 4)
     return wide[image, channel, rows.view(n, 1, height, 1), columns.view(n, 1, 1, width)]
+
+
+def _draw(n: int, padding: int, rng: torch.Generator) -> Tensor:
+    """How far down and across ``n`` images are cut, and whether they are mirrored: ``(3, n, 1)``."""
+    limits = (2 * padding + 1, 2 * padding + 1, 2)
+    return torch.stack([torch.randint(below, (n, 1), generator=rng, device=rng.device) for below in limits])
 
 
 def moment(seed: int, rank: int, step: int) -> torch.Generator:

@@ -1,0 +1,54 @@
+"""Virtual workers: P workers in one process train one set of weights, with the library's own code.
+
+Every worker has its shard of the data, its residual, its compressor's state and its batch statistics; their messages
+are summed by the collective's ``reduce_local``. On a GPU the forward and backward passes are replayed from a CUDA
+graph. On the CPU, weights equal those of real processes bit for bit where sums run in rank order: ``VirtualWorkers``.
+
+    def loss_fn(model, batch, carried):        # carried: tensors that a worker carries on from step to step; here none
+        x, y = batch
+        return nn.functional.cross_entropy(model(x), y), carried
+
+    images, model = load("cifar10"), resnet20().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    team = VirtualWorkers(model, loss_fn, optimizer, workers=16, recipe="default")   # options: those of attach
+    batches = image_batches(images, workers=16, batch=32, device="cuda", start=team.step)
+    curve = train(team, batches, steps=1000, evaluate=lambda: accuracy(model, images))
+    team.tally.bytes                           # that one worker has put on the network
+
+In slices: ``train(..., seconds=500)``, ``torch.save(team.state_dict(), path)``; later, on a team made alike,
+``team.load_state_dict(torch.load(path, weights_only=True))``, then as above.
+
+A language model reads ``token_batches`` and carries its hidden state on::
+
+    def loss_fn(model, batch, carried):        # carried: (h, c), static tensors of this worker
+        scores, state = model(batch[0], carried)
+        return nn.functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten()), state
+
+    zeros = torch.zeros(2, 20, 1500, device="cuda")
+    team = VirtualWorkers(model, loss_fn, optimizer, 4, carried=(zeros, zeros), recipe="paper")
+    train(team, token_batches(text, 4, 20, 35, start=team.step), steps, forget_every=epoch_steps(text, 4, 20, 35))
+"""
+
+from sparsync.experiments.virtual.exchange import Tally
+from sparsync.experiments.virtual.loop import (
+    Point,
+    accuracy,
+    epoch_steps,
+    image_batches,
+    perplexity,
+    token_batches,
+    train,
+)
+from sparsync.experiments.virtual.team import VirtualWorkers
+
+__all__ = [
+    "Point",
+    "Tally",
+    "VirtualWorkers",
+    "accuracy",
+    "epoch_steps",
+    "image_batches",
+    "perplexity",
+    "token_batches",
+    "train",
+]
