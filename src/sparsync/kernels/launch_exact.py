@@ -63,7 +63,7 @@ def end(memory: Memory, space: Workspace, search: Search, codec: str) -> SparseG
         exact.tally[(min(PROGRAMS, max(space.regions, strips)),)](
             memory.after, space.places, space.values, space.found, space.owners, space.segments, space.strips,
             search.ranges, search.sums, step, search.index_bits, search.highest, space.regions, strips, segments,
-            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=PIECE, num_warps=8,
+            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=PIECE, PLACED=True, num_warps=8,
         )  # fmt: skip
     exact.settle[(segments,)](
         memory.after, space.places, space.segments, space.samples, space.spans, space.state, space.histogram,
