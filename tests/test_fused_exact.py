@@ -171,11 +171,10 @@ def test_equal_entries_are_too_many_candidates(name):
 def test_jumps_fall_back_and_settled_runs_do_not(name):
     fused, plain = pair(name, [3000], 0.02)
     numel, counted = plain.layout.numel, []
-    for step, size in enumerate([1.0, 1.0, 1.0, 1.0, 1e3, 1.0, 1.0]):
+    for step, size in enumerate([1.0, 1.0, 1.0, 1e3, 1.0]):
         assert_same(fused, plain, gradient("normal", numel, torch.float32, step) * size)
         counted.append(fallbacks(fused))
-    assert counted[:4] == [1, 1, 1, 1]  # at first no floor is known
-    assert counted[4] == 2  # nearly all are above the floor
+    assert counted[:4] == [1, 1, 1, 2]  # at first no floor is known; at last nearly all are above it
     fused.residual.zero_()
     plain.residual.zero_()
     assert_same(fused, plain, gradient("normal", numel, torch.float32, 9))  # none is
@@ -198,6 +197,24 @@ def test_state_that_was_replaced_is_taken_over(name):
     for grad in grads[3:]:
         assert_same(fused, plain, grad)
     assert fallbacks(fused) == 4  # counted on
+
+
+def test_entries_close_together_settle():
+    """All within an eighth of a factor of two: the floor after a fallback must tell them apart."""
+    fused, plain = pair("topk", [3000], 0.02)
+    for step in range(4):
+        fused.residual.zero_()
+        plain.residual.zero_()
+        assert_same(fused, plain, 1 + 0.1 * gradient("normal", plain.layout.numel, torch.float32, step).cos())
+    assert fallbacks(fused) == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_to_send_from_no_launch(name):
+    """A gradient that belongs to nobody."""
+    layout = Layout.cut([], numel=5, scope="layer", density=0.5)
+    sent = Worker(METHODS[name](0.5), layout, device=DEVICE).send(torch.ones(5, device=DEVICE))
+    assert sent.indices.numel() == int(sent.count) == 0
 
 
 def test_a_rescale_takes_the_floor_along():

@@ -41,7 +41,7 @@ class DGCK(Floored):
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         assert memory is not None
-        if on_device(grad, memory, ctx):
+        if on_device(grad, memory, layout, ctx):
             scales = segment_scales(grad, layout, ctx)
             return launch_sampled.sampled(
                 grad, memory, layout, state, ctx.values, scales, self._plan, ctx.seed, ctx.step

@@ -229,16 +229,23 @@ def tally(
 
 
 @triton.jit
-def _floor_from_all(row, own, sums):
-    """As ``floors.guess``, from the first digit of every entry. Where entries are few, all will be candidates."""
+def _floor_from_all(row, own, first, second):
+    """As ``floors.guess``, but from the first digit of every entry, and the second of those next to the limit. Where
+    entries are few, all will be candidates."""
     k = tl.load(row)
-    reached = tl.cumsum(tl.load(sums + tl.arange(0, SLOTS)), reverse=True)
     target = 2 * k + 16
+    bins = tl.load(first + tl.arange(0, SLOTS))
+    reached = tl.cumsum(bins, reverse=True)
     digit = tl.sum((reached >= target).to(tl.int64)) - 1
-    tl.store(own, tl.where(digit < 0, 1, tl.maximum(digit << COARSE, 1)))
+    floor = digit << COARSE
+    if digit == tl.sum((reached >= k).to(tl.int64)) - 1:  # that of the limit
+        above = tl.sum(tl.where(tl.arange(0, SLOTS) > digit, bins, 0))
+        within = tl.cumsum(tl.load(second + tl.arange(0, SLOTS)), reverse=True)
+        floor += tl.maximum(tl.sum((within >= target - above).to(tl.int64)) - 1, 0) << (COARSE - DIGIT)
+    tl.store(own, tl.where(digit < 0, 1, tl.maximum(floor, 1)))
     tl.store(own + 1, k)
-    tl.store(own + 2, k // 2)
-    tl.store(own + 3, k)
+    tl.store(own + 2, k)
+    tl.store(own + 3, k // 2)
 
 
 @triton.jit
@@ -256,7 +263,7 @@ def settle(
     tl.store(mine + 3, number)
     if origin == RESIDUAL:
         if tl.load(ranges + segment * RANGE + 1) >= 0:
-            _floor_from_all(row, own, sums + segment * SLOTS)
+            _floor_from_all(row, own, sums + segment * SLOTS, sums + (segment_count + segment) * SLOTS)
         tl.store(bins, tl.zeros([BINS], tl.int32))
     else:
         _steer(after, samples, row, own, bins, mine, BLOCK)

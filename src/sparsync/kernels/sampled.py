@@ -25,7 +25,7 @@ from sparsync.kernels.exact import (
     _range,
     _store,
 )
-from sparsync.kernels.fused import BINS, CHOICE, PAD, SEGMENT, STATE, STRIP, _at, _bits, _guess
+from sparsync.kernels.fused import BINS, CHOICE, PAD, SEGMENT, STATE, STRIP, _bits, _guess
 
 WORD, STRIDE = tl.constexpr(draws.WORD), tl.constexpr(draws.STRIDE)
 FIRST_FACTOR, SECOND_FACTOR = tl.constexpr(draws.FACTORS[0]), tl.constexpr(draws.FACTORS[1])
@@ -151,11 +151,11 @@ def _climbed(rungs, threshold, least):
     """The first threshold that enough reach, or the last; how many reach it; and how many reach each."""
     lane = tl.arange(0, STEPS)
     reached = tl.cumsum(tl.load(rungs + lane), reverse=True)  # of rung r: how many reach threshold RUNGS - r
-    taken, many = threshold, _at(reached, RUNGS, STEPS)
+    taken, many = threshold, tl.sum(tl.where(lane == RUNGS, reached, 0))
     for i in tl.static_range(1, RUNGS):
         further = (many < least) & (taken > 0)
         taken = tl.where(further, taken * SHARE, taken)
-        many = tl.where(further, _at(reached, RUNGS - i, STEPS), many)
+        many = tl.where(further, tl.sum(tl.where(lane == RUNGS - i, reached, 0)), many)
     return taken.to(tl.int32, bitcast=True).to(tl.int64), many.to(tl.int64), reached
 
 
@@ -193,10 +193,10 @@ def rule(
 @triton.jit
 def _floor_from_rungs(after, places, row, own, threshold, reached, BLOCK: tl.constexpr):
     """A floor that enough entries for the next step reach: one of the thresholds, or as ``floors.guess``."""
-    k = tl.load(row)
+    k, lane = tl.load(row), tl.arange(0, STEPS)
     floor = tl.zeros([], tl.int64)
     for i in tl.static_range(0, RUNGS):
-        enough = (floor == 0) & (_at(reached, RUNGS - i, STEPS) >= 2 * k + 16)
+        enough = (floor == 0) & (tl.sum(tl.where(lane == RUNGS - i, reached, 0)) >= 2 * k + 16)
         floor = tl.where(enough, threshold.to(tl.int32, bitcast=True).to(tl.int64), floor)
         threshold = threshold * SHARE
     if (floor == 0) & (threshold > 0):
