@@ -8,7 +8,7 @@ from torch import Tensor
 from sparsync.kernels import launch_exact
 from sparsync.kernels.draws import DIGITS, Plan, Sample
 from sparsync.kernels.draws import PIECE as DRAWN
-from sparsync.kernels.launch_exact import PIECE, begin, end
+from sparsync.kernels.launch_exact import REGISTERS, begin, end
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.search import Search
 from sparsync.kernels.workspace import BLOCK, CHUNK
@@ -64,10 +64,10 @@ def _draw(memory: Memory, sample: Sample, step: int) -> None:
         space.segments, sample.ranges, sample.drawn, step, sample.halvings, BLOCK=DRAWN, num_warps=8,
     )  # fmt: skip
     for digit in range(DIGITS):
-        exact.tally[(min(launch_exact.PROGRAMS, sample.count),)](
+        exact.tally[(min(launch_exact.TALLIES, sample.count),)](
             memory.after, space.places, sample.drawn, sample.sizes, sample.owners, sample.pieces, space.strips,
             sample.ranges, sample.sums, digit, 0, 0, sample.count, 0, len(space.layout.segments),
-            BLOCK=BLOCK, BLOCKS=1, PIECE=PIECE, PLACED=False, num_warps=8,
+            BLOCK=BLOCK, BLOCKS=1, PIECE=BLOCK, PLACED=False, num_warps=8, maxnreg=REGISTERS,
         )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _rule(memory: Memory, sample: Sample) -> None:
     segments = len(space.layout.segments)
     kernels.climb[(space.regions,)](
         space.values, space.counts, space.owners, space.segments, sample.ranges, sample.sums, sample.rungs, segments,
-        PIECE=PIECE, num_warps=8,
+        PIECE=2 * BLOCK, num_warps=8,
     )  # fmt: skip
     kernels.rule[(segments,)](
         space.counts, space.found, space.segments, sample.rows, space.state, space.histogram, space.choice,
