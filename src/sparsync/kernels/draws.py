@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sparsync.kernels.search import MAGNITUDE, Search
+from sparsync.kernels.search import DIGIT, MAGNITUDE, Search
 from sparsync.layout import Segment, run_table
 
 WORD = 0xFFFFFFFF
@@ -18,7 +18,7 @@ STRIDE = 0x9E3779B9
 FACTORS = (0x85EBCA6B, 0xC2B2AE35)
 SHARE, ROUNDS = 0.8, 10  # a threshold that too few reach is multiplied by the former, so often
 PIECE = 4096  # entries of the sample that a program reads
-DIGITS = 3  # of a magnitude
+DIGITS = -(-MAGNITUDE // DIGIT)  # of a magnitude
 
 T = TypeVar("T", int, Tensor)
 # (segment) -> (entries to draw, rank of the threshold among them, least count that is accepted); none are drawn where
@@ -91,6 +91,5 @@ class Sample:
         self.drawn = torch.zeros(first, device=device)
         segments = len(pieces)
         self.ranges = torch.zeros((DIGITS + 1) * segments * 5, dtype=torch.int64, device=device)
-        self.sums = torch.zeros(DIGITS * segments << 11, dtype=torch.int32, device=device)
+        self.sums = torch.zeros(DIGITS * segments << DIGIT, dtype=torch.int32, device=device)
         self.rungs = torch.zeros(segments * 32, dtype=torch.int32, device=device)
-        assert DIGITS * 11 >= MAGNITUDE

@@ -32,7 +32,7 @@ FIRST_FACTOR, SECOND_FACTOR = tl.constexpr(draws.FACTORS[0]), tl.constexpr(draws
 SHARE = tl.constexpr(draws.SHARE)
 RUNGS = tl.constexpr(draws.ROUNDS + 1)  # thresholds that may be tried
 STEPS = tl.constexpr(32)  # at least that many
-DIGITS = tl.constexpr(3)  # of a magnitude
+DIGITS = tl.constexpr(draws.DIGITS)
 SAMPLE = tl.constexpr(4)  # the seed's share of the key, first run, runs, least
 
 
