@@ -1,28 +1,28 @@
 """Entries above a threshold that is estimated anew in every step, from a random sample."""
 
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import ceil
 
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, Selecting, State
-from sparsync.kernels import Rows, above, largest
-from sparsync.layout import Segment
+from sparsync.compressors.base import Context, State, segment_scales
+from sparsync.compressors.floored import Floored, on_device
+from sparsync.kernels import Memory, Rows, above, largest, launch_sampled
+from sparsync.kernels.draws import ROUNDS, SHARE, positions, seed_of
+from sparsync.layout import Layout, Segment, locate
+from sparsync.sparse import SparseGrad
 
-ROUNDS = 10
 LEAST, MOST = 0.8, 1.3  # counts that are accepted, as shares of k
 
 
 @dataclass(frozen=True)
-class DGCK(Selecting):
+class DGCK(Floored):
     """The selection of "Deep Gradient Compression" (Lin et al.): between 0.8 k and 1.3 k of the largest entries.
 
     Use it to compare with DGC: its random sample is meant for devices on which exact top-k is slow, and on a CPU, after
-    the pass that leaves the rows' peaks behind, ``TopK`` costs no more and its count is exact.
+    the pass that leaves the rows' peaks behind, ``TopK`` costs no more and its count is exact. The sample depends on
+    (seed, step, segment) alone: a CUDA graph that repeats a step repeats its sample.
 
     Args:
         density: share of the entries to send, in (0, 1].
@@ -39,33 +39,38 @@ class DGCK(Selecting):
     def capacity(self, k: int, numel: int) -> int:
         return min(numel, ceil(MOST * k))
 
+    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        assert memory is not None
+        if on_device(grad, memory, layout, ctx):
+            scales = segment_scales(grad, layout, ctx)
+            return launch_sampled.sampled(
+                grad, memory, layout, state, ctx.values, scales, self._plan, ctx.seed, ctx.step
+            )
+        return super().compress(grad, memory, layout, ctx, state)
+
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         runs, k = segment.runs(ctx.asleep), segment.k
         numel = sum(stop - start for start, stop in runs)
         if k >= numel:
             return above(u, rows, 0.0)
-        wanted = min(numel, max(ceil(self.sample * numel), ceil(2 * numel / k)))
-        seed = zlib.crc32(f"{ctx.seed} {ctx.step} {segment.name}".encode())
-        sample = u[_draw(runs, numel, wanted, seed, u.device)].abs()
-        threshold = torch.topk(sample, max(1, round(wanted * k / numel))).values[-1].item()
-        found = above(u, rows, threshold)
+        wanted, rank = self._sizes(k, numel)
+        drawn = positions(seed_of(ctx.seed, segment.name), ctx.step, numel, wanted, u.device)
+        threshold = torch.topk(u[locate(drawn, runs)].abs(), rank).values[-1]
+        found = above(u, rows, threshold.item())
         for _ in range(ROUNDS):
             if found.numel() >= LEAST * k or threshold == 0:
                 break
-            threshold *= 0.8
-            found = above(u, rows, threshold)
+            threshold = threshold * SHARE  # rounded to the residual's own dtype each time
+            found = above(u, rows, threshold.item())
         # The k largest of the survivors are the k largest of all.
         return found if found.numel() <= segment.capacity else largest(u, rows, k)
 
+    def _sizes(self, k: int, numel: int) -> tuple[int, int]:
+        """How many entries are drawn, and the threshold's rank among them."""
+        wanted = min(numel, max(ceil(self.sample * numel), ceil(2 * numel / k)))
+        return wanted, max(1, round(wanted * k / numel))
 
-def _draw(runs: Sequence[tuple[int, int]], numel: int, wanted: int, seed: int, device: torch.device) -> Tensor:
-    """``wanted`` random indices out of ``runs``, or each once if all are wanted, without torch's own random state."""
-    if wanted == numel:
-        picked = torch.arange(numel, device=device)
-    else:
-        rng = torch.Generator(device).manual_seed(seed)
-        picked = torch.randint(numel, (wanted,), generator=rng, device=device)
-    ends = list(accumulate(stop - start for start, stop in runs))
-    run = torch.bucketize(picked, torch.tensor(ends, device=device), right=True)
-    shifts = [stop - end for (_, stop), end in zip(runs, ends, strict=True)]
-    return picked + torch.tensor(shifts, device=device)[run]
+    def _plan(self, segment: Segment) -> tuple[int, int, int]:
+        if segment.k >= segment.numel:
+            return 0, 0, 0
+        return *self._sizes(segment.k, segment.numel), ceil(LEAST * segment.k)

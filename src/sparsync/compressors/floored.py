@@ -28,6 +28,7 @@ class Floored(Selecting):
             own["floor"].copy_(scaled.view(torch.int32))
 
 
-def on_device(grad: Tensor, memory: Memory, ctx: Context) -> bool:
+def on_device(grad: Tensor, memory: Memory, layout: Layout, ctx: Context) -> bool:
     """Whether the exact kernels do what is asked for."""
-    return searchable(grad, memory) and ctx.values in CODECS and not ctx.whole and not ctx.asleep
+    known = ctx.values in CODECS and not ctx.whole and not ctx.asleep
+    return known and searchable(grad, memory) and bool(layout.segments)

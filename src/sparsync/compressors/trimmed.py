@@ -27,7 +27,7 @@ class TrimmedK(Floored):
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         assert memory is not None
-        if on_device(grad, memory, ctx):
+        if on_device(grad, memory, layout, ctx):
             return launch_exact.largest(grad, memory, layout, state, ctx.values, segment_scales(grad, layout, ctx))
         return super().compress(grad, memory, layout, ctx, state)
 

@@ -119,9 +119,9 @@ def _digits(bits, place, real, low, width, index_bits, highest):
 
 
 @triton.jit
-def _range(ranges, sums, step, segment, segment_count):
+def _range(ranges, sums, step, segment, segment_count, PLACED: tl.constexpr):
     """The range that a segment's digit number ``step`` is looked at in: the last one, and of that only the slot where
-    the limit is."""
+    the limit is. Where keys are magnitudes alone (not ``PLACED``), down to the last digit."""
     before = tl.maximum(step - 1, 0) * segment_count + segment
     row = ranges + before * RANGE
     low, width, wanted, number = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 4)
@@ -132,7 +132,7 @@ def _range(ranges, sums, step, segment, segment_count):
         at = _at(reached, digit, SLOTS).to(tl.int64)
         shift = tl.maximum(width - DIGIT, 0)
         low += digit << shift
-        width = tl.where((at <= wanted) | (shift == 0), -1, shift)
+        width = tl.where(((at <= wanted) & PLACED) | (shift == 0), -1, shift)
         number = tl.where(at < wanted, number - wanted + at, number)  # there are no more
         wanted -= at - _at(bins, digit, SLOTS)
     return low, width, wanted, number
@@ -178,7 +178,7 @@ def _digits_of_strip(
 def tally(
     after, places, values, found, owners, segments, strips, ranges, sums, step, index_bits, highest, regions,
     strip_count, segment_count,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PIECE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PIECE: tl.constexpr, PLACED: tl.constexpr,
 ):  # fmt: skip
     """How often each value of a digit occurs within the range that is left: of candidates, one region a program; of the
     residual, as many strips as there are for each. The range is noted on the side."""
@@ -188,7 +188,7 @@ def tally(
         segment = tl.load(owners + region)
         row, mine = segments + segment * SEGMENT, step * segment_count + segment
         origin = tl.load(ranges + segment * RANGE + 3)
-        low, width, wanted, number = _range(ranges, sums, step, segment, segment_count)
+        low, width, wanted, number = _range(ranges, sums, step, segment, segment_count, PLACED)
         if region == tl.load(row + 2):
             _store(ranges + mine * RANGE, low, width, wanted, origin, number)
         if (origin == CANDIDATES) & (width >= 0):
@@ -199,7 +199,9 @@ def tally(
                 spot = i + tl.arange(0, PIECE)
                 real = spot < size
                 bits = _bits(tl.load(values + first + spot, mask=real, other=0.0))
-                place = tl.load(places + first + spot, mask=real, other=0).to(tl.int64)
+                place = tl.zeros([PIECE], tl.int64)
+                if PLACED:
+                    place += tl.load(places + first + spot, mask=real, other=0)
                 seen += _digits(bits, place, real, low, width, index_bits, highest)
             tl.atomic_add(sums + mine * SLOTS + slots, seen, mask=seen > 0, sem="relaxed")
     if _needed(ranges, segment_count) > 0:
@@ -209,7 +211,7 @@ def tally(
             segment = tl.load(strips + strip * STRIP + 3)
             if tl.load(ranges + segment * RANGE + 3) == RESIDUAL:
                 if segment != known:
-                    low, width, _, _ = _range(ranges, sums, step, segment, segment_count)
+                    low, width, _, _ = _range(ranges, sums, step, segment, segment_count, PLACED)
                     known = segment
                 if width >= 0:
                     start = tl.multiple_of(tl.load(strips + strip * STRIP), 128)
@@ -227,16 +229,23 @@ def tally(
 
 
 @triton.jit
-def _floor_from_all(row, own, sums):
-    """As ``floors.guess``, from the first digit of every entry. Where entries are few, all will be candidates."""
+def _floor_from_all(row, own, first, second):
+    """As ``floors.guess``, but from the first digit of every entry, and the second of those next to the limit. Where
+    entries are few, all will be candidates."""
     k = tl.load(row)
-    reached = tl.cumsum(tl.load(sums + tl.arange(0, SLOTS)), reverse=True)
     target = 2 * k + 16
+    bins = tl.load(first + tl.arange(0, SLOTS))
+    reached = tl.cumsum(bins, reverse=True)
     digit = tl.sum((reached >= target).to(tl.int64)) - 1
-    tl.store(own, tl.where(digit < 0, 1, tl.maximum(digit << COARSE, 1)))
+    floor = digit << COARSE
+    if digit == tl.sum((reached >= k).to(tl.int64)) - 1:  # that of the limit
+        above = tl.sum(tl.where(tl.arange(0, SLOTS) > digit, bins, 0))
+        within = tl.cumsum(tl.load(second + tl.arange(0, SLOTS)), reverse=True)
+        floor += tl.maximum(tl.sum((within >= target - above).to(tl.int64)) - 1, 0) << (COARSE - DIGIT)
+    tl.store(own, tl.where(digit < 0, 1, tl.maximum(floor, 1)))
     tl.store(own + 1, k)
-    tl.store(own + 2, k // 2)
-    tl.store(own + 3, k)
+    tl.store(own + 2, k)
+    tl.store(own + 3, k // 2)
 
 
 @triton.jit
@@ -249,11 +258,12 @@ def settle(
     row, own, mine = segments + segment * SEGMENT, state + segment * STATE, choice + segment * CHOICE
     bins = histogram + segment * BINS + tl.arange(0, BINS)
     origin = tl.load(ranges + segment * RANGE + 3)
-    low, width, wanted, number = _range(ranges, sums, rounds, segment, segment_count)
+    low, width, wanted, number = _range(ranges, sums, rounds, segment, segment_count, True)
     _store(ranges + (rounds * segment_count + segment) * RANGE, low, width, wanted, origin, number)
     tl.store(mine + 3, number)
     if origin == RESIDUAL:
-        _floor_from_all(row, own, sums + segment * SLOTS)
+        if tl.load(ranges + segment * RANGE + 1) >= 0:
+            _floor_from_all(row, own, sums + segment * SLOTS, sums + (segment_count + segment) * SLOTS)
         tl.store(bins, tl.zeros([BINS], tl.int32))
     else:
         _steer(after, samples, row, own, bins, mine, BLOCK)

@@ -12,8 +12,9 @@ from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
-PROGRAMS = 1056  # at most: eight for each multiprocessor of the largest devices, which then loop
-PIECE = 2 * BLOCK  # candidates looked at at once
+PROGRAMS = 1056  # at most: eight for each multiprocessor of a large device; they loop
+TALLIES = 264  # the same for ``tally``, of which two fit: its histogram takes many registers
+REGISTERS = 128
 
 
 def largest(
@@ -60,10 +61,10 @@ def end(memory: Memory, space: Workspace, search: Search, codec: str) -> SparseG
 
     segments, strips = len(space.layout.segments), space.strips.numel() // 4
     for step in range(search.rounds):
-        exact.tally[(min(PROGRAMS, max(space.regions, strips)),)](
+        exact.tally[(min(TALLIES, max(space.regions, strips)),)](
             memory.after, space.places, space.values, space.found, space.owners, space.segments, space.strips,
             search.ranges, search.sums, step, search.index_bits, search.highest, space.regions, strips, segments,
-            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=PIECE, num_warps=8,
+            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=BLOCK, PLACED=True, num_warps=8, maxnreg=REGISTERS,
         )  # fmt: skip
     exact.settle[(segments,)](
         memory.after, space.places, space.segments, space.samples, space.spans, space.state, space.histogram,

@@ -11,7 +11,7 @@ from sparsync.kernels.workspace import Workspace, usable
 DIGIT = 11
 MAGNITUDE = 31
 INFINITE = 0x7F800000  # a floor that nothing reaches
-ENTRIES = 2**31  # so many a gradient may have less one: they are counted in 32 bits
+ENTRIES = 2**31  # a gradient must have fewer: they are counted in 32 bits
 
 
 def searchable(grad: Tensor, memory: Memory) -> bool:
