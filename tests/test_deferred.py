@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from sparsync import AllGather, DenseAllReduce, Mismatch, NoCompression, ThresholdK
+from sparsync import AllGather, DenseAllReduce, Mismatch, NoCompression, TopK
 from sparsync.collectives import Channel
 from sparsync.errors import PeerFailed
 from sparsync.feedback import Correction
@@ -81,10 +81,10 @@ def assert_same(ours, theirs):
 
 
 METHODS = {
-    "plain": (ThresholdK(0.02), {}),
-    "default": (ThresholdK(0.02), {"wire": Wire("sign", "ef"), "scope": "global"}),
-    "undoable": (ThresholdK(0.02), {"transactional": True, "wire": Wire("fp16", "ef")}),
-    "corrected": (ThresholdK(0.02), {"correction": Correction(0.5, True)}),
+    "plain": (TopK(0.02), {}),
+    "default": (TopK(0.02), {"wire": Wire("sign", "ef"), "scope": "global"}),
+    "undoable": (TopK(0.02), {"transactional": True, "wire": Wire("fp16", "ef")}),
+    "corrected": (TopK(0.02), {"correction": Correction(0.5, True)}),
     "dense": (NoCompression(), {"scope": "bucket"}),
 }
 
@@ -121,9 +121,9 @@ def test_the_same_steps(name, odd, caplog):
 
 
 def test_a_rank_that_failed_applies_nothing_and_is_heard_of_two_steps_later():
-    ours = reducer(DEVICE, ThresholdK(0.02))
+    ours = reducer(DEVICE, TopK(0.02))
     step(ours, DEVICE, gradients(0, torch.float32))
-    with patch.object(ThresholdK, "compress", side_effect=ValueError("no memory")):
+    with patch.object(TopK, "compress", side_effect=ValueError("no memory")):
         assert not step(ours, DEVICE, gradients(1, torch.float32))[: SIZES["b"] + SIZES["c"]].any()
     step(ours, DEVICE, gradients(2, torch.float32))
     with pytest.raises((PeerFailed, RuntimeError), match="no memory"):
@@ -132,7 +132,7 @@ def test_a_rank_that_failed_applies_nothing_and_is_heard_of_two_steps_later():
 
 
 def test_a_foreign_message_applies_nothing():
-    ours = reducer(DEVICE, ThresholdK(0.02))
+    ours = reducer(DEVICE, TopK(0.02))
     step(ours, DEVICE, gradients(0, torch.float32))
     with patch("sparsync.wire.post.MAGIC", 77):
         result = step(ours, DEVICE, gradients(1, torch.float32))
@@ -143,7 +143,7 @@ def test_a_foreign_message_applies_nothing():
 
 
 def test_what_is_sent_comes_home_when_a_gradient_is_not_finite():
-    ours = reducer(DEVICE, ThresholdK(0.02))
+    ours = reducer(DEVICE, TopK(0.02))
     grads = gradients(0, torch.float32, ("c", float("nan")))
     result = step(ours, DEVICE, grads)
     assert torch.isnan(result).any()
