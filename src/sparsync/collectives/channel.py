@@ -120,13 +120,15 @@ class Channel:
         self._wait(dist.irecv(out, group=self.group, group_src=source))
         return out
 
-    def header(self, sent: SparseGrad, layout: Layout, state: dict[str, Any]) -> Tensor:
-        """The header alone; ``state`` keeps it where it is made on the device."""
+    def gather_headers(self, sent: SparseGrad, layout: Layout, state: dict[str, Any]) -> Tensor:
+        """Every rank's header alone; ``state`` keeps the buffers where they are made on the device."""
         if not self.deferred:
-            return self.wire.header(sent, self.sequence, layout.id, layout.digest)
-        if "header" not in state or state["header"].device != sent.values.device:
-            state["header"] = torch.zeros(HEADER, dtype=torch.int32, device=sent.values.device)
-        return self.verdicts(sent.values.device).head(sent, state["header"], self.sequence, layout)
+            return self.all_gather(self.wire.header(sent, self.sequence, layout.id, layout.digest))
+        device = sent.values.device
+        if "headers" not in state or state["headers"].device != device:
+            state["headers"] = torch.zeros(1 + self.size, HEADER, dtype=torch.int32, device=device)
+        own = self.verdicts(device).head(sent, state["headers"][0], self.sequence, layout)
+        return self.all_gather(own, state["headers"][1:])
 
     def take_count(self) -> int:
         """Bytes of the tensors handed to ``torch.distributed`` since the last call."""

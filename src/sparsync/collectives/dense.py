@@ -53,7 +53,7 @@ class DenseAllReduce:
         return {}
 
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
-        headers = channel.verify(channel.all_gather(channel.header(sent, layout, state)))
+        headers = channel.verify(channel.gather_headers(sent, layout, state))
         whole = sent.values if sent.indices is None else sent.densify()
         dtype = self._dtype(channel.wire)
         if dtype is None:
