@@ -103,7 +103,14 @@ def traffic(context: Context) -> Result:
             curves.append(Curve(name, WORKERS, [getattr(cost, kind) / 1e6 for cost in costs]))
             if kind == "mean_bytes":
                 for workers, cost in zip(WORKERS, costs, strict=True):
-                    values = density, workers, name, cost.mean_bytes, cost.max_bytes, cost.rounds
+                    values: tuple[float | str, ...] = (
+                        density,
+                        workers,
+                        name,
+                        cost.mean_bytes,
+                        cost.max_bytes,
+                        cost.rounds,
+                    )
                     for column, value in zip(columns.values(), values, strict=True):
                         column.append(value)
         figures.append(
