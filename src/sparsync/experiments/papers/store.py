@@ -112,6 +112,17 @@ def rounded(value: Any) -> Any:
     return value
 
 
+def runs_of(values: Sequence[float]) -> list[list[float]]:
+    """``[value, how many of it follow each other]``: short where a column hardly changes."""
+    found: list[list[float]] = []
+    for value in values:
+        if found and found[-1][0] == value:
+            found[-1][1] += 1
+        else:
+            found.append([value, 1])
+    return found
+
+
 def _chart_to_json(chart: Chart) -> dict[str, Any]:
     return {"kind": type(chart).__name__, **dataclasses.asdict(chart)}
 
