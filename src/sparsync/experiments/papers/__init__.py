@@ -4,12 +4,12 @@
 ``trainings.py`` how those that train are cut into pieces.
 """
 
-from sparsync.experiments.papers import p1, p3
+from sparsync.experiments.papers import beyond, p1, p2, p3
 from sparsync.experiments.papers.item import Context, Item, Result
 
 __all__ = ["ITEMS", "Context", "Item", "Result", "chosen"]
 
-ITEMS: dict[str, Item] = {item.key: item for item in (*p1.ITEMS, *p3.ITEMS)}
+ITEMS: dict[str, Item] = {item.key: item for item in (*p1.ITEMS, *p2.ITEMS, *p3.ITEMS, *beyond.ITEMS)}
 
 
 def chosen(key: str) -> list[Item]:

@@ -20,7 +20,7 @@ P1_STEP_TIMES = (
     ("alexnet", "AlexNet", 61, (0.571, 0.891, 0.369, 0.245), (14.1, 9.0, 21.8, 32.8)),
     ("vgg16-imagenet", "VGG-16", 138, (2.068, 3.010, 1.540, 1.311), (54.2, 37.2, 72.8, 85.5)),
     ("resnet50", "ResNet-50", 25, (0.699, 0.810, 0.655, 0.586), (65.8, 56.8, 70.2, 78.5)),
-    ("inception-v4", "Inception-V4", 42, (1.022, 1.268, 0.916, 0.787), (67.5, 54.4, 75.3, 87.7)),
+    ("inception4", "Inception-V4", 42, (1.022, 1.268, 0.916, 0.787), (67.5, 54.4, 75.3, 87.7)),
 )
 
 # P2, Table 1: scheme, test accuracy in % with 1, 2, 4 and 8 workers, entries chosen layer by layer, then globally.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sparsync.experiments import data, virtual
 from sparsync.experiments.data import Images, Speech, Text
+from sparsync.experiments.data.speech import Utterance
 from sparsync.experiments.models import CATALOGUE, LSTMAN4, LSTMPTB
 from sparsync.experiments.training import batches as orders
 
@@ -116,7 +117,7 @@ def of_images(
         stream = virtual.image_batches(x, y, workers, batch, seed=seed, start=start)
         for step, drawn in enumerate(stream, start):
             pictures = images.inputs(torch.cat([one for one, _ in drawn]), data.moment(seed, 0, step))
-            yield [(one, labels) for one, (_, labels) in zip(pictures.split(batch), drawn, strict=True)]
+            yield [(one, labels) for one, (_, labels) in zip(torch.split(pictures, batch), drawn, strict=True)]
 
     return Task(
         model,
@@ -175,7 +176,7 @@ def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed
     shards = [speech.shard(rank, workers)[:limit] for rank in range(workers)]
     test = speech.test[:limit]
 
-    def tensors(utterances: Sequence[data.Utterance]) -> Batch:
+    def tensors(utterances: Sequence[Utterance]) -> Batch:
         made = data.speech_batch(utterances, device)
         return made.spectrograms, made.frames, made.labels, made.label_counts
 
@@ -193,9 +194,7 @@ def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed
             for shard, generator in zip(shards, generators, strict=True)
         ]
         for chosen in zip(*streams, strict=False):
-            yield [
-                tensors([shard[i] for i in picked.tolist()]) for shard, picked in zip(shards, chosen, strict=True)
-            ]
+            yield [tensors([shard[i] for i in picked.tolist()]) for shard, picked in zip(shards, chosen, strict=True)]
 
     def evaluate() -> float:
         model.eval()

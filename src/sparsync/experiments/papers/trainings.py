@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,16 +14,18 @@ from typing import Any
 
 import torch
 
-from sparsync import registry
+from sparsync import comm_hook, registry
 from sparsync.experiments.methods import DENSE, options_of
+from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import store, tasks
 from sparsync.experiments.papers.item import Context
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.watch import Watch
 from sparsync.experiments.virtual import VirtualWorkers
+from sparsync.experiments.virtual.exchange import units_of
 from sparsync.recipes import RECIPES
 
-POINTS = 12  # of a curve of scores, about
+POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
 MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
 
@@ -74,7 +77,8 @@ class Run:
         """Of its file: what it is, and a checksum of all that makes it so."""
         plain = {k: v for k, v in asdict(self).items() if k not in ("label", "seconds")}
         digest = zlib.crc32(json.dumps(plain, sort_keys=True).encode())
-        words = f"{self.model} {self.label} w{self.workers}".lower()
+        title = CATALOGUE[self.model].title  # some labels begin with it
+        words = f"{self.model} {self.label.removeprefix(title)} w{self.workers}".lower()
         return "-".join("".join(c if c.isalnum() else " " for c in words).split()) + f"-{digest:08x}"
 
     def made(self, context: Context) -> Run:
@@ -154,7 +158,7 @@ def train(run: Run, context: Context, task: Task | None = None) -> History | Non
         session.load(torch.load(saved, map_location=context.device, weights_only=True))
     begun = time.monotonic()
     last_saved, last_said = begun, 0.0
-    every = max(1, steps // POINTS)
+    every = max(1, steps // (POINTS if run.limit is None else FEW))
     stream = task.batches(session.team.step)
     while session.team.step < steps:
         session.advance(next(stream))
@@ -190,9 +194,11 @@ class Session:
         options = _options(run)
         parameters = task.model.parameters()
         optimizer = torch.optim.SGD(parameters, run.rate, run.momentum, weight_decay=run.weight_decay)
-        self.team = VirtualWorkers(
-            task.model, task.loss, optimizer, run.workers, carried=task.carried, graph=task.graph, **options
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
+            self.team = VirtualWorkers(
+                task.model, task.loss, optimizer, run.workers, carried=task.carried, graph=task.graph, **options
+            )
         density = options.get("density") or run.settings.get("density", 0.001)
         self.watch = Watch(self.team, run.watch, run.clip, density) if run.watch else None
         # What is moved out of the optimizer changes its rate; schedules multiply what it is now.
@@ -315,7 +321,19 @@ def _options(run: Run) -> dict[str, Any]:
     return {**options, "seed": run.seed, **extra}
 
 
+def bytes_per_step(run: Run) -> float:
+    """What a worker sends in a step once the density has settled."""
+    with torch.device("meta"):
+        model = CATALOGUE[run.model].make()
+    options = {k: v for k, v in _options(run).items() if k != "clip"} | {"momentum": "keep"}
+    handle, _ = comm_hook(model, **options)
+    total = 0.0
+    for unit in units_of(handle, torch.device("meta")):
+        layout, _ = unit.layout_at(1.0 if unit.compressor.dense else handle.density(10**9))
+        total += unit.collective.traffic(layout, handle.wire, run.workers).mean_bytes
+    return total
+
+
 def merged_data(histories: Sequence[History]) -> dict[str, str]:
     """Checksums of the data sets that were read, by what they are."""
     return {f"{h.data['name']} ({h.data['size']})": h.data["sha256"] for h in histories}
-
