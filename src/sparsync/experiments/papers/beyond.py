@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import floor, log10
 from typing import Any
 
 from sparsync.collectives import AllGather
@@ -11,7 +12,7 @@ from sparsync.experiments.papers.curves import by_epoch, quickly, scores, traine
 from sparsync.experiments.papers.item import Context, Item, Result
 from sparsync.experiments.papers.p1 import METHODS, SPARSE
 from sparsync.experiments.papers.steps import spans_of
-from sparsync.experiments.papers.trainings import Run, bytes_per_step
+from sparsync.experiments.papers.trainings import Run, bytes_per_step, traffic_of
 from sparsync.layout import Layout
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 from sparsync.wire import Wire
@@ -35,12 +36,13 @@ def budget(workers: int) -> float:
 
 def within(run: Run, bytes_allowed: float) -> Run:
     """The run at the largest density whose step sends no more than that."""
-    low, high = 1e-5, 0.05
-    for _ in range(40):
+    cost, low, high = traffic_of(run), 1e-5, 0.05
+    for _ in range(16):
         middle = (low * high) ** 0.5
-        tried = replace(run, options={**run.options, "density": middle})
-        low, high = (middle, high) if bytes_per_step(tried) <= bytes_allowed else (low, middle)
-    return replace(run, options={**run.options, "density": float(f"{low:.4g}")})
+        low, high = (middle, high) if cost(middle) <= bytes_allowed else (low, middle)
+    # To four digits, downwards: they are part of the run's name.
+    unit = 10 ** (floor(log10(low)) - 3)
+    return replace(run, options={**run.options, "density": round(floor(low / unit) * unit, 12)})
 
 
 def runs_of(workers: int) -> list[Run]:

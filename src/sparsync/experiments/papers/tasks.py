@@ -139,7 +139,7 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
     model = (LSTMPTB() if limit is None else LSTMPTB(width=TINY_WIDTH)).to(device)
     length = LENGTH if limit is None else TINY_LENGTH
     words = text.train[: None if limit is None else limit * workers * batch]
-    valid = text.valid[:limit].to(device)
+    valid = text.valid[: None if limit is None else limit * batch].to(device)
     count = virtual.windows(words, workers, batch, length)
     words = words.to(device)
     shape = model.lstm.num_layers, batch, model.lstm.hidden_size

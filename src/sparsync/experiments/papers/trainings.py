@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -323,15 +323,24 @@ def _options(run: Run) -> dict[str, Any]:
 
 def bytes_per_step(run: Run) -> float:
     """What a worker sends in a step once the density has settled."""
+    return traffic_of(run)(None)
+
+
+def traffic_of(run: Run) -> Callable[[float | None], float]:
+    """The bytes that a worker sends in a step, from the density of what is compressed; ``None``: the run's own."""
     with torch.device("meta"):
         model = CATALOGUE[run.model].make()
     options = {k: v for k, v in _options(run).items() if k != "clip"} | {"momentum": "keep"}
     handle, _ = comm_hook(model, **options)
-    total = 0.0
-    for unit in units_of(handle, torch.device("meta")):
-        layout, _ = unit.layout_at(1.0 if unit.compressor.dense else handle.density(10**9))
-        total += unit.collective.traffic(layout, handle.wire, run.workers).mean_bytes
-    return total
+    units = units_of(handle, torch.device("meta"))
+
+    def at(density: float | None) -> float:
+        share = handle.density(10**9) if density is None else density
+        layouts = [unit.layout_at(1.0 if unit.compressor.dense else share)[0] for unit in units]
+        costs = (u.collective.traffic(cut, handle.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
+        return sum(cost.mean_bytes for cost in costs)
+
+    return at
 
 
 def merged_data(histories: Sequence[History]) -> dict[str, str]:
