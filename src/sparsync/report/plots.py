@@ -103,7 +103,12 @@ class LineChart:
             axes.set_xscale("log")
         if self.log_y:
             axes.set_yscale("log", nonpositive="mask")
-        axes.xaxis.set_major_formatter(EngFormatter(self.x_unit, sep=" " if self.x_unit else ""))
+        if self.x_unit or max((abs(x) for curve in self.curves for x in curve.x), default=0) >= 1000:
+            axes.xaxis.set_major_formatter(EngFormatter(self.x_unit, sep=" " if self.x_unit else ""))
+        else:
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        if not self.log_x:
+            axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}{_spaced(self.y_unit)}"))
         if self.y_range:
             axes.set_ylim(*self.y_range)

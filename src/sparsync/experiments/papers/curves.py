@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers.item import Context, Result
-from sparsync.experiments.papers.trainings import History, Run, carry_out, merged_data
+from sparsync.experiments.papers.trainings import History, Run, carry_out, merged_data, merged_where
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 
 HALF = (
@@ -34,7 +34,15 @@ def trained(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], 
         steps = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
         notes.append(f"Trained for {context.epochs:g} epochs ({steps} steps), the schedule shortened in proportion.")
     names = [history.run.name for history in done.values()]
-    return done, Result(notes=notes, runs=names, missing=missing, data=merged_data(list(done.values())))
+    all_of_them = list(done.values())
+    return done, Result(
+        notes=notes,
+        runs=names,
+        missing=missing,
+        data=merged_data(all_of_them),
+        where=merged_where(all_of_them),
+        seconds=sum(history.seconds for history in all_of_them),
+    )
 
 
 def by_epoch(title: str, histories: Mapping[str, History], caption: str) -> Figure:
@@ -55,7 +63,7 @@ def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> 
         starts = range(0, len(history.losses) - width + 1, width)
         means = [sum(history.losses[i : i + width]) / width for i in starts]
         curves.append(Curve(label, [i + width for i in starts], means))
-    return Figure(LineChart(title, "steps", curves), caption)
+    return Figure(LineChart(title, "steps", curves, log_y=True), caption)
 
 
 def scores(caption: str, histories: Mapping[str, History], against: str | None = None) -> Table:

@@ -67,6 +67,8 @@ class Result:
         runs: names of these files.
         missing: names of the trainings that are not done yet.
         data: checksum of each data set that was read, by its name.
+        where: machine and versions of the trainings, if there are any.
+        seconds: that the trainings took.
     """
 
     tables: Sequence[Table] = ()
@@ -76,6 +78,8 @@ class Result:
     runs: Sequence[str] = ()
     missing: Sequence[str] = ()
     data: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,8 @@ def joined(parts: Sequence[Result], tables: Sequence[Table], figures: Sequence[F
         runs=[name for part in parts for name in part.runs],
         missing=[name for part in parts for name in part.missing],
         data={name: value for part in parts for name, value in part.data.items()},
+        where={name: value for part in parts for name, value in part.where.items()},
+        seconds=sum(part.seconds for part in parts),
     )
 
 

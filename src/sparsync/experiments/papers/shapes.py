@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -107,7 +108,7 @@ def figure_5(context: Context, trained: Sequence[tuple[str, dict[float, float]]]
         "P1 does not say from which models and iterations its gradients of trainings are; ours are named.",
         *others.notes,
     ]
-    return Result([table, catch_up_table()], figures, notes, columns, others.runs, others.missing, others.data)
+    return replace(others, tables=[table, catch_up_table()], figures=figures, notes=notes, rows=columns)
 
 
 def catch_up_table() -> Table:

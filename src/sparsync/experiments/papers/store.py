@@ -27,7 +27,7 @@ class Stored:
         command: that makes it again.
         where: machine, versions, commit, date.
         seed: it was made with.
-        seconds: it took, with what trainings took before.
+        seconds: that its trainings took, or all of it where there are none.
     """
 
     result: Result
@@ -47,8 +47,8 @@ def save(context: Context, item: Item, result: Result, command: str, seconds: fl
         "quick": context.quick,
         "command": command,
         "seed": context.seed,
-        "seconds": round(seconds, 1),
-        "environment": hardware(context),
+        "seconds": round(result.seconds or seconds, 1),
+        "environment": dict(result.where) or hardware(context),
         "data": dict(result.data),
         "runs": list(result.runs),
         "missing": list(result.missing),

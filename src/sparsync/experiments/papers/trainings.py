@@ -26,6 +26,7 @@ from sparsync.experiments.virtual.exchange import units_of
 from sparsync.recipes import RECIPES
 
 POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
+STREAMS = 4  # of a GPU: as many workers run side by side
 MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
 
@@ -103,6 +104,7 @@ class History:
         epoch: steps.
         snapshots: what the watch saw.
         data: name of the data set, how much of it was used, and its SHA-256.
+        where: machine, versions, commit, date.
     """
 
     run: Run
@@ -116,6 +118,7 @@ class History:
     epoch: int
     snapshots: Sequence[Mapping[str, Any]]
     data: Mapping[str, str]
+    where: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def best(self) -> float:
@@ -180,8 +183,8 @@ def train(run: Run, context: Context, task: Task | None = None) -> History | Non
         if over and step < steps:
             return None
     session.seconds += time.monotonic() - begun
-    history = session.history()
-    write(context.output / "runs" / f"{run.name}.json", history, context)
+    history = replace(session.history(), where=store.hardware(context))
+    write(context.output / "runs" / f"{run.name}.json", history)
     saved.unlink(missing_ok=True)
     return history
 
@@ -197,7 +200,14 @@ class Session:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
             self.team = VirtualWorkers(
-                task.model, task.loss, optimizer, run.workers, carried=task.carried, graph=task.graph, **options
+                task.model,
+                task.loss,
+                optimizer,
+                run.workers,
+                carried=task.carried,
+                graph=task.graph,
+                streams=STREAMS if task.graph else 1,
+                **options,
             )
         density = options.get("density") or run.settings.get("density", 0.001)
         self.watch = Watch(self.team, run.watch, run.clip, density) if run.watch else None
@@ -271,13 +281,13 @@ def rate_at(run: Run, share: float) -> float:
     return float(0.1 ** sum(share >= mark for mark in run.decay))
 
 
-def write(path: Path, history: History, context: Context) -> None:
+def write(path: Path, history: History) -> None:
     """A training's file: commit, hardware, data, seed and a row for every step, as columns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     each = max(1, len(history.losses))
     content = {
         "run": asdict(history.run),
-        "environment": store.hardware(context),
+        "environment": dict(history.where),
         "data": dict(history.data),
         "seconds": history.seconds,
         "density": history.density,
@@ -302,7 +312,7 @@ def read(path: Path, run: Run) -> History:
     losses = [math.nan if value is None else value for value in plain["steps"]["loss"]]
     return History(
         run, plain["score"], points["step"], scores, points["bytes"], losses, plain["density"], plain["seconds"],
-        plain["epoch_steps"], plain["snapshots"], plain["data"],
+        plain["epoch_steps"], plain["snapshots"], plain["data"], plain["environment"],
     )  # fmt: skip
 
 
@@ -341,6 +351,12 @@ def traffic_of(run: Run) -> Callable[[float | None], float]:
         return sum(cost.mean_bytes for cost in costs)
 
     return at
+
+
+def merged_where(histories: Sequence[History]) -> dict[str, str]:
+    """Where trainings ran: what differs between them stands side by side."""
+    names = dict.fromkeys(name for history in histories for name in history.where)
+    return {name: ", ".join(dict.fromkeys(h.where[name] for h in histories if name in h.where)) for name in names}
 
 
 def merged_data(histories: Sequence[History]) -> dict[str, str]:
