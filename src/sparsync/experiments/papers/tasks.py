@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -104,33 +104,29 @@ def of_images(
     limit: int | None,
 ) -> Task:
     """Classification."""
-    x, y, test_x, test_y = (part[:limit] for part in (images.train_x, images.train_y, images.test_x, images.test_y))
-    checksum = _checksum((x, y, test_x, test_y))
-    x, y, test_y = x.to(device), y.to(device), test_y.to(device)
-    test = images.inputs(test_x.to(device))
+    parts = {name: getattr(images, name)[:limit] for name in ("train_x", "train_y", "test_x", "test_y")}
+    checksum = _checksum(list(parts.values()))
+    own = replace(images, **{name: part.to(device) for name, part in parts.items()})
 
     def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
         pictures, labels = batch
         return nn.functional.cross_entropy(model(pictures), labels), carried
 
     def batches(start: int) -> Iterator[list[Batch]]:
-        stream = virtual.image_batches(x, y, workers, batch, seed=seed, start=start)
-        for step, drawn in enumerate(stream, start):
-            pictures = images.inputs(torch.cat([one for one, _ in drawn]), data.moment(seed, 0, step))
-            yield [(one, labels) for one, (_, labels) in zip(torch.split(pictures, batch), drawn, strict=True)]
+        return virtual.image_batches(own, workers, batch, device=device, seed=seed, start=start)
 
     return Task(
         model,
         loss,
         (),
         batches,
-        max(1, len(x) // workers // batch),
-        lambda: virtual.accuracy(model, test, test_y),
+        max(1, len(own.train_x) // workers // batch),
+        lambda: virtual.accuracy(model, own),
         "accuracy",
         False,
         device.type == "cuda",
         name,
-        f"{len(x):,} images, {len(test_y):,} test images",
+        f"{len(own.train_x):,} images, {len(own.test_x):,} test images",
         checksum,
     )
 
@@ -140,7 +136,7 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
     length = LENGTH if limit is None else TINY_LENGTH
     words = text.train[: None if limit is None else limit * workers * batch]
     valid = text.valid[: None if limit is None else limit * batch].to(device)
-    count = virtual.windows(words, workers, batch, length)
+    count = virtual.epoch_steps(words, workers, batch, length)
     words = words.to(device)
     shape = model.lstm.num_layers, batch, model.lstm.hidden_size
     carried = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
@@ -151,7 +147,7 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
         return nn.functional.cross_entropy(scores.flatten(0, 1), after.flatten()), tuple(s.detach() for s in state)
 
     def evaluate() -> float:
-        steps = virtual.windows(valid, 1, batch, length)
+        steps = virtual.epoch_steps(valid, 1, batch, length)
         stream = islice(virtual.token_batches(valid, 1, batch, length), steps)
         return virtual.perplexity(model, loss, (one[0] for one in stream), carried)
 
