@@ -18,6 +18,7 @@ from sparsync.experiments.data import Images
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, tasks, trainings, watch
 from sparsync.experiments.papers.item import Result
+from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
 from sparsync.experiments.papers.store import load, rounded, runs_of
 from sparsync.experiments.papers.tasks import Task
@@ -252,6 +253,29 @@ def test_an_item_that_trains(
     assert all(a <= b for a, b in zip(exact, bound, strict=True))  # type: ignore[operator]
     assert command(["papers", "report", "--output", str(folder)]) == 0
     assert "Quick: a tiny setting" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_pictures_in_folders_are_a_task(tmp_path: Path, context: Context) -> None:
+    """What ResNet-50 is trained on, by those who have it."""
+    image = pytest.importorskip("PIL.Image")
+    for split, count in (("train", 8), ("val", 2)):
+        for label in range(2):
+            (tmp_path / split / f"class{label}").mkdir(parents=True)
+            for i in range(count):
+                image.new("RGB", (40, 48), (200 * label, 10 * i, 50)).save(
+                    tmp_path / split / f"class{label}" / f"{i}.png"
+                )
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
+    made = of_pictures(tmp_path, model, CPU, workers=2, batch=4, seed=0, side=32)
+    assert made.epoch == 2
+    assert made.size == "16 pictures, 4 test pictures"
+    run = replace(TINY, steps=12, options={**p1.SPARSE, "density": 0.2})
+    history = train(run, context, made)
+    assert history is not None
+    assert history.last == 1.0  # red or not
+    with pytest.raises(ValueError, match="ImageNet is at"):
+        trainings._task(p1.training("resnet50", "dense"), replace(context, data=tmp_path / "nowhere"))
 
 
 def test_schedules() -> None:

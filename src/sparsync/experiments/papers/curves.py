@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers.item import Context, Result
 from sparsync.experiments.papers.trainings import History, Run, carry_out, merged_data, merged_where
 from sparsync.report import Curve, Figure, LineChart, Row, Table
@@ -97,10 +96,6 @@ def scores(caption: str, histories: Mapping[str, History], against: str | None =
 
 def shown(score: float, kind: str) -> float:
     return 100 * score if kind == "accuracy" else score
-
-
-def title_of(model: str) -> str:
-    return CATALOGUE[model].title
 
 
 def quickly(run: Run, **changes: Any) -> dict[str, Any]:

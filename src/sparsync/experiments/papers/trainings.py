@@ -15,10 +15,14 @@ from typing import Any
 import torch
 
 from sparsync import comm_hook, registry
+from sparsync.experiments import models
+from sparsync.experiments.data.files import data_folder
+from sparsync.experiments.data.pictures import SOURCE
 from sparsync.experiments.methods import DENSE, options_of
-from sparsync.experiments.models import CATALOGUE
+from sparsync.experiments.models import CATALOGUE, IMAGENET
 from sparsync.experiments.papers import store, tasks
 from sparsync.experiments.papers.item import Context
+from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.watch import Watch
 from sparsync.experiments.virtual import VirtualWorkers
@@ -78,7 +82,7 @@ class Run:
         """Of its file: what it is, and a checksum of all that makes it so."""
         plain = {k: v for k, v in asdict(self).items() if k not in ("label", "seconds")}
         digest = zlib.crc32(json.dumps(plain, sort_keys=True).encode())
-        title = CATALOGUE[self.model].title  # some labels begin with it
+        title = title_of(self.model)  # some labels begin with it
         words = f"{self.model} {self.label.removeprefix(title)} w{self.workers}".lower()
         return "-".join("".join(c if c.isalnum() else " " for c in words).split()) + f"-{digest:08x}"
 
@@ -151,9 +155,7 @@ def carry_out(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History]
 
 def train(run: Run, context: Context, task: Task | None = None) -> History | None:
     """One training, from its last checkpoint if there is one; ``None`` if the time was over before it was done."""
-    task = task or tasks.make(
-        run.model, context.data, context.device, workers=run.workers, batch=run.batch, seed=run.seed, limit=run.limit
-    )
+    task = task or _task(run, context)
     steps = run.steps or max(1, round(run.epochs * task.epoch))
     session = Session(run, task, steps)
     saved = context.scratch / f"{run.name}.pt"
@@ -187,6 +189,19 @@ def train(run: Run, context: Context, task: Task | None = None) -> History | Non
     write(context.output / "runs" / f"{run.name}.json", history)
     saved.unlink(missing_ok=True)
     return history
+
+
+def title_of(model: str) -> str:
+    """A model as the papers call it."""
+    return CATALOGUE[model].title if model in CATALOGUE else {"resnet50": "ResNet-50"}[model]
+
+
+def _task(run: Run, context: Context) -> Task:
+    how = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
+    if run.model in IMAGENET:
+        folder = data_folder(context.data, "ImageNet", SOURCE)
+        return of_pictures(folder, models.build(run.model).to(context.device), context.device, **how)
+    return tasks.make(run.model, context.data, context.device, limit=run.limit, **how)
 
 
 class Session:
