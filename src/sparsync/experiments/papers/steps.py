@@ -60,6 +60,7 @@ def table_2_of_p1(context: Context) -> Result:
     notes = []
     for name, title, *_, published, efficiencies in P1_STEP_TIMES:
         key, batch = ("lenet5", 4) if context.quick else (name, 128)
+        title = f"LeNet-5 for {title}" if context.quick else title
         numel = CATALOGUE[key].parameters if key in CATALOGUE else IMAGENET[key][2]
         context.say(f"{title}: {numel:,} entries")
         try:

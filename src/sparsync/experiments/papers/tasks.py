@@ -170,7 +170,7 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
 def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed: int, limit: int | None) -> Task:
     model = (LSTMAN4() if limit is None else LSTMAN4(width=TINY_WIDTH)).to(device)
     shards = [speech.shard(rank, workers)[:limit] for rank in range(workers)]
-    test = speech.test[:limit]
+    test = speech.test[: None if limit is None else limit // 4]
 
     def tensors(utterances: Sequence[Utterance]) -> Batch:
         made = data.speech_batch(utterances, device)
