@@ -77,6 +77,8 @@ def run(
         raise ValueError(f"device must be cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device must be cpu here, where torch finds no GPU, got 'cuda'")
+    if quick:
+        torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
     begun = time.monotonic()
     context = Context(
         quick=quick,
