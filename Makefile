@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 KERNELS := $(wildcard tests/test_fused*.py) tests/test_mail.py tests/test_deferred.py
 
-.PHONY: install demo test coverage test-full test-gpu test-mutants lint format bench clean
+.PHONY: install demo test coverage test-full test-gpu test-mutants lint format bench papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -56,6 +56,11 @@ format: install
 
 bench: install
 	$(BIN)/sparsync bench step
+
+# Every figure and table of the papers in a tiny setting; $SPARSYNC_DATA is the folder of the data sets.
+papers-quick: install
+	$(BIN)/sparsync papers run all --quick --output runs/papers-quick --no-resume
+	$(BIN)/sparsync papers report --output runs/papers-quick
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs

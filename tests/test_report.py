@@ -31,7 +31,7 @@ from sparsync.report import (
     write,
     write_csv,
 )
-from sparsync.report.plots import svg
+from sparsync.report.plots import _figure, svg
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -243,6 +243,18 @@ def test_a_picture_of_two_charts_is_wide(tmp_path: Path) -> None:
     head = (tmp_path / "two.png").read_bytes()[:24]
     assert head.startswith(b"\x89PNG")
     assert struct.unpack(">II", head[16:]) == (1440, 576)
+
+
+def test_a_picture_of_four_charts_has_two_rows_and_a_legend_for_each_that_needs_its_own(tmp_path: Path) -> None:
+    charts = [LineChart("t", "x", curves()[: i + 1], log_y=True) for i in range(4)]
+    png(charts, tmp_path / "four.png")
+    assert struct.unpack(">II", (tmp_path / "four.png").read_bytes()[16:24]) == (2160, 1152)
+    drawn = _figure(charts)
+    assert [len(axes.get_legend().get_texts()) for axes in drawn.axes[:4]] == [1, 2, 3, 4]
+    assert not drawn.legends
+    same = _figure([charts[1], charts[1]])
+    assert len(same.legends) == 1
+    assert same.axes[0].get_yscale() == "log"
 
 
 def test_a_row_must_fit_its_headings() -> None:

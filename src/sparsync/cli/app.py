@@ -19,6 +19,7 @@ from sparsync.cli import (
     info,
     train,
 )
+from sparsync.cli.papers import papers
 
 app = typer.Typer(
     name="sparsync",
@@ -40,6 +41,7 @@ bench.command("traffic")(bench_traffic.traffic)
 bench.command("wire")(bench_wire.wire)
 bench.callback()(lambda: None)
 app.add_typer(bench, name="bench")
+app.add_typer(papers, name="papers")
 
 
 INTERRUPTED = 130  # what shells give for Ctrl-C; the parser may have caught it before us

@@ -24,6 +24,7 @@ INK, PAPER = "#1b1f24", "#ffffff"
 COLOURS = (INK, "#0b66b0", "#c34a00", "#007d5a", "#9c3f86", "#8a6400", "#0a7f94", "#b0263e")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)), (0, (3, 1)), (0, (8, 2, 1, 1, 1, 2)))
 MARKERS = "os^Dv*XP"
+COLUMNS = 3  # charts of a picture side by side
 SIZE = (4.5, 3.6)  # inches; 432 pixels wide, so that text of 10 points has 10 pixels on a phone
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -69,6 +70,7 @@ class LineChart:
         y_unit: written after each number of the vertical axis.
         log_x: spread the horizontal axis by powers of ten; points at 0 are then left out.
         x_unit: written after each number of the horizontal axis.
+        log_y: spread the vertical axis by powers of ten.
     """
 
     title: str
@@ -78,6 +80,7 @@ class LineChart:
     y_unit: str = ""
     log_x: bool = False
     x_unit: str = ""
+    log_y: bool = False
 
     def summary(self) -> str:
         """The chart in words."""
@@ -98,7 +101,14 @@ class LineChart:
                 axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
         if self.log_x:
             axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(EngFormatter(self.x_unit, sep=" " if self.x_unit else ""))
+        if self.log_y:
+            axes.set_yscale("log", nonpositive="mask")
+        if self.x_unit or max((abs(x) for curve in self.curves for x in curve.x), default=0) >= 1000:
+            axes.xaxis.set_major_formatter(EngFormatter(self.x_unit, sep=" " if self.x_unit else ""))
+        else:
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        if not self.log_x:
+            axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}{_spaced(self.y_unit)}"))
         if self.y_range:
             axes.set_ylim(*self.y_range)
@@ -159,7 +169,7 @@ Chart = LineChart | BarChart
 
 
 def png(charts: Sequence[Chart], path: Path) -> None:
-    """Charts side by side on white, for places that show pictures only."""
+    """Charts on white, three in a row at most, for places that show pictures only."""
     with matplotlib.rc_context(STYLE):
         _figure(charts).savefig(path, format="png", dpi=160, metadata={"Software": None})
 
@@ -173,13 +183,22 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def _figure(charts: Sequence[Chart]) -> Figure:
-    figure = Figure(figsize=(SIZE[0] * len(charts), SIZE[1]), layout="constrained")
-    row = figure.subplots(1, len(charts), squeeze=False)[0]
-    for chart, axes in zip(charts, row, strict=True):
+    columns = min(COLUMNS, len(charts))
+    rows = -(-len(charts) // columns)
+    figure = Figure(figsize=(SIZE[0] * columns, SIZE[1] * rows), layout="constrained")
+    places = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in places[len(charts) :]:
+        axes.set_axis_off()
+    places = places[: len(charts)]
+    for chart, axes in zip(charts, places, strict=True):
         chart.draw(axes)
-    handles, labels = next((axes.get_legend_handles_labels() for axes in row if axes.lines), ([], []))
-    if handles:
-        _add_legend(figure, handles, labels)
+    legends = [axes.get_legend_handles_labels() for axes in places if axes.lines]
+    if any(labels != legends[0][1] for _, labels in legends):
+        for axes in places:
+            if axes.lines:
+                axes.legend(fontsize="small")
+    elif legends:
+        _add_legend(figure, *legends[0])
     return figure
 
 

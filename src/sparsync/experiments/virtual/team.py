@@ -74,6 +74,7 @@ class VirtualWorkers:
         self._parameters = [model.get_parameter(p.name) for p in trained]
         places = [self._exchange.place(p) for p in trained]
         self._means = [mean for _, mean in places]
+        self._gradients = {p.name: rows for p, (rows, _) in zip(trained, places, strict=True)}
         views = [[rows[rank] for rows, _ in places] for rank in range(workers)]
         on_gpu = self._parameters[0].is_cuda
         graph = on_gpu if graph is None else graph
@@ -127,6 +128,10 @@ class VirtualWorkers:
         loss = self.backward(batches)
         self.optimizer.step()
         return loss
+
+    def gradient(self, rank: int, name: str) -> Tensor:
+        """A worker's own gradient of a parameter in the last step, in the parameter's shape; the next overwrites it."""
+        return self._gradients[name][rank]
 
     def residual(self, rank: int, name: str) -> Tensor | None:
         """What a worker keeps of a parameter's gradient, in the parameter's shape; ``None`` if it keeps nothing."""

@@ -1,0 +1,127 @@
+"""``sparsync papers``: the papers' figures and tables, made again."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+OUTPUT = Path("results/papers")
+Output = Annotated[Path, typer.Option(help="Folder of the results.")]
+
+papers = typer.Typer(help="The papers' figures and tables, made again.", no_args_is_help=True)
+
+
+@papers.command("list")
+def list_items(output: Output = OUTPUT) -> None:
+    """What there is, what it needs, and what has been run."""
+    _check_packages()
+    from sparsync.experiments.papers import ITEMS
+    from sparsync.experiments.papers.page import listed
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in ("item", "what it is", "full run needs", "result"):
+        table.add_column(heading)
+    for line in listed(list(ITEMS.values()), output):
+        table.add_row(*line)
+    Console().print(table)
+
+
+@papers.command("run")
+def run(
+    item: Annotated[str, typer.Argument(help="A key of 'sparsync papers list', a paper ('p1'), or 'all'.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny setting: 2 minutes at most on 2 CPU cores.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda, if there is one.")] = "",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the data sets.", show_default="$SPARSYNC_DATA")
+    ] = None,
+    output: Output = OUTPUT,
+    seed: Annotated[int, typer.Option(help="Of weights, order of the data and random methods.")] = 0,
+    epochs: Annotated[
+        float | None, typer.Option(help="Of each training, instead of the paper's; schedules shrink with it.")
+    ] = None,
+    only: Annotated[
+        list[str],
+        typer.Option(help="Only trainings whose name holds this word ('topk', 'resnet20'); repeatable."),
+    ] = [],  # noqa: B006
+    minutes: Annotated[
+        float | None, typer.Option(help="Stop in time; what is not finished is gone on with at the next call.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option(help="Use finished trainings and go on with others; or begin all of them anew.")
+    ] = True,
+    scratch: Annotated[Path, typer.Option(help="Folder for checkpoints of unfinished trainings.")] = Path(
+        "runs/papers"
+    ),
+) -> None:
+    """Make a figure or a table again: JSON and PNG in the folder of the results.
+
+    \b
+    sparsync papers run p1/fig3
+    sparsync papers run p1/fig6 --device cuda --epochs 20 --minutes 8
+    sparsync papers run all --quick
+    """
+    _check_packages()
+    from sparsync.experiments.papers import Context, chosen, store
+
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"minutes must be above 0, got {minutes:g}")
+    if device not in ("", "cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be cpu here, where torch finds no GPU, got 'cuda'")
+    if quick:
+        torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
+    begun = time.monotonic()
+    context = Context(
+        quick=quick,
+        device=torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")),
+        data=data_dir,
+        output=output,
+        scratch=scratch,
+        seed=seed,
+        epochs=epochs,
+        only=tuple(only),
+        deadline=begun + 60 * minutes if minutes is not None else float("inf"),
+        resume=resume,
+        say=lambda line: print(f"  {line}", flush=True),
+    )
+    words = [f"--{name} {value}" for name, value in (("seed", seed or None), ("epochs", epochs)) if value is not None]
+    for one in chosen(item):
+        print(f"{one.key}: {one.title}", flush=True)
+        started = time.monotonic()
+        result = one.run(context)
+        command = " ".join(["sparsync papers run", one.key, *(["--quick"] if quick else []), *words])
+        path = store.save(context, one, result, command, time.monotonic() - started)
+        left = f"; not done yet: {', '.join(result.missing)}" if result.missing else ""
+        print(f"  {path}, {time.monotonic() - started:.0f} s{left}", flush=True)
+
+
+@papers.command("report")
+def report(
+    output: Output = OUTPUT,
+    page: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html there")] = None,
+) -> None:
+    """All results on one page that loads nothing from elsewhere."""
+    _check_packages()
+    from sparsync.experiments.papers import ITEMS
+    from sparsync.experiments.papers.page import write_report
+
+    output.mkdir(parents=True, exist_ok=True)
+    path = page or output / "report.html"
+    full, quick = write_report(ITEMS.values(), output, path)
+    print(f"{full} results, {quick} quick ones, {len(ITEMS) - full - quick} not run yet")
+    print(f"report: {path}")
+
+
+def _check_packages() -> None:
+    for package in ("matplotlib", "jinja2"):
+        if find_spec(package) is None:
+            raise ValueError(f"the papers' figures and tables need {package}: pip install 'sparsync[lab]'")

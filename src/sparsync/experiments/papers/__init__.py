@@ -1,0 +1,20 @@
+"""Every figure and table of the papers, by one command: ``sparsync papers``. Needs the extra ``lab``.
+
+``p1.py``, ``p2.py``, ``p3.py`` and ``beyond.py`` each hold a paper's items; ``item.py`` says what an item is,
+``trainings.py`` how those that train are cut into pieces.
+"""
+
+from sparsync.experiments.papers import beyond, p1, p2, p3
+from sparsync.experiments.papers.item import Context, Item, Result
+
+__all__ = ["ITEMS", "Context", "Item", "Result", "chosen"]
+
+ITEMS: dict[str, Item] = {item.key: item for item in (*p1.ITEMS, *p2.ITEMS, *p3.ITEMS, *beyond.ITEMS)}
+
+
+def chosen(key: str) -> list[Item]:
+    """The items that a key names: one, all of a paper (``"p1"``), or ``"all"``."""
+    found = [item for item in ITEMS.values() if key in ("all", item.key, item.key.split("/")[0])]
+    if not found:
+        raise ValueError(f"item must be 'all', a paper or one of {', '.join(ITEMS)}, got {key!r}")
+    return found

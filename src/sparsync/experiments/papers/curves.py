@@ -1,0 +1,103 @@
+"""Trainings as charts and tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparsync.experiments.papers.item import Context, Result
+from sparsync.experiments.papers.trainings import History, Run, carry_out, merged_data, merged_where
+from sparsync.report import Curve, Figure, LineChart, Row, Table
+
+HALF = (
+    "Where the data folder holds only half of CIFAR-10 (25,000 training images, 3,000 test images), that is what is "
+    "trained on: an epoch has half the steps, and accuracies are lower than with all of it."
+)
+VIRTUAL = (
+    "The workers are virtual: one process computes their gradients one after another, with the library's own "
+    "compressors, residuals and sums, which gives the weights that as many processes would get."
+)
+
+
+def trained(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], Result]:
+    """The runs' histories by label, and a result that holds what all such items have in common."""
+    done, missing = carry_out(context, runs)
+    if not done and not missing:
+        raise ValueError("there is nothing to train")
+    notes = [VIRTUAL]
+    if any(history.data["name"] == "cifar10-half" for history in done.values()):
+        notes.append(HALF)
+    lengths = sorted({len(history.losses) for history in done.values()})
+    if context.epochs is not None and lengths:
+        steps = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
+        notes.append(f"Trained for {context.epochs:g} epochs ({steps} steps), the schedule shortened in proportion.")
+    names = [history.run.name for history in done.values()]
+    all_of_them = list(done.values())
+    return done, Result(
+        notes=notes,
+        runs=names,
+        missing=missing,
+        data=merged_data(all_of_them),
+        where=merged_where(all_of_them),
+        seconds=sum(history.seconds for history in all_of_them),
+    )
+
+
+def by_epoch(title: str, histories: Mapping[str, History], caption: str) -> Figure:
+    """Scores over epochs; accuracies in %."""
+    curves = []
+    for label, history in histories.items():
+        epochs = [step / history.epoch for step in history.points]
+        curves.append(Curve(label, epochs, [shown(score, history.score) for score in history.scores]))
+    unit = "%" if any(history.score == "accuracy" for history in histories.values()) else ""
+    return Figure(LineChart(title, "epochs", curves, y_unit=unit), caption)
+
+
+def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> Figure:
+    """Training losses, each point the mean of a fortieth of the training."""
+    curves = []
+    for label, history in histories.items():
+        width = max(1, len(history.losses) // 40)
+        starts = range(0, len(history.losses) - width + 1, width)
+        means = [sum(history.losses[i : i + width]) / width for i in starts]
+        curves.append(Curve(label, [i + width for i in starts], means))
+    return Figure(LineChart(title, "steps", curves, log_y=True), caption)
+
+
+def scores(caption: str, histories: Mapping[str, History], against: str | None = None) -> Table:
+    """Best and last score, bytes and density of every training."""
+    rows = []
+    base = histories[against].last if against is not None and against in histories else math.nan
+    for label, history in histories.items():
+        gap = shown(history.last, history.score) - shown(base, history.score)
+        rows.append(
+            Row(
+                [
+                    label,
+                    f"{shown(history.last, history.score):.2f}",
+                    f"{shown(history.best, history.score):.2f}",
+                    "–" if math.isnan(gap) or label == against else f"{gap:+.2f}",
+                    f"{(history.bytes[-1] if history.bytes else 0) / 1e6:,.2f} MB",
+                    f"{100 * history.density:.3g} %",
+                    f"{len(history.losses):,}",
+                    f"{history.seconds:,.0f} s",
+                ]
+            )
+        )
+    kinds = {history.score for history in histories.values()}
+    kind = f"{next(iter(kinds))}{', %' if kinds == {'accuracy'} else ''}" if len(kinds) == 1 else "score"
+    last = f"to {against}" if against else "to dense"
+    headings = [
+        "training", f"{kind}, last", "best", last, "sent by a worker", "density", "steps", "time"
+    ]  # fmt: skip
+    return Table(caption, headings, rows)
+
+
+def shown(score: float, kind: str) -> float:
+    return 100 * score if kind == "accuracy" else score
+
+
+def quickly(run: Run, **changes: Any) -> dict[str, Any]:
+    """What makes a training tiny."""
+    return {"workers": min(run.workers, 2), "batch": min(run.batch, 4), "limit": 32, "steps": 4, **changes}

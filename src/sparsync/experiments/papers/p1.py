@@ -1,0 +1,273 @@
+"""P1: Understanding Top-k Sparsification in Distributed Deep Learning (Shi et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparsync.experiments import models
+from sparsync.experiments.models import CATALOGUE
+from sparsync.experiments.papers import shapes, steps, timing
+from sparsync.experiments.papers.curves import by_epoch, loss_by_step, quickly, scores, trained
+from sparsync.experiments.papers.item import Context, Item, Result
+from sparsync.experiments.papers.published import P1_MODELS, p1_table1, p1_table2
+from sparsync.experiments.papers.trainings import History, Run, title_of
+from sparsync.experiments.papers.watch import ratios
+from sparsync.report import Curve, Figure, LineChart, Row, Table
+
+# k = 0.001 d of the whole model, fp32, nothing travels dense, momentum stays in the optimizer.
+SPARSE: Mapping[str, Any] = {
+    "density": 0.001,
+    "scope": "global",
+    "momentum": "keep",
+    "dense_below": 0,
+    "dense_1d": False,
+}
+METHODS = {"dense": "dense", "topk": "topk", "randk": "random+allgather", "gaussiank": "gaussian"}
+STEPS, EVERY = 1600, 200  # of the histograms
+# Of a step on an H200, about, 16 workers.
+STEP_SECONDS = {"fnn3": 0.03, "lenet5": 0.03, "resnet20": 0.06, "vgg16": 0.15, "lstm-ptb": 0.4, "lstm-an4": 1.5}
+MODELS = tuple(row[0] for row in P1_MODELS)
+SCHEDULE = (
+    "P1 does not print its schedule. As in its authors' code, the learning rate grows over the first 5 of 120 epochs "
+    "and is divided by 10 after 81; density is 0.001 from the first step on, as the text says (the code begins with "
+    "1/64 and 0.004)."
+)
+IMAGENET = (
+    "P1's third model, ResNet-50 on ImageNet, is for those who have it: --only resnet50 with --data-dir at a folder "
+    "that holds train/<class>/ and val/<class>/ trains it on 16 virtual workers of 32 pictures, 70 epochs, rate 0.2 "
+    "divided by 10 after 30 and 60 (P1 prints neither batch nor rate)."
+)
+ONE_SIDED = (
+    "Gaussian_k is Algorithm 1 as printed: the one-sided quantile and at most four masks, of which the last counts. It "
+    " sends anything from half of k to several k; the density column says what it was."
+)
+
+
+def training(model: str, method: str, **changes: Any) -> Run:
+    """A training with P1's settings."""
+    options = {} if method == "dense" else SPARSE
+    if model == "resnet50":
+        run = Run(method, model, METHODS[method], options, rate=0.2, weight_decay=1e-4, epochs=70, warmup=5 / 70)
+        return replace(run, decay=(30 / 70, 60 / 70), **changes)
+    spec = CATALOGUE[model]
+    momentum = 0.0 if model == "lstm-ptb" else 0.9
+    made = Run(
+        method, model, METHODS[method], options, batch=spec.batch, rate=spec.rate, momentum=momentum, clip=spec.clip
+    )
+    return replace(made, **changes)
+
+
+def convergence(context: Context, methods: Sequence[str], remarks: Sequence[str]) -> Result:
+    """Test accuracy of VGG-16 and ResNet-20 over 120 epochs, with each method; of ResNet-50 if it is asked for."""
+    figures, tables, parts = [], [], []
+    imagenet = any(word in "resnet50" for word in context.only if word.startswith("resnet5"))
+    for model in ("resnet20", "vgg16", *(["resnet50"] if imagenet else [])):
+        runs = [training(model, method) for method in methods]
+        if context.quick:
+            runs = [replace(run, **quickly(run)) for run in runs]
+        done, result = trained(context, runs)
+        parts.append(result)
+        if done:
+            title = title_of(model)
+            on = next(iter(done.values())).data["name"]
+            figures.append(by_epoch(f"{title}, test accuracy", done, f"{title}, data {on}."))
+            tables.append(scores(f"{title}: test accuracy", done, "dense"))
+    return joined(parts, tables, figures, [*remarks, SCHEDULE, IMAGENET])
+
+
+def figure_1(context: Context) -> Result:
+    return convergence(context, ("dense", "topk", "randk"), [])
+
+
+def figure_6(context: Context) -> Result:
+    return convergence(context, ("dense", "topk", "gaussiank"), [ONE_SIDED])
+
+
+def histograms(context: Context, method: str, remarks: Sequence[str] = ()) -> Result:
+    """Histograms of the first worker's gradient plus residual, of all six models."""
+    runs = [watched(context, model, method) for model in MODELS]
+    done, result = trained(context, runs)
+    figures, rows = [], []
+    for label, history in done.items():
+        figures.append(_histogram(label, history))
+        rows += [_shape_row(label, snapshot) for snapshot in history.snapshots if "x" in snapshot]
+    headings = ["model, step", "deviation", "largest/deviation", "kurtosis", "π − line", "bend of π²", "excess", "bell"]
+    table = Table(
+        "The shapes in numbers; a normal distribution has kurtosis 3",
+        headings,
+        rows,
+        ["π − line, bend and excess: at most; bell: π below its line and π² convex, which Theorem 1 rests on."],
+    )
+    curves = loss_by_step("Training loss", done, "To see that they learn.")
+    momentum = "LSTM-PTB is trained without momentum and both LSTM are clipped, as in the authors' code."
+    return joined([result], [table], [*figures, curves], [*remarks, momentum])
+
+
+def watched(context: Context, model: str, method: str) -> Run:
+    """A training of which histograms are taken."""
+    run = training(
+        model, method, label=title_of(model), steps=STEPS, warmup=0.1, decay=(), watch="shape", watch_every=EVERY
+    )
+    run = replace(run, label=f"{title_of(model)} {method}")
+    return replace(run, **quickly(run, watch_every=2)) if context.quick else run
+
+
+def _histogram(label: str, history: History) -> Figure:
+    curves = [Curve(f"step {s['step']}", s["x"], s["density"]) for s in history.snapshots if "x" in s]
+    return Figure(
+        LineChart(label, "gradient + residual", curves, log_y=True),
+        f"{label}: density within six deviations, on a logarithmic axis.",
+    )
+
+
+def _shape_row(label: str, snapshot: Mapping[str, Any]) -> Row:
+    bell = snapshot["above_line"] <= 0.01 and snapshot["bend"] <= 0.01
+    return Row(
+        [
+            f"{label}, {snapshot['step']}",
+            f"{snapshot['deviation']:.2e}",
+            f"{snapshot['largest'] / snapshot['deviation']:.1f}",
+            f"{snapshot['kurtosis']:.1f}",
+            f"{snapshot['above_line']:.2g}",
+            f"{snapshot['bend']:.2g}",
+            f"{snapshot['excess']:.2g}",
+            "yes" if bell else "no",
+        ]
+    )
+
+
+def figure_5(context: Context) -> Result:
+    """The bounds on a normal vector, and on gradients of the trainings of figure 2."""
+    runs = [watched(context, model, "topk") for model in ("fnn3", "resnet20")]
+    done, result = trained(context, runs)
+    found = [
+        (f"{label}, step {history.snapshots[-1]['step']}", ratios(history.snapshots[-1]))
+        for label, history in done.items()
+        if history.snapshots and "errors" in history.snapshots[-1]
+    ]
+    return shapes.figure_5(context, found, result)
+
+
+def joined(parts: Sequence[Result], tables: Sequence[Table], figures: Sequence[Figure], notes: Sequence[str]) -> Result:
+    """Several sets of trainings as one result."""
+    said = dict.fromkeys([*notes, *(note for part in parts for note in part.notes)])
+    return Result(
+        tables,
+        figures,
+        list(said),
+        runs=[name for part in parts for name in part.runs],
+        missing=[name for part in parts for name in part.missing],
+        data={name: value for part in parts for name, value in part.data.items()},
+        where={name: value for part in parts for name, value in part.where.items()},
+        seconds=sum(part.seconds for part in parts),
+    )
+
+
+def table1(context: Context) -> Result:
+    """Sizes and settings of the six models."""
+    rows, counts = [], []
+    for name, title, published, *_, batch, rate, _ in P1_MODELS:
+        spec = CATALOGUE[name]
+        count = models.parameters(spec.make)
+        counts.append(count)
+        same = [
+            f"{count:,}{'' if count == published else f' (published {published:,})'}",
+            f"{spec.batch}{'' if spec.batch == batch else f' (published {batch})'}",
+            f"{spec.rate:g}{'' if spec.rate == rate else f' (published {rate:g})'}",
+        ]
+        rows.append(Row([title, *same, spec.data, "–" if spec.clip is None else f"{spec.clip:g}"]))
+    return Result(
+        [Table("Ours", ["model", "parameters", "batch", "learning rate", "data", "clipped at"], rows)],
+        notes=[
+            "Sizes are counted on the models that the other parts train. P1 calls FNN-3 a network of three hidden "
+            "layers; 199,210 parameters are those of 784-200-200-10: three layers in all.",
+            "P1 does not say that gradients are clipped; its authors' code does, for the two LSTM.",
+        ],
+        rows={"model": [row[0] for row in P1_MODELS], "parameters": counts, "published": [row[2] for row in P1_MODELS]},
+    )
+
+
+CIFAR, ALL_DATA = ("CIFAR-10", "a GPU"), ("MNIST", "CIFAR-10", "PTB", "AN4", "a GPU")
+ITEMS = (
+    Item(
+        "p1/fig1",
+        "Figure 1, TopK-SGD and RandK-SGD against Dense-SGD",
+        "P1: TopK-SGD converges like Dense-SGD on 16 workers, RandK-SGD much more slowly.",
+        figure_1,
+        CIFAR,
+        50,
+    ),
+    Item(
+        "p1/table1",
+        "Table 1, the models and their settings",
+        "Six models of three kinds.",
+        table1,
+        published=p1_table1(),
+    ),
+    Item(
+        "p1/fig2",
+        "Figure 2, histograms of u in TopK-SGD",
+        "P1: most coordinates of gradient plus residual are close to zero, in every model: a bell.",
+        lambda context: histograms(context, "topk"),
+        ALL_DATA,
+        60,
+    ),
+    Item(
+        "p1/fig3",
+        "Figure 3, the shape of π",
+        "Sorted magnitudes of a normal vector fall below a straight line, and so do their squares: what Theorem 1's "
+        "tighter bound for Top-k rests on.",
+        shapes.figure_3,
+    ),
+    Item(
+        "p1/fig4",
+        "Figure 4, time of selection on a GPU",
+        "P1: torch.topk is slow on GPUs, DGC_k too where d is large, Gaussian_k is nearly free.",
+        timing.figure_4,
+        needs=("results/bench-select-gpu.csv",),
+    ),
+    Item(
+        "p1/fig5",
+        "Figure 5, the bounds over k",
+        "P1: the exact ratio is below (1 − k/d)², and that is below 1 − k/d: on a normal vector of 100,000 entries and "
+        "in real training.",
+        figure_5,
+        ("MNIST", *CIFAR),
+        3,
+    ),
+    Item(
+        "p1/fig6",
+        "Figure 6, GaussianK-SGD against TopK-SGD and Dense-SGD",
+        "P1: GaussianK-SGD has nearly the accuracy of TopK-SGD; both are 0.6 to 0.8 points below Dense-SGD.",
+        figure_6,
+        CIFAR,
+        50,
+    ),
+    Item(
+        "p1/table2",
+        "Table 2, iteration time and scaling efficiency",
+        "P1: on 16 GPUs and 10 Gbit/s TopK-SGD is slower than Dense-SGD, GaussianK-SGD up to 2.33 times faster.",
+        steps.table_2_of_p1,
+        ("a GPU", "torchvision", "timm"),
+        3,
+        p1_table2(),
+    ),
+    Item(
+        "p1/fig7",
+        "Figure 7, histograms of u in Dense-SGD",
+        "P1: without residuals the distributions are narrower than those of figure 2.",
+        lambda context: histograms(context, "dense"),
+        ALL_DATA,
+        60,
+    ),
+    Item(
+        "p1/fig8",
+        "Figure 8, histograms of u in GaussianK-SGD",
+        "P1: much like those of TopK-SGD.",
+        lambda context: histograms(context, "gaussiank", [ONE_SIDED]),
+        ALL_DATA,
+        60,
+    ),
+)

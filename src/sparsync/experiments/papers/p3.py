@@ -1,0 +1,110 @@
+"""P3: A Convergence Analysis of Distributed SGD with Communication-Efficient Gradient Sparsification (Shi, 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sparsync.experiments.papers import timing
+from sparsync.experiments.papers.curves import by_epoch, loss_by_step, quickly, scores, trained
+from sparsync.experiments.papers.item import Context, Item, Result
+from sparsync.experiments.papers.p1 import SPARSE, training
+from sparsync.experiments.papers.trainings import History, Run
+from sparsync.report import Curve, Figure, LineChart, Row, Table
+
+DENSITIES = (0.001, 0.005, 0.01)
+EVERY = 50  # steps between looks at the condition
+ABSTRACT = (
+    "We have P3's abstract only: model, workers and schedule are those of P1 (ResNet-20, 16 workers), not P3's own."
+)
+OURS = (
+    "Our gTop-k keeps what the tree drops in the residual of the worker that dropped it; the published form loses "
+    "partial sums on the way."
+)
+
+
+def gtopk(density: float, **changes: Any) -> Run:
+    """ResNet-20 with gTop-k, and the condition looked at."""
+    run = training("resnet20", "topk", label=f"gTop-k, {density:g}", watch="gtopk", watch_every=EVERY)
+    return replace(run, method="topk+gtopk", options={**SPARSE, "density": density}, **changes)
+
+
+def tiny(context: Context, runs: list[Run]) -> list[Run]:
+    if not context.quick:
+        return runs
+    return [replace(run, **quickly(run, workers=4, watch_every=2)) for run in runs]
+
+
+def convergence(context: Context) -> Result:
+    """gTop-k against dense and top-k, and P3's condition over the training."""
+    runs = [training("resnet20", "dense"), training("resnet20", "topk"), gtopk(0.001)]
+    done, result = trained(context, tiny(context, runs))
+    figures = [
+        by_epoch("Test accuracy", done, "ResNet-20 on CIFAR-10, 16 workers, density 0.001."),
+        loss_by_step("Training loss", done, "The same, the loss."),
+        *_condition(done),
+    ]
+    tables = [scores("ResNet-20", done, "dense"), *_ratios(done)]
+    return replace(result, tables=tables, figures=figures, notes=[ABSTRACT, OURS, *result.notes])
+
+
+def density(context: Context) -> Result:
+    """gTop-k at three densities."""
+    done, result = trained(context, tiny(context, [gtopk(share) for share in DENSITIES]))
+    figures = [
+        by_epoch("Test accuracy", done, "gTop-k at three densities."),
+        loss_by_step("Training loss", done, "The same, the loss."),
+        *_condition(done),
+    ]
+    tables = [scores("gTop-k at three densities", done), *_ratios(done)]
+    return replace(result, tables=tables, figures=figures, notes=[ABSTRACT, OURS, *result.notes])
+
+
+def _seen(done: dict[str, History]) -> dict[str, History]:
+    return {label: history for label, history in done.items() if history.snapshots}
+
+
+def _condition(done: dict[str, History]) -> list[Figure]:
+    curves = [
+        Curve(label, [s["step"] for s in history.snapshots], [s["ratio"] for s in history.snapshots])
+        for label, history in _seen(done).items()
+    ]
+    caption = "‖Σu − gTop_k‖² over the expectation of ‖Σu − Rand_k(Σu)‖²: P3 assumes that it is at most 1."
+    return [Figure(LineChart("P3's condition", "steps", curves), caption)] if curves else []
+
+
+def _ratios(done: dict[str, History]) -> list[Table]:
+    rows = []
+    for label, history in _seen(done).items():
+        ratios = [snapshot["ratio"] for snapshot in history.snapshots]
+        over = sum(ratio > 1 for ratio in ratios)
+        rows.append(Row([label, str(len(ratios)), f"{max(ratios):.4f}", f"{sum(ratios) / len(ratios):.4f}", str(over)]))
+    headings = ["training", "looks", "largest ratio", "mean", "above 1"]
+    return [Table("P3's condition in numbers", headings, rows)] if rows else []
+
+
+ITEMS = (
+    Item(
+        "p3/convergence",
+        "convergence of gTop-k",
+        "P3: gTop-k converges at the rate of dense SGD, under the assumption that it is no worse than random-k on the "
+        "summed gradient. That ratio is drawn over the training.",
+        convergence,
+        ("CIFAR-10", "a GPU"),
+        35,
+    ),
+    Item(
+        "p3/density",
+        "gTop-k at densities 0.001, 0.005 and 0.01",
+        "P3 discusses the impact of the compression ratio on convergence.",
+        density,
+        ("CIFAR-10", "a GPU"),
+        40,
+    ),
+    Item(
+        "p3/traffic",
+        "traffic of gTop-k",
+        "What a worker sends grows with P for Top-k over all-gather, with log P for gTop-k, and hardly for dense.",
+        timing.traffic,
+    ),
+)

@@ -1,0 +1,92 @@
+"""Every result on one page: ours, the published numbers, what differs and why, command and hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sparsync.experiments.environment import environment
+from sparsync.experiments.papers.item import Item
+from sparsync.experiments.papers.store import Stored, load, place
+from sparsync.report import Page, Section, Text, write
+
+TITLE = "The papers' figures and tables, made again"
+INTRO = (
+    "P1: Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning, 2019. "
+    "P2: Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020. "
+    "P3: Shi et al., A Convergence Analysis of Distributed SGD with Communication-Efficient Gradient "
+    "Sparsification, 2019 (of which the abstract prints no numbers). Beyond: what the papers do not have.",
+    "Every part says which command made it and where. Numbers are ours unless they are called published.",
+)
+PARTS = {"p1": "P1", "p2": "P2", "p3": "P3", "beyond": "Beyond the papers"}
+
+
+def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, int]:
+    """Write the page from what lies in ``folder``; how many items are on it with a full and with a quick result."""
+    sections: list[Section] = []
+    counts = [0, 0]
+    for item in items:
+        stored = newest(item, folder)
+        sections += _sections(item, stored)
+        if stored is not None:
+            counts[stored.quick] += 1
+    write(Page(TITLE, INTRO, sections, environment()), path)
+    return counts[0], counts[1]
+
+
+def newest(item: Item, folder: Path) -> Stored | None:
+    """The item's full result, else its quick one, else nothing."""
+    for quick in (False, True):
+        path = place(folder, item, quick)
+        if path.is_file():
+            return load(path)
+    return None
+
+
+def _sections(item: Item, stored: Stored | None) -> list[Section]:
+    part = PARTS[item.key.split("/")[0]]
+    heading = f"{part}: {item.title}"
+    opening = [item.shows]
+    published: list[Section] = [item.published] if item.published is not None else []
+    if stored is None:
+        opening.append(f"Not run yet: sparsync papers run {item.key}. Needs {needs(item)}.")
+        return [Text(heading, opening), *published]
+    result = stored.result
+    if stored.quick:
+        opening.append("Quick: a tiny setting that shows that the command works. It says nothing about the paper.")
+    if result.missing:
+        opening.append(f"Trainings that are not done yet: {', '.join(result.missing)}.")
+    notes = [Text("What differs from the paper, and why", list(result.notes))] if result.notes else []
+    return [
+        Text(heading, opening),
+        *result.figures,
+        *result.tables,
+        *published,
+        *notes,
+        Text("", [_made(stored)]),
+    ]
+
+
+def _made(stored: Stored) -> str:
+    where = stored.where
+    data = "".join(f" Data: {name}, SHA-256 {sum_[:12]}…." for name, sum_ in stored.result.data.items())
+    return (
+        f"Command: {stored.command}. Seed {stored.seed}, {stored.seconds:,.0f} s, {where['device']} "
+        f"({where['cpus']} CPUs), torch {where['torch']}, commit {where['commit'] or '–'}, {where['date']}.{data}"
+    )
+
+
+def needs(item: Item) -> str:
+    """What the full setting asks for, in words."""
+    time = f"about {item.minutes:g} minutes" if item.minutes else "seconds"
+    return ", ".join([*item.needs, time]) if item.needs else time
+
+
+def listed(items: Sequence[Item], folder: Path) -> list[tuple[str, str, str, str]]:
+    """Key, title, needs and state of every item."""
+    lines = []
+    for item in items:
+        stored = newest(item, folder)
+        state = "–" if stored is None else "quick" if stored.quick else "partly" if stored.result.missing else "done"
+        lines.append((item.key, item.title, needs(item), state))
+    return lines

@@ -1,0 +1,70 @@
+"""The task of those who have ImageNet: pictures are read from their folders as they are needed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sparsync.experiments.data import Pictures, moment, read_pictures
+from sparsync.experiments.data.pictures import standardise
+from sparsync.experiments.papers.tasks import Batch, Task
+from sparsync.experiments.training import batches as orders
+
+TEST_BATCH = 100
+
+
+def of_pictures(
+    folder: Path, model: nn.Module, device: torch.device, workers: int, batch: int, seed: int, side: int = 224
+) -> Task:
+    """Classification of the pictures in ``folder/train`` and ``folder/val``.
+
+    Args:
+        side: of the pieces that are cut out of them.
+    """
+    train, test = (read_pictures(folder, split, side) for split in ("train", "val"))
+    shards = [train.shard(rank, workers) for rank in range(workers)]
+
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        pictures, labels = batch
+        return nn.functional.cross_entropy(model(standardise(pictures)), labels), carried
+
+    def batches(start: int) -> Iterator[list[Batch]]:
+        generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(workers)]
+        streams = [islice(orders(len(shards[0]), batch, generator), start, None) for generator in generators]
+        for step, chosen in enumerate(zip(*streams, strict=False), start):
+            made: list[Batch] = []
+            for rank, picked in enumerate(chosen):
+                pictures, labels = train.batch(shards[rank][picked], moment(seed, rank, step))
+                made.append((pictures.to(device), labels.to(device)))
+            yield made
+
+    def evaluate() -> float:
+        model.eval()
+        right = 0
+        with torch.no_grad():
+            for at in range(0, len(test.paths), TEST_BATCH):
+                pictures, labels = test.batch(range(at, min(at + TEST_BATCH, len(test.paths))))
+                right += int((model(standardise(pictures.to(device))).argmax(1).cpu() == labels).sum())
+        model.train()
+        return right / len(test.paths)
+
+    size = f"{len(train.paths):,} pictures, {len(test.paths):,} test pictures"
+    epoch = max(1, len(shards[0]) // batch)
+    return Task(
+        model, loss, (), batches, epoch, evaluate, "accuracy", False, device.type == "cuda", "imagenet", size,
+        _checksum([train, test]),
+    )  # fmt: skip
+
+
+def _checksum(splits: list[Pictures]) -> str:
+    """Of names and sizes: to read all of ImageNet would take an hour."""
+    digest = hashlib.sha256()
+    for split in splits:
+        for path in split.paths:
+            digest.update(f"{path.parent.name}/{path.name} {path.stat().st_size}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,140 @@
+"""Results as files: one JSON and one PNG an item."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsync.experiments.environment import environment
+from sparsync.experiments.papers.item import Context, Item, Result
+from sparsync.report import Bar, BarChart, Chart, Curve, Figure, LineChart, Row, Table, png
+
+DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A result as it was read back.
+
+    Args:
+        result: what came of the item.
+        quick: whether in the tiny setting.
+        command: that makes it again.
+        where: machine, versions, commit, date.
+        seed: it was made with.
+        seconds: that its trainings took, or all of it where there are none.
+    """
+
+    result: Result
+    quick: bool
+    command: str
+    where: Mapping[str, str]
+    seed: int
+    seconds: float
+
+
+def save(context: Context, item: Item, result: Result, command: str, seconds: float) -> Path:
+    """Write the item's files into ``context.output``; the path of the JSON file."""
+    context.output.mkdir(parents=True, exist_ok=True)
+    path = place(context.output, item, context.quick)
+    content = {
+        "item": item.key,
+        "quick": context.quick,
+        "command": command,
+        "seed": context.seed,
+        "seconds": round(result.seconds or seconds, 1),
+        "environment": dict(result.where) or hardware(context),
+        "data": dict(result.data),
+        "runs": list(result.runs),
+        "missing": list(result.missing),
+        "notes": list(result.notes),
+        "tables": [dataclasses.asdict(table) for table in result.tables],
+        "figures": [{"caption": figure.caption, "chart": _chart_to_json(figure.chart)} for figure in result.figures],
+        "rows": {name: list(column) for name, column in result.rows.items()},
+    }
+    write_json(path, content)
+    charts = [figure.chart for figure in result.figures]
+    if charts:
+        png(charts, path.with_suffix(".png"))
+    return path
+
+
+def load(path: Path) -> Stored:
+    """A result that ``save`` wrote."""
+    plain = json.loads(path.read_text(encoding="utf-8"))
+    tables = [Table(**t | {"rows": [Row(**row) for row in t["rows"]]}) for t in plain["tables"]]
+    figures = [Figure(_chart_from_json(f["chart"]), f["caption"]) for f in plain["figures"]]
+    result = Result(tables, figures, plain["notes"], plain["rows"], plain["runs"], plain["missing"], plain["data"])
+    return Stored(
+        result, plain["quick"], plain["command"], plain["environment"], plain["seed"], float(plain["seconds"])
+    )
+
+
+def place(folder: Path, item: Item, quick: bool) -> Path:
+    """Where an item's JSON lies; what is quick does not overwrite what is not."""
+    return folder / f"{item.file}{'-quick' if quick else ''}.json"
+
+
+def hardware(context: Context) -> dict[str, str]:
+    """``environment()``, with the GPU where that is what measured."""
+    where = environment()
+    if context.device.type == "cuda":
+        import torch
+
+        where["processor"], where["device"] = where["device"], torch.cuda.get_device_name(context.device)
+    return where
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Compact, and as a whole or not at all: numbers to 5 digits, ``null`` for what is not finite."""
+    text = json.dumps(rounded(content), ensure_ascii=False, separators=(",", ":"))
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to ``DIGITS`` digits, in whatever holds them."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        short = float(f"{value:.{DIGITS}g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    if isinstance(value, Mapping):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [rounded(part) for part in value]
+    return value
+
+
+def runs_of(values: Sequence[float]) -> list[list[float]]:
+    """``[value, how many of it follow each other]``: short where a column hardly changes."""
+    found: list[list[float]] = []
+    for value in values:
+        if found and found[-1][0] == value:
+            found[-1][1] += 1
+        else:
+            found.append([value, 1])
+    return found
+
+
+def _chart_to_json(chart: Chart) -> dict[str, Any]:
+    return {"kind": type(chart).__name__, **dataclasses.asdict(chart)}
+
+
+def _chart_from_json(plain: Mapping[str, Any]) -> Chart:
+    fields = {name: value for name, value in plain.items() if name != "kind"}
+    if plain["kind"] == "BarChart":
+        return BarChart(**fields | {"bars": [Bar(**bar) for bar in fields["bars"]]})
+    curves = [Curve(**{k: _numbers(v) for k, v in curve.items()}) for curve in fields["curves"]]
+    return LineChart(**fields | {"curves": curves})
+
+
+def _numbers(values: Any) -> Any:
+    """What was not finite is a gap again."""
+    return [math.nan if v is None else v for v in values] if isinstance(values, list) else values

@@ -1,0 +1,233 @@
+"""What the papers train: a model, its data, its loss and how well it does, ready for virtual workers."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sparsync.experiments import data, virtual
+from sparsync.experiments.data import Images, Speech, Text
+from sparsync.experiments.data.speech import Utterance
+from sparsync.experiments.models import CATALOGUE, LSTMAN4, LSTMPTB
+from sparsync.experiments.training import batches as orders
+
+Batch = tuple[Tensor, ...]
+Loss = Callable[[nn.Module, Batch, Batch], tuple[Tensor, Batch]]
+LENGTH = 35  # words of a window
+TINY_WIDTH, TINY_LENGTH = 32, 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training's other half: all but the method.
+
+    Args:
+        model: with fresh weights, on its device.
+        loss: as ``VirtualWorkers`` takes it.
+        carried: what every worker starts from.
+        batches: from a step on, one batch a worker.
+        epoch: steps in which all data are seen once.
+        evaluate: what the model has learnt by now ...
+        score: ... and what that is called: ``"accuracy"``, ``"perplexity"``, ``"word error rate"``.
+        forgets: every epoch begins from ``carried`` again.
+        graph: whether passes can be replayed from a CUDA graph.
+        name: of the data set.
+        size: how much is trained on, in words.
+        checksum: SHA-256 of what was read.
+    """
+
+    model: nn.Module
+    loss: Loss
+    carried: Batch
+    batches: Callable[[int], Iterator[list[Batch]]]
+    epoch: int
+    evaluate: Callable[[], float]
+    score: str
+    forgets: bool
+    graph: bool
+    name: str
+    size: str
+    checksum: str
+
+
+def make(
+    name: str, folder: Path | None, device: torch.device, *, workers: int, batch: int, seed: int, limit: int | None
+) -> Task:
+    """The task of a model of ``CATALOGUE``.
+
+    Args:
+        folder: of the data sets; ``None``: ``$SPARSYNC_DATA``.
+        batch: of each worker.
+        seed: of weights and order.
+        limit: for a tiny setting: examples that are trained on and tested with; recurrent layers are narrow then, too.
+    """
+    kind = CATALOGUE[name].data
+    torch.manual_seed(seed)
+    if kind == "ptb":
+        return _text(data.load_ptb(folder), device, workers, batch, limit)
+    if kind == "an4":
+        return _speech(data.load_an4(folder), device, workers, batch, seed, limit)
+    model = CATALOGUE[name].make().to(device)
+    known_as, images = load_images(kind, folder)
+    return of_images(known_as, images, model, device, workers, batch, seed, limit)
+
+
+def load_images(kind: str, folder: Path | None) -> tuple[str, Images]:
+    """The images and their name: CIFAR-10 whole if it is there, else the half of it that is."""
+    if kind == "cifar10":
+        try:
+            data.count(kind, folder)
+        except ValueError as error:
+            try:
+                data.count("cifar10-half", folder)
+            except ValueError:
+                raise error from None
+            kind = "cifar10-half"
+    return kind, data.load(kind, folder)
+
+
+def of_images(
+    name: str,
+    images: Images,
+    model: nn.Module,
+    device: torch.device,
+    workers: int,
+    batch: int,
+    seed: int,
+    limit: int | None,
+) -> Task:
+    """Classification."""
+    parts = {name: getattr(images, name)[:limit] for name in ("train_x", "train_y", "test_x", "test_y")}
+    checksum = _checksum(list(parts.values()))
+    own = replace(images, **{name: part.to(device) for name, part in parts.items()})
+
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        pictures, labels = batch
+        return nn.functional.cross_entropy(model(pictures), labels), carried
+
+    def batches(start: int) -> Iterator[list[Batch]]:
+        return virtual.image_batches(own, workers, batch, device=device, seed=seed, start=start)
+
+    return Task(
+        model,
+        loss,
+        (),
+        batches,
+        max(1, len(own.train_x) // workers // batch),
+        lambda: virtual.accuracy(model, own),
+        "accuracy",
+        False,
+        device.type == "cuda",
+        name,
+        f"{len(own.train_x):,} images, {len(own.test_x):,} test images",
+        checksum,
+    )
+
+
+def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
+    model = (LSTMPTB() if limit is None else LSTMPTB(width=TINY_WIDTH)).to(device)
+    length = LENGTH if limit is None else TINY_LENGTH
+    words = text.train[: None if limit is None else limit * workers * batch]
+    valid = text.valid[: None if limit is None else limit * batch].to(device)
+    count = virtual.epoch_steps(words, workers, batch, length)
+    words = words.to(device)
+    shape = model.lstm.num_layers, batch, model.lstm.hidden_size
+    carried = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
+
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        here, after = batch
+        scores, state = model(here, carried)
+        return nn.functional.cross_entropy(scores.flatten(0, 1), after.flatten()), tuple(s.detach() for s in state)
+
+    def evaluate() -> float:
+        steps = virtual.epoch_steps(valid, 1, batch, length)
+        stream = islice(virtual.token_batches(valid, 1, batch, length), steps)
+        return virtual.perplexity(model, loss, (one[0] for one in stream), carried)
+
+    return Task(
+        model,
+        loss,
+        carried,
+        lambda start: virtual.token_batches(words, workers, batch, length, start=start),
+        count,
+        evaluate,
+        "perplexity",
+        True,
+        False,
+        "ptb",
+        f"{len(words):,} words",
+        _checksum((text.train, text.valid)),
+    )
+
+
+def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed: int, limit: int | None) -> Task:
+    model = (LSTMAN4() if limit is None else LSTMAN4(width=TINY_WIDTH)).to(device)
+    shards = [speech.shard(rank, workers)[:limit] for rank in range(workers)]
+    test = speech.test[: None if limit is None else limit // 4]
+
+    def tensors(utterances: Sequence[Utterance]) -> Batch:
+        made = data.speech_batch(utterances, device)
+        return made.spectrograms, made.frames, made.labels, made.label_counts
+
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        spectrograms, frames, labels, counts = batch
+        scores, lengths = model(spectrograms, frames)
+        logs = scores.log_softmax(2).transpose(0, 1)
+        total = nn.functional.ctc_loss(logs, labels, lengths, counts, reduction="sum", zero_infinity=True)
+        return total / len(frames), carried
+
+    def batches(start: int) -> Iterator[list[Batch]]:
+        generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(workers)]
+        streams = [
+            islice(orders(len(shard), batch, generator), start, None)
+            for shard, generator in zip(shards, generators, strict=True)
+        ]
+        for chosen in zip(*streams, strict=False):
+            yield [tensors([shard[i] for i in picked.tolist()]) for shard, picked in zip(shards, chosen, strict=True)]
+
+    def evaluate() -> float:
+        model.eval()
+        heard: list[str] = []
+        with torch.no_grad():
+            for at in range(0, len(test), 10):
+                spectrograms, frames, _, _ = tensors(test[at : at + 10])
+                heard += data.greedy(*model(spectrograms, frames))
+        model.train()
+        return data.word_error_rate(heard, [utterance.text for utterance in test])
+
+    return Task(
+        model,
+        loss,
+        (),
+        batches,
+        max(1, len(shards[0]) // batch),
+        evaluate,
+        "word error rate",
+        False,
+        False,
+        "an4",
+        f"{sum(map(len, shards)):,} utterances",
+        _checksum([utterance.samples for utterance in (*speech.train, *speech.test)]),
+    )
+
+
+def _checksum(tensors: Sequence[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def best(scores: Sequence[float], score: str) -> float:
+    """The best of a training's scores: accuracies are good where they are high, the others where they are low."""
+    known = [value for value in scores if value is not None and not math.isnan(value)]
+    if not known:
+        return math.nan
+    return max(known) if score == "accuracy" else min(known)

@@ -1,0 +1,344 @@
+"""The papers' figures and tables: those that cost nothing are run, those that train are trained a little."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparsync.cli.app import run as command
+from sparsync.experiments.data import Images
+from sparsync.experiments.models import CATALOGUE
+from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, tasks, trainings, watch
+from sparsync.experiments.papers.item import Result
+from sparsync.experiments.papers.photographs import of_pictures
+from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
+from sparsync.experiments.papers.store import load, rounded, runs_of
+from sparsync.experiments.papers.tasks import Task
+from sparsync.experiments.papers.trainings import Run, Session, bytes_per_step, carry_out, rate_at, read, train
+
+ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
+PAPER_1 = ("fig1", "table1", "fig2", "fig3", "fig4", "fig5", "fig6", "table2", "fig7", "fig8")
+OTHERS = ["p2/table1", "p2/table2", "p3/convergence", "p3/density", "p3/traffic", "beyond/accuracy"]
+EXPECTED = [*(f"p1/{name}" for name in PAPER_1), *OTHERS]
+
+
+def images(channels: int, side: int, count: int = 64) -> Images:
+    """Noise with a bright spot whose place is the label."""
+    random = torch.Generator().manual_seed(0)
+    y = torch.arange(count) % 10
+    x = 0.3 * torch.randn(count, channels, side, side, generator=random)
+    for i, label in enumerate(y.tolist()):
+        x[i, :, 2 * label : 2 * label + 3, 3:9] += 2
+    return Images(x, y, x[:20], y[:20], 10)
+
+
+def task(run: Run) -> Task:
+    torch.manual_seed(run.seed)
+    model = CATALOGUE["lenet5"].make()
+    return tasks.of_images("generated", images(1, 28), model, CPU, run.workers, run.batch, run.seed, None)
+
+
+TINY = Run("topk", "lenet5", "topk", {**p1.SPARSE, "density": 0.01}, workers=2, batch=4, rate=0.05, steps=8, warmup=0)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context(output=tmp_path / "papers", scratch=tmp_path / "scratch")
+
+
+def test_every_figure_and_table_is_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert list(ITEMS) == EXPECTED
+    assert command(["papers", "list", "--output", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    for key in EXPECTED:
+        assert re.search(rf"^{key} ", shown, re.MULTILINE), key
+    assert [item.key for item in chosen("p2")] == ["p2/table1", "p2/table2"]
+    assert len(chosen("all")) == len(EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["papers", "run", "p9/fig1"], "item must be 'all', a paper or one of p1/fig1"),
+        (["papers", "run", "p1/fig3", "--minutes", "0"], "minutes must be above 0, got 0"),
+        (["papers", "run", "p1/fig3", "--epochs", "-1"], "epochs must be above 0, got -1"),
+        (["papers", "run", "p1/fig3", "--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),
+        (["papers", "run", "p3/density", "--quick"], "Give --data-dir or set $SPARSYNC_DATA"),
+        (["papers", "run", "p1/fig2", "--quick", "--data-dir", "/nowhere"], "/nowhere does not exist"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delenv("SPARSYNC_DATA", raising=False)
+    assert command([*arguments, "--output", str(tmp_path / "papers")]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The items that cost nothing, run as a user runs them."""
+    folder = tmp_path_factory.mktemp("results") / "papers"
+    (folder.parent / "bench-select-gpu.csv").write_bytes((ROOT / "results" / "bench-select-gpu.csv").read_bytes())
+    for key in ("p1/table1", "p1/fig3", "p1/fig4", "p3/traffic"):
+        assert command(["papers", "run", key, "--output", str(folder), "--seed", "3"]) == 0
+    return folder
+
+
+def test_a_result_says_where_it_is_from(results: Path) -> None:
+    for name in ("p1-table1", "p1-fig3", "p1-fig4", "p3-traffic"):
+        plain = json.loads((results / f"{name}.json").read_text())
+        assert plain["seed"] == 3
+        assert plain["command"] == f"sparsync papers run {plain['item']} --seed 3"
+        assert {"device", "cpus", "torch", "commit", "date"} <= set(plain["environment"])
+        assert plain["rows"]
+        assert (results / f"{name}.png").is_file() == (name != "p1-table1")
+    figure = load(results / "p1-fig3.json").result.figures[1]
+    assert [curve.label for curve in figure.chart.curves] == ["1 − i/d", "π"]  # type: ignore[union-attr]
+
+
+def test_the_models_have_the_published_sizes(results: Path) -> None:
+    rows = json.loads((results / "p1-table1.json").read_text())["rows"]
+    assert rows["parameters"] == rows["published"] == [row[2] for row in P1_MODELS]
+
+
+def test_traffic_grows_as_p3_says(results: Path) -> None:
+    rows = json.loads((results / "p3-traffic.json").read_text())["rows"]
+    lines = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    for line in lines:
+        k = round(25_557_032 * line["density"])
+        workers = line["workers"]
+        if line["collective"].startswith("Top-k"):
+            assert line["mean_bytes"] == pytest.approx((workers - 1) * (8 * k + 32), rel=1e-4)
+        if line["collective"].startswith("gTop-k"):
+            assert line["max_bytes"] == pytest.approx(math.log2(workers) * (8 * k + 32), rel=1e-4)
+
+
+def test_figure_4_needs_what_was_measured(context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="sparsync bench select --device cuda"):
+        ITEMS["p1/fig4"].run(context)
+
+
+def test_the_report_loads_nothing_and_has_the_published_numbers(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["papers", "report", "--output", str(results)]) == 0
+    assert "4 results, 0 quick ones, 12 not run yet" in capsys.readouterr().out
+    page = (results / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"(src|href)=[\"']?https?:|<script|@import", page)
+    assert page.count("<svg") == 3 + 1 + 3
+    for number in ("66,034,000", "85.5 %", "78.11 %", "0.4 s for the 25.6 million"):
+        assert number in page, number
+    assert "Not run yet: sparsync papers run beyond/accuracy" in page
+    assert "Command: sparsync papers run p1/fig3 --seed 3" in page
+
+
+# ---- trainings ------------------------------------------------------------------------------------------------------
+
+
+def test_a_training_in_slices_equals_one_that_was_not_interrupted(context: Context) -> None:
+    whole = train(TINY, context, task(TINY))
+    assert whole is not None
+    (context.output / "runs" / f"{TINY.name}.json").unlink()
+    steps = 0
+    history = None
+    while history is None:
+        # The time is always over: every call makes one step.
+        history = train(TINY, replace(context, deadline=time.monotonic()), task(TINY))
+        steps += 1
+    assert steps == 8
+    assert history.losses == whole.losses
+    assert history.scores == whole.scores
+    assert history.bytes == whole.bytes
+    assert not list(context.scratch.glob("*.pt"))
+
+
+def test_a_training_s_file_holds_all_there_is_to_know(context: Context) -> None:
+    run = replace(TINY, watch="shape", watch_every=4)
+    history = train(run, context, task(run))
+    assert history is not None
+    path = context.output / "runs" / f"{run.name}.json"
+    plain = json.loads(path.read_text())
+    assert len(plain["steps"]["loss"]) == 8
+    assert len(plain["data"]["sha256"]) == 64
+    assert plain["run"]["seed"] == 0
+    assert {"device", "commit", "torch"} <= set(plain["environment"])
+    assert [snapshot["step"] for snapshot in plain["snapshots"]] == [4, 8]
+    again = read(path, run)
+    assert again.losses == pytest.approx(history.losses, rel=1e-4)
+    assert again.best == pytest.approx(history.best)
+    # It learns: where a bright spot is.
+    assert sum(history.losses[-2:]) < sum(history.losses[:2])
+    # 0.01 of 61,706 entries and 8 bytes each, gathered by two workers.
+    assert history.bytes[-1] == 8 * (32 + 8 * 617)
+
+
+def test_a_snapshot_is_gradient_plus_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one worker, what was applied and what is kept add up to it."""
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(watch, "shape_of", lambda u: seen.append(u) or {})
+    run = replace(TINY, workers=1, watch="shape", watch_every=1)
+    made = task(run)
+    session = Session(run, made, 8)
+    stream = made.batches(0)
+    for _ in range(3):
+        session.advance(next(stream))
+        names = [name for name, _ in made.model.named_parameters()]
+        sent = torch.cat([made.model.get_parameter(name).grad.flatten() for name in names])  # type: ignore[union-attr]
+        kept = torch.cat([session.team.residual(0, name).flatten() for name in names])  # type: ignore[union-attr]
+        assert torch.equal(seen[-1], sent + kept)
+        assert int((sent != 0).sum()) == 617
+
+
+def test_gtopk_meets_p3_s_condition_in_training(context: Context) -> None:
+    run = replace(TINY, label="gtopk", method="topk+gtopk", workers=4, watch="gtopk", watch_every=2)
+    history = train(run, context, task(run))
+    assert history is not None
+    assert [snapshot["step"] for snapshot in history.snapshots] == [2, 4, 6, 8]
+    assert all(0 < snapshot["ratio"] < 1 for snapshot in history.snapshots)
+
+
+def test_what_is_done_is_not_done_again(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def make(name: str, folder: Any, device: Any, *, workers: int, batch: int, seed: int, limit: Any) -> Task:
+        calls.append(name)
+        return task(replace(TINY, workers=workers, batch=batch, seed=seed))
+
+    monkeypatch.setattr(tasks, "make", make)
+    other = replace(TINY, label="dense", method="dense", options={})
+    done, missing = carry_out(replace(context, only=("topk",)), [TINY, other])
+    assert (list(done), missing, calls) == (["topk"], [other.name], ["lenet5"])
+    done, missing = carry_out(context, [TINY, other])
+    assert (list(done), missing, len(calls)) == (["topk", "dense"], [], 2)
+    done, missing = carry_out(replace(context, deadline=0.0), [TINY, replace(other, rate=0.1)])
+    assert (list(done), len(missing), len(calls)) == (["topk"], 1, 2)
+    carry_out(replace(context, resume=False), [TINY])
+    assert len(calls) == 3
+    assert carry_out(replace(context, seed=1), [TINY])[0]["topk"].run.seed == 1
+
+
+def test_an_item_that_trains(
+    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """P1's figure 5 on generated images, by the command."""
+    made = {"mnist": images(1, 28), "cifar10": images(3, 32)}
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", made[kind]))
+    folder = tmp_path / "papers"
+    arguments = ["--output", str(folder), "--scratch", str(tmp_path / "scratch")]
+    assert command(["papers", "run", "p1/fig5", "--quick", *arguments]) == 0
+    assert "p1-fig5-quick.json" in capsys.readouterr().out
+    stored = load(folder / "p1-fig5-quick.json")
+    assert stored.quick
+    assert stored.result.missing == []
+    assert len(stored.result.figures) == 3
+    assert len(stored.result.runs) == 2
+    for name in stored.result.runs:
+        assert (folder / "runs" / f"{name}.json").is_file()
+    exact, bound = stored.result.rows["exact normal"], stored.result.rows["bound"]
+    assert all(a <= b for a, b in zip(exact, bound, strict=True))  # type: ignore[operator]
+    assert command(["papers", "report", "--output", str(folder)]) == 0
+    assert "Quick: a tiny setting" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_pictures_in_folders_are_a_task(tmp_path: Path, context: Context) -> None:
+    """What ResNet-50 is trained on, by those who have it."""
+    image = pytest.importorskip("PIL.Image")
+    for split, count in (("train", 8), ("val", 2)):
+        for label in range(2):
+            (tmp_path / split / f"class{label}").mkdir(parents=True)
+            for i in range(count):
+                image.new("RGB", (40, 48), (200 * label, 10 * i, 50)).save(
+                    tmp_path / split / f"class{label}" / f"{i}.png"
+                )
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
+    made = of_pictures(tmp_path, model, CPU, workers=2, batch=4, seed=0, side=32)
+    assert made.epoch == 2
+    assert made.size == "16 pictures, 4 test pictures"
+    run = replace(TINY, steps=12, options={**p1.SPARSE, "density": 0.2})
+    history = train(run, context, made)
+    assert history is not None
+    assert history.last == 1.0  # red or not
+    with pytest.raises(ValueError, match="ImageNet is at"):
+        trainings._task(p1.training("resnet50", "dense"), replace(context, data=tmp_path / "nowhere"))
+
+
+def test_schedules() -> None:
+    run = replace(TINY, warmup=0.1, decay=(0.5, 0.75))
+    assert [rate_at(run, share) for share in (0, 0.05, 0.1, 0.4, 0.5, 0.8)] == pytest.approx(
+        [0.02, 0.5, 1, 1, 0.1, 0.01]
+    )
+    cosine = replace(TINY, warmup=0.0, decay=None)
+    assert [rate_at(cosine, share) for share in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
+
+
+def test_a_run_s_name_follows_what_it_is() -> None:
+    assert TINY.name == replace(TINY, seconds=5.0).name
+    names = {replace(TINY, **change).name for change in ({}, {"rate": 0.2}, {"seed": 1}, {"settings": {"a": 1}})}
+    assert len(names) == 4
+    # Figures 1 and 6 share what they have in common.
+    assert p1.training("vgg16", "topk").name == replace(p1.training("vgg16", "topk"), seconds=3).name
+
+
+def test_methods_beyond_the_papers_send_the_same_bytes() -> None:
+    allowed = beyond.budget(16)
+    assert allowed == 15 * (32 + 8 * 270)
+    sparse = [run for run in beyond.runs_of(16) if run.method != "dense"]
+    assert len(sparse) == 6
+    for run in sparse:
+        assert 0.97 * allowed < bytes_per_step(run) <= allowed, run.label
+    topk = next(run for run in sparse if run.label == "TopK-SGD")
+    assert topk.options["density"] == pytest.approx(0.001, rel=0.005)
+
+
+def test_bytes_of_a_step_are_those_that_are_counted(context: Context) -> None:
+    for method, options in (("default", {}), ("dgc", {}), ("topk", p1.SPARSE), ("dense", {})):
+        run = replace(TINY, label=method, method=method, options=options, steps=2)
+        history = train(run, context, task(run))
+        assert history is not None
+        assert history.bytes[-1] / 2 == pytest.approx(bytes_per_step(run)), method
+
+
+def test_the_trainings_of_p2_are_those_of_its_table() -> None:
+    runs = p2.runs_of(Context())
+    assert len(runs) == 4 + 3 * 2 + 3 * 5 * 2  # with one worker the ways to exchange are the same
+    assert len({run.name for run in runs}) == len(runs)
+    assert {run.method for run in runs} == {"dense", *P2_ACCURACY} - {"standard"}
+    rates = {(run.options["scope"], run.workers): run.rate for run in runs if run.options}
+    assert rates["layer", 8] == pytest.approx(0.8)
+    assert rates["global", 8] == pytest.approx(0.08)
+
+
+def test_numbers_are_kept_to_five_digits() -> None:
+    assert rounded({"a": [1.23456789, 12345678.0, math.nan, "x", 3, 0.5]}) == {
+        "a": [1.2346, 12346000, None, "x", 3, 0.5]
+    }
+    assert runs_of([1, 1, 0.1]) == [[1, 2], [0.1, 1]]
+
+
+def test_an_unfinished_item_says_what_is_missing(context: Context) -> None:
+    result: Result = ITEMS["p3/density"].run(replace(context, deadline=0.0))
+    assert len(result.missing) == 3
+    assert not result.runs
+
+
+def test_settings_are_of_compressors() -> None:
+    options = trainings._options(replace(TINY, method="gaussian", settings={"refine": True}, options={"density": 0.01}))
+    assert options["compressor"].refine
+    with pytest.raises(ValueError, match="'default' is a recipe"):
+        trainings._options(replace(TINY, method="default", settings={"refine": True}))
