@@ -76,11 +76,15 @@ def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, val
     assert 0.5 * one.layout.k < int(sent.count) <= one.layout.capacity
 
 
-def case_settled(rank: int, size: int, name: str, values: str, indices: str, scope: str) -> tuple[int, int, int]:
+def case_settled(rank: int, size: int, cases: list[tuple[str, str, str, str]]) -> list[tuple[int, int, int]]:
     """Whole steps (compress, exchange over NCCL, decode) watched for waiting and for allocations."""
     torch.cuda.set_device(0)
-    device = torch.device("cuda", 0)
     group = dist.new_group(backend="nccl")
+    return [settled(group, *case) for case in cases]
+
+
+def settled(group: dist.ProcessGroup, name: str, scope: str, values: str, indices: str) -> tuple[int, int, int]:
+    device = torch.device("cuda", 0)
     sizes = {"a": 1_000_003, "small": 700, "b": 250_000}
     channel = Channel(group, Wire(values, indices), 60.0, device)
     parameters = [Parameter.of(name, torch.zeros(size)) for name, size in sizes.items()]
@@ -121,17 +125,16 @@ def case_settled(rank: int, size: int, name: str, values: str, indices: str, sco
     return asked, total.entries, total.steps
 
 
-@pytest.mark.parametrize(("values", "indices"), [("fp32", "int"), ("sign", "ef")])
-@pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize("name", ["threshold", "topk", "gaussian"])
-def test_once_settled_a_whole_step_waits_for_nothing_and_allocates_nothing(name, values, indices, scope):
-    arguments = {"name": name, "values": values, "indices": indices, "scope": scope}
-    ((finished, answer),) = World.once(1, case_settled, timeout=120, **arguments)
+def test_once_settled_a_whole_step_waits_for_nothing_and_allocates_nothing():
+    methods = ("threshold", "topk", "trimmed", "gaussian", "dgc")
+    wires = (("layer", "fp32", "int"), ("global", "sign", "ef"))
+    cases = [(name, *wire) for name in methods for wire in wires]
+    ((finished, answer),) = World.once(1, case_settled, timeout=170, cases=cases)
     assert finished, answer
-    asked, entries, steps = answer
-    assert asked == 0
-    assert steps == 31
-    assert entries >= 31 * 700 + (31 * 600 if name != "gaussian" else 0)
+    for (name, *_), (asked, entries, steps) in zip(cases, answer, strict=True):
+        assert asked == 0, name
+        assert steps == 31
+        assert entries >= 31 * 700 + (31 * 600 if name != "gaussian" else 0)
 
 
 def case_train(rank: int, size: int, backend: str, name: str, values: str, scope: str) -> tuple[torch.Tensor, float]:
