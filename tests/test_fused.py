@@ -14,7 +14,7 @@ import torch
 from sparsync import ThresholdK
 from sparsync.compressors import Selecting, threshold
 from sparsync.feedback import Correction
-from sparsync.kernels import launch, reference
+from sparsync.kernels import launch, reference, workspace
 from sparsync.layout import Layout
 from sparsync.wire import CODECS
 from tests.methods import Worker, gradient, place
@@ -112,6 +112,21 @@ def test_the_same_entries_step_after_step(sizes, kind, scope):
             plain,
             gradient(kind if step or kind == "heavy" else "normal", plain.layout.numel, torch.float32, step),
         )
+
+
+@pytest.mark.parametrize(("scope", "kind"), [("layer", "normal"), ("global", "heavy")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_programs_of_several_blocks(scope, kind, dtype, monkeypatch):
+    """As a large gradient is cut: whole strips and their ends, and a thread that finds several entries."""
+    monkeypatch.setattr(workspace, "SMALL", 0)
+    fused, plain = pair([17_000, 300], 0.2, scope=scope, dtype=dtype)
+    for step in range(3):
+        grad = gradient(kind, plain.layout.numel, dtype, step)
+        grad[[9000 + 3500 * step, 16_999]] = float("nan")
+        sent = assert_same(fused, plain, grad)
+        assert int(sent.where) == 0
+    assert fused.workspace["fused"].blocks > 1
+    assert int(sent.count) > 2000
 
 
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])

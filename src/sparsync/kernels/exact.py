@@ -1,6 +1,6 @@
 """The k largest entries exactly, as Triton kernels: candidates above a floor, then the limit digit by digit.
 
-``fused.collect`` and ``fused.count`` come first. ``judge`` tells whether a segment's candidates suffice: all fitted
+``fused.collect`` comes first. ``judge`` tells whether a segment's candidates suffice: all fitted
 into their regions, and there are k or they are all there is. Then the limit lies in one bin of their histogram, and
 ``tally`` narrows it down, a digit a launch. Otherwise the same launches read the residual itself, from the first digit
 on: the fallback, which ends at once where no segment needs it. ``settle`` notes the limit and sets the next floor;
@@ -56,7 +56,7 @@ def _store(row, low, width, wanted, origin, number):
 
 @triton.jit
 def _bin_of_limit(histogram, k, floor, index_bits):
-    """Of the histogram that ``count`` made: the bin where the k-th largest is, and that bin as a range of keys."""
+    """Of the histogram that ``collect`` made: the bin where the k-th largest is, and that bin as a range of keys."""
     bins = tl.load(histogram + tl.arange(0, BINS))
     reached = tl.cumsum(bins, reverse=True)
     edge = tl.maximum(tl.sum((reached >= k).to(tl.int64)) - 1, 0)
@@ -266,7 +266,9 @@ def settle(
             _floor_from_all(row, own, sums + segment * SLOTS, sums + (segment_count + segment) * SLOTS)
         tl.store(bins, tl.zeros([BINS], tl.int32))
     else:
-        _steer(after, samples, row, own, bins, mine, BLOCK)
+        reached = tl.cumsum(tl.load(bins), reverse=True).to(tl.int64)
+        _steer(after, samples, row, own, reached, tl.load(mine), tl.load(mine + 1), BLOCK)
+        tl.store(bins, tl.zeros([BINS], tl.int32))
     for step in range(rounds):
         used = step * segment_count + segment
         if tl.load(ranges + used * RANGE + 1) >= 0:

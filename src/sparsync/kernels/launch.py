@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsync.kernels.floors import Floor, guess
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, PASS_WARPS, TAKE, Workspace
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -29,7 +29,7 @@ def select(
     scales: Tensor | None = None,
     zero: bool = False,
 ) -> SparseGrad:
-    """``ThresholdK`` in one pass and two looks at its candidates.
+    """``ThresholdK`` in one pass and a look at its candidates.
 
     Args:
         codec: how values travel: fp32, fp16, bf16 or sign.
@@ -43,10 +43,9 @@ def select(
         if space.adopt(state):
             _first_floors(grad, memory, space, scales)
         collect(grad, memory, space, scales, zero)
-        count(space)
         fused.decide[(len(layout.segments),)](
-            space.counts, space.found, space.segments, space.state, space.histogram, space.given, space.choice,
-            space.peaks, space.shares, space.turn, num_warps=4,
+            memory.after, space.counts, space.found, space.segments, space.samples, space.state, space.histogram,
+            space.given, space.choice, space.peaks, space.shares, space.turn, BLOCK=CHUNK, num_warps=4,
         )  # fmt: skip
         if codec == "sign":
             pieces = (space.regions * space.chunks,)
@@ -58,7 +57,7 @@ def select(
 
 
 def collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | None, zero: bool) -> None:
-    """The pass over the gradient."""
+    """The pass over the gradient, and the histogram of its candidates."""
     from sparsync.kernels import fused
 
     speed, strips = memory.velocity, space.strips.numel() // 4
@@ -66,20 +65,10 @@ def collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | Non
         grad, memory.before, memory.after,
         speed.before if speed else grad, speed.after if speed else grad, speed.beta if speed else 0.0,
         scales if scales is not None else space.scales, space.strips, space.segments, space.state, space.turn,
-        space.counts, space.places, space.values, space.out_places, space.out_values, space.total, strips,
-        space.out_places.numel(), space.candidates,
+        space.counts, space.places, space.values, space.histogram, space.out_places, space.out_values, space.total,
+        strips, space.out_places.numel(), space.candidates,
         BLOCK=BLOCK, BLOCKS=space.blocks, MOMENTUM=speed is not None, SCALED=scales is not None, ZERO=zero,
-        num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
-
-
-def count(space: Workspace) -> None:
-    """The histogram of what the pass collected."""
-    from sparsync.kernels import fused
-
-    fused.count[(space.regions,)](
-        space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
-        BLOCK=2 * BLOCK, num_warps=8,
+        num_warps=PASS_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -88,12 +77,12 @@ def _finish(memory: Memory, space: Workspace, codec: str) -> None:
 
     speed = memory.velocity
     masking = speed is not None and speed.masking
-    fused.finish[(space.regions * space.chunks + len(space.layout.segments),)](
+    fused.finish[(1 + space.regions * space.takers,)](
         memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.found,
-        space.owners, space.segments, space.samples, space.spans, space.state, space.histogram, space.given,
-        space.choice, space.peaks, space.shares, space.out_places, space.out_values,
-        space.total, space.flags, space.regions, space.chunks, space.spans.numel(), space.candidates,
-        BLOCK=CHUNK, CODEC=CODECS[codec], MASKING=masking, STEERING=True, num_warps=4, enable_fp_fusion=False,
+        space.owners, space.segments, space.spans, space.given, space.choice, space.peaks, space.shares,
+        space.out_places, space.out_values, space.total, space.flags, space.regions, space.takers,
+        space.spans.numel(), space.candidates,
+        BLOCK=TAKE, CODEC=CODECS[codec], MASKING=masking, num_warps=TAKE // 32, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -45,13 +45,12 @@ def largest(
 def begin(
     grad: Tensor, memory: Memory, layout: Layout, state: dict[str, dict[str, Tensor]], scales: Tensor | None
 ) -> tuple[Workspace, Search]:
-    """The pass, and the histogram of its candidates."""
+    """The pass, and where the search begins."""
     space = launch.workspace_of(memory, layout, grad.device)
     search = search_of(memory, space)
     if space.adopt(state):
         search.forget_floors()
     launch.collect(grad, memory, space, scales, False)
-    launch.count(space)
     return space, search
 
 

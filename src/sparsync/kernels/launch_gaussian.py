@@ -100,11 +100,10 @@ def _take(memory: Memory, space: GaussianSpace, codec: str) -> None:
         fused.share[(pieces,)](*lists, space.shares, space.regions, BLOCK=CHUNK, num_warps=4)
     speed = memory.velocity
     masking = speed is not None and speed.masking
-    nothing = space.values  # there is no floor to steer
-    fused.finish[(pieces + len(space.layout.segments),)](
+    fused.finish[(1 + pieces,)](
         memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.found,
-        space.owners, space.segments, nothing, space.spans, nothing, nothing, space.given, space.choice, space.peaks,
-        space.shares, space.out_places, space.out_values, space.total, space.flags, space.regions, space.chunks,
+        space.owners, space.segments, space.spans, space.given, space.choice, space.peaks, space.shares,
+        space.out_places, space.out_values, space.total, space.flags, space.regions, space.chunks,
         space.spans.numel(), space.candidates,
-        BLOCK=CHUNK, CODEC=CODECS[codec], MASKING=masking, STEERING=False, num_warps=4, enable_fp_fusion=False,
+        BLOCK=CHUNK, CODEC=CODECS[codec], MASKING=masking, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

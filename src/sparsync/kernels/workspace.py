@@ -17,7 +17,11 @@ from sparsync.sparse import SparseGrad
 
 MOST_REGIONS = 128
 BLOCK = 1024  # entries
-CHUNK = 512  # candidates a program takes out
+BLOCKS = 8  # of a program, 8 at most; a small gradient needs many programs instead
+SMALL = 1 << 22
+PASS_WARPS = 4
+CHUNK = 512  # candidates looked at at once
+TAKE = 256  # candidates a program takes out at once
 CANDIDATES_A_REGION = 512
 STATE = ("floor", "k", "left", "inflow")
 CODECS = {"fp32": 0, "fp16": 1, "bf16": 2, "sign": 3}
@@ -54,12 +58,13 @@ class Workspace:
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout, self.device = layout, device
-        self.blocks = 1 if layout.numel < 1 << 22 else 4  # a program's blocks: small gradients need many programs
+        self.blocks = 1 if layout.numel < SMALL else BLOCKS
         tables = _Tables(layout, BLOCK * self.blocks)
         self.strips, self.segments = _on(tables.strips, device), _on(tables.segments, device)
         self.owners, self.samples = _on(tables.owners, device), tables.samples.to(device)
         self.spans = _on([span.start for span in layout.spans], device)
         self.chunks = -(-tables.room // CHUNK)
+        self.takers = -(-tables.expected * 5 // 4 // TAKE)  # programs of a region
         self.regions, self.candidates = len(tables.owners), tables.candidates
         zeros = partial(torch.zeros, device=device, dtype=torch.int32)
         self.state = torch.zeros(len(layout.segments), len(STATE), device=device, dtype=torch.int64)
@@ -106,13 +111,15 @@ class _Tables:
         self.segments: list[tuple[int, ...]] = []
         self.owners: list[int] = []
         samples: list[Tensor] = []
-        self.candidates = self.room = sampled = 0
+        self.candidates = self.room = self.expected = sampled = 0
         for i, segment in enumerate(layout.segments):
+            before = len(self.strips)
             for span in segment.spans:
                 start = span.start // 128 * 128  # aligned, so that loads are wide
                 for at in range(start, span.stop, size):
                     self.strips.append((at, max(at, span.start), min(at + size, span.stop), i))
-            regions = max(1, min(MOST_REGIONS, target_for(segment.k) // CANDIDATES_A_REGION))
+            strips = len(self.strips) - before  # a region that no strip fills is lost to the others
+            regions = max(1, min(MOST_REGIONS, target_for(segment.k) // CANDIDATES_A_REGION, strips))
             room = -(-room_for(segment.k) // regions) + (64 if regions > 1 else 0)
             if segment.k >= segment.numel:
                 regions, room = 1, segment.numel
@@ -122,6 +129,7 @@ class _Tables:
             self.owners += [i] * regions
             self.candidates += regions * room
             self.room = max(self.room, room)
+            self.expected = max(self.expected, -(-min(target_for(segment.k), segment.numel) // regions))
             sampled += picked.numel()
             samples.append(picked)
         self.samples = torch.cat(samples)
