@@ -1,9 +1,9 @@
 """The pass over a gradient as Triton kernels: add, collect what is above a floor, choose among that, take it out.
 
-``collect`` is the only pass over memory: it adds the gradient to the residual, appends every entry at or above its
-segment's floor to a list of candidates, about 2 k of them, and makes a histogram of these. ``decide`` tells from where
-on they go, and the floor for the next step; ``finish`` takes them out of the residual. Nothing waits for the host.
-``floors.py`` is the specification of what they find.
+``collect`` is the only pass over memory: it adds the gradient to the residual and appends every entry at or above its
+segment's floor to a list of candidates, about 2 k of them. ``count`` makes a histogram of these, ``decide`` tells from
+where on they go, and the floor for the next step; ``finish`` takes them out of the residual. Nothing waits for the
+host. ``floors.py`` is the specification of what they find.
 
 A segment's candidates go to several regions of the list, each with a counter of its own: at one counter for all, the
 entries would queue up.
@@ -100,7 +100,7 @@ def _offset(word, BLOCK: tl.constexpr):
 @triton.jit
 def collect(
     grad, before, after, speed_before, speed_after, beta, scales, strips, segments, state, turn, counts, places, values,
-    histogram, out_places, out_values, total, strip_count, out_size, last,
+    out_places, out_values, total, strip_count, out_size, last,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     """The pass: one strip of a segment a program. On the side, the last message is cleared, a piece a program.
@@ -152,9 +152,28 @@ def collect(
         u = tl.load(after + place, mask=fits, other=0.0)
         tl.store(values + first + spot, u, mask=fits)
         tl.store(places + first + spot, place.to(places.dtype.element_ty), mask=fits)
-        tl.atomic_add(histogram + segment * BINS + _bin(_bits(u) - floor), 1, mask=fits, sem="relaxed")
         spot += 1
         left &= left - 1
+
+
+@triton.jit
+def count(values, counts, owners, segments, state, histogram, BLOCK: tl.constexpr):
+    """The histogram of every segment's candidates: one region a program. (Made by ``collect``, entry by entry, it would
+    cost several times as much.)"""
+    region = tl.program_id(0)
+    segment = tl.load(owners + region)
+    row = segments + segment * SEGMENT
+    room = tl.load(row + 4).to(tl.int32)
+    first = tl.load(row + 5) + (region - tl.load(row + 2)) * room
+    size = tl.minimum(tl.load(counts + region * PAD), room)
+    floor = tl.maximum(tl.load(state + segment * STATE), 1).to(tl.int32)
+    sums = tl.zeros([BINS], tl.int32)
+    for i in range(0, size, BLOCK):
+        spot = i + tl.arange(0, BLOCK)
+        real = spot < size
+        up = _bits(tl.load(values + first + spot, mask=real, other=0.0)) - floor
+        sums += tl.histogram(tl.where(real, _bin(up), 0), BINS, mask=real)
+    tl.atomic_add(histogram + segment * BINS + tl.arange(0, BINS), sums, mask=sums > 0, sem="relaxed")
 
 
 @triton.jit

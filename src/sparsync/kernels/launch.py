@@ -65,10 +65,14 @@ def collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | Non
         grad, memory.before, memory.after,
         speed.before if speed else grad, speed.after if speed else grad, speed.beta if speed else 0.0,
         scales if scales is not None else space.scales, space.strips, space.segments, space.state, space.turn,
-        space.counts, space.places, space.values, space.histogram, space.out_places, space.out_values, space.total,
-        strips, space.out_places.numel(), space.candidates,
+        space.counts, space.places, space.values, space.out_places, space.out_values, space.total, strips,
+        space.out_places.numel(), space.candidates,
         BLOCK=BLOCK, BLOCKS=space.blocks, MOMENTUM=speed is not None, SCALED=scales is not None, ZERO=zero,
         num_warps=PASS_WARPS, enable_fp_fusion=False,
+    )  # fmt: skip
+    fused.count[(space.regions,)](
+        space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
+        BLOCK=2 * BLOCK, num_warps=8,
     )  # fmt: skip
 
 
