@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant(
         "residual not cleared",
         "kernels/reference.py",
-        "    after[indices] = rest\n",
+        "    after.index_copy_(0, indices, rest)\n",
         "",
         f"{LAW_1}[float32-topk]",
     ),

@@ -54,7 +54,7 @@ class ThresholdK(Floored):
         if floor.k != k:
             floor = Floor(guess(u, runs, k), k, k // 2, k)
         found = above(u, rows, magnitude(max(LOWEST, floor.bits)))
-        bins = bins_of(bits_of(u[found]), max(LOWEST, floor.bits))
+        bins = bins_of(bits_of(u.index_select(0, found)), max(LOWEST, floor.bits))
         reached = torch.bincount(bins, minlength=BINS).flip(0).cumsum(0).flip(0)
         edge = edge_for(reached, k)
         sent = found[bins >= edge]
