@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsync import kernels
 from sparsync.feedback import Correction
-from sparsync.kernels import Memory, Rows, Velocity, compiled, reference
+from sparsync.kernels import Memory, Rows, Velocity, compiled, floors, reference
 from tests.methods import DTYPES, KINDS, SIZES, gradient, worker
 
 BAD = (float("nan"), float("inf"), -float("inf"))
@@ -175,6 +175,15 @@ def test_above_and_largest(threads, layout, kind, threshold, k, seed):
                 assert torch.equal(compiled.largest(u, some, k), reference.largest(u, some, k))
     finally:
         torch.set_num_threads(1)
+
+
+@given(st.sampled_from(KINDS), st.sampled_from([1, 0x00800000, 0x3E99999A]), seeds)
+def test_histogram(kind, floor, seed):
+    """From a floor below all magnitudes, which fills the last bin, to one among them."""
+    u = gradient(kind, 5000, torch.float32, seed)
+    found = (floors.bits_of(u) >= floor).nonzero().squeeze(1)
+    for one, two in zip(compiled.histogram(u, found, floor), floors.histogram(u, found, floor), strict=True):
+        assert torch.equal(one.long(), two)
 
 
 def test_what_was_nan_already_is_not_found():

@@ -7,19 +7,8 @@ from torch import Tensor
 
 from sparsync.compressors.base import Context, State, segment_scales
 from sparsync.compressors.floored import Floored
-from sparsync.kernels import Memory, Rows, above, limit
-from sparsync.kernels.floors import (
-    BINS,
-    LOWEST,
-    Floor,
-    bins_of,
-    bits_of,
-    edge_for,
-    guess,
-    jumped,
-    magnitude,
-    steer,
-)
+from sparsync.kernels import Memory, Rows, above, histogram, limit
+from sparsync.kernels.floors import LOWEST, Floor, edge_for, guess, jumped, magnitude, steer
 from sparsync.kernels.launch import select
 from sparsync.kernels.workspace import CODECS as FUSED
 from sparsync.kernels.workspace import STATE as FIELDS
@@ -54,8 +43,7 @@ class ThresholdK(Floored):
         if floor.k != k:
             floor = Floor(guess(u, runs, k), k, k // 2, k)
         found = above(u, rows, magnitude(max(LOWEST, floor.bits)))
-        bins = bins_of(bits_of(u.index_select(0, found)), max(LOWEST, floor.bits))
-        reached = torch.bincount(bins, minlength=BINS).flip(0).cumsum(0).flip(0)
+        bins, reached = histogram(u, found, max(LOWEST, floor.bits))
         edge = edge_for(reached, k)
         sent = found[bins >= edge]
         if sent.numel() > segment.capacity:  # of the lowest bin, only as many as are missing

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sparsync.kernels import compiled, reference
+from sparsync.kernels import compiled, floors, reference
 from sparsync.kernels.memory import Memory, Velocity
 from sparsync.kernels.reference import Rows, Run, clip_scale, limit, sampled_threshold, take, take_all
 
@@ -30,12 +30,18 @@ def largest(u: Tensor, rows: Rows, k: int) -> Tensor:
     return compiled.largest(u, rows, k) if compiled.usable(u) else reference.largest(u, rows, k)
 
 
+def histogram(u: Tensor, found: Tensor, floor: int) -> tuple[Tensor, Tensor]:
+    """As ``floors.histogram``."""
+    return compiled.histogram(u, found, floor) if compiled.usable(u) else floors.histogram(u, found, floor)
+
+
 __all__ = [
     "Memory",
     "Rows",
     "Velocity",
     "above",
     "clip_scale",
+    "histogram",
     "largest",
     "limit",
     "sampled_threshold",

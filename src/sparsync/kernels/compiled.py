@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsync.kernels.floors import BINS, FINE, MIDDLE, MIDDLE_BITS, MIDDLE_FROM, WIDE, WIDE_BITS, WIDE_FROM, from_above
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.reference import ROW, Rows, Run, rows_of
 
@@ -28,6 +29,8 @@ SWITCH = "SPARSYNC_COMPILED"  # 0 in the environment: never
 LEAST = 1 << 16  # entries of a flat gradient that are worth loading numba
 SHARE = 1 << 18  # entries that are worth a thread
 PIECE = 1 << 15  # entries of half precision made fp32 at a time; torch does not split so few among its threads
+# Of each kind of bin: how far above the floor it begins, bits within a bin, its first bin.
+EDGES = np.array([(0, FINE, 0), (MIDDLE_BITS, MIDDLE, MIDDLE_FROM), (WIDE_BITS, WIDE, WIDE_FROM)])
 log = logging.getLogger("sparsync")
 
 
@@ -121,6 +124,13 @@ def largest(u: Tensor, rows: Rows, k: int) -> Tensor:
         threshold = float(np.int32(kth).view(np.float32))
     found = above(u, rows, threshold)
     return found[: _loops().keep_largest(_bits(u), _array(found), k)]
+
+
+def histogram(u: Tensor, found: Tensor, floor: int) -> tuple[Tensor, Tensor]:
+    """As ``floors.histogram``."""
+    bins, counts = torch.empty(found.numel(), dtype=torch.int32), torch.zeros(BINS, dtype=torch.int64)
+    _loops().histogram(_bits(u), _array(found), floor, EDGES, _array(bins), _array(counts))
+    return bins, from_above(counts)
 
 
 def _shares(runs: Sequence[Run], threads: int) -> list[list[tuple[int, int, int]]]:
