@@ -2,7 +2,6 @@
 
 from dataclasses import astuple, dataclass
 
-import torch
 from torch import Tensor
 
 from sparsync.compressors.base import Context, State, segment_scales
@@ -45,10 +44,11 @@ class ThresholdK(Floored):
         found = above(u, rows, magnitude(max(LOWEST, floor.bits)))
         bins, reached = histogram(u, found, max(LOWEST, floor.bits))
         edge = edge_for(reached, k)
-        sent = found[bins >= edge]
-        if sent.numel() > segment.capacity:  # of the lowest bin, only as many as are missing
-            sure, rest = found[bins > edge], found[bins == edge]
-            sent = torch.cat([sure, limit(rest, segment.capacity - sure.numel(), ctx.step)]).sort().values
+        going = bins >= edge
+        if int(reached[edge]) > segment.capacity:  # of the lowest bin, only as many as are missing
+            going, rest = bins > edge, (bins == edge).nonzero().squeeze(1)
+            going[limit(rest, segment.capacity - int(going.sum()), ctx.step)] = True
+        sent = found[going]
         if floor.bits and not jumped(found.numel(), k):
             floor = steer(floor, reached, edge)
         else:

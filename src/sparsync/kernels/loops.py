@@ -222,8 +222,10 @@ def keep_largest(u, found, k):
 @_compile("void(int32[::1], int64[::1], int64, int64[:, ::1], int32[::1], int64[::1])")
 def histogram(u, found, floor, edges, bins, counts):
     """The bin of each entry at ``found``, and how many lie in each; ``edges`` says how bins are cut."""
+    for i in range(found.shape[0]):  # apart from counting, which would make every read wait for the one before
+        bins[i] = u[found[i]] & MAGNITUDE
     for i in range(found.shape[0]):
-        up = (u[found[i]] & MAGNITUDE) - floor
+        up = bins[i] - floor
         kind = (up >= edges[1, 0]) + (up >= edges[2, 0])
         bin = min(edges[kind, 2] + (up - edges[kind, 0] >> edges[kind, 1]), counts.shape[0] - 1)
         bins[i] = bin
