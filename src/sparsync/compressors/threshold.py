@@ -2,6 +2,7 @@
 
 from dataclasses import astuple, dataclass
 
+import torch
 from torch import Tensor
 
 from sparsync.compressors.base import Context, State, segment_scales
@@ -9,6 +10,7 @@ from sparsync.compressors.floored import Floored
 from sparsync.kernels import Memory, Rows, above, histogram, limit
 from sparsync.kernels.floors import LOWEST, Floor, edge_for, guess, jumped, magnitude, steer
 from sparsync.kernels.launch import select
+from sparsync.kernels.reference import reach
 from sparsync.kernels.workspace import CODECS as FUSED
 from sparsync.kernels.workspace import STATE as FIELDS
 from sparsync.kernels.workspace import usable
@@ -44,11 +46,12 @@ class ThresholdK(Floored):
         found = above(u, rows, magnitude(max(LOWEST, floor.bits)))
         bins, reached = histogram(u, found, max(LOWEST, floor.bits))
         edge = edge_for(reached, k)
-        going = bins >= edge
-        if int(reached[edge]) > segment.capacity:  # of the lowest bin, only as many as are missing
-            going, rest = bins > edge, (bins == edge).nonzero().squeeze(1)
-            going[limit(rest, segment.capacity - int(going.sum()), ctx.step)] = True
-        sent = found[going]
+        going = reach(bins, edge)
+        sent = found.index_select(0, going)
+        if sent.numel() > segment.capacity:  # of the lowest bin, only as many as are missing
+            level = bins.index_select(0, going)
+            sure, rest = sent[level > edge], sent[level == edge]
+            sent = torch.cat([sure, limit(rest, segment.capacity - sure.numel(), ctx.step)]).sort().values
         if floor.bits and not jumped(found.numel(), k):
             floor = steer(floor, reached, edge)
         else:

@@ -124,7 +124,7 @@ def _row_peaks(size: Tensor, out: Tensor) -> int:
 
 def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
     """Ascending indices of the non-zero entries of ``u`` with magnitude ``threshold`` or more, within ``rows``."""
-    hot = _reach(rows.peak, threshold)
+    hot = reach(rows.peak, threshold)
     width = min(ROW, u.numel())
     windows = u.unfold(0, width, 1) if width else u.view(0, 1)
     found = []
@@ -132,7 +132,7 @@ def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
         start, stop = rows.start[block], rows.stop[block]
         first = start.clamp(max=u.numel() - width)  # where a short row is read from, to stay within ``u``
         size = windows.index_select(0, first).abs_().view(-1)
-        place = _reach(size, threshold)
+        place = reach(size, threshold)
         if threshold < TINY:
             place = place[size[place] != 0]
         row = place // width
@@ -143,8 +143,9 @@ def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
     return torch.cat(found) if found else hot
 
 
-def _reach(size: Tensor, threshold: float) -> Tensor:
-    """Ascending positions of what is ``threshold`` or more. On the CPU by numpy, several times as fast."""
+def reach(size: Tensor, threshold: float) -> Tensor:
+    """Ascending positions of what is ``threshold`` or more. On the CPU by numpy: several times as fast, and no threads
+    that wait for each other over so little."""
     if size.device.type != "cpu":
         return (size >= threshold).nonzero().squeeze(1)
     bound = torch.tensor(threshold, dtype=size.dtype).numpy()
