@@ -81,9 +81,23 @@ MUTANTS = [
     Mutant(
         "residual not cleared",
         "kernels/reference.py",
-        "    after[indices] = rest\n",
+        "    after.index_copy_(0, indices, rest)\n",
         "",
         f"{LAW_1}[float32-topk]",
+    ),
+    Mutant(
+        "compiled: a bad entry enters the residual",
+        "kernels/loops.py",
+        "            u[i] = before[i]\n",
+        "",
+        "tests/test_compiled.py::test_sweep[1]",
+    ),
+    Mutant(
+        "compiled: of equals, the higher index wins",
+        "kernels/loops.py",
+        "equal = size[i] == kth and ties > 0",
+        "equal = size[i] == kth and ties > 0 and i > 2",
+        "tests/test_compiled.py::test_above_and_largest[1]",
     ),
     Mutant(
         "rounding error not kept",

@@ -21,6 +21,7 @@ from sparsync.experiments.environment import environment
 from sparsync.experiments.selectbench import DTYPES, Budget, Row, SelectBench, fits, measure, quantile
 from sparsync.experiments.selectfigure import draw
 from sparsync.experiments.shapes import MODELS
+from sparsync.kernels import compiled
 
 HEADINGS = ("method", "ms", "ratio", "topk/", "count/k", "energy", "syncs", "allocs")
 SIZES, GPU_SIZES = (1_000_000, 25_600_000), (100_000_000, 400_000_000)
@@ -90,7 +91,8 @@ def _where(device: str, threads: int) -> dict[str, str]:
     if device == "cuda":
         where["device"] = torch.cuda.get_device_name()
     triton = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else ""
-    return where | {"triton": triton, "threads": str(threads)}
+    numba = importlib.metadata.version("numba") if compiled.loops() else ""
+    return where | {"triton": triton, "threads": str(threads), "numba": numba}
 
 
 def _title(bench: SelectBench) -> str:

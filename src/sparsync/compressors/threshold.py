@@ -7,20 +7,10 @@ from torch import Tensor
 
 from sparsync.compressors.base import Context, State, segment_scales
 from sparsync.compressors.floored import Floored
-from sparsync.kernels import Memory, Rows, above, limit
-from sparsync.kernels.floors import (
-    BINS,
-    LOWEST,
-    Floor,
-    bins_of,
-    bits_of,
-    edge_for,
-    guess,
-    jumped,
-    magnitude,
-    steer,
-)
+from sparsync.kernels import Memory, Rows, above, histogram, limit
+from sparsync.kernels.floors import LOWEST, Floor, edge_for, guess, jumped, magnitude, steer
 from sparsync.kernels.launch import select
+from sparsync.kernels.reference import reach
 from sparsync.kernels.workspace import CODECS as FUSED
 from sparsync.kernels.workspace import STATE as FIELDS
 from sparsync.kernels.workspace import usable
@@ -54,12 +44,13 @@ class ThresholdK(Floored):
         if floor.k != k:
             floor = Floor(guess(u, runs, k), k, k // 2, k)
         found = above(u, rows, magnitude(max(LOWEST, floor.bits)))
-        bins = bins_of(bits_of(u[found]), max(LOWEST, floor.bits))
-        reached = torch.bincount(bins, minlength=BINS).flip(0).cumsum(0).flip(0)
+        bins, reached = histogram(u, found, max(LOWEST, floor.bits))
         edge = edge_for(reached, k)
-        sent = found[bins >= edge]
+        going = reach(bins, edge)
+        sent = found.index_select(0, going)
         if sent.numel() > segment.capacity:  # of the lowest bin, only as many as are missing
-            sure, rest = found[bins > edge], found[bins == edge]
+            level = bins.index_select(0, going)
+            sure, rest = sent[level > edge], sent[level == edge]
             sent = torch.cat([sure, limit(rest, segment.capacity - sure.numel(), ctx.step)]).sort().values
         if floor.bits and not jumped(found.numel(), k):
             floor = steer(floor, reached, edge)

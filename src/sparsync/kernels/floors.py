@@ -76,6 +76,17 @@ def bins_of(bits: Tensor, floor: int) -> Tensor:
     return torch.where(up < MIDDLE_BITS, up >> FINE, torch.where(up < WIDE_BITS, middle, wide))
 
 
+def histogram(u: Tensor, found: Tensor, floor: int) -> tuple[Tensor, Tensor]:
+    """The bin of each entry of ``u`` at ``found``, and of every bin how many lie in it or above."""
+    bins = bins_of(bits_of(u.index_select(0, found)), floor)
+    return bins, from_above(torch.bincount(bins, minlength=BINS))
+
+
+def from_above(counts: Tensor) -> Tensor:
+    """Sums from each bin to the last."""
+    return counts.flip(0).cumsum(0).flip(0)
+
+
 def edge_bits(bin: int) -> int:
     """How far above the floor a bin starts."""
     if bin < MIDDLE_FROM:
@@ -96,7 +107,7 @@ def guess(u: Tensor, runs: Sequence[tuple[int, int]], k: int) -> int:
     if not real.numel():
         return 0
     wanted = min(real.numel(), -(-target_for(k) * sample.numel() // numel))
-    reached = torch.bincount(real >> COARSE, minlength=2048).flip(0).cumsum(0).flip(0)
+    reached = from_above(torch.bincount(real >> COARSE, minlength=2048))
     return max(LOWEST, (int((reached >= wanted).sum()) - 1) << COARSE)
 
 

@@ -44,7 +44,7 @@ def sweep(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0)
     of squares of what the residual now holds.
     """
     before, after, velocity = memory.before, memory.after, memory.velocity
-    rows = _rows(runs, after)
+    rows = rows_of(memory, runs)
     first_bad, swept = -1, 0
     longest = max((b - a for a, b in _chunks(runs, grad.device)), default=0)
     sums = torch.empty(longest, dtype=after.dtype, device=after.device)
@@ -71,8 +71,20 @@ def sweep(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0)
     return rows, first_bad
 
 
-def _rows(runs: Sequence[Run], after: Tensor) -> Rows:
-    """The rows of ``runs``, their peaks not known yet. A chunk holds whole rows, so both are cut alike."""
+def rows_of(memory: Memory, runs: Sequence[Run]) -> Rows:
+    """The rows of ``runs``, their peaks still to be written; the next sweep of the same runs uses them again.
+
+    A chunk holds whole rows, so both are cut alike.
+    """
+    known = memory.workspace.setdefault("rows", {})
+    key, of = runs[0][0] if runs else -1, (tuple(runs), memory.after.dtype, memory.after.device)
+    if key not in known or known[key][0] != of:
+        known[key] = of, _cut(runs, memory.after)
+    rows: Rows = known[key][1]
+    return rows
+
+
+def _cut(runs: Sequence[Run], after: Tensor) -> Rows:
     starts = [torch.arange(start, stop, ROW, device=after.device) for start, stop in runs or [(0, 0)]]
     stops = [(start + ROW).clamp_(max=stop) for start, (_, stop) in zip(starts, runs or [(0, 0)], strict=True)]
     start, stop = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (starts, stops))
@@ -112,7 +124,7 @@ def _row_peaks(size: Tensor, out: Tensor) -> int:
 
 def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
     """Ascending indices of the non-zero entries of ``u`` with magnitude ``threshold`` or more, within ``rows``."""
-    hot = _reach(rows.peak, threshold)
+    hot = reach(rows.peak, threshold)
     width = min(ROW, u.numel())
     windows = u.unfold(0, width, 1) if width else u.view(0, 1)
     found = []
@@ -120,7 +132,7 @@ def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
         start, stop = rows.start[block], rows.stop[block]
         first = start.clamp(max=u.numel() - width)  # where a short row is read from, to stay within ``u``
         size = windows.index_select(0, first).abs_().view(-1)
-        place = _reach(size, threshold)
+        place = reach(size, threshold)
         if threshold < TINY:
             place = place[size[place] != 0]
         row = place // width
@@ -131,8 +143,9 @@ def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
     return torch.cat(found) if found else hot
 
 
-def _reach(size: Tensor, threshold: float) -> Tensor:
-    """Ascending positions of what is ``threshold`` or more. On the CPU by numpy, several times as fast."""
+def reach(size: Tensor, threshold: float) -> Tensor:
+    """Ascending positions of what is ``threshold`` or more. On the CPU by numpy: several times as fast, and no threads
+    that wait for each other over so little."""
     if size.device.type != "cpu":
         return (size >= threshold).nonzero().squeeze(1)
     bound = torch.tensor(threshold, dtype=size.dtype).numpy()
@@ -149,7 +162,7 @@ def largest(u: Tensor, rows: Rows, k: int) -> Tensor:
     found = above(u, rows, threshold)
     if found.numel() <= k:
         return found
-    size = u[found].abs()
+    size = u.index_select(0, found).abs_()
     kth = torch.topk(size, k, sorted=False).values.min()
     keep = size > kth
     ties = (size == kth).nonzero().squeeze(1)
@@ -184,13 +197,13 @@ def take(
     ``values + after[indices]`` is bit for bit what stood there: the residual keeps what ``rounding`` cut off, and an
     entry that could not be put together again exactly, or that rounds to zero, stays where it is.
     """
-    values = after[indices]
+    values = after.index_select(0, indices)  # on a CPU faster than after[indices], by half
     sent = values if rounding is None else rounding(values, segments, parts)
     rest = values - sent
     exact = (sent != 0) & _exact(values, sent, rest)
     if not exact.all():
         indices, sent, rest = indices[exact], sent[exact], rest[exact]
-    after[indices] = rest
+    after.index_copy_(0, indices, rest)
     return indices, sent
 
 
@@ -203,11 +216,11 @@ def take_all(
     after: Tensor, indices: Tensor, segments: Tensor, parts: int, rounding: Rounding | None, sleepers: Sequence[Run]
 ) -> Tensor:
     """As ``take``, but every entry travels: 0 for what stays where it is, and for all within ``sleepers``."""
-    values = after[indices]
+    values = after.index_select(0, indices)
     sent = values if rounding is None else rounding(values, segments, parts)
     stays = ~_exact(values, sent, values - sent)
     for start, stop in sleepers:
         stays |= (indices >= start) & (indices < stop)
     sent = torch.where(stays, 0, sent)
-    after[indices] = values - sent
+    after.index_copy_(0, indices, values - sent)
     return sent
