@@ -199,9 +199,10 @@ def test_state_that_was_replaced_is_taken_over(name):
     assert fallbacks(fused) == 4  # counted on
 
 
-def test_entries_close_together_settle():
+@pytest.mark.parametrize("name", ["topk", "dgc"])
+def test_entries_close_together_settle(name):
     """All within an eighth of a factor of two: the floor after a fallback must tell them apart."""
-    fused, plain = pair("topk", [3000], 0.02)
+    fused, plain = pair(name, [3000], 0.02)
     for step in range(4):
         fused.residual.zero_()
         plain.residual.zero_()

@@ -229,7 +229,7 @@ def tally(
 
 
 @triton.jit
-def _floor_from_all(row, own, first, second):
+def _floor_from_all(row, own, wanted, first, second):
     """As ``floors.guess``, but from the first digit of every entry, and the second of those next to the limit. Where
     entries are few, all will be candidates."""
     k = tl.load(row)
@@ -238,7 +238,7 @@ def _floor_from_all(row, own, first, second):
     reached = tl.cumsum(bins, reverse=True)
     digit = tl.sum((reached >= target).to(tl.int64)) - 1
     floor = digit << COARSE
-    if digit == tl.sum((reached >= k).to(tl.int64)) - 1:  # that of the limit
+    if digit == tl.sum((reached >= wanted).to(tl.int64)) - 1:  # that of the limit
         above = tl.sum(tl.where(tl.arange(0, SLOTS) > digit, bins, 0))
         within = tl.cumsum(tl.load(second + tl.arange(0, SLOTS)), reverse=True)
         floor += tl.maximum(tl.sum((within >= target - above).to(tl.int64)) - 1, 0) << (COARSE - DIGIT)
@@ -262,8 +262,8 @@ def settle(
     _store(ranges + (rounds * segment_count + segment) * RANGE, low, width, wanted, origin, number)
     tl.store(mine + 3, number)
     if origin == RESIDUAL:
-        if tl.load(ranges + segment * RANGE + 1) >= 0:
-            _floor_from_all(row, own, sums + segment * SLOTS, sums + (segment_count + segment) * SLOTS)
+        first, second = sums + segment * SLOTS, sums + (segment_count + segment) * SLOTS
+        _floor_from_all(row, own, tl.load(ranges + segment * RANGE + 2), first, second)
         tl.store(bins, tl.zeros([BINS], tl.int32))
     else:
         reached = tl.cumsum(tl.load(bins), reverse=True).to(tl.int64)

@@ -11,7 +11,7 @@ from sparsync.kernels.draws import PIECE as DRAWN
 from sparsync.kernels.launch_exact import REGISTERS, begin, end
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.search import Search
-from sparsync.kernels.workspace import BLOCK, CHUNK
+from sparsync.kernels.workspace import BLOCK
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -92,6 +92,6 @@ def _rule(memory: Memory, sample: Sample) -> None:
         BLOCK=BLOCK, BLOCKS=space.blocks, num_warps=4,
     )  # fmt: skip
     kernels.rule_all[(segments,)](
-        memory.after, space.segments, space.samples, sample.rows, space.state, search.ranges, sample.ranges,
-        sample.sums, sample.rungs, search.index_bits, segments, BLOCK=CHUNK, num_warps=4,
+        space.segments, sample.rows, search.ranges, sample.ranges, sample.sums, sample.rungs, search.index_bits,
+        segments, num_warps=4,
     )  # fmt: skip

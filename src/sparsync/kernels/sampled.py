@@ -2,7 +2,8 @@
 
 ``draw`` reads the sample, and ``exact.tally`` finds its threshold digit by digit. ``climb`` counts how many entries
 reach the threshold and each of the lower ones that the loop could try, in one pass over the candidates; ``rule`` picks
-one. Where it lies below the floor, or candidates were lost, the same is done over the residual. ``DGCK.choose`` is the
+one. Where candidates were lost, the same is done over the residual, and where it lies below the floor too, unless even
+the candidates are too many to send: then the k largest go, and these are among them. ``DGCK.choose`` is the
 specification.
 """
 
@@ -25,7 +26,7 @@ from sparsync.kernels.exact import (
     _range,
     _store,
 )
-from sparsync.kernels.fused import BINS, CHOICE, PAD, SEGMENT, STATE, STRIP, _bits, _guess
+from sparsync.kernels.fused import BINS, CHOICE, PAD, SEGMENT, STATE, STRIP, _bits
 
 WORD, STRIDE = tl.constexpr(draws.WORD), tl.constexpr(draws.STRIDE)
 FIRST_FACTOR, SECOND_FACTOR = tl.constexpr(draws.FACTORS[0]), tl.constexpr(draws.FACTORS[1])
@@ -148,7 +149,7 @@ def climb_all(
 
 @triton.jit
 def _climbed(rungs, threshold, least):
-    """The first threshold that enough reach, or the last; how many reach it; and how many reach each."""
+    """The first threshold that enough reach, or the last; and how many reach it."""
     lane = tl.arange(0, STEPS)
     reached = tl.cumsum(tl.load(rungs + lane), reverse=True)  # of rung r: how many reach threshold RUNGS - r
     taken, many = threshold, tl.sum(tl.where(lane == RUNGS, reached, 0))
@@ -156,7 +157,7 @@ def _climbed(rungs, threshold, least):
         further = (many < least) & (taken > 0)
         taken = tl.where(further, taken * SHARE, taken)
         many = tl.where(further, tl.sum(tl.where(lane == RUNGS - i, reached, 0)), many)
-    return taken.to(tl.int32, bitcast=True).to(tl.int64), many.to(tl.int64), reached
+    return taken.to(tl.int32, bitcast=True).to(tl.int64), many.to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["index_bits"])
@@ -172,10 +173,10 @@ def rule(
     floor = tl.maximum(tl.load(state + segment * STATE), 1)
     edge, low, width, wanted = _bin_of_limit(histogram + segment * BINS, k, floor, index_bits)
     threshold = _threshold(sample_ranges, sample_sums, segment, segment_count)
-    limit, many, _ = _climbed(rungs + segment * STEPS, threshold, tl.load(samples + segment * SAMPLE + 3))
+    limit, many = _climbed(rungs + segment * STEPS, threshold, tl.load(samples + segment * SAMPLE + 3))
     if k >= numel:
         _store(own, 0, -1, 0, CANDIDATES, candidates)
-    elif complete & ((limit >= floor) | (floor == 1)):
+    elif complete & ((limit >= floor) | (floor == 1) | (many > capacity)):
         if many > capacity:
             _store(own, low, width, wanted, CANDIDATES, k)
         else:
@@ -190,40 +191,17 @@ def rule(
     tl.store(shares + segment, 0)
 
 
-@triton.jit
-def _floor_from_rungs(after, places, row, own, threshold, reached, BLOCK: tl.constexpr):
-    """A floor that enough entries for the next step reach: one of the thresholds, or as ``floors.guess``."""
-    k, lane = tl.load(row), tl.arange(0, STEPS)
-    floor = tl.zeros([], tl.int64)
-    for i in tl.static_range(0, RUNGS):
-        enough = (floor == 0) & (tl.sum(tl.where(lane == RUNGS - i, reached, 0)) >= 2 * k + 16)
-        floor = tl.where(enough, threshold.to(tl.int32, bitcast=True).to(tl.int64), floor)
-        threshold = threshold * SHARE
-    if (floor == 0) & (threshold > 0):
-        floor = _guess(after, places, row, k, BLOCK)
-    tl.store(own, tl.maximum(floor, 1))
-    tl.store(own + 1, k)
-    tl.store(own + 2, k // 2)
-    tl.store(own + 3, k)
-
-
 @triton.jit(do_not_specialize=["index_bits"])
-def rule_all(
-    after, segments, places, samples, state, ranges, sample_ranges, sample_sums, rungs, index_bits, segment_count,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The same where the residual was counted, with a floor for the next step. Sums start again."""
+def rule_all(segments, samples, ranges, sample_ranges, sample_sums, rungs, index_bits, segment_count):
+    """The same where the residual was counted. As many entries as reach the threshold are its largest: looked for as
+    such, they leave a floor for the next step behind. Sums start again."""
     segment = tl.program_id(0)
     row, own = segments + segment * SEGMENT, ranges + segment * RANGE
     if tl.load(own + 3) == RESIDUAL:
-        k, capacity = tl.load(row), tl.load(row + 1)
         threshold = _threshold(sample_ranges, sample_sums, segment, segment_count)
-        limit, many, reached = _climbed(rungs + segment * STEPS, threshold, tl.load(samples + segment * SAMPLE + 3))
-        if many > capacity:
-            _store(own, 0, MAGNITUDE + index_bits, k, RESIDUAL, k)
-        else:
-            _store(own, limit << index_bits, -1, 0, RESIDUAL, many)
-            _floor_from_rungs(after, places, row, state + segment * STATE, threshold, reached, BLOCK)
+        _, many = _climbed(rungs + segment * STEPS, threshold, tl.load(samples + segment * SAMPLE + 3))
+        many = tl.where(many > tl.load(row + 1), tl.load(row), many)
+        _store(own, 0, MAGNITUDE + index_bits, many, RESIDUAL, many)
         tl.store(rungs + segment * STEPS + tl.arange(0, STEPS), tl.zeros([STEPS], tl.int32))
     for step in range(DIGITS):
         used = step * segment_count + segment
