@@ -38,11 +38,13 @@ test-full: install
 test-mutants: install
 	$(BIN)/python -m tests.mutants
 
-# On a machine with a GPU and torch: needs nothing installed but torch and pytest.
+# On a machine with a GPU and torch: needs nothing installed but torch and pytest. Several files at a time.
+GPU_TEST = PYTHONPATH=src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
 test-gpu:
 	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0])" > results/test-gpu.txt
-	PYTHONPATH=src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore tests/test_gpu.py $(KERNELS) >> results/test-gpu.txt; \
-	  status=$$?; cat results/test-gpu.txt; exit $$status
+	rm -rf runs/test-gpu && mkdir -p runs/test-gpu
+	echo tests/test_gpu.py $(KERNELS) | tr ' ' '\n' | xargs -P 6 -I{} sh -c '$(GPU_TEST) {} > runs/test-gpu/$$(basename {}).txt 2>&1'; \
+	  status=$$?; cat runs/test-gpu/*.txt >> results/test-gpu.txt; grep -E "passed|failed" results/test-gpu.txt | tail -12; exit $$status
 
 lint: install
 	$(BIN)/ruff check .

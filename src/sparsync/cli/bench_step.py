@@ -34,6 +34,7 @@ def step(
     model: Annotated[list[str], typer.Option(help=f"On a GPU: {' or '.join(MODELS)}; may be given several times.")] = [  # noqa: B006
         *MODELS
     ],
+    method: Annotated[list[str], typer.Option(help="On a GPU: beside plain DDP; by default all.")] = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option(help="CSV file to write [results/bench-step-DEVICE.csv].")] = None,
 ) -> None:
     """Time a training step with each method against plain DDP, interleaved in one run."""
@@ -41,7 +42,7 @@ def step(
         raise ValueError(f"device must be cpu or cuda, got {device!r}")
     out = out or Path(f"results/bench-step-{'gpu' if device == 'cuda' else 'cpu'}.csv")
     if device == "cuda":
-        _on_gpu(model, rounds, out)
+        _on_gpu(model, rounds, method, out)
         return
     where = environment()
     benches = [StepBench(size, rounds, density=density) for size in parameters]
@@ -68,11 +69,11 @@ def _write(out: Path, lines: list[dict[str, Any]]) -> None:
     print(f"results: {out}")
 
 
-def _on_gpu(models: list[str], rounds: int, out: Path) -> None:
+def _on_gpu(models: list[str], rounds: int, methods: list[str], out: Path) -> None:
     console, lines = Console(), []
     for model in models:
         with bar(console, model, WARM_UP_ON_GPU + rounds) as progress:
-            rows = measure_on_gpu(model, rounds, progress)
+            rows = measure_on_gpu(model, rounds, methods, progress)
         console.print(_gpu_table(rows))
         where = environment() | {"device": torch.cuda.get_device_name()}
         lines += [_gpu_line(row, rows[0], rounds) | where for row in rows]

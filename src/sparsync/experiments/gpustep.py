@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -105,8 +105,13 @@ def alone() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def measure(model: str, rounds: int, progress: Callable[[int], None]) -> list[GpuRow]:
-    """All methods in turn, a step each, round after round; who goes first changes with the round."""
+def measure(model: str, rounds: int, methods: Sequence[str], progress: Callable[[int], None]) -> list[GpuRow]:
+    """All ``methods`` (none given: every one of ``CASES``) and plain DDP in turn, a step each, round after round; who
+    goes first changes with the round."""
+    unknown = set(methods) - {name for name, _ in CASES}
+    if unknown:
+        known = ", ".join(name for name, _ in CASES)
+        raise ValueError(f"method must be one of {known}, got {', '.join(sorted(unknown))}")
     if model not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
     if not torch.cuda.is_available():
@@ -114,7 +119,8 @@ def measure(model: str, rounds: int, progress: Callable[[int], None]) -> list[Gp
     if rounds < 1:
         raise ValueError(f"rounds must be 1 or more, got {rounds}")
     with alone():
-        contenders = [Contender(model, method, options) for method, options in CASES]
+        wanted = [case for case in CASES if not methods or case[0] in (PLAIN, *methods)]
+        contenders = [Contender(model, method, options) for method, options in wanted]
         x, y = _batch(model)
         for turn in range(WARM_UP + rounds):
             start = turn % len(contenders)
