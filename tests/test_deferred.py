@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from sparsync import AllGather, DenseAllReduce, Mismatch, NoCompression, TopK
+from sparsync import AllGather, DenseAllReduce, GaussianK, Mismatch, NoCompression, TopK
 from sparsync.collectives import Channel
 from sparsync.errors import PeerFailed
 from sparsync.feedback import Correction
@@ -23,6 +23,7 @@ from sparsync.reducer import Reducer
 from sparsync.schedule import Constant
 from sparsync.units import Bucket
 from sparsync.wire import Wire
+from tests.fence import fenced
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -33,6 +34,17 @@ pytestmark = [
 SIZES = {"a": 2000, "small": 40, "b": 300, "c": 700}
 BUCKETS = (("b", "c"), ("a", "small"))
 CHOOSERS = ("kernels.workspace", "kernels.whole", "wire.post", "collectives.channel")
+
+
+@pytest.fixture(autouse=True)
+def within_bounds():
+    """Whatever a kernel reads or writes lies within its tensors."""
+    if not INTERPRETED:
+        yield
+        return
+    with fenced() as fence:
+        yield
+    assert fence.looks
 
 
 def plain():
@@ -81,6 +93,7 @@ def assert_same(ours, theirs):
 
 
 METHODS = {
+    "gaussian": (GaussianK(0.02), {}),
     "plain": (TopK(0.02), {}),
     "default": (TopK(0.02), {"wire": Wire("sign", "ef"), "scope": "global"}),
     "undoable": (TopK(0.02), {"transactional": True, "wire": Wire("fp16", "ef")}),

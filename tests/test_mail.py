@@ -6,6 +6,7 @@ On the CPU they are run by Triton's interpreter, in a run of its own (``TRITON_I
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad, write_mean
 from sparsync.wire import CODECS, Wire
 from sparsync.wire.post import TILE, Post, carries
+from tests.fence import fenced
 from tests.methods import place
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -109,3 +111,17 @@ def test_the_mean_is_that_of_the_wire(workers, indices, values, dtype):
     assert int(overflow) == 0
     post.write_mean(rows.to(DEVICE), fine + 1, out, overflow)
     assert not out.any()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter can be watched")
+def test_the_fence_sees_what_lies_outside():
+    from triton.runtime.errors import InterpreterError
+
+    from sparsync.kernels import mail
+
+    residual, values, one = torch.zeros(8), torch.ones(1), torch.ones((), dtype=torch.int32)
+    for at, fits in ((7, True), (8, False), (-1, False)):
+        with fenced():
+            arguments = (residual, torch.tensor([at]), values, torch.tensor(1), one)
+            with nullcontext() if fits else pytest.raises(InterpreterError, match="home reads 1 of 1 entries outside"):
+                mail.home[(1,)](*arguments, BLOCK=16)

@@ -206,7 +206,8 @@ def gather(after, strips, segments, choice, turn, counts, places, values, BLOCK:
     origin, of_segment, strips_of_it = tl.load(row + 5), tl.load(row + 6), tl.load(row + 7)
     bound = tl.load(choice + segment * CHOICE + 2).to(tl.int32)
     turned = tl.load(turn).to(tl.int64) * strips_of_it
-    if tl.load(counter, volatile=True) < capacity:
+    # An atomic, which one thread does for all: of a plain load, threads may see different counts and go separate ways.
+    if tl.atomic_add(counter, 0, sem="relaxed") < capacity:
         strip = of_segment + (pid - of_segment + turned // TURN) % strips_of_it
         start = tl.multiple_of(tl.load(strips + strip * STRIP), 128)
         low, high = tl.load(strips + strip * STRIP + 1), tl.load(strips + strip * STRIP + 2)

@@ -17,7 +17,7 @@ from sparsync.sparse import SparseGrad
 
 MOST_REGIONS = 128
 BLOCK = 1024  # entries
-BLOCKS = 8  # of a program, 8 at most; a small gradient needs many programs instead
+BLOCKS = 4  # of a program, 8 at most; a small gradient needs many programs instead
 SMALL = 1 << 22
 PASS_WARPS = 4
 CHUNK = 512  # candidates looked at at once
