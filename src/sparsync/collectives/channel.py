@@ -72,8 +72,9 @@ class Channel:
         ranks = dist.get_process_group_ranks(peers)
         # Ranks outside a subgroup cannot take part in making ours; torch then names it after its ranks.
         self._local = len(ranks) < dist.get_world_size()
-        backends = str(dist.get_backend_config(peers))  # the peers' own, which may not be the default
-        self.group = dist.new_group(ranks, limit, backends, use_local_synchronization=self._local)
+        usual = str(dist.get_backend_config(peers)) == str(dist.get_backend_config())
+        backend = None if usual else dist.get_backend(peers)  # as the peers have, which may not be the default
+        self.group = dist.new_group(ranks, limit, backend, use_local_synchronization=self._local)
         self.backend = _backend(self.group, device)
         self.may_defer = self.backend == "nccl" and usable_on(device)
 
