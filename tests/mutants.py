@@ -26,6 +26,7 @@ class Mutant:
     good: str
     bad: str
     test: str
+    interpreted: bool = False  # its test runs kernels in Triton's interpreter
 
 
 LAW_1 = "tests/test_laws.py::test_law_1_nothing_is_lost_on_one_worker"
@@ -242,7 +243,7 @@ MUTANTS = [
     Mutant(
         "exchange on backward's thread",
         "reducer.py",
-        'Lane(threaded=channel.backend == "gloo")',
+        "Lane(threaded=channel.group is not None and not channel.deferred)",
         "Lane(threaded=False)",
         "tests/test_training.py::test_an_exchange_starts_before_backward_ends",
     ),
@@ -281,13 +282,69 @@ MUTANTS = [
         ".scroll {",
         "tests/test_report.py::test_a_page_does_not_scroll_sideways_and_loads_nothing[360]",
     ),
+    Mutant(
+        "sums on the device not divided",
+        "kernels/mail.py",
+        "mean = tl.div_rn(total, divisor)",
+        "mean = total",
+        "tests/test_mail.py::test_the_mean_is_that_of_the_wire[fp32-torch.float32-int-3]",
+        True,
+    ),
+    Mutant(
+        "messages that disagree are applied",
+        "kernels/mail.py",
+        "count = tl.where(tl.load(verdict) == 0, count, 0)",
+        "count += 0",
+        "tests/test_mail.py::test_the_mean_is_that_of_the_wire[fp32-torch.float32-int-3]",
+        True,
+    ),
+    Mutant(
+        "marks of a message stay for the next",
+        "kernels/mail.py",
+        "tl.store(bitmap + (place >> 5), tl.zeros([BLOCK], tl.int32), mask=real)",
+        "tl.store(bitmap + (place >> 5), tl.zeros([BLOCK], tl.int32), mask=real & (place < 0))",
+        "tests/test_mail.py::test_the_message_is_that_of_the_wire[fp32-global-int-odd]",
+        True,
+    ),
+    Mutant(
+        "what was sent does not come home on the device",
+        "reducer.py",
+        "verdicts.bring_home(self.feedback.working(unit.key), sent)",
+        "pass",
+        "tests/test_deferred.py::test_what_is_sent_comes_home_when_a_gradient_is_not_finite",
+        True,
+    ),
+    Mutant(
+        "the optimizer does not see a bad step on the device",
+        "reducer.py",
+        "verdicts.spoil(unit.grad, self._starts(unit, layout))",
+        "pass",
+        "tests/test_deferred.py::test_the_same_steps[('a', nan)-plain]",
+        True,
+    ),
+    Mutant(
+        "Gaussian-k's loop accepts too few on the device",
+        "kernels/gaussian.py",
+        "few2 = 3 * at2 < 2 * k",
+        "few2 = 3 * at2 < k",
+        "tests/test_fused_gaussian.py",
+        True,
+    ),
+    Mutant(
+        "none of the next bin fills up on the device",
+        "kernels/fused.py",
+        "(in_line <= free)",
+        "(in_line < 0)",
+        "tests/test_fused.py::test_the_same_entries_step_after_step",
+        True,
+    ),
 ]
 
 
-def run(tests: list[str], source: Path) -> bool:
+def run(tests: list[str], source: Path, interpreted: bool) -> bool:
     """Whether the tests pass on this source."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    environment = os.environ | {"PYTHONPATH": str(source)}
+    environment = os.environ | {"PYTHONPATH": str(source)} | ({"TRITON_INTERPRET": "1"} if interpreted else {})
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise SystemExit(f"pytest could not run {tests}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -297,9 +354,11 @@ def run(tests: list[str], source: Path) -> bool:
 def main(names: list[str]) -> int:
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     started = time.monotonic()
-    if not run(sorted({mutant.test for mutant in chosen}), ROOT / "src"):
-        print("the tests fail without any defect")
-        return 1
+    for interpreted in (False, True):
+        tests = sorted({mutant.test for mutant in chosen if mutant.interpreted == interpreted})
+        if tests and not run(tests, ROOT / "src", interpreted):
+            print("the tests fail without any defect")
+            return 1
     survivors = 0
     for mutant in chosen:
         with tempfile.TemporaryDirectory() as folder:
@@ -312,7 +371,7 @@ def main(names: list[str]) -> int:
                 survivors += 1
                 continue
             path.write_text(text.replace(mutant.good, mutant.bad))
-            survived = run([mutant.test], source)
+            survived = run([mutant.test], source, mutant.interpreted)
             survivors += survived
             print(f"{'SURVIVED' if survived else 'found   '}  {mutant.name}: {mutant.test}", flush=True)
     seconds = time.monotonic() - started
