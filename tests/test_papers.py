@@ -14,15 +14,26 @@ import pytest
 import torch
 
 from sparsync.cli.app import run as command
-from sparsync.experiments.data import Images
+from sparsync.experiments.data import Images, Text
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, tasks, trainings, watch
+from sparsync.experiments.papers.contest import ABLATIONS, BASE, METHODS, SETTINGS, TARGETS, Contest, Stage, budget
+from sparsync.experiments.papers.front import FrontLoaded
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
 from sparsync.experiments.papers.store import load, rounded, runs_of
 from sparsync.experiments.papers.tasks import Task
-from sparsync.experiments.papers.trainings import Run, Session, bytes_per_step, carry_out, rate_at, read, train
+from sparsync.experiments.papers.trainings import (
+    History,
+    Run,
+    Session,
+    bytes_per_step,
+    carry_out,
+    rate_at,
+    read,
+    train,
+)
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -183,6 +194,8 @@ def test_a_training_s_file_holds_all_there_is_to_know(context: Context) -> None:
     assert again.best == pytest.approx(history.best)
     # It learns: where a bright spot is.
     assert sum(history.losses[-2:]) < sum(history.losses[:2])
+    assert plain["steps"]["bytes"] == [[32 + 8 * 617, 8]]
+    assert sum(again.sent) == plain["points"]["bytes"][-1] == history.bytes[-1]
     # 0.01 of 61,706 entries and 8 bytes each, gathered by two workers.
     assert history.bytes[-1] == 8 * (32 + 8 * 617)
 
@@ -295,15 +308,134 @@ def test_a_run_s_name_follows_what_it_is() -> None:
     assert p1.training("vgg16", "topk").name == replace(p1.training("vgg16", "topk"), seconds=3).name
 
 
+# ---- beyond the papers ----------------------------------------------------------------------------------------------
+
+
 def test_methods_beyond_the_papers_send_the_same_bytes() -> None:
-    allowed = beyond.budget(16)
+    allowed = budget("resnet20", 16)
     assert allowed == 15 * (32 + 8 * 270)
-    sparse = [run for run in beyond.runs_of(16) if run.method != "dense"]
-    assert len(sparse) == 6
-    for run in sparse:
-        assert 0.97 * allowed < bytes_per_step(run) <= allowed, run.label
-    topk = next(run for run in sparse if run.label == "TopK-SGD")
-    assert topk.options["density"] == pytest.approx(0.001, rel=0.005)
+    contest = Contest(lambda run: None)
+    runs = {label: contest.run("resnet20", label, 1.0, 0) for label in (*METHODS, *ABLATIONS)}
+    for label, run in runs.items():
+        if label != "dense":
+            assert 0.97 * allowed < bytes_per_step(run) <= allowed, label
+    assert runs["TopK-SGD"].options["density"] == pytest.approx(0.001, rel=0.005)
+    assert runs["ablation: density warm-up"].front == 4
+    # AdamW has no momentum that DGC could correct.
+    assert contest.run("gpt", "DGC", 1.0, 0).options["momentum"] == "keep"
+    with pytest.raises(ValueError, match="most of them dense, of 7,920"):
+        contest.run("lenet5", "recipe default", 1.0, 0)
+
+
+def test_every_stage_waits_for_its_rate_and_every_target_has_a_length() -> None:
+    contest = Contest(lambda run: None)
+    runs = [run for stage in contest.stages for part in contest.runs(stage) for run in part]
+    assert len({run.name for run in runs}) == len(runs)
+    for stage in contest.stages:
+        ready, waiting = contest.runs(stage)
+        assert (len(ready), len(waiting)) == (
+            (3 * len(stage.methods), 0) if stage.search else (0, len(stage.seeds) * len(stage.methods))
+        )
+        assert all(run.seconds > 6 for run in ready + waiting)
+    searched = {(stage.model, label) for stage in contest.stages if stage.search for label in stage.methods}
+    assert searched >= {(stage.model, label) for stage in contest.stages for label in stage.methods}
+    assert tuple(TARGETS["resnet20"]) == SETTINGS["resnet20"].lengths
+
+
+def history_of(run: Run, last: float) -> History:
+    score = "accuracy" if run.model == "resnet20" else "perplexity"
+    return History(run, score, [1], [last], [1.0], [0.0], [1.0], 1.0, 1.0, 1, [], {})
+
+
+def test_a_rate_is_chosen_alike_for_every_row() -> None:
+    scores: dict[float, float] = {}
+
+    def get(run: Run) -> History | None:
+        return history_of(run, scores[run.rate]) if run.rate in scores and run.seed == 0 else None
+
+    contest = Contest(get)
+    assert list(contest.tried("resnet20", "dense")) == [0.5, 1, 2]
+    scores |= {0.1: 0.7, 0.2: 0.8}
+    assert contest.chosen("resnet20", "dense") is None
+    scores[0.4] = math.nan  # it went astray
+    assert contest.chosen("resnet20", "dense") == 1
+    scores[0.4] = 0.8
+    assert contest.chosen("resnet20", "dense") == 1
+    scores[0.4] = 0.9
+    assert list(contest.tried("resnet20", "dense")) == [0.5, 1, 2, 4]
+    assert contest.chosen("resnet20", "dense") is None
+    scores[0.8] = 0.91
+    assert contest.chosen("resnet20", "dense") == 4
+    assert [h.run.rate for h in contest.repeats("resnet20", "dense", 1)] == [0.8]
+    scores |= {0.0005: 120.0, 0.001: 100.0, 0.002: 110.0}  # perplexities
+    assert contest.chosen("gpt", "dense") == 1
+
+
+def test_a_density_that_begins_high_ends_low(context: Context) -> None:
+    front = FrontLoaded(0.01, 4.0, 40)
+    assert [front(step) for step in (0, 1, 2, 3, 4, 39)] == pytest.approx(
+        [0.04, 0.02828, 0.02, 0.01414, 0.01, 0.01], rel=1e-3
+    )
+    assert sum(count for _, count in front.stages()) == 40
+    run = replace(TINY, front=4.0, steps=40)
+    assert run.name != replace(TINY, steps=40).name
+    history = train(run, context, task(run))
+    assert history is not None
+    assert sum(history.sent) == history.bytes[-1] == pytest.approx(40 * bytes_per_step(run))
+    assert len(set(history.sent)) == 5
+    with pytest.raises(ValueError, match="front must be 1 without steps"):
+        replace(TINY, front=2.0, steps=None)
+
+
+def test_a_transformer_learns_with_adamw(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = torch.arange(400) % 7
+    monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: Text(words, words, words, ("a",)))
+    run = Run("gpt", "gpt", "default", {"density": 0.05}, workers=2, batch=2, rate=0.01, steps=12, warmup=0.1,
+              decay=None, clip=1.0, limit=64, optimizer="adamw", weight_decay=0.01)  # fmt: skip
+    made = trainings._task(run, context)
+    session = Session(run, made, 12)
+    assert session.team.optimizer.param_groups[0]["betas"] == (0.5, 0.99)
+    before = made.evaluate()
+    history = train(run, context)
+    assert history is not None
+    assert history.score == "perplexity"
+    assert history.last < before / 3
+    with pytest.raises(ValueError, match="optimizer must be one of sgd, adamw"):
+        replace(run, optimizer="lion")
+
+
+def test_the_item_grows_with_its_trainings(
+    context: Context, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(1, 28)))
+    tiny = replace(SETTINGS["lenet5"], workers=2, batch=4, lengths=(3, 4), limit=32)
+    stages = (Stage("lenet5", 0, (0,), ("dense", BASE)), Stage("lenet5", 1, (0, 1), ("dense", BASE)))
+    monkeypatch.setattr(beyond, "QUICK_SETTINGS", {"lenet5": tiny})
+    monkeypatch.setattr(beyond, "QUICK_STAGES", stages)
+    quick = replace(context, quick=True)
+    first = beyond.accuracy(replace(quick, only=("3-dense",)))
+    assert len(first.missing) == 2
+    assert first.tables[0].rows[0].cells[-1] == "the recipe is not run"
+    assert [row.cells[1] for row in first.tables[2].rows] == ["not run", "not run"]
+    trained = len(first.runs)
+    assert 3 <= trained <= 4
+    order = beyond.order(quick)
+    assert order.rows[1].cells[3] == "0 of 4"
+    assert float(order.rows[1].cells[4]) > 0
+
+    last = beyond.accuracy(quick)
+    assert not last.missing
+    assert set(first.runs) < set(last.runs)
+    longer = last.tables[2]
+    assert longer.caption == "LeNet-5 on MNIST, 2 workers of 4, 4 steps"
+    assert [row.cells[3] for row in longer.rows] == ["2", "2"]
+    assert all("±" in row.cells[1] for row in longer.rows)
+    assert sum("*" in cell for row in last.tables[3].rows for cell in row.cells) == 2
+    assert set(last.rows["run"]) == set(last.runs)
+    assert set(last.rows["seed"]) == {0, 1}
+    assert beyond.accuracy(replace(quick, deadline=0.0)).runs == last.runs
+    assert command(["papers", "list", "p1/fig1", "--output", str(tmp_path)]) == 2
+    assert "item must be one of beyond/accuracy or left out, got 'p1/fig1'" in capsys.readouterr().err
 
 
 def test_bytes_of_a_step_are_those_that_are_counted(context: Context) -> None:

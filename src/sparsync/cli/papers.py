@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -20,16 +21,31 @@ papers = typer.Typer(help="The papers' figures and tables, made again.", no_args
 
 
 @papers.command("list")
-def list_items(output: Output = OUTPUT) -> None:
+def list_items(
+    item: Annotated[str, typer.Argument(help="Of an item with many trainings, their order: 'beyond/accuracy'.")] = "",
+    output: Output = OUTPUT,
+    seed: Annotated[int, typer.Option(help="As in 'run'.")] = 0,
+) -> None:
     """What there is, what it needs, and what has been run."""
     _check_packages()
-    from sparsync.experiments.papers import ITEMS
+    from sparsync.experiments.papers import ITEMS, Context
     from sparsync.experiments.papers.page import listed
 
+    if item:
+        orders = {key: one.order for key, one in ITEMS.items() if one.order is not None}
+        if item not in orders:
+            raise ValueError(f"item must be one of {', '.join(orders)} or left out, got {item!r}")
+        found = orders[item](Context(output=output, seed=seed))
+        _print(found.headings, [row.cells for row in found.rows])
+        return
+    _print(("item", "what it is", "full run needs", "result"), listed(list(ITEMS.values()), output))
+
+
+def _print(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in ("item", "what it is", "full run needs", "result"):
+    for heading in headings:
         table.add_column(heading)
-    for line in listed(list(ITEMS.values()), output):
+    for line in lines:
         table.add_row(*line)
     Console().print(table)
 

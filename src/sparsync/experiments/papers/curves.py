@@ -25,22 +25,29 @@ def trained(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], 
     done, missing = carry_out(context, runs)
     if not done and not missing:
         raise ValueError("there is nothing to train")
+    return done, outcome(context, list(done.values()), missing)
+
+
+def outcome(context: Context, histories: Sequence[History], missing: Sequence[str]) -> Result:
+    """A result that holds what all items that train have in common.
+
+    Args:
+        missing: what is not done yet, in words.
+    """
     notes = [VIRTUAL]
-    if any(history.data["name"] == "cifar10-half" for history in done.values()):
+    if any(history.data["name"] == "cifar10-half" for history in histories):
         notes.append(HALF)
-    lengths = sorted({len(history.losses) for history in done.values()})
+    lengths = sorted({len(history.losses) for history in histories})
     if context.epochs is not None and lengths:
         steps = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
         notes.append(f"Trained for {context.epochs:g} epochs ({steps} steps), the schedule shortened in proportion.")
-    names = [history.run.name for history in done.values()]
-    all_of_them = list(done.values())
-    return done, Result(
+    return Result(
         notes=notes,
-        runs=names,
+        runs=[history.run.name for history in histories],
         missing=missing,
-        data=merged_data(all_of_them),
-        where=merged_where(all_of_them),
-        seconds=sum(history.seconds for history in all_of_them),
+        data=merged_data(histories),
+        where=merged_where(histories),
+        seconds=sum(history.seconds for history in histories),
     )
 
 

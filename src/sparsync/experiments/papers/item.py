@@ -65,7 +65,7 @@ class Result:
         notes: what differs from the paper and why.
         rows: measurements as columns, by name; those of trainings are in a file of each training's own.
         runs: names of these files.
-        missing: names of the trainings that are not done yet.
+        missing: the trainings that are not done yet: names, or groups of them in words.
         data: checksum of each data set that was read, by its name.
         where: machine and versions of the trainings, if there are any.
         seconds: that the trainings took.
@@ -94,6 +94,7 @@ class Item:
         needs: data sets and hardware the full setting asks for.
         minutes: that the full setting takes on one large GPU, about; 0: seconds on any machine.
         published: the paper's numbers, where it prints any.
+        order: of an item with many trainings, the order in which they are made and what of them is done.
     """
 
     key: str
@@ -103,6 +104,7 @@ class Item:
     needs: Sequence[str] = ()
     minutes: float = 0
     published: Table | None = None
+    order: Callable[[Context], Table] | None = None
 
     @property
     def file(self) -> str:

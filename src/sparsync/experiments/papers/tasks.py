@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from sparsync.experiments import data, virtual
 from sparsync.experiments.data import Images, Speech, Text
 from sparsync.experiments.data.speech import Utterance
-from sparsync.experiments.models import CATALOGUE, LSTMAN4, LSTMPTB
+from sparsync.experiments.models import CATALOGUE, GPT, LSTMAN4, LSTMPTB
 from sparsync.experiments.training import batches as orders
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch, Batch], tuple[Tensor, Batch]]
-LENGTH = 35  # words of a window
+LENGTH, CONTEXT = 35, 128  # words of a window: of the LSTM, of the GPT
 TINY_WIDTH, TINY_LENGTH = 32, 8
 
 
@@ -70,6 +70,8 @@ def make(
     """
     kind = CATALOGUE[name].data
     torch.manual_seed(seed)
+    if name == "gpt":
+        return _windows(data.load_ptb(folder), device, workers, batch, limit)
     if kind == "ptb":
         return _text(data.load_ptb(folder), device, workers, batch, limit)
     if kind == "an4":
@@ -161,6 +163,39 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
         "perplexity",
         True,
         False,
+        "ptb",
+        f"{len(words):,} words",
+        _checksum((text.train, text.valid)),
+    )
+
+
+def _windows(text: Text, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
+    """A transformer's: every window stands for itself."""
+    tiny = GPT(layers=1, width=TINY_WIDTH, context=TINY_LENGTH) if limit is not None else None
+    model = (tiny or GPT()).to(device)
+    length = CONTEXT if limit is None else TINY_LENGTH
+    words = text.train[: None if limit is None else limit * workers * batch].to(device)
+    valid = text.valid[: None if limit is None else limit * batch].to(device)
+
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        here, after = batch
+        return nn.functional.cross_entropy(model(here).flatten(0, 1), after.flatten()), carried
+
+    def evaluate() -> float:
+        steps = virtual.epoch_steps(valid, 1, batch, length)
+        stream = islice(virtual.token_batches(valid, 1, batch, length), steps)
+        return virtual.perplexity(model, loss, (one[0] for one in stream))
+
+    return Task(
+        model,
+        loss,
+        (),
+        lambda start: virtual.token_batches(words, workers, batch, length, start=start),
+        virtual.epoch_steps(words, workers, batch, length),
+        evaluate,
+        "perplexity",
+        False,
+        device.type == "cuda",
         "ptb",
         f"{len(words):,} words",
         _checksum((text.train, text.valid)),

@@ -21,6 +21,7 @@ from sparsync.experiments.data.pictures import SOURCE
 from sparsync.experiments.methods import DENSE, options_of
 from sparsync.experiments.models import CATALOGUE, IMAGENET
 from sparsync.experiments.papers import store, tasks
+from sparsync.experiments.papers.front import FrontLoaded
 from sparsync.experiments.papers.item import Context
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.tasks import Task
@@ -33,6 +34,8 @@ POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
 STREAMS = 4  # of a GPU: as many workers run side by side
 MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
+OPTIMIZERS = ("sgd", "adamw")
+LATER = {"optimizer": "sgd", "front": 1.0}  # came later: where they are left alone, names are what they were
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class Run:
         epochs: in all; ``steps`` instead, if that is given.
         warmup: share of the training in which the rate grows to its full size.
         decay: shares of the training after which the rate is divided by 10; ``None``: it falls as a cosine.
+        seed: the context's is added to it.
+        optimizer: ``"sgd"``, or ``"adamw"`` with its own betas for ``momentum``.
+        front: how many times the density begins with; above 1 it falls over the first tenth of ``steps``.
         watch: snapshots: ``"shape"`` or ``"gtopk"``, every ``watch_every`` steps; none if it is empty.
         limit: of a tiny setting: examples that are used.
         seconds: on a large GPU, about, for those who plan; not part of what the training is.
@@ -75,12 +81,20 @@ class Run:
     watch: str = ""
     watch_every: int = 200
     limit: int | None = None
+    optimizer: str = "sgd"
+    front: float = 1.0
     seconds: float = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        if self.front != 1 and (self.steps is None or "density" not in self.options):
+            raise ValueError(f"front must be 1 without steps and options['density'], got {self.front!r}")
 
     @property
     def name(self) -> str:
         """Of its file: what it is, and a checksum of all that makes it so."""
-        plain = {k: v for k, v in asdict(self).items() if k not in ("label", "seconds")}
+        plain = {k: v for k, v in asdict(self).items() if k not in ("label", "seconds") and v != LATER.get(k)}
         digest = zlib.crc32(json.dumps(plain, sort_keys=True).encode())
         title = title_of(self.model)  # some labels begin with it
         words = f"{self.model} {self.label.removeprefix(title)} w{self.workers}".lower()
@@ -88,7 +102,7 @@ class Run:
 
     def made(self, context: Context) -> Run:
         """With the seed and the length that were asked for."""
-        asked = replace(self, seed=context.seed)
+        asked = replace(self, seed=self.seed + context.seed)
         return asked if context.epochs is None or self.steps is not None else replace(asked, epochs=context.epochs)
 
 
@@ -103,6 +117,7 @@ class History:
         scores: at these.
         bytes: put on the network by one worker until each of them.
         losses: mean over the workers, of every step.
+        sent: bytes put on the network by one worker, in every step.
         density: share of the entries that was sent.
         seconds: of training.
         epoch: steps.
@@ -117,6 +132,7 @@ class History:
     scores: Sequence[float]
     bytes: Sequence[float]
     losses: Sequence[float]
+    sent: Sequence[float]
     density: float
     seconds: float
     epoch: int
@@ -204,14 +220,16 @@ def _task(run: Run, context: Context) -> Task:
     return tasks.make(run.model, context.data, context.device, limit=run.limit, **how)
 
 
+CARRIED = ("known", "sent", "points", "scores", "bytes", "snapshots", "seconds")
+
+
 class Session:
     """A training under way, and all of it that a checkpoint must hold."""
 
     def __init__(self, run: Run, task: Task, steps: int) -> None:
         self.run, self.task, self.steps = run, task, steps
         options = _options(run)
-        parameters = task.model.parameters()
-        optimizer = torch.optim.SGD(parameters, run.rate, run.momentum, weight_decay=run.weight_decay)
+        optimizer = optimizer_of(run, task)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
             self.team = VirtualWorkers(
@@ -224,12 +242,13 @@ class Session:
                 streams=STREAMS if task.graph else 1,
                 **options,
             )
-        density = options.get("density") or run.settings.get("density", 0.001)
+        density = run.options.get("density") or run.settings.get("density", 0.001)
         self.watch = Watch(self.team, run.watch, run.clip, density) if run.watch else None
         # What is moved out of the optimizer changes its rate; schedules multiply what it is now.
         self.rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.losses: list[torch.Tensor] = []  # stay on the device until a point
         self.known: list[float] = []
+        self.sent: list[float] = []
         self.points: list[int] = []
         self.scores: list[float] = []
         self.bytes: list[float] = []
@@ -247,7 +266,9 @@ class Session:
         watched = self.watch if self.watch and (step + 1) % self.run.watch_every == 0 else None
         if watched:
             watched.before()
+        before = self.team.tally.bytes
         self.losses.append(self.team.backward(batch).detach().clone())
+        self.sent.append(self.team.tally.bytes - before)
         if watched:
             self.snapshots.append(watched.after())
         self.team.optimizer.step()
@@ -261,7 +282,7 @@ class Session:
 
     def state(self) -> dict[str, Any]:
         self._fetch()
-        own = {name: getattr(self, name) for name in ("known", "points", "scores", "bytes", "snapshots", "seconds")}
+        own = {name: getattr(self, name) for name in CARRIED}
         return {"team": self.team.state_dict(), **own}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -277,14 +298,21 @@ class Session:
         about = {"name": task.name, "size": task.size, "sha256": task.checksum}
         density = self.team.tally.density
         return History(
-            self.run, task.score, self.points, self.scores, self.bytes, self.known, density, self.seconds, task.epoch,
-            self.snapshots, about,
+            self.run, task.score, self.points, self.scores, self.bytes, self.known, self.sent, density, self.seconds,
+            task.epoch, self.snapshots, about,
         )  # fmt: skip
 
     def _fetch(self) -> None:
         if self.losses:
             self.known += torch.stack(self.losses).tolist()
             self.losses = []
+
+
+def optimizer_of(run: Run, task: Task) -> torch.optim.Optimizer:
+    """SGD with momentum, or AdamW."""
+    if run.optimizer == "adamw":
+        return torch.optim.AdamW(task.model.parameters(), run.rate, weight_decay=run.weight_decay)
+    return torch.optim.SGD(task.model.parameters(), run.rate, run.momentum, weight_decay=run.weight_decay)
 
 
 def rate_at(run: Run, share: float) -> float:
@@ -308,15 +336,20 @@ def write(path: Path, history: History) -> None:
         "density": history.density,
         "epoch_steps": history.epoch,
         "score": history.score,
-        "points": {"step": history.points, "score": history.scores, "bytes": history.bytes},
+        "points": {"step": history.points, "score": history.scores, "bytes": _exact(history.bytes)},
         "steps": {
             "loss": history.losses,
-            "bytes_each": history.bytes[-1] / each if history.bytes else 0,
+            "bytes": store.runs_of(_exact(history.sent)),
             "rate_factor": store.runs_of([rate_at(history.run, i / each) for i in range(len(history.losses))]),
         },
         "snapshots": history.snapshots,
     }
     store.write_json(path, content)
+
+
+def _exact(counts: Sequence[float]) -> list[float]:
+    """Whole numbers as such, which are stored with all their digits."""
+    return [int(count) if float(count).is_integer() else count for count in counts]
 
 
 def read(path: Path, run: Run) -> History:
@@ -325,8 +358,9 @@ def read(path: Path, run: Run) -> History:
     points = plain["points"]
     scores = [math.nan if value is None else value for value in points["score"]]
     losses = [math.nan if value is None else value for value in plain["steps"]["loss"]]
+    sent = [value for value, count in plain["steps"]["bytes"] for _ in range(count)]
     return History(
-        run, plain["score"], points["step"], scores, points["bytes"], losses, plain["density"], plain["seconds"],
+        run, plain["score"], points["step"], scores, points["bytes"], losses, sent, plain["density"], plain["seconds"],
         plain["epoch_steps"], plain["snapshots"], plain["data"], plain["environment"],
     )  # fmt: skip
 
@@ -338,6 +372,9 @@ def _options(run: Run) -> dict[str, Any]:
         return {"compressor": "none", **extra}
     options = options_of(run.method, **run.options)
     assert options is not None
+    if run.front != 1:
+        assert run.steps is not None
+        options["density"] = FrontLoaded(run.options["density"], run.front, run.steps)
     if run.settings:
         name = run.method.partition("+")[0]
         if name in RECIPES:
@@ -347,7 +384,7 @@ def _options(run: Run) -> dict[str, Any]:
 
 
 def bytes_per_step(run: Run) -> float:
-    """What a worker sends in a step once the density has settled."""
+    """What a worker sends in a step, on average if the density changes."""
     return traffic_of(run)(None)
 
 
@@ -355,17 +392,25 @@ def traffic_of(run: Run) -> Callable[[float | None], float]:
     """The bytes that a worker sends in a step, from the density of what is compressed; ``None``: the run's own."""
     with torch.device("meta"):
         model = CATALOGUE[run.model].make()
-    options = {k: v for k, v in _options(run).items() if k != "clip"} | {"momentum": "keep"}
-    handle, _ = comm_hook(model, **options)
+    # What the optimizer does changes no bytes, and it is not there.
+    options = _options(replace(run, front=1.0)) | {"momentum": "keep", "follow_lr": False}
+    handle, _ = comm_hook(model, **{name: value for name, value in options.items() if name != "clip"})
     units = units_of(handle, torch.device("meta"))
 
-    def at(density: float | None) -> float:
-        share = handle.density(10**9) if density is None else density
+    def at(share: float) -> float:
         layouts = [unit.layout_at(1.0 if unit.compressor.dense else share)[0] for unit in units]
         costs = (u.collective.traffic(cut, handle.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
         return sum(cost.mean_bytes for cost in costs)
 
-    return at
+    def mean(density: float | None) -> float:
+        share = handle.density(10**9) if density is None else density
+        if run.front == 1:
+            return at(share)
+        assert run.steps is not None
+        stages = FrontLoaded(share, run.front, run.steps).stages()
+        return sum(count * at(now) for now, count in stages) / run.steps
+
+    return mean
 
 
 def merged_where(histories: Sequence[History]) -> dict[str, str]:

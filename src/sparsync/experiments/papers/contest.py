@@ -1,0 +1,289 @@
+"""Who is compared at equal bytes, on what, and in which order the trainings are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import floor, isnan, log10
+from typing import Any
+
+from sparsync.collectives import AllGather
+from sparsync.experiments.papers.p1 import METHODS as NAMES
+from sparsync.experiments.papers.p1 import SPARSE
+from sparsync.experiments.papers.steps import spans_of
+from sparsync.experiments.papers.trainings import History, Run, traffic_of
+from sparsync.layout import Layout
+from sparsync.wire import Wire
+
+FACTORS = (0.5, 1.0, 2.0)  # of a setting's rate, tried for every method ...
+FURTHER = (0.25, 4.0)  # ... and these where the best of them stands at the edge
+START = 6.0  # seconds until a training is under way
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained, and for how long.
+
+    Args:
+        title: in words.
+        rate: the middle of the rates that are tried.
+        lengths: in steps; rates are chosen at the first.
+        seconds: of a step on an H200, about: dense, sparse.
+    """
+
+    title: str
+    model: str
+    rate: float
+    lengths: tuple[int, ...]
+    seconds: tuple[float, float]
+    workers: int = 16
+    batch: int = 32
+    momentum: float = 0.9
+    clip: float | None = None
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    warmup: float = 0.03
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the tables.
+
+    Args:
+        label: its name there.
+        name: as ``options_of`` takes it.
+        options, settings, front: as in ``Run``.
+    """
+
+    label: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    front: float = 1.0
+
+
+SETTINGS = {
+    s.model: s
+    for s in (
+        Setting("ResNet-20 on CIFAR-10", "resnet20", 0.2, (1400, 3500, 11700), (0.014, 0.020)),
+        Setting("GPT on PTB, AdamW", "gpt", 0.001, (600,), (0.03, 0.05), batch=4, clip=1.0, optimizer="adamw",
+                weight_decay=0.01, warmup=0.1),
+        Setting("LeNet-5 on MNIST", "lenet5", 0.05, (600,), (0.008, 0.014)),
+        Setting("VGG-16 on CIFAR-10", "vgg16", 0.1, (700,), (0.04, 0.06)),
+        Setting("LSTM-PTB", "lstm-ptb", 22.0, (660,), (0.1, 0.12), workers=4, batch=20, momentum=0.0, clip=0.25),
+        Setting("LSTM-AN4", "lstm-an4", 0.0002, (600,), (0.4, 0.45), workers=4, batch=4, clip=400.0),
+    )
+}  # fmt: skip
+WHOLE = {"dense_below": 0, "dense_1d": False}
+BASE = "recipe default, nothing dense"
+METHODS = {
+    m.label: m
+    for m in (
+        Method("dense", "dense"),
+        Method("TopK-SGD", NAMES["topk"], SPARSE),
+        Method(BASE, "default", WHOLE),
+        Method("recipe default", "default"),
+        Method("GaussianK-SGD", NAMES["gaussiank"], SPARSE, {"refine": True}),
+        Method("DGC", "dgc", WHOLE),
+    )
+}
+# Each changes one thing of BASE; that 1-D tensors travel dense is the recipe itself.
+ABLATIONS = {
+    m.label: m
+    for m in (
+        Method("ablation: momentum kept", "default", {**WHOLE, "momentum": "keep"}),
+        Method("ablation: momentum corrected, 0.5", "default", {**WHOLE, "momentum": "correct", "beta": 0.5}),
+        Method("ablation: momentum corrected, 0.9", "default", {**WHOLE, "momentum": "correct", "beta": 0.9}),
+        Method("ablation: values fp32", "default", {**WHOLE, "values": "fp32"}),
+        Method("ablation: values fp16", "default", {**WHOLE, "values": "fp16"}),
+        Method("ablation: density warm-up", "default", WHOLE, front=4.0),
+        Method("ablation: scope layer", "default", {**WHOLE, "scope": "layer"}),
+        Method("ablation: rate inside the residual", "default", {**WHOLE, "follow_lr": True}),
+        Method("ablation: DGC, density warm-up", "dgc", WHOLE, front=4.0),
+        Method("ablation: DGC, 1-D dense", "dgc"),
+    )
+}
+# What LeNet-5 would send dense is more than its budget, and on the larger models it is little.
+EVERYWHERE = ("dense", "TopK-SGD", BASE, "GaussianK-SGD", "DGC")
+# Accuracy points that the recipe may lose to tuned dense, by steps.
+TARGETS = {"resnet20": {1400: 1.5, 3500: 0.5, 11700: 0.2}}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Trainings that are made together; those of an earlier stage come first.
+
+    Args:
+        model: of the setting.
+        length: which of the setting's.
+        seeds: the first seed of the first length is the search for the rate.
+        methods: their labels.
+    """
+
+    model: str
+    length: int
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+
+    @property
+    def search(self) -> bool:
+        return self.length == 0 and self.seeds == SEEDS[:1]
+
+
+MAIN = ("dense", "TopK-SGD", BASE, "recipe default")
+REST = ("GaussianK-SGD", "DGC")
+STAGES = (
+    Stage("resnet20", 0, (0,), MAIN),
+    Stage("resnet20", 1, (0,), MAIN),
+    Stage("resnet20", 2, (0,), ("dense", BASE, "TopK-SGD")),
+    Stage("resnet20", 0, (0,), REST),
+    Stage("resnet20", 0, (1, 2), (*MAIN, *REST)),
+    Stage("resnet20", 0, (0,), tuple(ABLATIONS)),
+    Stage("gpt", 0, (0,), (*MAIN, *REST)),
+    Stage("lenet5", 0, (0,), EVERYWHERE),
+    Stage("resnet20", 1, (0,), REST),
+    Stage("resnet20", 1, (1, 2), (*MAIN, *REST)),
+    Stage("vgg16", 0, (0,), EVERYWHERE),
+    Stage("resnet20", 2, (0,), ("recipe default", *REST)),
+    Stage("resnet20", 2, (1, 2), ("dense", BASE, "TopK-SGD")),
+    Stage("lstm-ptb", 0, (0,), EVERYWHERE),
+    Stage("gpt", 0, (1, 2), (*MAIN, *REST)),
+    Stage("lenet5", 0, (1, 2), EVERYWHERE),
+    Stage("vgg16", 0, (1, 2), EVERYWHERE),
+    Stage("lstm-an4", 0, (0,), EVERYWHERE),
+)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Settings, methods and stages; and the lookup of what has been trained.
+
+    Args:
+        get: a run's history, if there is one.
+        seed: the context's.
+    """
+
+    get: Callable[[Run], History | None]
+    seed: int = 0
+    settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
+    stages: Sequence[Stage] = STAGES
+
+    def run(self, model: str, label: str, factor: float, length: int, seed: int = 0) -> Run:
+        """One training, within the bytes of TopK-SGD at 0.1 %."""
+        setting, method = self.settings[model], method_of(label)
+        steps, rate, dense = setting.lengths[length], setting.rate * factor, method.name == "dense"
+        own = Run(
+            f"{steps} {label}, rate {rate:g}, seed {seed + self.seed}", model, method.name,
+            workers=setting.workers, batch=setting.batch, rate=rate, momentum=setting.momentum,
+            weight_decay=setting.weight_decay, clip=setting.clip, steps=steps, warmup=setting.warmup, decay=None,
+            seed=seed, limit=setting.limit, optimizer=setting.optimizer, settings=method.settings,
+            seconds=START + steps * setting.seconds[not dense],
+        )  # fmt: skip
+        if dense:
+            return own
+        options = {**options_in(setting, method), "density": density_of(setting, label, length)}
+        return replace(own, options=options, front=method.front)
+
+    def tried(self, model: str, label: str) -> dict[float, History | None]:
+        """The search for a rate: by factor, those that are asked for so far; ``None`` where there is nothing yet."""
+        factors = list(FACTORS)
+        while True:
+            found = {factor: self.get(self.run(model, label, factor, 0)) for factor in sorted(factors)}
+            known = {factor: history for factor, history in found.items() if history is not None}
+            if len(known) < len(found):
+                return found
+            best = best_of(known)
+            further = [f for f in FURTHER if f not in factors and f == best * (0.5 if f < 1 else 2)]
+            if not further:
+                return found
+            factors += further
+
+    def chosen(self, model: str, label: str) -> float | None:
+        """The factor with the best last score, once the search is complete."""
+        tried = self.tried(model, label)
+        known = {factor: history for factor, history in tried.items() if history is not None}
+        return best_of(known) if len(known) == len(tried) else None
+
+    def runs(self, stage: Stage) -> tuple[list[Run], list[Run]]:
+        """A stage's trainings; and in place of those that wait for their rate, as many with the middle one."""
+        ready: list[Run] = []
+        waiting: list[Run] = []
+        for label in stage.methods:
+            if stage.search:
+                ready += [self.run(stage.model, label, factor, 0) for factor in self.tried(stage.model, label)]
+                continue
+            factor = self.chosen(stage.model, label)
+            own = [self.run(stage.model, label, factor or 1.0, stage.length, seed) for seed in stage.seeds]
+            (waiting if factor is None else ready).extend(own)
+        return ready, waiting
+
+    def repeats(self, model: str, label: str, length: int) -> list[History]:
+        """What was trained with the chosen rate, seed by seed."""
+        factor = self.chosen(model, label)
+        if factor is None:
+            return []
+        found = (self.get(self.run(model, label, factor, length, seed)) for seed in SEEDS)
+        return [history for history in found if history is not None]
+
+    def methods(self, model: str) -> list[str]:
+        """Labels of the methods that are compared on a model, without ablations."""
+        asked = dict.fromkeys(label for stage in self.stages if stage.model == model for label in stage.methods)
+        return [label for label in asked if label in METHODS]
+
+
+def method_of(label: str) -> Method:
+    return METHODS[label] if label in METHODS else ABLATIONS[label]
+
+
+def options_in(setting: Setting, method: Method) -> dict[str, Any]:
+    """A method's options; where the optimizer has no momentum of SGD's kind, there is none to correct."""
+    options = dict(method.options)
+    if method.name == "dgc" and (setting.momentum == 0 or setting.optimizer != "sgd"):
+        options["momentum"] = "keep"
+    return options
+
+
+def best_of(known: Mapping[float, History]) -> float:
+    """The factor with the best last score; among equals the one nearest to 1."""
+    return max(known, key=lambda factor: (goodness(known[factor]), -abs(log10(factor))))
+
+
+def goodness(history: History) -> float:
+    """The last score, so that more is better; least of all if it is not a number."""
+    last = history.last
+    return float("-inf") if isnan(last) else last if history.score == "accuracy" else -last
+
+
+def budget(model: str, workers: int) -> float:
+    """Bytes of a step of TopK-SGD: 0.1 % of all entries, 32 + 32 bits each, gathered."""
+    spans = spans_of(model)
+    layout = Layout.cut(spans, numel=spans[-1].stop, scope="global", density=0.001)
+    return AllGather().traffic(layout, Wire(), workers).mean_bytes
+
+
+@cache
+def density_of(setting: Setting, label: str, length: int) -> float:
+    """The largest density at which a method sends no more than TopK-SGD, over the whole training."""
+    method = method_of(label)
+    if method.front == 1 and length > 0:
+        return density_of(setting, label, 0)
+    options = {**options_in(setting, method), "density": 0.001}
+    run = Run(label, setting.model, method.name, options, method.settings, setting.workers, front=method.front,
+              steps=setting.lengths[length])  # fmt: skip
+    return within(run, budget(setting.model, setting.workers))
+
+
+def within(run: Run, allowed: float) -> float:
+    """The largest density at which a step of the run sends no more than that."""
+    cost, low, high = traffic_of(run), 1e-5, 0.05
+    for _ in range(16):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
+    if cost(low) > allowed:
+        raise ValueError(f"{run.label} sends {cost(low):,.0f} bytes a step, most of them dense, of {allowed:,.0f}")
+    # To four digits, downwards: they are part of the run's name.
+    unit = 10.0 ** (floor(log10(low)) - 3)
+    return round(floor(low / unit) * unit, 12)

@@ -1,0 +1,163 @@
+"""The tables and charts of trainings at equal bytes, from those that are there."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from sparsync.experiments.models import CATALOGUE
+from sparsync.experiments.papers.contest import ABLATIONS, BASE, FACTORS, FURTHER, TARGETS, Contest, goodness
+from sparsync.experiments.papers.curves import by_epoch, shown
+from sparsync.experiments.papers.item import Column
+from sparsync.experiments.papers.trainings import History
+from sparsync.report import Curve, Figure, LineChart, Row, Table
+
+NOT_RUN = "not run"
+RECIPE = "recipe"
+KINDS = {"ptb": "perplexity", "an4": "word error rate"}  # by data; else accuracy
+
+
+def all_of(contest: Contest) -> list[Table]:
+    """Of every setting: a table a length, its search for rates; and the ablations."""
+    tables = []
+    for model, setting in contest.settings.items():
+        labels = contest.methods(model)
+        ablations = [label for stage in contest.stages if stage.model == model for label in stage.methods]
+        ablations = [label for label in ablations if label in ABLATIONS]
+        for length, steps in enumerate(setting.lengths):
+            where = f"{setting.title}, {setting.workers} workers of {setting.batch}, {steps:,} steps"
+            tables.append(standing(contest, model, length, labels, "dense", where))
+        if ablations:
+            where = f"Ablations: {setting.title}, {setting.lengths[0]:,} steps"
+            tables.append(standing(contest, model, 0, [BASE, "recipe default", *ablations], BASE, where))
+        tables.append(search(contest, model, [*labels, *ablations]))
+    return tables
+
+
+def standing(contest: Contest, model: str, length: int, labels: Sequence[str], against: str, caption: str) -> Table:
+    """Every method with its chosen rate: mean and deviation over the seeds, and what it sent."""
+    base = contest.repeats(model, against, length)
+    rows = []
+    for label in labels:
+        histories = contest.repeats(model, label, length)
+        if not histories:
+            rows.append(Row([label, NOT_RUN, *("–" for _ in range(6))]))
+            continue
+        gap = "–" if label == against or not base else f"{mean_of(histories) - mean_of(base):+.2f}"
+        rows.append(
+            Row(
+                [
+                    label,
+                    spread(histories),
+                    gap,
+                    str(len(histories)),
+                    f"{histories[0].run.rate:g}",
+                    f"{statistics.mean(h.bytes[-1] for h in histories) / 1e6:,.2f} MB",
+                    f"{100 * histories[0].density:.3g} %",
+                    f"{statistics.mean(h.seconds for h in histories):,.0f} s",
+                ]
+            )
+        )
+    kind = KINDS.get(CATALOGUE[model].data, "accuracy")
+    unit = "accuracy, %" if kind == "accuracy" else f"{kind}, less is better"
+    headings = ["training", unit, f"to {against}", "seeds", "rate", "sent by a worker", "density", "time"]
+    return Table(caption, headings, rows)
+
+
+def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
+    """Last scores of every rate that was tried; the chosen one is marked."""
+    setting = contest.settings[model]
+    factors = sorted((*FACTORS, *FURTHER))
+    rows = []
+    for label in labels:
+        tried, best = contest.tried(model, label), contest.chosen(model, label)
+        cells = []
+        for factor in factors:
+            history = tried.get(factor)
+            score = f"{shown(history.last, history.score):.2f}" if history is not None else NOT_RUN
+            cells.append("–" if factor not in tried else f"{score} *" if factor == best else score)
+        rows.append(Row([label, *cells]))
+    return Table(
+        f"The search for rates: {setting.title}, {setting.lengths[0]:,} steps, one seed",
+        ["training", *(f"rate {factor * setting.rate:g}" for factor in factors)],
+        rows,
+        ["*: chosen. –: not asked for, as the best of the middle three is not beside it, or not known yet."],
+    )
+
+
+def summary(contest: Contest) -> Table:
+    """Where the library's recipe stands against tuned dense, and where it loses."""
+    rows = []
+    for model, setting in contest.settings.items():
+        for length, steps in enumerate(setting.lengths):
+            target = TARGETS.get(model, {}).get(steps)
+            aim = "–" if target is None else f"{target:g}"
+            dense = contest.repeats(model, "dense", length)
+            found = {n: contest.repeats(model, n, length) for n in contest.methods(model) if n.startswith(RECIPE)}
+            found = {label: histories for label, histories in found.items() if histories}
+            if not dense or not found:
+                missing = "dense" if not dense else "the recipe"
+                rows.append(Row([setting.title, f"{steps:,}", "–", "–", "–", aim, f"{missing} is not run"]))
+                continue
+            best = max(found, key=lambda label: statistics.mean(goodness(h) for h in found[label]))
+            gap = mean_of(found[best]) - mean_of(dense)
+            lost = -gap if dense[0].score == "accuracy" else gap
+            verdict = "loses" if lost > 0 else "does not lose"
+            if target is not None:
+                verdict = "target met" if lost <= target else "target missed"
+            rows.append(Row([setting.title, f"{steps:,}", spread(dense), spread(found[best]), f"{gap:+.2f}", aim,
+                             f"{best}: {verdict}"]))  # fmt: skip
+    headings = ["setting", "steps", "dense, tuned", "best recipe, same rule", "difference", "may lose", "result"]
+    return Table("Where the recipe stands at the bytes of 0.1 % density", headings, rows)
+
+
+def figures(contest: Contest) -> list[Figure]:
+    """Scores over epochs of every setting and length; accuracy over bytes of the first."""
+    made = []
+    for model, setting in contest.settings.items():
+        for length, steps in enumerate(setting.lengths):
+            found = {label: contest.repeats(model, label, length) for label in contest.methods(model)}
+            first = {label: histories[0] for label, histories in found.items() if histories}
+            if len(first) < 2:
+                continue
+            title = f"{setting.title}, {steps:,} steps"
+            made.append(by_epoch(title, first, "One seed of each, with its chosen rate."))
+            if length == 0:
+                curves = [Curve(name, h.bytes, [shown(s, h.score) for s in h.scores]) for name, h in first.items()]
+                chart = LineChart(f"{title}: over bytes", "sent by a worker", curves, log_x=True, x_unit="B")
+                made.append(Figure(chart, "All sparse methods send the same bytes in all."))
+    return made
+
+
+def columns(contest: Contest) -> dict[str, Column]:
+    """All finished trainings of the tables, one row each."""
+    rows = []
+    for model, setting in contest.settings.items():
+        labels = dict.fromkeys(n for stage in contest.stages if stage.model == model for n in stage.methods)
+        for label in labels:
+            known = {h.run.name: h for h in contest.tried(model, label).values() if h is not None}
+            for length in range(len(setting.lengths)):
+                known |= {h.run.name: h for h in contest.repeats(model, label, length)}
+            rows += [
+                (model, label, h.run.steps, h.run.rate, h.run.seed, h.last, h.bytes[-1], name)
+                for name, h in known.items()
+            ]
+    names = ("model", "method", "steps", "rate", "seed", "score", "bytes", "run")
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def names(labels: Sequence[str]) -> str:
+    """Labels in one line."""
+    if all(label in ABLATIONS for label in labels):
+        return "ablations"
+    return "; ".join(labels)
+
+
+def mean_of(histories: Sequence[History]) -> float:
+    return statistics.mean(shown(h.last, h.score) for h in histories)
+
+
+def spread(histories: Sequence[History]) -> str:
+    """Mean and, of two seeds or more, standard deviation."""
+    scores = [shown(h.last, h.score) for h in histories]
+    return f"{statistics.mean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else "")
