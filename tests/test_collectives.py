@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from sparsync.collectives import Channel
 from sparsync.collectives.base import Reduced, shape_of
-from sparsync.errors import SparsyncError
+from sparsync.collectives.verdicts import Report
+from sparsync.errors import PeerLost, SparsyncError
 from sparsync.sparse import write_mean
 from sparsync.wire import CODECS, Wire
 from tests.methods import COLLECTIVES, PAIRS_AND_WORLDS, WORLD_IDS, gradient, worker
@@ -160,3 +161,16 @@ def test_law_4_ranks_at_different_buckets_all_raise(worlds, collective):
     answers = worlds[3].run(case_other_place, collective=collective)
     text = "the ranks are not at the same exchange, their unit differs (rank 0: 0, rank 1: 7, rank 2: 0)"
     assert answers == [("Mismatch", text)] * 3
+
+
+class Never:
+    """An event on a device whose exchange a lost rank holds up."""
+
+    def query(self) -> bool:
+        return False
+
+
+def test_law_4_a_report_that_never_comes_ends_at_the_deadline():
+    channel = Channel(None, Wire(), 1.0)
+    with pytest.raises(PeerLost, match="no answer within 1 s"):
+        channel.await_report(Report(torch.zeros(8), Never()))

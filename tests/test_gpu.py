@@ -98,10 +98,12 @@ def settled(group: dist.ProcessGroup, name: str, scope: str, values: str, indice
     buffers = [torch.zeros(250_000, device=device), torch.zeros(1_000_703, device=device)]
 
     def step(number: int) -> None:
-        parts = bank[number % 8].split([250_000, 1_000_703])
+        parts, futures = bank[number % 8].split([250_000, 1_000_703]), []
         for i, names in enumerate((("b",), ("a", "small"))):
             buffers[i].copy_(parts[i])
-            reducer.push(Bucket(i, buffers[i], names, i == 1)).wait()
+            futures.append(reducer.push(Bucket(i, buffers[i], names, i == 1)))
+        for future in futures:  # in scope "global" even the first is there only after the last bucket came
+            future.wait()
 
     for number in range(25):
         step(number)

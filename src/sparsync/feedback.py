@@ -94,9 +94,9 @@ class Feedback:
         if key in self._residuals.arenas:  # otherwise nothing was taken out of it either
             rejected.add_to(self._residuals.arenas[key].working)
 
-    def working(self, key: str) -> Tensor:
-        """The residual of the flat gradient ``key`` as the step under way leaves it."""
-        return self._residuals.arenas[key].working
+    def working(self, key: str) -> Tensor | None:
+        """The residual of the flat gradient ``key`` as the step under way leaves it, if there is one."""
+        return self._residuals.arenas[key].working if key in self._residuals.arenas else None
 
     def commit(self) -> None:
         """What the last step wrote is now what is kept."""
@@ -212,7 +212,10 @@ class Arenas:
             if span.name in self._home:
                 place.copy_(self._view(span.name))
             elif span.name in self._waiting:
-                place.copy_(self._waiting.pop(span.name))
+                loaded = self._waiting.pop(span.name)
+                place.copy_(loaded)
+                if loaded.is_cuda:  # made on another stream, which may use its memory again only after this
+                    loaded.record_stream(torch.cuda.current_stream(loaded.device))
         for span in spans:
             self._home[span.name] = (arena, span)
         self.arenas[key] = arena

@@ -204,19 +204,24 @@ class Reducer:
         # The sum may overflow, on every rank alike.
         overflow = torch.zeros((), dtype=torch.int32, device=unit.grad.device) if self._has_residuals else None
         reduced.write_mean(unit.grad, overflow)
-        if reduced.rejected is not None:
-            self.feedback.come_home(unit.key, reduced.rejected)
-            self._given.append((unit, replace(reduced.rejected, values=-reduced.rejected.values)))
+        self._accept(unit, reduced)
         if reduced.bad or self._bad or (overflow is not None and overflow):
             self._spoil(unit, layout, reduced.bad, step)
         if self.debug:
             self.channel.agree(f"result of {unit.key}", _fingerprint(unit.grad))
+
+    def _accept(self, unit: Unit, reduced: Reduced) -> None:
+        """What was not taken goes back into our residual."""
+        if reduced.rejected is not None:
+            self.feedback.come_home(unit.key, reduced.rejected)
+            self._given.append((unit, replace(reduced.rejected, values=-reduced.rejected.values)))
 
     def _judge_later(self, unit: Unit, layout: Layout, reduced: Reduced, exchange: Exchange, step: int) -> None:
         """The same, decided on the device."""
         device = unit.grad.device
         verdicts = self.channel.verdicts(device)
         reduced.write_mean(unit.grad, verdicts.bad if self._has_residuals else None)
+        self._accept(unit, reduced)
         verdicts.spoil(unit.grad, self._starts(unit, layout))
         assert self.channel.report is not None
         self._pending.append(Pending(step, self.channel.report, device, exchange, layout))
@@ -227,18 +232,21 @@ class Reducer:
             with self._beside(device):
                 verdicts = self.channel.verdicts(device)
                 for unit, sent in self._given:
-                    if not self.feedback.transactional and self._keeps(unit):
-                        verdicts.bring_home(self.feedback.working(unit.key), sent)
+                    residual = self.feedback.working(unit.key) if self._keeps(unit) else None
+                    if residual is not None and not self.feedback.transactional:
+                        verdicts.bring_home(residual, sent)
+                self._given = []  # it was applied, or came home
                 self._pending.append(Pending(step, verdicts.close_step(), device))
 
     def _catch_up(self, before: int) -> None:
         """Hear what came of the steps before this one; raises, on every rank at the same point, what went wrong."""
         while self._pending and self._pending[0].step < before:
-            news = self._hear(self._pending.pop(0))
-            if news.layout is None:
-                self._bad = self.channel.verdicts(news.device).was_bad(news.report)
-                continue
             try:
+                news = self._hear(self._pending.pop(0))
+                if news.layout is None:
+                    self.channel.await_report(news.report)
+                    self._bad = self.channel.verdicts(news.device).was_bad(news.report)
+                    continue
                 self.channel.check(news.headers)
             except SparsyncError as error:
                 self._pending = []
@@ -252,19 +260,20 @@ class Reducer:
     def _hear(self, news: Pending) -> Pending:
         """Read what a report says of an exchange."""
         if news.exchange is not None and news.layout is not None and not news.headers:
+            self.channel.await_report(news.report)
             news.headers = self.channel.verdicts(news.device).headers(news.report)
             self.stats.learn(news.exchange, news.headers[self.channel.rank].entries, news.layout.sendable)
         return news
 
     def _wait(self) -> None:
         """Catch up, if nothing is under way."""
+        self._join()
         if self.error is None and not self._open:
             self.catch_up()
 
     def catch_up(self) -> None:
         """Hear all there is to hear, and wait until all of it is done."""
-        for device, stream in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(stream)
+        self._join()
         self._catch_up(self.step + 1)
 
     def newest_stats(self) -> Stats:
@@ -301,6 +310,7 @@ class Reducer:
             raise StepFailed(UNFINISHED)
         # A step that can be undone must be heard of before the next; of others there is more time to hear.
         self._catch_up(self.step if self.feedback.transactional else self.step - 1)
+        self._join()  # what follows touches what the last step may still be writing
         self._settle()
         self._open = self._unsettled = True
         self._next_bucket = 0
@@ -348,7 +358,8 @@ class Reducer:
         self.catch_up()
         self.feedback.load_state_dict(residuals, velocities)
         self.step, self.last_scale, self.last_rates = step, loss_scale, dict(rates)
-        self.state = {name: _copy(bag) for name, bag in compressor.items()}
+        # On the host: memory of the caller's stream would be free again before ours has read it.
+        self.state = {name: {key: t.to("cpu", copy=True) for key, t in bag.items()} for name, bag in compressor.items()}
         self.assembly.forget_layouts()
         self._unsettled = False
 
@@ -416,13 +427,15 @@ class Reducer:
     def _nothing(self, unit: Unit, layout: Layout, cause: str) -> SparseGrad:
         """A message without entries that says this rank failed."""
         self.channel.board.tell(f"rank {self.channel.rank}: {cause}")
-        return SparseGrad.failed(layout.capacity, layout.numel, accumulation_dtype(unit.grad.dtype), unit.grad.device)
+        # As the others send: a sum of different dtypes may be under way before anybody hears of this.
+        dtype = accumulation_dtype(unit.grad.dtype) if self._keeps(unit) else unit.grad.dtype
+        return SparseGrad.failed(layout.capacity, layout.numel, dtype, unit.grad.device)
 
     def close(self) -> None:
         """End the communication thread and give the process group back."""
         self._lane.close()
         try:
-            self.catch_up()
+            self._wait()
         except SparsyncError:
             log.exception("one of the last steps failed")
         self.channel.close()
@@ -443,6 +456,11 @@ class Reducer:
         if after_all:
             self._streams[device].wait_stream(torch.cuda.current_stream(device))
         return torch.cuda.stream(self._streams[device])  # type: ignore[no-untyped-call,no-any-return]
+
+    def _join(self) -> None:
+        """The caller's stream waits for ours."""
+        for device, stream in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(stream)
 
     def _own_copy(self, unit: Unit, sent: SparseGrad) -> SparseGrad:
         """What may have to come home: where all is sent, a copy, as the sum over the ranks overwrites it."""
@@ -501,10 +519,6 @@ UNFINISHED = (
 
 def _warn(step: int, name: str, rank: int) -> None:
     log.warning("step %d: the gradient of %s was not finite on rank %d", step, name, rank)
-
-
-def _copy(bag: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: tensor.clone() for key, tensor in bag.items()}
 
 
 def _fingerprint(result: Tensor) -> str:

@@ -32,7 +32,8 @@ class Snapshot:
         self._bags[name] = {key: self._copy_of(tensor, known or {}) for key, tensor in bag.items()}
 
     def restore(self, state: State) -> None:
-        """Make ``state`` what it was, its tensors staying where they are."""
+        """Make ``state`` what it was, its tensors staying where they are, in new bags: whoever knows the old ones looks
+        at the values again."""
         for name in [name for name in state if name not in self._bags]:
             del state[name]
         done = set()
@@ -46,6 +47,7 @@ class Snapshot:
                 elif id(base) not in done:
                     base.copy_(whole[1])
                     done.add(id(base))
+        state.update({name: dict(bag) for name, bag in state.items()})
 
     def _copy_of(self, tensor: Tensor, known: Mapping[int, tuple[Tensor, Tensor]]) -> Tensor:
         base = _base(tensor)

@@ -149,6 +149,11 @@ class Channel:
         self.check(headers)
         return headers
 
+    def await_report(self, report: Report) -> None:
+        """Wait until ``report`` can be read; raises before the deadline if a rank is gone and it never comes."""
+        if not report.there(0):
+            self.board.wait(report.there, self.place)
+
     def check(self, headers: Sequence[Header]) -> None:
         """Raise, on every rank alike, if headers disagree or a rank has failed."""
         for rank, header in enumerate(headers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, MAGIC, VERSION, Header
 
 BLOCK, PROGRAMS = 1024, 264
+PAUSE = 20e-6  # seconds between two looks at the device
 
 
 @dataclass
@@ -37,11 +39,18 @@ class Report:
         arrived.record()
         return cls(buffer, arrived)
 
+    def there(self, seconds: float) -> bool:
+        """Wait at most ``seconds``; whether the words have come."""
+        until = time.monotonic() + seconds
+        while self.arrived is not None and not self.arrived.query():  # type: ignore[no-untyped-call]
+            if time.monotonic() > until:
+                return False
+            time.sleep(PAUSE)
+        return True
+
     def read(self, spare: list[Tensor]) -> list[int]:
-        """The words; waits for them if need be."""
+        """The words, once they are there."""
         if self.arrived is not None:
-            if not self.arrived.query():  # type: ignore[no-untyped-call]
-                self.arrived.synchronize()
             spare.append(self.words)
         words: list[int] = self.words.tolist()
         return words

@@ -251,6 +251,7 @@ def tally(segments, counts, found, choice, given, peaks, shares, turn, BLOCK: tl
         held = tl.minimum(tl.maximum(listed - region * room, 0), room)
         tl.store(found + base + region, held.to(tl.int32), mask=region < regions)
     tl.store(choice + segment * CHOICE + 3, listed)
+    tl.debug_barrier()  # every thread has read the counter
     tl.store(counts + segment * PAD, 0)
     tl.store(given + segment, 0)
     tl.store(peaks + segment, 0)

@@ -94,7 +94,10 @@ def _first_floors(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor
     """Floors that are not known yet, or were made for another k, from a sample. This looks at the device's state."""
     rows = space.state.tolist()
     for i, (segment, row) in enumerate(zip(space.layout.segments, rows, strict=True)):
-        if segment.k >= segment.numel or row[1] == segment.k:
+        if segment.k >= segment.numel:
+            rows[i] = [0, 0, 0, 0]  # all is sent: a floor of sparser days would hold it back
+            continue
+        if row[1] == segment.k:
             continue
         runs = segment.runs()
         total = torch.zeros_like(memory.before) if len(runs) > 1 else memory.before

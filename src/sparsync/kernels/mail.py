@@ -164,7 +164,7 @@ def judge(rows, stride, workers, version, verdict, bad, news, LANES: tl.constexp
 @triton.jit
 def ones(rows, stride, at, words, sums, blocks, BLOCK: tl.constexpr):
     """How many bits are set in each block of the messages' high words."""
-    rank, block = tl.program_id(0), tl.program_id(1)
+    block, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)  # all rows may be more than 2**31 words
     word = block * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(rows + rank * stride + at + word, mask=word < words, other=0)
     tl.store(sums + rank * blocks + block, tl.sum(_popcount(bits)))
@@ -176,7 +176,7 @@ def expand(
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The indices of Elias-Fano coded messages, in order."""
-    rank, block = tl.program_id(0), tl.program_id(1)
+    block, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = rows + rank * stride
     other = tl.arange(0, BLOCKS)
     before = tl.sum(tl.load(sums + rank * blocks + other, mask=other < block, other=0))
@@ -187,7 +187,7 @@ def expand(
     for bit in range(32):
         mine = ((bits >> bit) & 1) != 0
         mine = mine & (number < capacity)
-        place = (word * 32 + bit - number).to(tl.int64) << WIDTH
+        place = (word.to(tl.int64) * 32 + bit - number) << WIDTH
         if WIDTH > 0:
             low = number.to(tl.int64) * WIDTH
             spot = row + HEADER + (low >> 5)
@@ -202,7 +202,7 @@ def expand(
 def divide(rows, stride, places, place_stride, verdict, begins, tiles, capacity, TILE: tl.constexpr,
            STEPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Where each tile's entries begin in every message, by bisection."""
-    rank = tl.program_id(0)
+    rank = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     count = tl.minimum(tl.maximum(tl.load(rows + rank * stride + 4), 0), capacity)
     count = tl.where(tl.load(verdict) == 0, count, 0)
@@ -281,7 +281,7 @@ def settle(
     """
     pid = tl.program_id(0)
     own = scratch + pid * TILE
-    lane, member = tl.arange(0, LANES), tl.arange(0, RANKS)
+    lane, member = tl.arange(0, LANES), tl.arange(0, RANKS).to(tl.int64)
     for tile in range(pid, tiles, programs):
         base = tile * TILE
         first = tl.load(begins + member * (tiles + 1) + tile, mask=member < workers, other=0)
@@ -300,23 +300,25 @@ def settle(
             _take(own, out, place, base, real, divisor, overflow, CHECK)
         else:
             for rank in range(workers):
+                row, near = tl.cast(rank, tl.int64) * stride, tl.cast(rank, tl.int64) * place_stride
                 start = tl.load(begins + rank * (tiles + 1) + tile)
                 stop = tl.load(begins + rank * (tiles + 1) + tile + 1)
                 for i in range(start, stop, LANES):
                     entry = i + lane
                     real = entry < stop
-                    place = tl.load(places + rank * place_stride + entry, mask=real, other=0)
-                    value = _value(rows, rows16, rank * stride, entry, place, real, starts, owners, spans, segments,
-                                   values_at, CODEC, STEPS)  # fmt: skip
+                    place = tl.load(places + near + entry, mask=real, other=0)
+                    value = _value(rows, rows16, row, entry, place, real, starts, owners, spans, segments, values_at,
+                                   CODEC, STEPS)  # fmt: skip
                     spot = own + (place - base)
                     _add(spot, value, real)
                 tl.debug_barrier()
             for rank in range(workers):
+                near = tl.cast(rank, tl.int64) * place_stride
                 start = tl.load(begins + rank * (tiles + 1) + tile)
                 stop = tl.load(begins + rank * (tiles + 1) + tile + 1)
                 for i in range(start, stop, LANES):
                     real = i + lane < stop
-                    place = tl.load(places + rank * place_stride + i + lane, mask=real, other=0)
+                    place = tl.load(places + near + i + lane, mask=real, other=0)
                     _take(own, out, place, base, real, divisor, overflow, CHECK)
         tl.debug_barrier()
 

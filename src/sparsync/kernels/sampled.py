@@ -152,6 +152,7 @@ def _climbed(rungs, threshold, least):
     """The first threshold that enough reach, or the last; and how many reach it."""
     lane = tl.arange(0, STEPS)
     reached = tl.cumsum(tl.load(rungs + lane), reverse=True)  # of rung r: how many reach threshold RUNGS - r
+    tl.debug_barrier()  # every warp has read them all: they start again
     taken, many = threshold, tl.sum(tl.where(lane == RUNGS, reached, 0))
     for i in tl.static_range(1, RUNGS):
         further = (many < least) & (taken > 0)

@@ -43,9 +43,10 @@ class Search:
     def forget_floors(self) -> None:
         """Raise floors that are not known, or were made for another k, above everything: then the fallback finds one.
 
-        Where all is sent there is no floor.
+        Where all is sent there is no floor, nor one left of sparser days.
         """
         floors, made_for = self.space.state.unbind(1)[:2]
+        floors.masked_fill_(~self._sparse, 0)
         floors.masked_fill_(self._sparse & ((made_for != self._wanted) | (floors == 0)), INFINITE)
 
 

@@ -14,12 +14,14 @@ from sparsync.sparse import SparseGrad
 
 BLOCK, PROGRAMS = 1024, 1056
 HALF = (torch.float16, torch.bfloat16)
+MOST = 2**31 - 2 * BLOCK  # entries are counted in 32 bits
 
 
 def can_send(grad: Tensor, memory: Memory | None) -> bool:
     """Whether the kernels can take this gradient."""
     kept = torch.float32 if memory is None else memory.after.dtype
-    return usable_on(grad.device) and kept == torch.float32 and grad.dtype in (torch.float32, *HALF)
+    known = kept == torch.float32 and grad.dtype in (torch.float32, *HALF) and grad.numel() < MOST
+    return known and usable_on(grad.device)
 
 
 def send_whole(grad: Tensor, memory: Memory | None, layout: Layout, workspace: dict[str, Any]) -> SparseGrad:

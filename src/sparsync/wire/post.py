@@ -105,8 +105,8 @@ class Post:
             if self.width >= 0:
                 blocks, places, place_stride = self.high_blocks, self.places, self.shape.capacity
                 high = (rows, stride, self.high_at, self.high_words, self.ones, blocks)
-                mail.ones[(self.workers, blocks)](*high, BLOCK=HIGH)
-                mail.expand[(self.workers, blocks)](
+                mail.ones[(blocks, self.workers)](*high, BLOCK=HIGH)
+                mail.expand[(blocks, self.workers)](
                     *high, places, place_stride, BLOCK=HIGH, BLOCKS=max(2, 1 << (blocks - 1).bit_length()),
                     WIDTH=self.width,
                 )  # fmt: skip
