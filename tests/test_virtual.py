@@ -270,6 +270,27 @@ def test_a_gradient_that_is_not_finite_comes_home_as_in_processes(worlds, name):
         assert torch.equal(parameter.grad.isnan(), real[0]["grads"][key].isnan()), key
 
 
+def test_what_was_sent_before_a_bad_unit_comes_home_too():
+    """Only a small tensor's gradient is not finite, and those travel last."""
+    team = advance(team_of("net", 2, METHODS["default"]), "net", 0, 3)
+    exchange = team._exchange
+    sparse, small = exchange.parts
+    assert not sparse.unit.compressor.dense
+    before = [{s.name: team.residual(rank, s.name).clone() for s in sparse.unit.spans} for rank in range(2)]
+    for part in exchange.parts:
+        part.rows.normal_()
+    small.rows[1, 0] = math.nan
+    with torch.no_grad():
+        exchange.reduce()
+    assert sparse.mean.isfinite().all()
+    assert small.mean[[span.start for span in small.unit.spans]].isnan().all()
+    for rank in range(2):
+        for span in sparse.unit.spans:
+            came = sparse.rows[rank, span.start : span.stop].view_as(before[rank][span.name])
+            assert torch.allclose(team.residual(rank, span.name), before[rank][span.name] + came, atol=1e-5), span
+    assert team.tally.spoilt == 1
+
+
 RESUMED = [("conv", "default"), ("speller", "dgc"), ("dropout", "gtopk"), ("net", "follow"), ("net", "dgc")]
 
 
@@ -446,7 +467,7 @@ def test_a_graph_does_what_one_pass_after_another_does(kind, name, streams):
         optimizer = optimizer_of(kind, model)
         first = first_of(kind)
         team = VirtualWorkers(model, loss_fn, optimizer, 4, carried=first, graph=graph, streams=streams, **options)
-        for step in range(5):
+        for step in range(6):
             team.advance([tuple(t.cuda() for t in batch_of(kind, rank, step)) for rank in range(4)])
         ended.append(team.state_dict())
     eager, graphed = ended

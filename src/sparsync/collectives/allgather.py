@@ -63,7 +63,8 @@ class AllGather:
         return Gathered((), len(rows), None, bad, post, rows, channel.verdicts(device).verdict)
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
-        return [Reduced(list(sents), divisor=len(sents), bad=local_bad_ranks(sents)) for _ in sents]
+        bad = local_bad_ranks(sents)
+        return [Reduced(list(sents), divisor=len(sents), bad=bad) for _ in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         bytes_sent = (workers - 1) * wire.bytes(shape_of(layout, dtype))

@@ -68,7 +68,8 @@ class DenseAllReduce:
         total = torch.zeros_like(sents[0].densify())
         for sent in sents:
             total = total + sent.densify() * (1 / len(sents))
-        return [Reduced([self._dense(total, sent)], divisor=1, bad=local_bad_ranks(sents)) for sent in sents]
+        bad = local_bad_ranks(sents)
+        return [Reduced([self._dense(total, sent)], divisor=1, bad=bad) for sent in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         itemsize = (self._dtype(wire) or dtype).itemsize

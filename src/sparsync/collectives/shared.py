@@ -56,9 +56,8 @@ class SharedIndexAllReduce:
         values = torch.zeros_like(sents[0].values)
         for sent in sents:
             values = values + sent.values
-        return [
-            Reduced([replace(sent, values=values)], divisor=len(sents), bad=local_bad_ranks(sents)) for sent in sents
-        ]
+        bad = local_bad_ranks(sents)
+        return [Reduced([replace(sent, values=values)], divisor=len(sents), bad=bad) for sent in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         itemsize = (wire.codec.dtype or dtype).itemsize

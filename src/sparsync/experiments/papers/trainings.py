@@ -27,7 +27,7 @@ from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.watch import Watch
 from sparsync.experiments.virtual import VirtualWorkers
-from sparsync.experiments.virtual.exchange import units_of
+from sparsync.experiments.virtual.parts import units_of
 from sparsync.recipes import RECIPES
 
 POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting

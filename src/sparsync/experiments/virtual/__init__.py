@@ -1,8 +1,9 @@
 """Virtual workers: P workers in one process train one set of weights, with the library's own code.
 
 Every worker has its shard of the data, its residual, its compressor's state and its batch statistics; their messages
-are summed by the collective's ``reduce_local``. On a GPU the forward and backward passes are replayed from a CUDA
-graph. On the CPU, weights equal those of real processes bit for bit where sums run in rank order: ``VirtualWorkers``.
+are summed by the collective's ``reduce_local``. On a GPU the passes, and the exchange where it can be, are replayed
+from CUDA graphs. On the CPU, weights equal those of real processes bit for bit where sums run in rank order:
+``VirtualWorkers``.
 
     def loss_fn(model, batch, carried):        # carried: tensors that a worker carries on from step to step; here none
         x, y = batch
@@ -29,7 +30,6 @@ A language model reads ``token_batches`` and carries its hidden state on::
     train(team, token_batches(text, 4, 20, 35, start=team.step), steps, forget_every=epoch_steps(text, 4, 20, 35))
 """
 
-from sparsync.experiments.virtual.exchange import Tally
 from sparsync.experiments.virtual.loop import (
     Point,
     accuracy,
@@ -39,6 +39,7 @@ from sparsync.experiments.virtual.loop import (
     token_batches,
     train,
 )
+from sparsync.experiments.virtual.parts import Tally
 from sparsync.experiments.virtual.team import VirtualWorkers
 
 __all__ = [

@@ -5,70 +5,28 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsync.checkpoint import SCHEMA
-from sparsync.collectives import Reduced
 from sparsync.collectives.base import shape_of
 from sparsync.compressors import Context, State
+from sparsync.compressors.base import flag
+from sparsync.experiments.virtual.graphs import Replays, Streams, repeatable, side_by_side
+from sparsync.experiments.virtual.parts import Outcome, Part, Tally, Worker, units_of
 from sparsync.feedback import Feedback
 from sparsync.handle import Handle
 from sparsync.layout import Layout, Parameter, Span
-from sparsync.sparse import SparseGrad
-from sparsync.units import Assembly, Bucket, Unit
+from sparsync.sparse import NONFINITE, SparseGrad
+from sparsync.units import Unit
 
 log = logging.getLogger("sparsync")
 
 COUNT_EVERY = 100  # steps between messages that are encoded only to count their bytes
-
-
-@dataclass
-class Worker:
-    """What one worker keeps between steps."""
-
-    rank: int
-    feedback: Feedback
-    state: State = field(default_factory=dict)
-    workspaces: dict[str, dict[str, Any]] = field(default_factory=dict)  # by unit
-
-
-@dataclass
-class Part:
-    """A unit of the exchange: its gradients, one row a worker, and their mean."""
-
-    unit: Unit
-    rows: Tensor
-    mean: Tensor
-    counted: Layout | None = None  # whose message was encoded
-
-
-@dataclass
-class Tally:
-    """Sums over all steps.
-
-    Args:
-        steps: that were made.
-        bytes: one worker put on the network (mean over the workers), by the collective's ``traffic``. The messages that
-            it goes by are encoded now and then, and their true size is compared.
-        entries: sent by all workers; on the device.
-        possible: entries they could have sent.
-        spoilt: steps in which a gradient was not finite.
-    """
-
-    steps: int = 0
-    bytes: float = 0.0
-    entries: Tensor | int = 0
-    possible: int = 0
-    spoilt: int = 0
-
-    @property
-    def density(self) -> float:
-        """Share of the entries that was sent."""
-        return int(self.entries) / self.possible if self.possible else 0.0
 
 
 class Exchange:
@@ -77,9 +35,11 @@ class Exchange:
     Args:
         handle: of the model, with the options; it is never started.
         workers: P.
+        graph: replay from a CUDA graph what never waits for the host.
+        streams: in the graph, as many workers compress side by side.
     """
 
-    def __init__(self, handle: Handle, workers: int) -> None:
+    def __init__(self, handle: Handle, workers: int, graph: bool = False, streams: int = 1) -> None:
         self.compressor, self.wire, self.density = handle.compressor, handle.wire, handle.density
         self.seed, self.clip, self.correction = handle.options.seed, handle.options.clip, handle.correction
         self.workers = [Worker(rank, Feedback(handle.parameters, False, handle.correction)) for rank in range(workers)]
@@ -90,6 +50,7 @@ class Exchange:
             for unit in units_of(handle, device)
         ]
         self._places = {span.name: (part, span) for part in self.parts for span in part.unit.spans}
+        self._replays = Replays[Outcome](streams) if graph else None
         self.rates: dict[str, float] = {}
         self.tally = Tally()
 
@@ -101,28 +62,28 @@ class Exchange:
 
     def reduce(self) -> None:
         """One step: the rows hold the gradients; afterwards ``mean`` holds what every rank would be given."""
-        given: list[tuple[Part, Worker, SparseGrad]] = []  # what was sent, less what came home
-        spoilt = False
+        layouts, outcomes = [], list[Outcome]()
         for part in self.parts:
-            layout = self._layout(part.unit)
-            sents = [self._compress(part, worker, layout) for worker in self.workers]
-            self._count(part, layout, sents)
-            given += [(part, worker, sent) for worker, sent in zip(self.workers, sents, strict=True)]
-            results = part.unit.collective.reduce_local(sents, layout, {}, self.wire)
-            bad = self._write_mean(part, layout, results[0])
-            for worker, result in zip(self.workers, results, strict=True):
+            layouts.append(self._layout(part.unit))
+            outcomes.append(self._exchange(part, layouts[-1]))
+            self._count(part, layouts[-1], outcomes[-1].sents[0])
+            for worker, result in zip(self.workers, outcomes[-1].results, strict=True):
                 if result.rejected is not None:
                     worker.feedback.come_home(part.unit.key, result.rejected)
-                    negative = SparseGrad(**vars(result.rejected) | {"values": -result.rejected.values})
-                    given.append((part, worker, negative))
-            if bad or spoilt:
-                spoilt = True
-                starts = [span.start for span in layout.spans]
-                part.mean[torch.tensor(starts, device=part.mean.device)] = math.nan
-                for where, worker, sent in given:
-                    if self._keeps(where.unit):
-                        worker.feedback.come_home(where.unit.key, sent)
-                given = []
+        spoilt = False
+        words = torch.stack([outcome.words for outcome in outcomes]).tolist()  # once in a step the host waits
+        for part, layout, (flags, where, counts, overflow) in zip(self.parts, layouts, words, strict=True):
+            self.tally.entries += sum(counts)
+            spans, bad = list(layout.spans), [rank for rank, bits in enumerate(flags) if bits & NONFINITE]
+            for rank in bad:
+                name, step = spans[where[rank]].name, self.tally.steps
+                log.warning("step %d: the gradient of %s was not finite on rank %d", step, name, rank)
+            spoilt = spoilt or bool(bad) or any(overflow)
+            if spoilt:
+                part.mean[torch.tensor([span.start for span in spans], device=part.mean.device)] = math.nan
+        if spoilt:
+            for part, outcome in zip(self.parts, outcomes, strict=True):
+                self._all_home(part, outcome)
         self.tally.steps += 1
         self.tally.spoilt += spoilt
 
@@ -162,6 +123,25 @@ class Exchange:
 
     # ---- as the reducer does it -----------------------------------------------------------------------------------
 
+    def _exchange(self, part: Part, layout: Layout) -> Outcome:
+        """Compress, sum and write the mean: at once, or from a graph."""
+        unit, act = part.unit, partial(self._act, part, layout)
+        if self._replays and repeatable(unit, self.wire, self._rounding(unit) is not None, self.clip):
+            return self._replays.run(unit.key, layout, act)
+        return act(())
+
+    def _act(self, part: Part, layout: Layout, streams: Streams) -> Outcome:
+        sents = side_by_side([partial(self._compress, part, worker, layout) for worker in self.workers], streams)
+        # The sum does not depend on the flags, and must not wait for them: it is shown others, on the host.
+        flags, where = flag(-1, layout, torch.device("cpu"))
+        shown = [replace(sent, flags=flags, where=where) for sent in sents]
+        results = part.unit.collective.reduce_local(shown, layout, {}, self.wire)
+        overflow = torch.zeros((), dtype=torch.int32, device=part.mean.device)
+        results[0].write_mean(part.mean, overflow if self._has_residuals else None)
+        rows = ([getattr(sent, name) for sent in sents] for name in ("flags", "where", "count"))
+        words = [torch.stack(row).long() for row in rows]
+        return Outcome(sents, results, torch.stack([*words, overflow.long().expand(len(sents))]))
+
     def _compress(self, part: Part, worker: Worker, layout: Layout) -> SparseGrad:
         unit, grad = part.unit, part.rows[worker.rank]
         memory = None
@@ -193,24 +173,24 @@ class Exchange:
     def _rounding(self, unit: Unit) -> Any:
         return self.wire.codec.round if unit.compressor is self.compressor else None
 
-    def _write_mean(self, part: Part, layout: Layout, reduced: Reduced) -> bool:
-        """Write the result; whether some gradient was not finite, or the sum is not."""
-        overflow = torch.zeros((), dtype=torch.int32, device=part.mean.device)
-        reduced.write_mean(part.mean, overflow if self._has_residuals else None)
-        spans = list(layout.spans)
-        for rank, where in reduced.bad:
-            name, step = spans[where].name, self.tally.steps
-            log.warning("step %d: the gradient of %s was not finite on rank %d", step, name, rank)
-        return bool(reduced.bad) or bool(overflow)
+    def _all_home(self, part: Part, outcome: Outcome) -> None:
+        """What was sent goes back, less what has come home already."""
+        for worker, sent, result in zip(self.workers, outcome.sents, outcome.results, strict=True):
+            if self._keeps(part.unit):
+                worker.feedback.come_home(part.unit.key, sent)
+                if result.rejected is not None:
+                    negative = replace(result.rejected, values=-result.rejected.values)
+                    worker.feedback.come_home(part.unit.key, negative)
 
-    def _count(self, part: Part, layout: Layout, sents: Sequence[SparseGrad]) -> None:
-        collective, dtype = part.unit.collective, sents[0].values.dtype
-        message = sents[0].indices is not None and not collective.shared  # else the values alone travel
-        if message and (part.counted is not layout or self.tally.steps % COUNT_EVERY == 0):
-            part.counted = layout
-            self._check_size(layout, sents[0])
-        self.tally.bytes += collective.traffic(layout, self.wire, len(self.workers), dtype).mean_bytes
-        self.tally.entries = self.tally.entries + torch.stack([sent.count for sent in sents]).sum()
+    def _count(self, part: Part, layout: Layout, sent: SparseGrad) -> None:
+        collective, changed = part.unit.collective, part.counted is not layout
+        if changed:
+            traffic = collective.traffic(layout, self.wire, len(self.workers), sent.values.dtype)
+            part.counted, part.bytes = layout, traffic.mean_bytes
+        message = sent.indices is not None and not collective.shared  # else the values alone travel
+        if message and (changed or self.tally.steps % COUNT_EVERY == 0):
+            self._check_size(layout, sent)
+        self.tally.bytes += part.bytes
         self.tally.possible += len(self.workers) * layout.sendable
 
     def _check_size(self, layout: Layout, sent: SparseGrad) -> None:
@@ -219,20 +199,6 @@ class Exchange:
         header = self.wire.header(sent, self.tally.steps, layout.id, layout.digest)
         size = self.wire.encode(sent, layout.segment_of, shape, header).nbytes
         assert size == self.wire.bytes(shape), f"a message of {size} bytes where {self.wire.bytes(shape)} were counted"
-
-
-def units_of(handle: Handle, device: torch.device) -> list[Unit]:
-    """The units that the handle's reducer would exchange, if DDP had all gradients in one bucket per dtype."""
-    scope = "bucket" if handle.compressor.dense else handle.options.scope
-    assembly = Assembly(handle.parameters, handle.compressor, handle.collective, scope, handle.small, may_skip=False)
-    kinds = sorted({(p.name in handle.small, str(p.dtype)) for p in handle.parameters if p.numel})
-    units: list[Unit] = []
-    for number, kind in enumerate(kinds):  # what travels dense stands apart, so that no unit has holes
-        own = [p for p in handle.parameters if p.numel and (p.name in handle.small, str(p.dtype)) == kind]
-        buffer = torch.zeros(sum(p.numel for p in own), dtype=own[0].dtype, device=device)
-        last = number == len(kinds) - 1
-        units += assembly.arrive(Bucket(number, buffer, tuple(p.name for p in own), last))[1]
-    return units
 
 
 def _view(flat: Tensor, span: Span, parameter: Parameter) -> Tensor:

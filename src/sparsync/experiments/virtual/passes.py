@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from sparsync.experiments.virtual.graphs import WARM_UPS, new_stream, side_by_side
 
 # One worker's mini-batch, and what it carries on from one step to the next; perhaps nothing, ().
 Batch = tuple[Tensor, ...]
 Carried = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch, Carried], tuple[Tensor, Carried]]
-
-WARM_UPS = 3  # passes before a graph is captured: what is made on first use must not be captured
 
 
 class Passes:
@@ -53,7 +53,7 @@ class Passes:
         self.inputs: list[Batch] = []
         self._wants_graph = graph
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._streams = [_stream() for _ in range(streams)] if graph and streams > 1 else []
+        self._streams = [new_stream() for _ in range(streams)] if graph and streams > 1 else []
 
     def run(self, batches: Sequence[Batch]) -> Tensor:
         """Fill every worker's gradients from its batch; the workers' losses, which the next call overwrites."""
@@ -80,15 +80,7 @@ class Passes:
     def _all(self) -> None:
         """A pass of every worker; on the current stream, or forked from it and joined again."""
         self._broadcast()
-        here = torch.cuda.current_stream() if self._streams else None
-        for stream in self._streams:
-            stream.wait_stream(here)  # type: ignore[arg-type]
-        for rank in range(len(self.models)):
-            beside = torch.cuda.stream(self._streams[rank % len(self._streams)]) if self._streams else None
-            with beside or contextlib.nullcontext():
-                self._one(rank)
-        for stream in self._streams:
-            here.wait_stream(stream)  # type: ignore[union-attr]
+        side_by_side([partial(self._one, rank) for rank in range(len(self.models))], self._streams)
 
     def _one(self, rank: int) -> None:
         loss, after = self.loss_fn(self.models[rank], self.inputs[rank], self.carried[rank])
@@ -112,7 +104,7 @@ class Passes:
         """Capture a pass of all workers; the passes that warm up leave nothing behind."""
         before = [tensor.clone() for tensor in self._written()]
         random = torch.cuda.get_rng_state(self.losses.device)
-        side = _stream()
+        side = new_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
@@ -142,7 +134,3 @@ class Passes:
                         f"got {tuple(b.shape)} {b.dtype}; graph=False takes any"
                     )
             torch._foreach_copy_(list(static), list(new))
-
-
-def _stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsync.compressors import Compressor
-from sparsync.experiments.virtual.exchange import Exchange, Tally
+from sparsync.experiments.virtual.exchange import Exchange
+from sparsync.experiments.virtual.parts import Tally
 from sparsync.experiments.virtual.passes import Batch, Carried, Loss, Passes
 from sparsync.handle import Handle, Options
 from sparsync.momentum import TakenMomentum, give_back, warn_of_momentum
@@ -36,7 +37,8 @@ class VirtualWorkers:
             them: ``scope="bucket"`` needs DDP's buckets, ``scaler`` and ``transactional`` are left out.
         carried: what every worker starts from.
         graph: replay forward and backward from a CUDA graph; by default on a GPU. Needs batches of equal shapes and a
-            ``loss_fn`` that never waits for the GPU.
+            ``loss_fn`` that never waits for the GPU. So is the exchange, where nothing in it waits: ``threshold``,
+            ``topk``, ``trimmed``, ``gaussian`` and ``none`` without ``clip``, by ``allgather`` and ``dense``.
         streams: in the graph, as many workers run side by side.
     """
 
@@ -69,17 +71,17 @@ class VirtualWorkers:
             )
         self.model, self.optimizer, self.options = model, optimizer, asked
         self._names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-        self._exchange = Exchange(handle, workers)
+        on_gpu = next(model.parameters()).is_cuda
+        graph = on_gpu if graph is None else graph
+        if graph and not on_gpu:
+            raise ValueError("graph=True needs the model on a GPU")
+        self._exchange = Exchange(handle, workers, graph, streams)
         trained = [p for p in handle.parameters if p.numel]
         self._parameters = [model.get_parameter(p.name) for p in trained]
         places = [self._exchange.place(p) for p in trained]
         self._means = [mean for _, mean in places]
         self._gradients = {p.name: rows for p, (rows, _) in zip(trained, places, strict=True)}
         views = [[rows[rank] for rows, _ in places] for rank in range(workers)]
-        on_gpu = self._parameters[0].is_cuda
-        graph = on_gpu if graph is None else graph
-        if graph and not on_gpu:
-            raise ValueError("graph=True needs the model on a GPU")
         self._passes = Passes(model, loss_fn, self._parameters, views, carried, graph, streams)
         self._taken: TakenMomentum | None = None
         if asked.momentum != "keep":
@@ -162,7 +164,7 @@ class VirtualWorkers:
             "optimizer": self.optimizer.state_dict(),
             "ranks": self._exchange.state_dict(),
             "carried": [tuple(tensor.clone() for tensor in state) for state in self._passes.carried],
-            "tally": {**vars(tally), "entries": int(tally.entries)},
+            "tally": dict(vars(tally)),
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         }
