@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 DEVICE = "cuda"
-WORKERS, STEPS = 4, 9
+WORKERS, STEPS = 4, 11
 TOPK = METHODS["topk"]
 EXACT: dict[str, dict[str, Any]] = {
     "paper": METHODS["paper"],
@@ -31,7 +31,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "topk-sign": TOPK | {"values": "sign", "indices": "ef"},
     "trimmed": {"compressor": "trimmed", "density": 0.02},
     "correct": TOPK | {"momentum": "correct"},
-    "warm-up": TOPK | {"density": ExponentialWarmup(0.01, 2, 5)},
+    "warm-up": TOPK | {"density": ExponentialWarmup(0.01, 1, 5)},
     "none": {"compressor": "none"},
 }
 # Which of several nearly equal entries go is left open on a GPU.
