@@ -396,6 +396,8 @@ def whole(
             u = kept + u
         odd = (u.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= INFINITE
         if KEEPS:
+            # In this order: on the way to ``out`` threads meet, so all have read ``before``, which ``after`` may be.
+            # (Of a half-precision gradient, one thread may read what another clears.)
             tl.store(out + at, tl.where(odd, kept, u), mask=inside)
             tl.store(after + at, tl.zeros_like(u), mask=inside)
             if MOMENTUM:
