@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -161,6 +162,22 @@ def test_law_4_ranks_at_different_buckets_all_raise(worlds, collective):
     answers = worlds[3].run(case_other_place, collective=collective)
     text = "the ranks are not at the same exchange, their unit differs (rank 0: 0, rank 1: 7, rank 2: 0)"
     assert answers == [("Mismatch", text)] * 3
+
+
+def case_late(rank: int, size: int) -> float:
+    channel = Channel(dist.group.WORLD, Wire(), 20.0)
+    message = torch.zeros(4)
+    if rank:
+        time.sleep(2.5)
+        channel.send(message + 7, 0)
+    else:
+        channel.receive(message, 1)
+    channel.close()
+    return float(message.sum())
+
+
+def test_a_message_that_is_late_still_comes(worlds):
+    assert worlds[2].run(case_late) == [28.0, 0.0]
 
 
 class Never:

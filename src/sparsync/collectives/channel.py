@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -114,11 +115,11 @@ class Channel:
     def send(self, message: Tensor, to: int) -> None:
         """Give ``message`` to rank ``to``."""
         self._bytes += message.nbytes
-        self._wait(dist.isend(message, group=self.group, group_dst=to))
+        self._pair(lambda: dist.isend(message, group=self.group, group_dst=to))
 
     def receive(self, out: Tensor, source: int) -> Tensor:
         """Fill ``out`` with what rank ``source`` sends."""
-        self._wait(dist.irecv(out, group=self.group, group_src=source))
+        self._pair(lambda: dist.irecv(out, group=self.group, group_src=source))
         return out
 
     def gather_headers(self, sent: SparseGrad, layout: Layout, state: dict[str, Any]) -> Tensor:
@@ -196,6 +197,28 @@ class Channel:
             self.board.wait(lambda seconds: self._done(work, seconds), self.place)
         else:
             work.wait()  # NCCL: the stream waits, not we
+
+    def _pair(self, start: Callable[[], dist.Work | None]) -> None:
+        """Wait for a message between two ranks. With Gloo on a thread of its own, which is given all the time there is:
+        a wait for such a message that runs out closes the connection."""
+        if self.backend != "gloo":
+            self._wait(start())
+            return
+        limit, over, broken = timedelta(seconds=self.board.deadline + GRACE), threading.Event(), []
+
+        def finish() -> None:
+            try:
+                work = start()
+                assert work is not None
+                work.wait(limit)
+            except RuntimeError as error:
+                broken.append(str(error).splitlines()[0])
+            over.set()
+
+        threading.Thread(target=finish, name="sparsync message", daemon=True).start()
+        self.board.wait(over.wait, self.place)
+        if broken:
+            self.board.fail(f"the connection to a rank broke ({broken[0]})", self.place)
 
     def _done(self, work: dist.Work, seconds: float) -> bool:
         """Wait at most ``seconds``; whether the exchange is over."""
