@@ -19,7 +19,7 @@ demo: install
 
 # The laws, the failure cases and whole trainings on real processes; then the kernels, run by Triton's interpreter.
 test: install
-	$(BIN)/python -m pytest -n 4 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 $(KERNELS)
 
 # The same one after another, with the coverage of all of them.
