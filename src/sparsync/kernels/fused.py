@@ -50,14 +50,13 @@ def _bin(up):
 
 
 @triton.jit
-def _block(
-    grad, before, after, speed_before, speed_after, beta, scale, offs, low, high, floor, bit,
+def added(
+    grad, before, after, speed_before, speed_after, beta, scale, offs, low, high,
     MASKED: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     """``after = before + gradient`` (or its velocity); where that is not finite, everything stays as it was.
 
-    Returns what a lane notes, to be added up: of candidates ``bit`` in the lowest byte, and how many in the third; of
-    what was not finite ``bit`` in the second.
+    Returns what then stands there (0 outside), and where it was not finite.
     """
     if MASKED:
         inside = (offs >= low) & (offs < high)
@@ -86,6 +85,18 @@ def _block(
             tl.store(speed_after + offs, tl.where(odd, old, g))
         if ZERO:
             tl.store(grad + offs, tl.zeros_like(u).to(grad.dtype.element_ty))
+    return u, odd
+
+
+@triton.jit
+def _block(
+    grad, before, after, speed_before, speed_after, beta, scale, offs, low, high, floor, bit,
+    MASKED: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr,
+):  # fmt: skip
+    """What a lane notes of a block, to be added up: of candidates ``bit`` in the lowest byte, and how many in the
+    third; of what was not finite ``bit`` in the second."""
+    u, odd = added(grad, before, after, speed_before, speed_after, beta, scale, offs, low, high, MASKED, MOMENTUM,
+                   SCALED, ZERO)  # fmt: skip
     # Outside, u is 0: below every floor, and finite.
     return tl.where(_bits(u) >= floor, HIT + bit, 0) + tl.where(odd, ODD * bit, 0)
 

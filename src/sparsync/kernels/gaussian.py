@@ -16,43 +16,11 @@ import triton
 import triton.language as tl
 
 from sparsync.kernels import workspace_gaussian
-from sparsync.kernels.fused import CHOICE, INFINITE, PAD, SEGMENT, STRIP, _bits
+from sparsync.kernels.fused import CHOICE, PAD, SEGMENT, STRIP, _bits, added
 
 FLAT, THRESHOLDS = tl.constexpr(workspace_gaussian.FLAT), tl.constexpr(len(workspace_gaussian.FACTORS[0]))
 TURN, GOLDEN = tl.constexpr(1 << 20), tl.constexpr(648055)  # by the golden ratio: even from the first few steps on
 UPPER = tl.constexpr(1 << 16)  # of two counts in a word, the unit of the second
-
-
-@triton.jit
-def _add_block(
-    grad, before, after, speed_before, speed_after, beta, scale, offs, low, high,
-    MASKED: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr,
-):  # fmt: skip
-    """``after = before + gradient`` (or its velocity); where that is not finite, everything stays as it was."""
-    if MASKED:
-        inside = (offs >= low) & (offs < high)
-        g = tl.load(grad + offs, mask=inside, other=0.0).to(tl.float32)
-        r = tl.load(before + offs, mask=inside, other=0.0)
-    else:
-        g = tl.load(grad + offs).to(tl.float32)
-        r = tl.load(before + offs)
-    if SCALED:
-        g = g * scale
-    if MOMENTUM:
-        old = tl.load(speed_before + offs, mask=inside, other=0.0) if MASKED else tl.load(speed_before + offs)
-        g = old * beta + g
-    u = r + g
-    odd = _bits(u) >= INFINITE
-    u = tl.where(odd, r, u)
-    if MASKED:
-        tl.store(after + offs, u, mask=inside)
-        if MOMENTUM:
-            tl.store(speed_after + offs, tl.where(odd, old, g), mask=inside)
-    else:
-        tl.store(after + offs, u)
-        if MOMENTUM:
-            tl.store(speed_after + offs, tl.where(odd, old, g))
-    return u.to(tl.float64), odd
 
 
 @triton.jit
@@ -79,15 +47,17 @@ def add(
     wrong = tl.full([BLOCK], 0, tl.int32)  # the last block that was not finite there, counted from 1
     if (low == start) & (high == start + BLOCK * BLOCKS):
         for i in range(BLOCKS):
-            u, odd = _add_block(grad, before, after, speed_before, speed_after, beta, scale, start + i * BLOCK + lane,
-                                low, high, False, MOMENTUM, SCALED)  # fmt: skip
+            u, odd = added(grad, before, after, speed_before, speed_after, beta, scale, start + i * BLOCK + lane,
+                           low, high, False, MOMENTUM, SCALED, False)  # fmt: skip
+            u = u.to(tl.float64)
             entries += u
             squares += u * u
             wrong = tl.where(odd, i + 1, wrong)
     else:
         for i in range(BLOCKS):
-            u, odd = _add_block(grad, before, after, speed_before, speed_after, beta, scale, start + i * BLOCK + lane,
-                                low, high, True, MOMENTUM, SCALED)  # fmt: skip
+            u, odd = added(grad, before, after, speed_before, speed_after, beta, scale, start + i * BLOCK + lane,
+                           low, high, True, MOMENTUM, SCALED, False)  # fmt: skip
+            u = u.to(tl.float64)
             entries += u
             squares += u * u
             wrong = tl.where(odd, i + 1, wrong)
