@@ -59,7 +59,7 @@ class Dropping(AllGather):
 
     @staticmethod
     def _split(sent: SparseGrad) -> tuple[SparseGrad, SparseGrad]:
-        even = torch.arange(sent.values.numel()) % 2 == 0
+        even = torch.arange(sent.values.numel(), device=sent.values.device) % 2 == 0
         return replace(sent, values=sent.values * even), replace(sent, values=sent.values * ~even)
 
 
