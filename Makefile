@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 KERNELS := $(wildcard tests/test_fused*.py) tests/test_mail.py tests/test_deferred.py
 
-.PHONY: install demo test coverage test-full test-gpu test-mutants lint format bench papers-quick clean
+.PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants lint format bench papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -45,6 +45,17 @@ test-gpu:
 	rm -rf runs/test-gpu && mkdir -p runs/test-gpu
 	echo tests/test_gpu.py tests/test_virtual_graphs.py $(KERNELS) | tr ' ' '\n' | xargs -P 6 -I{} sh -c '$(GPU_TEST) {} > runs/test-gpu/$$(basename {}).txt 2>&1'; \
 	  status=$$?; cat runs/test-gpu/*.txt >> results/test-gpu.txt; grep -E "passed|failed" results/test-gpu.txt | tail -12; exit $$status
+
+# The kernels' memory accesses, watched by NVIDIA's compute-sanitizer; some tests of every file.
+SANITIZED := half_precision or momentum or not_finite or mean_is or rejects or foreign
+test-sanitizer:
+	rm -rf runs/sanitizer && mkdir -p runs/sanitizer
+	for tool in memcheck racecheck; do for file in $(KERNELS); do echo $$tool $$file; done; done | xargs -P 10 -L 1 sh -c \
+	  'PYTHONPATH=src:. compute-sanitizer --tool $$0 $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -q -W ignore \
+	  -p no:cacheprovider -k "$(SANITIZED)" $$1 > runs/sanitizer/$$0-$$(basename $$1).txt 2>&1'; \
+	  status=$$?; head -1 results/test-gpu.txt > results/test-sanitizer.txt; \
+	  grep -E "SUMMARY|passed|failed" runs/sanitizer/*.txt | sed 's|^runs/sanitizer/||' >> results/test-sanitizer.txt; \
+	  cat results/test-sanitizer.txt; exit $$status
 
 lint: install
 	$(BIN)/ruff check .
