@@ -41,6 +41,7 @@ class Task:
         name: of the data set.
         size: how much is trained on, in words.
         checksum: SHA-256 of what was read.
+        mean: the loss is a mean over examples, which all workers' may be taken from at once: ``together``.
     """
 
     model: nn.Module
@@ -55,6 +56,7 @@ class Task:
     name: str
     size: str
     checksum: str
+    mean: bool = False
 
 
 def make(
@@ -130,6 +132,7 @@ def of_images(
         name,
         f"{len(own.train_x):,} images, {len(own.test_x):,} test images",
         checksum,
+        mean=True,
     )
 
 

@@ -26,12 +26,12 @@ from sparsync.experiments.papers.item import Context
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.watch import Watch
-from sparsync.experiments.virtual import VirtualWorkers
+from sparsync.experiments.virtual import VirtualWorkers, can_go_together
 from sparsync.experiments.virtual.parts import units_of
 from sparsync.recipes import RECIPES
 
 POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
-STREAMS = 4  # of a GPU: as many workers run side by side
+STREAMS = 8  # of a GPU: as many workers run side by side
 MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
 OPTIMIZERS = ("sgd", "adamw")
@@ -240,6 +240,7 @@ class Session:
                 carried=task.carried,
                 graph=task.graph,
                 streams=STREAMS if task.graph else 1,
+                together=task.graph and task.mean and not task.carried and can_go_together(task.model),
                 **options,
             )
         density = run.options.get("density") or run.settings.get("density", 0.001)

@@ -2,8 +2,8 @@
 
 Every worker has its shard of the data, its residual, its compressor's state and its batch statistics; their messages
 are summed by the collective's ``reduce_local``. On a GPU the passes, and the exchange where it can be, are replayed
-from CUDA graphs. On the CPU, weights equal those of real processes bit for bit where sums run in rank order:
-``VirtualWorkers``.
+from CUDA graphs; where the model allows it, ``together=True`` makes one pass of all. On the CPU, weights equal those of
+real processes bit for bit where sums run in rank order: ``VirtualWorkers``.
 
     def loss_fn(model, batch, carried):        # carried: tensors that a worker carries on from step to step; here none
         x, y = batch
@@ -41,12 +41,14 @@ from sparsync.experiments.virtual.loop import (
 )
 from sparsync.experiments.virtual.parts import Tally
 from sparsync.experiments.virtual.team import VirtualWorkers
+from sparsync.experiments.virtual.together import can_go_together
 
 __all__ = [
     "Point",
     "Tally",
     "VirtualWorkers",
     "accuracy",
+    "can_go_together",
     "epoch_steps",
     "image_batches",
     "perplexity",

@@ -60,12 +60,12 @@ class Passes:
         if len(batches) != len(self.models):
             raise ValueError(f"batches must be {len(self.models)}, one a worker, got {len(batches)}")
         if not self._wants_graph:
-            self.inputs = [tuple(batch) for batch in batches]
+            self.inputs = self._gather(batches)
             self._all()
             self.inputs = []
             return self.losses
         if self._graph is None:
-            self.inputs = [tuple(t.to(self.losses.device, copy=True) for t in batch) for batch in batches]
+            self.inputs = [tuple(t.to(self.losses.device, copy=True) for t in b) for b in self._gather(batches)]
             self._graph = self._capture()
         self._fill(batches)
         self._graph.replay()
@@ -76,6 +76,10 @@ class Passes:
         for own, new in zip(self.carried, states, strict=True):
             for tensor, value in zip(own, new, strict=True):
                 tensor.copy_(value)
+
+    def _gather(self, batches: Sequence[Batch]) -> list[Batch]:
+        """What goes into the passes."""
+        return [tuple(batch) for batch in batches]
 
     def _all(self) -> None:
         """A pass of every worker; on the current stream, or forked from it and joined again."""
@@ -128,9 +132,12 @@ class Passes:
             zip(zip(*self.inputs, strict=True), zip(*batches, strict=True), strict=True)
         ):
             for a, b in zip(static, new, strict=True):
-                if a.shape != b.shape or a.dtype != b.dtype:
-                    raise ValueError(
-                        f"tensor {place} of a batch must be {tuple(a.shape)} {a.dtype}, as in the captured graph, "
-                        f"got {tuple(b.shape)} {b.dtype}; graph=False takes any"
-                    )
+                self._match(place, a, b)
             torch._foreach_copy_(list(static), list(new))
+
+    def _match(self, place: int, captured: Tensor, new: Tensor) -> None:
+        if captured.shape != new.shape or captured.dtype != new.dtype:
+            raise ValueError(
+                f"tensor {place} of a batch must be {tuple(captured.shape)} {captured.dtype}, as in the captured "
+                f"graph, got {tuple(new.shape)} {new.dtype}; graph=False takes any"
+            )

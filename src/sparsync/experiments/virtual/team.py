@@ -12,6 +12,7 @@ from sparsync.compressors import Compressor
 from sparsync.experiments.virtual.exchange import Exchange
 from sparsync.experiments.virtual.parts import Tally
 from sparsync.experiments.virtual.passes import Batch, Carried, Loss, Passes
+from sparsync.experiments.virtual.together import Together
 from sparsync.handle import Handle, Options
 from sparsync.momentum import TakenMomentum, give_back, warn_of_momentum
 
@@ -40,6 +41,10 @@ class VirtualWorkers:
             ``loss_fn`` that never waits for the GPU. So is the exchange, where nothing in it waits: ``threshold``,
             ``topk``, ``trimmed``, ``gaussian`` and ``none`` without ``clip``, by ``allgather`` and ``dense``.
         streams: in the graph, as many workers run side by side.
+        together: all workers' examples pass through the model as one batch, which is much faster on a GPU; gradients
+            differ by rounding, dropout by its draws. ``loss_fn`` must be a mean over examples and carry nothing, no
+            module may mix examples but ``BatchNorm2d``, and all with parameters must be such as ``can_go_together``
+            says. Batches must be of one shape for all workers.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class VirtualWorkers:
         carried: Carried = (),
         graph: bool | None = None,
         streams: int = 1,
+        together: bool = False,
         **options: Any,
     ) -> None:
         if not (isinstance(workers, int) and workers >= 1):
@@ -82,7 +88,11 @@ class VirtualWorkers:
         self._means = [mean for _, mean in places]
         self._gradients = {p.name: rows for p, (rows, _) in zip(trained, places, strict=True)}
         views = [[rows[rank] for rows, _ in places] for rank in range(workers)]
-        self._passes = Passes(model, loss_fn, self._parameters, views, carried, graph, streams)
+        self._passes = (
+            Together(model, loss_fn, self._parameters, views, carried, graph)
+            if together
+            else Passes(model, loss_fn, self._parameters, views, carried, graph, streams)
+        )
         self._taken: TakenMomentum | None = None
         if asked.momentum != "keep":
             self._taken = TakenMomentum(optimizer, handle.correction.beta if handle.correction else 0.0)
@@ -97,7 +107,7 @@ class VirtualWorkers:
 
     @property
     def models(self) -> Sequence[nn.Module]:
-        """Of every worker: the same parameters, and buffers of its own."""
+        """Of every worker: the same parameters, and buffers of its own; with ``together`` rank 0's for all."""
         return self._passes.models
 
     @property

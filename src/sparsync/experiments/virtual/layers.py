@@ -1,0 +1,223 @@
+"""Layers that all workers pass at once: one set of weights, and a gradient of them for every worker.
+
+The examples of P workers lie in one batch, worker by worker in turn: example ``b`` of worker ``p`` is number
+``b * P + p``. A contiguous ``(B * P, C, ...)`` is then a ``(B, P * C, ...)``, too, without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+TILES = 256  # that a product of matrices should have at least, to fill a large GPU ...
+SIDE = 64  # ... of about this many rows and columns each
+LIMIT = 512 * 2**20  # bytes: unfolded inputs are larger only where those of one worker are
+
+
+class Probes:
+    """Of every parameter P views of its own values, by which its gradient is told apart by worker.
+
+    Args:
+        workers: P.
+        parameters: of the model.
+        norms: those that must be repeated in memory.
+    """
+
+    def __init__(self, workers: int, parameters: Iterable[nn.Parameter], norms: Iterable[nn.Parameter]) -> None:
+        self.workers, self.examples = workers, 0
+        self._parameters, self._norms = list(parameters), list(norms)
+        self._repeated = [p.new_empty(workers, *p.shape) for p in self._norms]
+        self._probes: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def renew(self, examples: int) -> None:
+        """Before a pass of so many examples, those of all workers together."""
+        self.examples = examples
+        probes = {id(p): p.detach().expand(self.workers, *p.shape) for p in self._parameters}
+        if self._norms:
+            rows = [row for repeated in self._repeated for row in repeated]
+            torch._foreach_copy_(rows, [p for p in self._norms for _ in range(self.workers)])
+            probes |= {id(p): repeated.detach() for p, repeated in zip(self._norms, self._repeated, strict=True)}
+        self._probes = {id(p): probes[id(p)].requires_grad_(p.requires_grad) for p in self._parameters}
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """``(P, *shape)``."""
+        return self._probes[id(parameter)]
+
+    def check(self, x: Tensor, dimensions: int, layer: nn.Module) -> None:
+        """What reaches a layer must still be the batch of all workers."""
+        if x.dim() != dimensions or len(x) != self.examples:
+            raise ValueError(
+                f"together=True: a {type(layer).__name__} must be given {dimensions} dimensions and all "
+                f"{self.examples} examples, got {tuple(x.shape)}; together=False takes any"
+            )
+
+
+class Conv2d(nn.Module):
+    def __init__(self, of: nn.Conv2d, probes: Probes) -> None:
+        super().__init__()
+        self.weight, self.bias, self.stride, self.padding = of.weight, of.bias, of.stride, of.padding
+        self._probes = probes
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._probes.check(x, 4, self)
+        bias = None if self.bias is None else self._probes.of(self.bias)
+        y: Tensor = _Convolution.apply(x, self._probes.of(self.weight), bias, self.stride, self.padding)  # type: ignore[no-untyped-call]
+        return y
+
+
+class Linear(nn.Module):
+    def __init__(self, of: nn.Linear, probes: Probes) -> None:
+        super().__init__()
+        self.weight, self.bias = of.weight, of.bias
+        self._probes = probes
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._probes.check(x, 2, self)
+        bias = None if self.bias is None else self._probes.of(self.bias)
+        y: Tensor = _Product.apply(x, self._probes.of(self.weight), bias)  # type: ignore[no-untyped-call]
+        return y
+
+
+class BatchNorm2d(nn.Module):
+    """Statistics of every worker's own examples.
+
+    Of the running statistics only rank 0's, the first C, are ever read: ``mean`` and ``variance`` are views of them.
+    """
+
+    def __init__(self, of: nn.BatchNorm2d, probes: Probes) -> None:
+        super().__init__()
+        assert of.running_mean is not None
+        assert of.running_var is not None
+        self.weight, self.bias, self.momentum, self.eps = of.weight, of.bias, of.momentum, of.eps
+        self._means, self._variances = (t.repeat(probes.workers) for t in (of.running_mean, of.running_var))
+        self.mean, self.variance = self._means[: of.num_features], self._variances[: of.num_features]
+        self.uses = 0  # since this was last set to 0
+        self._probes = probes
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._probes.check(x, 4, self)
+        self.uses += 1
+        weight, bias = (self._probes.of(p).flatten() for p in (self.weight, self.bias))
+        beside = x.reshape(-1, len(weight), *x.shape[2:])
+        assert self.momentum is not None
+        y = nn.functional.batch_norm(beside, self._means, self._variances, weight, bias, True, self.momentum, self.eps)
+        return y.reshape(x.shape)
+
+
+Layer = Conv2d | Linear | BatchNorm2d
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.stride, ctx.padding = stride, padding
+        return nn.functional.conv2d(x, weight[0], None if bias is None else bias[0], stride, padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        to_x = to_weight = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_x = torch.ops.aten.convolution_backward(
+                grad, x, weight[0], None, ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1, (True, False, False)
+            )[0]
+        if ctx.needs_input_grad[1]:
+            to_weight = weight_gradients(x, grad, weight.shape, ctx.stride, ctx.padding)
+        if ctx.needs_input_grad[2]:
+            to_bias = torch.unflatten(grad, 0, (-1, len(weight))).sum((0, 3, 4))
+        return to_x, to_weight, to_bias, None, None
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return nn.functional.linear(x, weight[0], None if bias is None else bias[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        own = torch.unflatten(grad, 0, (-1, len(weight)))
+        to_x = grad @ weight[0] if ctx.needs_input_grad[0] else None
+        to_weight = to_bias = None
+        if ctx.needs_input_grad[1]:
+            to_weight = own.permute(1, 2, 0) @ torch.unflatten(x, 0, (-1, len(weight))).transpose(0, 1)
+        if ctx.needs_input_grad[2]:
+            to_bias = own.sum(0)
+        return to_x, to_weight, to_bias
+
+
+def weight_gradients(
+    x: Tensor, grad: Tensor, shape: torch.Size, stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """A convolution's gradient for every worker: products of matrices, some workers at a time if memory asks for it.
+
+    Args:
+        x: what went in, ``(B * P, inputs, ...)``.
+        grad: of what came out, ``(B * P, outputs, ...)``.
+        shape: ``(P, outputs, inputs, height, width)``.
+    """
+    workers, height, width = shape[0], shape[3], shape[4]
+    (down, right), (top, left) = stride, padding
+    if top or left:
+        x = nn.functional.pad(x, (left, left, top, top))
+    # Rows and columns that no window reaches are left out by unfold, as by the convolution.
+    windows = x.unfold(2, height, down).unfold(3, width, right)
+    windows, own = torch.unflatten(windows, 0, (-1, workers)), torch.unflatten(grad, 0, (-1, workers))
+    at_a_time = max(1, LIMIT * workers // max(1, windows.numel() * x.element_size()))
+    pieces = zip(torch.split(windows, at_a_time, 1), torch.split(own, at_a_time, 1), strict=True)
+    with _as_convolutions_round(x):
+        given = [_some_gradients(some, of_them) for some, of_them in pieces]
+    return (given[0] if len(given) == 1 else torch.cat(given)).view(shape)
+
+
+def _some_gradients(windows: Tensor, grad: Tensor) -> Tensor:
+    """Of some workers, ``(P, outputs, inputs * height * width)``.
+
+    Args:
+        windows: ``(B, P, inputs, down, across, height, width)``.
+        grad: ``(B, P, outputs, down, across)``.
+    """
+    batch, workers, inputs, _, _, height, width = windows.shape
+    rows, columns = grad.shape[2], inputs * height * width
+    groups = _groups(batch, workers * math.ceil(rows / SIDE) * math.ceil(columns / SIDE))
+    split = (groups, batch // groups)
+    left = torch.unflatten(grad, 0, split).permute(2, 0, 3, 1, 4, 5).reshape(workers * groups, rows, -1)
+    right = torch.unflatten(windows, 0, split).permute(2, 0, 3, 6, 7, 1, 4, 5).reshape(workers * groups, columns, -1)
+    product = torch.bmm(left, right.mT).view(workers, groups, rows, columns)
+    return product[:, 0] if groups == 1 else product.sum(1)
+
+
+def _groups(batch: int, tiles: int) -> int:
+    """Into how many parts a sum over a batch is cut: the fewest, by halving, with which there are ``TILES`` tiles."""
+    groups = 1
+    while groups * tiles < TILES and batch % (2 * groups) == 0:
+        groups *= 2
+    return groups
+
+
+@contextmanager
+def _as_convolutions_round(x: Tensor) -> Iterator[None]:
+    """Let products of matrices use TF32 where convolutions do: they stand for one."""
+    matmul = torch.backends.cuda.matmul
+    before, wanted = matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    if not x.is_cuda or (before == "tf32") == wanted:
+        yield
+        return
+    matmul.fp32_precision = "tf32" if wanted else "ieee"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -1,0 +1,154 @@
+"""Forward and backward of all workers in one batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sparsync.experiments.virtual import layers
+from sparsync.experiments.virtual.passes import Batch, Carried, Loss, Passes
+
+KINDS: dict[type[nn.Module], Callable[[Any, layers.Probes], nn.Module]] = {
+    nn.Conv2d: layers.Conv2d,
+    nn.Linear: layers.Linear,
+    nn.BatchNorm2d: layers.BatchNorm2d,
+}
+
+
+def can_go_together(model: nn.Module) -> bool:
+    """Whether ``VirtualWorkers(together=True)`` takes the model.
+
+    All that has parameters or buffers must be a plain ``Conv2d`` (zeros around it, no groups, no dilation), ``Linear``
+    or ``BatchNorm2d`` (with weights, running statistics and a fixed momentum). What mixes examples in a way of its own
+    cannot be seen from here, and must not go together.
+    """
+    return _obstacle(model) is None
+
+
+class Together(Passes):
+    """One pass over the examples of all workers, that tells their gradients and batch statistics apart.
+
+    A GPU that is hardly busy with one worker's batch is busy with all of them. The gradients are those of ``Passes``
+    but for rounding; what draws random numbers, such as dropout, draws others. ``models`` is rank 0's for every worker.
+
+    Args:
+        model, parameters, views, graph: as ``Passes`` takes them; see ``can_go_together``.
+        loss_fn: must be a mean over examples, and carry nothing on. It is given the examples of all workers at once.
+        carried: ``()``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss,
+        parameters: Sequence[Tensor],
+        views: Sequence[Sequence[Tensor]],
+        carried: Carried,
+        graph: bool,
+    ) -> None:
+        obstacle = _obstacle(model)
+        if obstacle is not None:
+            raise ValueError(f"together=True cannot take {obstacle}; together=False does")
+        resting = [name for name, module in model.named_modules() if not module.training]
+        if resting:
+            raise ValueError(f"together=True needs the model in training mode, and {resting[0]!r} is not")
+        if carried:
+            raise ValueError(f"together=True takes no carried=, got {len(carried)} tensors")
+        super().__init__(model, loss_fn, parameters, views[:1], carried, graph, 1)  # as if there were one worker
+        workers = len(views)
+        self.models, self.carried = [model] * workers, [()] * workers
+        self._places = [view for row in views for view in row]
+        modules = list(dict.fromkeys(model.modules()))
+        norms = [module for module in modules if isinstance(module, nn.BatchNorm2d)]
+        affine = dict.fromkeys(p for norm in norms for p in norm.parameters())
+        self._probes = layers.Probes(workers, model.parameters(), affine)
+        swapped: dict[int, Any] = {id(m): KINDS[type(m)](m, self._probes) for m in modules if type(m) in KINDS}
+        self._norms: list[tuple[Any, layers.BatchNorm2d]] = [(norm, swapped[id(norm)]) for norm in norms]
+        self._model = copy.deepcopy(model, dict(swapped))
+
+    def _all(self) -> None:
+        """A pass of all workers."""
+        batch = self.inputs[0]
+        self._probes.renew(len(batch[0]))
+        self._statistics(back=False)
+        loss, after = self.loss_fn(self._model, batch, ())
+        if loss.dim() or after:
+            raise ValueError(f"together=True: loss_fn must return a scalar and (), got {tuple(loss.shape)} and {after}")
+        workers = len(self.models)
+        probes = [self._probes.of(p) for p in self.parameters]
+        grads = torch.autograd.grad(loss, probes, torch.full_like(loss, workers))  # each worker's loss is its own mean
+        with torch.no_grad():
+            torch._foreach_copy_(self._places, [grad[rank] for rank in range(workers) for grad in grads])
+            self.losses.copy_(loss)
+        self._statistics(back=True)
+
+    @torch.no_grad()
+    def _statistics(self, back: bool) -> None:
+        """Rank 0's running statistics: from the model to where they are gone on with, and back."""
+        if not self._norms:
+            return
+        outside = [t for norm, _ in self._norms for t in (norm.running_mean, norm.running_var)]
+        inside = [t for _, own in self._norms for t in (own.mean, own.variance)]
+        torch._foreach_copy_(*((outside, inside) if back else (inside, outside)))
+        if back:
+            counts = [(norm.num_batches_tracked, own.uses) for norm, own in self._norms]
+            torch._foreach_add_([count for count, _ in counts], [uses for _, uses in counts])
+        for _, own in self._norms:
+            own.uses = 0
+
+    def _gather(self, batches: Sequence[Batch]) -> list[Batch]:
+        return [tuple(torch.stack(tensors, 1).flatten(0, 1) for tensors in self._alike(batches))]
+
+    def _fill(self, batches: Sequence[Batch]) -> None:
+        tensors = self._alike(batches)
+        workers = len(self.models)
+        for place, (static, new) in enumerate(zip(self.inputs[0], tensors, strict=True)):
+            shaped = torch.unflatten(static, 0, (-1, workers))
+            self._match(place, shaped[:, 0], new[0])
+            torch.stack(new, 1, out=shaped)
+
+    def _alike(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
+        """The tensors of all workers by their place in a batch."""
+        for rank, batch in enumerate(batches):
+            ours, theirs = ([(tuple(t.shape), t.dtype) for t in one] for one in (batches[0], batch))
+            if ours != theirs or not all(t.dim() and len(t) == len(batch[0]) for t in batch):
+                raise ValueError(
+                    f"together=True: batches must be of one shape, with as many examples in each tensor, got {ours} "
+                    f"for rank 0 and {theirs} for rank {rank}"
+                )
+        device = self.losses.device
+        return [[tensor.to(device) for tensor in tensors] for tensors in zip(*batches, strict=True)]
+
+
+def _obstacle(model: nn.Module) -> str | None:
+    """The first module that cannot go together, in words."""
+    for name, module in model.named_modules():
+        why = _why_not(module)
+        if why is not None:
+            return f"{name or 'the model'!r} ({type(module).__name__}: {why})"
+    return None
+
+
+def _why_not(module: nn.Module) -> str | None:
+    if type(module) not in KINDS:
+        if isinstance(module, _BatchNorm):
+            return "another batch norm than BatchNorm2d"
+        if any(t is not None for t in (*module._parameters.values(), *module._buffers.values())):
+            return "parameters or buffers of a layer that is not Conv2d, Linear or BatchNorm2d"
+        return None
+    if module._forward_hooks or module._forward_pre_hooks or not {"weight", "bias"} >= module._parameters.keys():
+        return "hooks, or parameters of its own"
+    if isinstance(module, nn.Conv2d):
+        plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
+        if not plain or isinstance(module.padding, str):
+            return "groups, dilation, or padding by name or with other than zeros"
+    if isinstance(module, nn.BatchNorm2d) and not (
+        module.affine and module.track_running_stats and isinstance(module.momentum, float)
+    ):
+        return "needs affine=True, track_running_stats=True and a float for momentum"
+    return None
