@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsync.experiments.models import build
+from sparsync.experiments.models import CATALOGUE, build
 from sparsync.experiments.virtual import VirtualWorkers, can_go_together, layers
 from sparsync.experiments.virtual.passes import Passes
 from sparsync.experiments.virtual.together import Together
@@ -222,6 +222,12 @@ def test_what_cannot_go_together_is_named(name):
     assert not can_go_together(model)
     with pytest.raises(ValueError, match=message):
         team_of(model, 2, together=True)
+
+
+def test_models_of_images_go_together_and_others_do_not():
+    with torch.device("meta"):
+        able = {name for name, spec in CATALOGUE.items() if can_go_together(spec.make())}
+    assert able == {name for name, spec in CATALOGUE.items() if spec.data in ("mnist", "cifar10")}
 
 
 def test_what_is_asked_wrongly_is_refused():
