@@ -63,7 +63,7 @@ class Together(Passes):
         workers = len(views)
         self.models, self.carried = [model] * workers, [()] * workers
         self._places = [view for row in views for view in row]
-        modules = list(dict.fromkeys(model.modules()))
+        modules = list(model.modules())
         norms = [module for module in modules if isinstance(module, nn.BatchNorm2d)]
         affine = dict.fromkeys(p for norm in norms for p in norm.parameters())
         self._probes = layers.Probes(workers, model.parameters(), affine)
