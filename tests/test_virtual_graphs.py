@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsync.compressors import GaussianK, TopK
-from sparsync.experiments.virtual import VirtualWorkers, layers
+from sparsync.experiments.virtual import VirtualWorkers
 from sparsync.experiments.virtual.exchange import Exchange
 from sparsync.schedule import ExponentialWarmup
 from tests.test_virtual import ALL_SPARSE, METHODS, adjust, batch_of, loss_fn, make, optimizer_of
@@ -216,16 +216,3 @@ def test_together_in_a_graph_is_one_eager_pass_after_another(exact, name, dtype,
         assert torch.allclose(together.model.state_dict()[key], tensor, rtol=1e-4, atol=1e-5), key
     with pytest.raises(ValueError, match="as in the captured graph"):
         together.advance([tuple(t[:8] for t in batch) for batch in batches])
-
-
-def test_together_leaves_the_precision_of_products_as_it_was(exact):
-    torch.backends.cudnn.conv.fp32_precision = "tf32"
-    x, grad = (torch.randn(16 * WORKERS, 64, 16, 16, device=DEVICE) for _ in range(2))
-    asked = x, grad, torch.Size((WORKERS, 64, 64, 3, 3)), (1, 1), (1, 1)
-    rounded = layers.weight_gradients(*asked)
-    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
-    plain = layers.weight_gradients(*asked)
-    expected = layers.weight_gradients(x.double(), grad.double(), *asked[2:])
-    assert (plain - expected).norm() < 1e-5 * expected.norm()
-    assert 1e-5 * expected.norm() < (rounded - expected).norm() < 1e-2 * expected.norm()

@@ -6,18 +6,12 @@ The examples of P workers lie in one batch, worker by worker in turn: example ``
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-TILES = 256  # that a product of matrices should have at least, to fill a large GPU ...
-SIDE = 64  # ... of about this many rows and columns each
-LIMIT = 512 * 2**20  # bytes: unfolded inputs are larger only where those of one worker are
 
 
 class Probes:
@@ -162,62 +156,18 @@ class _Product(torch.autograd.Function):
 def weight_gradients(
     x: Tensor, grad: Tensor, shape: torch.Size, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """A convolution's gradient for every worker: products of matrices, some workers at a time if memory asks for it.
+    """A convolution's gradient for every worker, ``shape``: that of one convolution with a group for each of them.
 
     Args:
         x: what went in, ``(B * P, inputs, ...)``.
         grad: of what came out, ``(B * P, outputs, ...)``.
         shape: ``(P, outputs, inputs, height, width)``.
     """
-    workers, height, width = shape[0], shape[3], shape[4]
-    (down, right), (top, left) = stride, padding
-    if top or left:
-        x = nn.functional.pad(x, (left, left, top, top))
-    # Rows and columns that no window reaches are left out by unfold, as by the convolution.
-    windows = x.unfold(2, height, down).unfold(3, width, right)
-    windows, own = torch.unflatten(windows, 0, (-1, workers)), torch.unflatten(grad, 0, (-1, workers))
-    at_a_time = max(1, LIMIT * workers // max(1, windows.numel() * x.element_size()))
-    pieces = zip(torch.split(windows, at_a_time, 1), torch.split(own, at_a_time, 1), strict=True)
-    with _as_convolutions_round(x):
-        given = [_some_gradients(some, of_them) for some, of_them in pieces]
-    return (given[0] if len(given) == 1 else torch.cat(given)).view(shape)
-
-
-def _some_gradients(windows: Tensor, grad: Tensor) -> Tensor:
-    """Of some workers, ``(P, outputs, inputs * height * width)``.
-
-    Args:
-        windows: ``(B, P, inputs, down, across, height, width)``.
-        grad: ``(B, P, outputs, down, across)``.
-    """
-    batch, workers, inputs, _, _, height, width = windows.shape
-    rows, columns = grad.shape[2], inputs * height * width
-    groups = _groups(batch, workers * math.ceil(rows / SIDE) * math.ceil(columns / SIDE))
-    split = (groups, batch // groups)
-    left = torch.unflatten(grad, 0, split).permute(2, 0, 3, 1, 4, 5).reshape(workers * groups, rows, -1)
-    right = torch.unflatten(windows, 0, split).permute(2, 0, 3, 6, 7, 1, 4, 5).reshape(workers * groups, columns, -1)
-    product = torch.bmm(left, right.mT).view(workers, groups, rows, columns)
-    return product[:, 0] if groups == 1 else product.sum(1)
-
-
-def _groups(batch: int, tiles: int) -> int:
-    """Into how many parts a sum over a batch is cut: the fewest, by halving, with which there are ``TILES`` tiles."""
-    groups = 1
-    while groups * tiles < TILES and batch % (2 * groups) == 0:
-        groups *= 2
-    return groups
-
-
-@contextmanager
-def _as_convolutions_round(x: Tensor) -> Iterator[None]:
-    """Let products of matrices use TF32 where convolutions do: they stand for one."""
-    matmul = torch.backends.cuda.matmul
-    before, wanted = matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
-    if not x.is_cuda or (before == "tf32") == wanted:
-        yield
-        return
-    matmul.fp32_precision = "tf32" if wanted else "ieee"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
+    workers, outputs, inputs = shape[:3]
+    beside = (t.reshape(-1, workers * own, *t.shape[2:]) for t, own in ((grad, outputs), (x, inputs)))
+    weight = x.new_empty(workers * outputs, *shape[2:])  # of which only the shape counts
+    both = torch.ops.aten.convolution_backward(
+        *beside, weight, None, stride, padding, (1, 1), False, (0, 0), workers, (False, True, False)
+    )
+    to_weight: Tensor = both[1]
+    return to_weight.view(shape)
