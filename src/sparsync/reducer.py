@@ -51,6 +51,15 @@ class Pending:
     headers: Sequence[Header] = ()
 
 
+@dataclass
+class Given:
+    """What this step has sent, or (negative) what came home of it; ``number`` is that of its last exchange."""
+
+    unit: Unit
+    sent: SparseGrad
+    number: int = 0
+
+
 class Reducer:
     """Exchanges the gradients of one model.
 
@@ -104,7 +113,7 @@ class Reducer:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pending: list[Pending] = []
         self._arrivals: list[Arrival] = []
-        self._given: list[tuple[Unit, SparseGrad]] = []  # what this step has sent, less what came home
+        self._given: list[Given] = []  # what this step has sent, less what came home
         self._next_bucket = 0
         self._open = False  # between the first bucket of a step and its last
         self._unsettled = False  # a step is done, and neither committed nor rolled back
@@ -178,7 +187,7 @@ class Reducer:
             with self._beside(unit.grad.device):
                 exchange.started = time.perf_counter()
                 exchange.energy_sent = torch.dot(sent.values, sent.values).item() if exchange.energy else 0.0
-                self._given.append((unit, self._own_copy(unit, sent)))
+                self._given.append(Given(unit, self._own_copy(unit, sent)))
                 self.channel.unit = unit.key
                 reduced = unit.collective.reduce(sent, layout, self.channel, unit.workspace)
                 exchange.exchanged = time.perf_counter()
@@ -214,7 +223,8 @@ class Reducer:
         """What was not taken goes back into our residual."""
         if reduced.rejected is not None:
             self.feedback.come_home(unit.key, reduced.rejected)
-            self._given.append((unit, replace(reduced.rejected, values=-reduced.rejected.values)))
+            # Before what was sent: taken out again first, the sums that follow are those of ``compress``, and exact.
+            self._given.insert(-1, Given(unit, replace(reduced.rejected, values=-reduced.rejected.values)))
 
     def _judge_later(self, unit: Unit, layout: Layout, reduced: Reduced, exchange: Exchange, step: int) -> None:
         """The same, decided on the device."""
@@ -222,7 +232,10 @@ class Reducer:
         verdicts = self.channel.verdicts(device)
         reduced.write_mean(unit.grad, verdicts.bad if self._has_residuals else None)
         self._accept(unit, reduced)
-        verdicts.spoil(unit.grad, self._starts(unit, layout))
+        verdicts.spoil(unit.grad, self._starts(unit, layout), self.feedback.transactional)
+        for given in self._given:
+            if given.unit is unit:
+                given.number = self.channel.sequence
         assert self.channel.report is not None
         self._pending.append(Pending(step, self.channel.report, device, exchange, layout))
 
@@ -231,10 +244,10 @@ class Reducer:
         if self.channel.deferred and self.error is None:
             with self._beside(device):
                 verdicts = self.channel.verdicts(device)
-                for unit, sent in self._given:
-                    residual = self.feedback.working(unit.key) if self._keeps(unit) else None
+                for given in self._given:
+                    residual = self.feedback.working(given.unit.key) if self._keeps(given.unit) else None
                     if residual is not None and not self.feedback.transactional:
-                        verdicts.bring_home(residual, sent)
+                        verdicts.bring_home(residual, given.sent, given.number)
                 self._given = []  # it was applied, or came home
                 self._pending.append(Pending(step, verdicts.close_step(), device))
 
@@ -250,8 +263,10 @@ class Reducer:
                 self.channel.check(news.headers)
             except SparsyncError as error:
                 self._pending = []
-                self._stop(error)
-                raise
+                # Whoever asked hears it before the others, who may wait for this rank by now.
+                told = self.channel.board.raise_alarm(error)
+                self._stop(told)
+                raise told from None
             spans = list(news.layout.spans)
             for rank, header in enumerate(news.headers):
                 if header.flags & NONFINITE:
@@ -293,8 +308,8 @@ class Reducer:
 
     def _all_home(self) -> None:
         """Nothing of this step is going to be applied."""
-        for unit, sent in self._given:
-            self._take_home(unit, sent)
+        for given in self._given:
+            self._take_home(given.unit, given.sent)
         self._given = []
 
     def _take_home(self, unit: Unit, sent: SparseGrad) -> None:
