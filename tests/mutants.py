@@ -35,6 +35,8 @@ WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 DDP = "tests/test_failures_ddp.py"
 DATA = "tests/test_failures_data.py"
+DEFERRED = "tests/test_deferred.py"
+FROM_A_FAILURE_ON = f"{DEFERRED}::test_from_a_failed_exchange_on_nothing_is_applied_and_all_is_kept[header]"
 
 MUTANTS = [
     Mutant(
@@ -250,8 +252,8 @@ MUTANTS = [
     Mutant(
         "thresholds not in the checkpoint",
         "reducer.py",
-        "self.state = {name: _copy(bag) for name, bag in compressor.items()}",
-        "pass",
+        " for name, bag in compressor.items()}",
+        " for name, bag in ()}",
         "tests/test_training.py::test_kill_and_resume_gives_the_same_weights[threshold-layer]",
     ),
     Mutant(
@@ -309,7 +311,7 @@ MUTANTS = [
     Mutant(
         "what was sent does not come home on the device",
         "reducer.py",
-        "verdicts.bring_home(self.feedback.working(unit.key), sent)",
+        "verdicts.bring_home(residual, given.sent, given.number)",
         "pass",
         "tests/test_deferred.py::test_what_is_sent_comes_home_when_a_gradient_is_not_finite",
         True,
@@ -317,9 +319,65 @@ MUTANTS = [
     Mutant(
         "the optimizer does not see a bad step on the device",
         "reducer.py",
-        "verdicts.spoil(unit.grad, self._starts(unit, layout))",
+        "verdicts.spoil(unit.grad, self._starts(unit, layout), self.feedback.transactional)",
         "pass",
         "tests/test_deferred.py::test_the_same_steps[('a', nan)-plain]",
+        True,
+    ),
+    Mutant(
+        "a failed exchange is forgotten by the next on the device",
+        "kernels/mail.py",
+        "tl.where(first_wrong != 0, first_wrong, tl.where(wrong > 0, number, 0))",
+        "tl.where(wrong > 0, number, 0)",
+        FROM_A_FAILURE_ON,
+        True,
+    ),
+    Mutant(
+        "what a failed exchange sent is lost on the device",
+        "kernels/mail.py",
+        "return (tl.load(bad) != 0) | ((first_wrong != 0) & (first_wrong <= number))",
+        "return tl.load(bad) != 0",
+        FROM_A_FAILURE_ON,
+        True,
+    ),
+    Mutant(
+        "what was applied before a failed exchange comes home too",
+        "kernels/mail.py",
+        "(first_wrong != 0) & (first_wrong <= number)",
+        "first_wrong != 0",
+        FROM_A_FAILURE_ON,
+        True,
+    ),
+    Mutant(
+        "what was rejected comes home twice from a failed exchange",
+        "reducer.py",
+        "self._given.insert(-1, Given(unit, replace(reduced.rejected, values=-reduced.rejected.values)))",
+        "pass",
+        f"{DEFERRED}::test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once[None-rejected]",
+        True,
+    ),
+    Mutant(
+        "a failed exchange hides that the step is bad",
+        "kernels/mail.py",
+        "tl.load(bad) + UNDONE != 0",
+        "UNDONE != 0",
+        f"{DEFERRED}::test_a_step_that_fails_and_is_not_finite_is_not_applied_at_all[a]",
+        True,
+    ),
+    Mutant(
+        "the optimizer does not see that a failed step is undone",
+        "kernels/mail.py",
+        "tl.load(bad) + UNDONE != 0",
+        "tl.load(bad) != 0",
+        f"{DEFERRED}::test_a_failed_step_that_can_be_undone_is_undone_as_a_whole[header]",
+        True,
+    ),
+    Mutant(
+        "who hears of a failure first keeps it to itself",
+        "reducer.py",
+        "told = self.channel.board.raise_alarm(error)",
+        "told = error",
+        f"{DEFERRED}::test_a_rank_that_hears_of_a_failure_first_tells_the_others",
         True,
     ),
     Mutant(

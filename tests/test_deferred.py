@@ -1,30 +1,35 @@
 """A whole step decided on the device, against the same step decided by the host: the same results and residuals.
 
 On the CPU the kernels are run by Triton's interpreter, in a run of its own (``TRITON_INTERPRET=1``); on a GPU as they
-are. A single worker: on one GPU, NCCL cannot have more.
+are. A single worker: on one GPU, NCCL cannot have more. Two take part over Gloo, which then is told to go on as NCCL
+does.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from sparsync import DGCK, AllGather, DenseAllReduce, GaussianK, Mismatch, NoCompression, ThresholdK, TopK
+from sparsync.checkpoint import state_dict
 from sparsync.collectives import Channel
-from sparsync.errors import PeerFailed
+from sparsync.errors import PeerFailed, SparsyncError
 from sparsync.feedback import Correction, Feedback
 from sparsync.layout import Parameter
 from sparsync.reducer import Reducer
 from sparsync.schedule import Constant
 from sparsync.units import Bucket
 from sparsync.wire import Wire
+from sparsync.wire.post import Post
 from tests.fence import fenced
 from tests.methods import Dropping
+from tests.world import World
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -34,13 +39,26 @@ pytestmark = [
 ]
 SIZES = {"a": 2000, "small": 40, "b": 300, "c": 700}
 BUCKETS = (("b", "c"), ("a", "small"))
+THREE = (("c",), ("b",), ("a", "small"))  # the second is going to fail
+KEPT = ("a", "b", "c")
+CAUSES = r"no memory|not a message of format"
 CHOOSERS = ("kernels.workspace", "kernels.whole", "wire.post", "collectives.channel")
 
 
-@pytest.fixture(autouse=True)
-def within_bounds():
-    """Whatever a kernel reads or writes lies within its tensors."""
+@pytest.fixture
+def two_ranks():
+    """Runs a case on two ranks: the kernels interpreted, messages over Gloo."""
     if not INTERPRETED:
+        pytest.skip("two ranks cannot share a GPU over NCCL")
+    world = World(2)
+    yield world
+    world.close()
+
+
+@pytest.fixture(autouse=True)
+def within_bounds(request):
+    """Whatever a kernel reads or writes lies within its tensors."""
+    if not INTERPRETED or "two_ranks" in request.fixturenames:
         yield
         return
     with fenced() as fence:
@@ -61,18 +79,53 @@ def reducer(device, compressor, *, wire=None, dtype=torch.float32, **options):
     collective = options.pop("collective", DenseAllReduce() if compressor.dense else AllGather())
     small = frozenset() if compressor.dense else frozenset({"small"})
     options = {"scope": "layer", "density": Constant(compressor.density), "small": small} | options
-    channel = Channel(None, wire or Wire(), 20.0, device)
+    channel = Channel(options.pop("group", None), wire or Wire(), 20.0, device)
+    channel.may_defer |= channel.backend == "gloo"
     return Reducer(parameters, compressor, collective, channel, **options)
 
 
-def step(one, device, grads):
+def step(one, device, grads, buckets=BUCKETS):
     """One step; the gradients that come back."""
-    buffers = [torch.cat([grads[name] for name in names]).to(device) for names in BUCKETS]
+    buffers = [torch.cat([grads[name] for name in names]).to(device) for names in buckets]
     futures = [
-        one.push(Bucket(i, buffer, names, i == len(BUCKETS) - 1))
-        for i, (buffer, names) in enumerate(zip(buffers, BUCKETS, strict=True))
+        one.push(Bucket(i, buffer, names, i == len(buckets) - 1))
+        for i, (buffer, names) in enumerate(zip(buffers, buckets, strict=True))
     ]
     return torch.cat([future.wait().cpu() for future in futures])
+
+
+def named(result, buckets=THREE):
+    """A step's result, by parameter."""
+    names = [name for bucket in buckets for name in bucket]
+    return dict(zip(names, result.split([SIZES[name] for name in names]), strict=True))
+
+
+def whole_numbers(number, rank=0, odd=None):
+    """Gradients whose sums have no rounding error."""
+    rng = torch.Generator().manual_seed(100 * rank + number)
+    grads = {name: (8 * torch.randn(size, generator=rng)).round() for name, size in SIZES.items()}
+    if odd is not None:
+        grads[odd[0]][7] = odd[1]
+    return grads
+
+
+def failing(cause):
+    """This rank fails at the second bucket: it cannot compress it, or what it sends is none of our messages."""
+    compress, pack = TopK.compress, Post.pack
+
+    def no_memory(self, grad, memory, layout, ctx, state):
+        if layout.id == 1:
+            raise ValueError("no memory")
+        return compress(self, grad, memory, layout, ctx, state)
+
+    def foreign(self, sent, sequence):
+        message = pack(self, sent, sequence)
+        message[0] ^= self.layout.id == 1
+        return message
+
+    if cause == "compress":
+        return patch.object(TopK, "compress", no_memory)
+    return patch.object(Post, "pack", foreign)
 
 
 def gradients(number, dtype, odd=None):
@@ -237,3 +290,157 @@ def test_what_a_collective_rejects_comes_home():
     assert result.any()
     assert torch.equal(result + ours.residual("b").cpu(), grads["b"])
     ours.close()
+
+
+FAILED = pytest.mark.parametrize("cause", ["compress", "header"])
+
+
+@FAILED
+def test_from_a_failed_exchange_on_nothing_is_applied_and_all_is_kept(cause):
+    ours, results = reducer(DEVICE, TopK(0.02)), []
+    came = {name: torch.zeros(SIZES[name]) for name in KEPT}
+    for number in range(3):
+        with failing(cause) if number == 1 else nullcontext():
+            results.append(named(step(ours, DEVICE, whole_numbers(number), THREE)))
+        for name in KEPT:
+            if not (cause == "compress" and (number, name) == (1, "b")):  # what was never taken cannot be kept
+                came[name] += whole_numbers(number)[name]
+    assert all(part.any() for part in results[0].values())
+    assert {name for name, part in results[1].items() if part.any()} == {"c"}
+    assert not any(part.any() for part in results[2].values())
+    for _ in range(2):  # and so for good
+        with pytest.raises((SparsyncError, RuntimeError), match=CAUSES):
+            step(ours, DEVICE, whole_numbers(3), THREE)
+    saved = state_dict(ours)["residuals"]
+    for name in KEPT:
+        applied = sum(result[name] for result in results)
+        assert torch.equal(applied + ours.residual(name).cpu(), came[name])
+        assert torch.equal(applied + saved[name].cpu(), came[name])
+    ours.close()
+
+
+@pytest.mark.parametrize(
+    ("compressor", "options"),
+    [
+        (TopK(0.02), {"wire": Wire("fp16", "ef")}),
+        (TopK(0.02), {"wire": Wire("sign", "int")}),
+        (TopK(0.02), {"wire": Wire("bf16", "int"), "collective": Dropping()}),
+        (TopK(0.02), {"collective": DenseAllReduce()}),
+        (NoCompression(), {"scope": "bucket", "correction": Correction(0.0)}),
+    ],
+    ids=["fp16", "sign", "rejected", "dense sum", "all is sent"],
+)
+@pytest.mark.parametrize("odd", [None, ("a", float("nan"))], ids=str)
+def test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once(compressor, options, odd):
+    ours, came = reducer(DEVICE, compressor, **options), []
+    for number in range(2):
+        grads = gradients(number, torch.float32)
+        came.append({name: grad.clone() for name, grad in grads.items()})
+        if odd and number == 0:
+            grads[odd[0]][7] = odd[1]
+            came[0][odd[0]][7] = 0  # never enters
+        with patch("sparsync.collectives.channel.Channel.verify", fail_first(number)):
+            result = step(ours, DEVICE, grads, THREE)
+        assert result.isnan().any() if odd and number == 0 else not result.any()
+    with pytest.raises(Mismatch, match="not a message of format"):
+        ours.check()
+    for name in KEPT:
+        assert torch.equal(ours.residual(name).cpu(), came[0][name] + came[1][name])
+    ours.close()
+
+
+def fail_first(number):
+    """The very first exchange brings none of our messages."""
+    verify = Channel.verify
+
+    def verified(channel, rows):
+        if channel.sequence == 0:
+            rows[:, 0] ^= 1
+        return verify(channel, rows)
+
+    return verified if number == 0 else verify
+
+
+@pytest.mark.parametrize("odd", ["c", "b", "a"])
+def test_a_step_that_fails_and_is_not_finite_is_not_applied_at_all(odd):
+    """Wherever the bad entry is, the optimizer sees it; so what came before the failure comes home too."""
+    ours, applied = reducer(DEVICE, TopK(0.02)), {name: torch.zeros(SIZES[name]) for name in KEPT}
+    came = {name: torch.zeros(SIZES[name]) for name in KEPT}
+    for number in range(3):
+        grads = whole_numbers(number, odd=(odd, float("inf")) if number == 1 else None)
+        with failing("header") if number == 1 else nullcontext():
+            result = named(step(ours, DEVICE, grads, THREE))
+        seen = any(part.isnan().any() for part in result.values())
+        assert seen == (number == 1)
+        for name in KEPT:
+            came[name] += grads[name].nan_to_num(posinf=0.0)
+            applied[name] += 0 if seen else result[name]
+    with pytest.raises(Mismatch, match="not a message of format"):
+        ours.check()
+    for name in KEPT:
+        assert torch.equal(applied[name] + ours.residual(name).cpu(), came[name])
+    ours.close()
+
+
+@FAILED
+def test_a_failed_step_that_can_be_undone_is_undone_as_a_whole(cause):
+    """The optimizer sees NaN, and skips what came before the failure with the rest."""
+    ours = reducer(DEVICE, TopK(0.02), transactional=True, correction=Correction(0.5, True))
+    step(ours, DEVICE, whole_numbers(0), THREE)
+    before = kept(ours)
+    with failing(cause):
+        result = named(step(ours, DEVICE, whole_numbers(1), THREE))
+    assert all(result[name].isnan().all() for name in ("a", "b", "small"))
+    with pytest.raises((SparsyncError, RuntimeError), match=CAUSES):
+        step(ours, DEVICE, whole_numbers(2), THREE)
+    saved = state_dict(ours)
+    for name in KEPT:
+        for kind, was, now in zip(("residuals", "velocities"), before[name], kept(ours)[name], strict=True):
+            assert torch.equal(now, was)
+            assert torch.equal(saved[kind][name].cpu(), was)
+    assert ours.stats.total.skipped == 1
+    ours.close()
+
+
+def case_failing(rank, size, cause, asks_early):
+    """Rank 1 fails in step 1; rank 0 may ask how it went before the others do."""
+    ours, results = reducer(DEVICE, TopK(0.02), group=dist.group.WORLD), []
+    assert ours.channel.deferred
+    try:
+        with fenced():
+            for number in range(4):
+                with failing(cause) if (rank, number) == (1, 1) else nullcontext():
+                    results.append(named(step(ours, DEVICE, whole_numbers(number, rank), THREE)))
+                if asks_early and (rank, number) == (0, 1):
+                    ours.check()
+    except (SparsyncError, RuntimeError):
+        with pytest.raises(SparsyncError) as error:
+            ours.check()
+    residuals = {name: ours.residual(name).clone() for name in KEPT}
+    ours.close()
+    return results, residuals, str(error.value)
+
+
+@FAILED
+def test_two_ranks_stop_alike_and_keep_everything(two_ranks, cause):
+    answers = two_ranks.run(case_failing, cause=cause, asks_early=False)
+    (results, _, error), (other, _, told) = answers
+    assert error == told
+    assert len(results) == len(other) == 3
+    for mine, theirs in zip(results, other, strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in SIZES)
+    assert {name for name, part in results[1].items() if part.any()} == {"c"}
+    assert not any(part.any() for part in results[2].values())
+    for name in KEPT:
+        came = sum(whole_numbers(number, rank)[name] for number in range(3) for rank in range(2))
+        if cause == "compress" and name == "b":
+            came -= whole_numbers(1, 1)[name]
+        residual = sum(residuals[name] for _, residuals, _ in answers)
+        assert torch.equal(2 * sum(result[name] for result in results) + residual, came)
+
+
+def test_a_rank_that_hears_of_a_failure_first_tells_the_others(two_ranks):
+    (results, _, error), (other, _, told) = two_ranks.run(case_failing, cause="compress", asks_early=True)
+    assert error == told
+    assert "rank 1: failed to compress bucket 1: ValueError: no memory" in error
+    assert len(results) == len(other) == 2

@@ -122,6 +122,6 @@ def test_the_fence_sees_what_lies_outside():
     residual, values, one = torch.zeros(8), torch.ones(1), torch.ones((), dtype=torch.int32)
     for at, fits in ((7, True), (8, False), (-1, False)):
         with fenced():
-            arguments = (residual, torch.tensor([at]), values, torch.tensor(1), one)
+            arguments = (residual, torch.tensor([at]), values, torch.tensor(1), one, one - 1, 1)
             with nullcontext() if fits else pytest.raises(InterpreterError, match="home reads 1 of 1 entries outside"):
                 mail.home[(1,)](*arguments, BLOCK=16)

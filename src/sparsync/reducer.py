@@ -22,33 +22,30 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from sparsync.collectives import Channel, Collective, Reduced, Report
+from sparsync.collectives import Channel, Collective, Reduced
 from sparsync.compressors import Compressor, Context, State
 from sparsync.errors import Mismatch, SparsyncError, StepFailed
 from sparsync.feedback import Correction, Feedback, accumulation_dtype
 from sparsync.kernels import Memory
 from sparsync.lane import Lane
 from sparsync.layout import Layout, Parameter
+from sparsync.news import News, warn
 from sparsync.schedule import Schedule
 from sparsync.snapshot import Snapshot
-from sparsync.sparse import NONFINITE, SparseGrad
+from sparsync.sparse import SparseGrad
 from sparsync.stats import Exchange, Stats
 from sparsync.units import Arrival, Assembly, Bucket, Unit
-from sparsync.wire import Header
 
 log = logging.getLogger("sparsync")
 
 
 @dataclass
-class Pending:
-    """What a step's exchange came to, or (without ``exchange``) the step itself: not heard of yet."""
+class Given:
+    """What this step has sent, or (negative) what came home of it; ``number`` is that of its last exchange."""
 
-    step: int
-    report: Report
-    device: torch.device
-    exchange: Exchange | None = None
-    layout: Layout | None = None
-    headers: Sequence[Header] = ()
+    unit: Unit
+    sent: SparseGrad
+    number: int = 0
 
 
 class Reducer:
@@ -102,9 +99,9 @@ class Reducer:
         # Where nothing is waited for, no thread is needed to wait; a single worker never waits.
         self._lane = Lane(threaded=channel.group is not None and not channel.deferred)
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._pending: list[Pending] = []
+        self._news = News(channel, self.stats)
         self._arrivals: list[Arrival] = []
-        self._given: list[tuple[Unit, SparseGrad]] = []  # what this step has sent, less what came home
+        self._given: list[Given] = []  # what this step has sent, less what came home
         self._next_bucket = 0
         self._open = False  # between the first bucket of a step and its last
         self._unsettled = False  # a step is done, and neither committed nor rolled back
@@ -178,7 +175,7 @@ class Reducer:
             with self._beside(unit.grad.device):
                 exchange.started = time.perf_counter()
                 exchange.energy_sent = torch.dot(sent.values, sent.values).item() if exchange.energy else 0.0
-                self._given.append((unit, self._own_copy(unit, sent)))
+                self._given.append(Given(unit, self._own_copy(unit, sent)))
                 self.channel.unit = unit.key
                 reduced = unit.collective.reduce(sent, layout, self.channel, unit.workspace)
                 exchange.exchanged = time.perf_counter()
@@ -214,7 +211,8 @@ class Reducer:
         """What was not taken goes back into our residual."""
         if reduced.rejected is not None:
             self.feedback.come_home(unit.key, reduced.rejected)
-            self._given.append((unit, replace(reduced.rejected, values=-reduced.rejected.values)))
+            # Before what was sent: taken out again first, the sums that follow are those of ``compress``, and exact.
+            self._given.insert(-1, Given(unit, replace(reduced.rejected, values=-reduced.rejected.values)))
 
     def _judge_later(self, unit: Unit, layout: Layout, reduced: Reduced, exchange: Exchange, step: int) -> None:
         """The same, decided on the device."""
@@ -222,48 +220,35 @@ class Reducer:
         verdicts = self.channel.verdicts(device)
         reduced.write_mean(unit.grad, verdicts.bad if self._has_residuals else None)
         self._accept(unit, reduced)
-        verdicts.spoil(unit.grad, self._starts(unit, layout))
-        assert self.channel.report is not None
-        self._pending.append(Pending(step, self.channel.report, device, exchange, layout))
+        verdicts.spoil(unit.grad, self._starts(unit, layout), self.feedback.transactional)
+        for given in self._given:
+            if given.unit is unit:
+                given.number = self.channel.sequence
+        self._news.of_exchange(step, device, exchange, layout)
 
     def _close_step(self, device: torch.device, step: int) -> None:
         """All of a step's units are written back."""
         if self.channel.deferred and self.error is None:
             with self._beside(device):
                 verdicts = self.channel.verdicts(device)
-                for unit, sent in self._given:
-                    residual = self.feedback.working(unit.key) if self._keeps(unit) else None
+                for given in self._given:
+                    residual = self.feedback.working(given.unit.key) if self._keeps(given.unit) else None
                     if residual is not None and not self.feedback.transactional:
-                        verdicts.bring_home(residual, sent)
+                        verdicts.bring_home(residual, given.sent, given.number)
                 self._given = []  # it was applied, or came home
-                self._pending.append(Pending(step, verdicts.close_step(), device))
+                self._news.of_step(step, device)
 
     def _catch_up(self, before: int) -> None:
         """Hear what came of the steps before this one; raises, on every rank at the same point, what went wrong."""
-        while self._pending and self._pending[0].step < before:
-            try:
-                news = self._hear(self._pending.pop(0))
-                if news.layout is None:
-                    self.channel.await_report(news.report)
-                    self._bad = self.channel.verdicts(news.device).was_bad(news.report)
-                    continue
-                self.channel.check(news.headers)
-            except SparsyncError as error:
-                self._pending = []
-                self._stop(error)
-                raise
-            spans = list(news.layout.spans)
-            for rank, header in enumerate(news.headers):
-                if header.flags & NONFINITE:
-                    _warn(news.step, spans[header.where].name, rank)
-
-    def _hear(self, news: Pending) -> Pending:
-        """Read what a report says of an exchange."""
-        if news.exchange is not None and news.layout is not None and not news.headers:
-            self.channel.await_report(news.report)
-            news.headers = self.channel.verdicts(news.device).headers(news.report)
-            self.stats.learn(news.exchange, news.headers[self.channel.rank].entries, news.layout.sendable)
-        return news
+        try:
+            for bad in self._news.hear(before):
+                self._bad = bad
+        except SparsyncError as error:
+            self._news.forget()
+            # Whoever asked hears it before the others, who may wait for this rank by now.
+            told = self.channel.board.raise_alarm(error)
+            self._stop(told)
+            raise told from None
 
     def _wait(self) -> None:
         """Catch up, if nothing is under way."""
@@ -278,8 +263,7 @@ class Reducer:
 
     def newest_stats(self) -> Stats:
         """The statistics with all there is to hear."""
-        for news in self._pending:
-            self._hear(news)
+        self._news.learn()
         return self.stats
 
     def _spoil(self, unit: Unit, layout: Layout, bad: list[tuple[int, int]], step: int) -> None:
@@ -287,14 +271,14 @@ class Reducer:
         self._bad = True
         spans = list(layout.spans)
         for rank, where in bad:
-            _warn(step, spans[where].name, rank)
+            warn(step, spans[where].name, rank)
         unit.grad[torch.tensor([span.start for span in spans], device=unit.grad.device)] = math.nan
         self._all_home()
 
     def _all_home(self) -> None:
         """Nothing of this step is going to be applied."""
-        for unit, sent in self._given:
-            self._take_home(unit, sent)
+        for given in self._given:
+            self._take_home(given.unit, given.sent)
         self._given = []
 
     def _take_home(self, unit: Unit, sent: SparseGrad) -> None:
@@ -515,10 +499,6 @@ UNFINISHED = (
     "the last backward did not finish: gradients of its first buckets were sent, the others never came; "
     "build the DistributedDataParallel model anew"
 )
-
-
-def _warn(step: int, name: str, rank: int) -> None:
-    log.warning("step %d: the gradient of %s was not finite on rank %d", step, name, rank)
 
 
 def _fingerprint(result: Tensor) -> str:

@@ -144,7 +144,7 @@ class Channel:
         """
         self.sequence += 1
         if self.deferred:
-            self.report = self.verdicts(rows.device).judge(rows)
+            self.report = self.verdicts(rows.device).judge(rows, self.sequence)
             return []
         headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
         self.check(headers)

@@ -59,8 +59,9 @@ class Report:
 class Verdicts:
     """Decides on the device what an exchange comes to.
 
-    ``verdict``: 1 if the last exchange's headers disagreed or a rank failed: then nothing of it is applied. ``bad``: 1
-    if in this step a gradient, or a sum of them, was not finite.
+    ``verdict``: the number (from 1) of the first exchange whose headers disagreed or in which a rank failed, or 0: from
+    it on nothing is applied, until the host hears of it. ``bad``: 1 if in this step a gradient, or a sum of them, was
+    not finite.
     """
 
     def __init__(self, workers: int, device: torch.device) -> None:
@@ -84,14 +85,15 @@ class Verdicts:
             )  # fmt: skip
         return header
 
-    def judge(self, rows: Tensor) -> Report:
-        """Look at the headers of the messages ``rows``."""
+    def judge(self, rows: Tensor, number: int) -> Report:
+        """Look at the headers of the messages ``rows`` of exchange ``number``."""
         from sparsync.kernels import mail
 
         with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
             mail.judge[(1,)](
-                rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, self.verdict, self.bad, self._news, LANES=32
-            )
+                rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, number, self.verdict, self.bad, self._news,
+                LANES=32,
+            )  # fmt: skip
             return Report.of(self._news, self._spare)
 
     def look(self, result: Tensor) -> None:
@@ -102,27 +104,33 @@ class Verdicts:
             programs = _programs(result.numel())
             mail.inspect[(programs,)](result, result.numel(), self.bad, programs, BLOCK=BLOCK)
 
-    def spoil(self, result: Tensor, starts: Tensor) -> None:
-        """Nothing is applied of an exchange that failed; in a bad step, the optimizer shall see NaN at ``starts``."""
+    def spoil(self, result: Tensor, starts: Tensor, undone: bool) -> None:
+        """Once an exchange has failed, the result is 0; in a bad step, the optimizer shall see NaN at ``starts``.
+
+        ``undone``: a step with a failed exchange is undone as a whole, so there too it shall see NaN.
+        """
         from sparsync.kernels import mail
 
         with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
             programs = _programs(result.numel())
             mail.spoil[(programs,)](
-                result, result.numel(), starts, starts.numel(), self.verdict, self.bad, programs, BLOCK=BLOCK
-            )
+                result, result.numel(), starts, starts.numel(), self.verdict, self.bad, programs, BLOCK=BLOCK,
+                UNDONE=int(undone),
+            )  # fmt: skip
 
-    def bring_home(self, residual: Tensor, sent: SparseGrad) -> None:
-        """In a bad step, what was sent goes back into the residual."""
+    def bring_home(self, residual: Tensor, sent: SparseGrad, number: int) -> None:
+        """What was sent in exchange ``number`` of this step goes back into the residual if it is not applied."""
         from sparsync.kernels import mail
 
         with torch.cuda.device_of(residual):  # type: ignore[no-untyped-call]
             if sent.indices is None:
                 programs = _programs(sent.numel)
-                mail.home_whole[(programs,)](residual, sent.values, sent.numel, self.bad, programs, BLOCK=BLOCK)
+                mail.home_whole[(programs,)](
+                    residual, sent.values, sent.numel, self.bad, self.verdict, number, programs, BLOCK=BLOCK
+                )
                 return
             mail.home[(-(-sent.indices.numel() // BLOCK),)](
-                residual, sent.indices, sent.values, sent.count, self.bad, BLOCK=BLOCK
+                residual, sent.indices, sent.values, sent.count, self.bad, self.verdict, number, BLOCK=BLOCK
             )
 
     def close_step(self) -> Report:

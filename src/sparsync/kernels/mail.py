@@ -140,10 +140,11 @@ def write(
         tl.atomic_or(sign, _bit(number & 31), mask=real & (value < 0), sem="relaxed")
 
 
-@triton.jit
-def judge(rows, stride, workers, version, verdict, bad, news, LANES: tl.constexpr):
-    """Look at all headers: ``verdict`` is 1 where they disagree or a rank failed, ``bad`` becomes 1 where a gradient
-    was not finite; ``news`` gets a copy of them. One program."""
+@triton.jit(do_not_specialize=["number"])
+def judge(rows, stride, workers, version, number, verdict, bad, news, LANES: tl.constexpr):
+    """Look at all headers of exchange ``number``: ``verdict`` becomes, and stays, the number of the first exchange in
+    which they disagree or a rank failed; ``bad`` becomes 1 where a gradient was not finite; ``news`` gets a copy of
+    them. One program."""
     wrong, odd = 0, 0
     word = tl.arange(0, HEADER)
     first = tl.load(rows + word)
@@ -157,7 +158,8 @@ def judge(rows, stride, workers, version, verdict, bad, news, LANES: tl.constexp
         wrong += tl.sum(differs.to(tl.int32)) + tl.sum(((flags & FAILED) != 0).to(tl.int32))
         odd += tl.sum(((flags & NONFINITE) != 0).to(tl.int32))
     wrong += tl.sum(((word == 0) & (first != version)).to(tl.int32))
-    tl.store(verdict, (wrong > 0).to(tl.int32))
+    first_wrong = tl.load(verdict)
+    tl.store(verdict, tl.where(first_wrong != 0, first_wrong, tl.where(wrong > 0, number, 0)).to(tl.int32))
     tl.store(bad, tl.load(bad) | (odd > 0).to(tl.int32))
 
 
@@ -337,13 +339,16 @@ def inspect(out, numel, overflow, programs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def spoil(out, numel, starts, spans, verdict, bad, programs, BLOCK: tl.constexpr):
-    """Where the headers disagreed nothing is applied; where a gradient was not finite, the optimizer shall see it."""
+def spoil(out, numel, starts, spans, verdict, bad, programs, BLOCK: tl.constexpr, UNDONE: tl.constexpr):
+    """Once an exchange has failed nothing is applied; where a gradient was not finite, the optimizer shall see it.
+    ``UNDONE``: also where an exchange failed, as what other units of the step brought must not be applied either."""
     pid = tl.program_id(0)
     if tl.load(verdict) != 0:
+        word = tl.where(tl.load(bad) + UNDONE != 0, 0x7FC00000, 0)
+        fill = (tl.zeros([BLOCK], tl.int32) + word).to(tl.float32, bitcast=True).to(out.dtype.element_ty)
         for piece in range(pid, tl.cdiv(numel, BLOCK), programs):
             at = piece * BLOCK + tl.arange(0, BLOCK)
-            tl.store(out + at, tl.zeros([BLOCK], out.dtype.element_ty), mask=at < numel)
+            tl.store(out + at, fill, mask=at < numel)
     elif tl.load(bad) != 0:
         for piece in range(pid, tl.cdiv(spans, BLOCK), programs):
             span = piece * BLOCK + tl.arange(0, BLOCK)
@@ -353,9 +358,17 @@ def spoil(out, numel, starts, spans, verdict, bad, programs, BLOCK: tl.constexpr
 
 
 @triton.jit
-def home_whole(residual, values, numel, bad, programs, BLOCK: tl.constexpr):
+def _in_vain(bad, verdict, number):
+    """Whether nothing of exchange ``number`` of this step is applied: where the step's gradient was not finite
+    somewhere, or this exchange or one before it failed."""
+    first_wrong = tl.load(verdict)
+    return (tl.load(bad) != 0) | ((first_wrong != 0) & (first_wrong <= number))
+
+
+@triton.jit(do_not_specialize=["number"])
+def home_whole(residual, values, numel, bad, verdict, number, programs, BLOCK: tl.constexpr):
     """The same where everything was sent."""
-    if tl.load(bad) != 0:
+    if _in_vain(bad, verdict, number):
         for piece in range(tl.program_id(0), tl.cdiv(numel, BLOCK), programs):
             at = piece * BLOCK + tl.arange(0, BLOCK)
             inside = at < numel
@@ -363,10 +376,10 @@ def home_whole(residual, values, numel, bad, programs, BLOCK: tl.constexpr):
             tl.store(residual + at, tl.load(residual + at, mask=inside, other=0.0) + value, mask=inside)
 
 
-@triton.jit
-def home(residual, places, values, count, bad, BLOCK: tl.constexpr):
-    """Where this step's gradient was not finite somewhere, what was sent goes back."""
-    if tl.load(bad) != 0:
+@triton.jit(do_not_specialize=["number"])
+def home(residual, places, values, count, bad, verdict, number, BLOCK: tl.constexpr):
+    """What was sent in exchange ``number`` goes back if that was in vain."""
+    if _in_vain(bad, verdict, number):
         entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         real = entry < tl.load(count)
         place = tl.load(places + entry, mask=real, other=0)
