@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsync import (
     DGCK,
     AllGather,
+    Balanced,
     BlockRandomK,
     DenseAllReduce,
     GaussianK,
@@ -79,6 +80,7 @@ COLLECTIVES: dict[str, Collective] = {
     "allgather": AllGather(),
     "dense": DenseAllReduce(),
     "gtopk": GTopK(),
+    "balanced": Balanced(),
     "shared": SharedIndexAllReduce(),
     "dropping": Dropping(),
 }
@@ -89,10 +91,11 @@ PAIRS = [
     *[(name, "dense", ("fp32", "bf16")) for name in ("topk", "threshold", "odd", *DENSE)],
     *[(name, "shared", ("fp32", "bf16")) for name in ("random", "block")],
     *[(name, "gtopk", ("fp32", "fp16", "bf16")) for name in ("topk", "threshold", "random")],
+    *[(name, "balanced", ("fp32", "fp16", "bf16", "sign")) for name in ("topk", "threshold", "random", "dgc")],
     ("topk", "dropping", ("fp32",)),
 ]
 # Every way through the library in every world; what differs from these only in its choice of entries, in one.
-EVERYWHERE = {("topk", "allgather"), ("threshold", "allgather"), ("topk", "gtopk")}
+EVERYWHERE = {("topk", "allgather"), ("threshold", "allgather"), ("topk", "gtopk"), ("threshold", "balanced")}
 PAIRS_AND_WORLDS = [(*pair, size) for pair in PAIRS for size in (1, 2, 3, 4, 5) if size == 3 or pair[:2] in EVERYWHERE]
 WORLD_IDS = [f"{name}-{collective}-{size}" for name, collective, _, size in PAIRS_AND_WORLDS]
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -136,6 +136,7 @@ def test_traffic():
         ("shared", "fp32", False, "use it with 'random' or 'block'"),
         ("gtopk", "fp32", True, "goes with collective='dense'"),
         ("gtopk", "sign", False, "not values='sign'"),
+        ("balanced", "fp32", True, "goes with collective='dense'"),
     ],
 )
 def test_pairs_that_make_no_sense_are_refused(collective, values, dense, sentence):

@@ -1,6 +1,6 @@
 """Sparse gradient communication for PyTorch: send the entries that matter, keep the rest, lose nothing."""
 
-from sparsync.collectives import AllGather, DenseAllReduce, GTopK, SharedIndexAllReduce
+from sparsync.collectives import AllGather, Balanced, DenseAllReduce, GTopK, SharedIndexAllReduce
 from sparsync.compressors import (
     DGCK,
     BlockRandomK,
@@ -23,6 +23,7 @@ __all__ = [
     "DGCK",
     "RECIPES",
     "AllGather",
+    "Balanced",
     "BlockRandomK",
     "Constant",
     "DenseAllReduce",

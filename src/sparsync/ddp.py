@@ -134,8 +134,8 @@ def attach(
         optimizer: for ``momentum`` and ``follow_lr``.
         recipe: options that go together: ``"default"`` (the best we know), ``"paper"`` (TopK-SGD as published) or
             ``"dgc"`` (Deep Gradient Compression).
-        collective: how they are summed: ``"allgather"``, ``"shared"``, ``"gtopk"``, ``"dense"``, or an object; chosen
-            to suit the compressor.
+        collective: how they are summed: ``"allgather"``, ``"shared"``, ``"gtopk"``, ``"balanced"``, ``"dense"``, or an
+            object; chosen to suit the compressor.
         scope: where the largest entries are looked for: in each ``"layer"``, each ``"bucket"``, or the whole model
             (``"global"``: nothing is sent before backward ends); layer.
         density: share of entries to send, in (0, 1], or a callable from step to density; the compressor's.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from sparsync.collectives import AllGather, Collective, DenseAllReduce, GTopK, SharedIndexAllReduce
+from sparsync.collectives import AllGather, Balanced, Collective, DenseAllReduce, GTopK, SharedIndexAllReduce
 from sparsync.compressors import (
     DGCK,
     BlockRandomK,
@@ -40,6 +40,7 @@ COLLECTIVES: Mapping[str, Any] = {
     "allgather": AllGather,
     "shared": SharedIndexAllReduce,
     "gtopk": GTopK,
+    "balanced": Balanced,
 }
 
 

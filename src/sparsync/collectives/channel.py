@@ -105,6 +105,15 @@ class Channel:
         self._wait(_all_gather(out, message.contiguous().view(-1), group=self.group, async_op=True))
         return out.view(self.size, *message.shape)
 
+    def all_to_all(self, messages: Tensor) -> Tensor:
+        """Row r of ``messages`` goes to rank r; row r of what comes back is from rank r."""
+        if self.group is None:
+            return messages
+        out = torch.empty_like(messages)
+        self._bytes += messages.nbytes
+        self._wait(dist.all_to_all_single(out, messages.contiguous(), group=self.group, async_op=True))
+        return out
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum of every rank's ``tensor``, in place: the backend's own."""
         if self.group is not None:
