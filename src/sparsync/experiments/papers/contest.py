@@ -278,7 +278,7 @@ def density_of(setting: Setting, label: str, length: int) -> float:
 
 def within(run: Run, allowed: float) -> float:
     """The largest density at which a step of the run sends no more than that."""
-    cost, low, high = traffic_of(run), 1e-5, 0.05
+    cost, low, high = traffic_of(run), 1e-5, 0.5
     for _ in range(16):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
