@@ -118,6 +118,10 @@ def _free_port() -> int:
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     torch.set_num_threads(1)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.interpreter import quicken
+
+        quicken()
     gc.freeze()  # what was there before the cases, dynamo above all, need not be looked through after each of them
     dist.init_process_group("gloo", rank=rank, world_size=size)
     while (job := pipe.recv()) is not None:
