@@ -39,7 +39,7 @@ def test_info_lists_versions_and_methods_and_needs_no_lab() -> None:
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "set()"
     assert re.search(r"compressors\s+block, dgc, gaussian, none, random, threshold, topk, trimmed", done.stdout)
-    assert re.search(r"collectives\s+allgather, dense", done.stdout)
+    assert re.search(r"collectives\s+allgather, balanced, dense, gtopk, shared", done.stdout)
     assert re.search(r"backends\s+.*gloo", done.stdout)
 
 
