@@ -15,19 +15,9 @@ torch.set_num_threads(1)
 torch.utils.deterministic.fill_uninitialized_memory = True
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from triton.runtime import interpreter
+    from tests.interpreter import quicken
 
-    patched = set()
-
-    def call(self, *args, **kwargs):
-        """A call of one kernel's helper, as in Triton's interpreter, but for a look through the whole language every
-        time: a third of the tests' time. Launches patch it; what other modules see is patched for good."""
-        if self.fn.__module__ not in patched:
-            patched.add(self.fn.__module__)
-            interpreter._patch_lang(self.fn)
-        return self.rewrite()(*args, **kwargs)
-
-    interpreter.InterpretedFunction.__call__ = call
+    quicken()
 
 
 @pytest.fixture(scope="session")

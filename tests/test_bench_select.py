@@ -52,7 +52,7 @@ def test_the_command_writes_its_columns_and_a_figure(tmp_path: Path) -> None:
         env=os.environ | {"COLUMNS": "80", "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert "…" not in done.stdout  # 80 columns are enough

@@ -15,12 +15,13 @@ from sparsync.cli import main
 from sparsync.cli.app import run
 
 ROOT = Path(__file__).parent.parent
+LIMIT = 240  # seconds, for a command that hangs; a machine may be busy
 SPARSYNC = [sys.executable, "-c", "from sparsync.cli import main; main()"]
 
 
 def sparsync(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     wide = os.environ | {"COLUMNS": "200"}
-    return subprocess.run([*SPARSYNC, *arguments], cwd=cwd, env=wide, capture_output=True, text=True, timeout=100)
+    return subprocess.run([*SPARSYNC, *arguments], cwd=cwd, env=wide, capture_output=True, text=True, timeout=LIMIT)
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,11 +31,15 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert re.search(rf"^\s+{command}\s", shown, re.MULTILINE)
 
 
-def test_info_lists_versions_and_methods() -> None:
-    done = sparsync("info")
+def test_info_lists_versions_and_methods_and_needs_no_lab() -> None:
+    ask = "print({'matplotlib', 'jinja2', 'sklearn'} & set(sys.modules))"
+    code = f"import sys; from sparsync.cli.app import run; code = run(['info']); {ask}; sys.exit(code)"
+    wide = os.environ | {"COLUMNS": "200"}
+    done = subprocess.run([sys.executable, "-c", code], env=wide, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "set()"
     assert re.search(r"compressors\s+block, dgc, gaussian, none, random, threshold, topk, trimmed", done.stdout)
-    assert re.search(r"collectives\s+allgather, dense", done.stdout)
+    assert re.search(r"collectives\s+allgather, balanced, dense, gtopk, shared", done.stdout)
     assert re.search(r"backends\s+.*gloo", done.stdout)
 
 
@@ -88,20 +93,14 @@ def test_a_missing_package_names_its_extra(
 
 def test_the_library_needs_none_of_the_extras() -> None:
     code = "import sys, sparsync; print({'typer', 'rich', 'sklearn', 'matplotlib', 'jinja2'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     assert done.stdout.strip() == "set()"
-
-
-def test_the_command_line_needs_the_lab_only_to_compare() -> None:
-    ask = "print({'matplotlib', 'jinja2', 'sklearn'} & set(sys.modules))"
-    code = f"import sys; from sparsync.cli.app import run; run(['info']); {ask}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
     done = sparsync("demo", "--workers", "2", "--steps", "4", "--seeds", "1", "--out", str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
     page = (tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     for method in ("dense", "paper", "default", "topk 0.1 %", "random+shared 1 %", "topk+gtopk 1 %"):
         assert re.search(rf"^{re.escape(method)} ", done.stdout, re.MULTILINE)
@@ -140,7 +139,7 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     (example,) = [block for block in blocks if "init_process_group" in block]
     (tmp_path / "example.py").write_text(example)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "example.py"]
-    done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert "ThresholdK" in done.stdout
     assert re.search(r"sent \d+\.\d% of all entries", done.stdout)

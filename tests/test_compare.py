@@ -19,7 +19,8 @@ from sparsync.experiments.compare import label, options, plan, summarise
 from sparsync.experiments.settings import Outcome, Point, Training
 from sparsync.experiments.workers import WorkerFailed
 from sparsync.experiments.workers import run as run_workers
-from tests.test_cli import ROOT, SPARSYNC, processes_of, sparsync
+from tests.test_cli import ROOT, SPARSYNC, processes_of
+from tests.world import fork_server
 
 DENSE = Training("dense")
 
@@ -119,15 +120,20 @@ def test_curves_are_means_and_bands_over_the_seeds() -> None:
     assert topk.label == "topk 1 %"
 
 
-def test_compare_end_to_end(tmp_path: Path) -> None:
+def test_compare_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainings on worker processes, supervised by this one."""
+    fork_server()
+    monkeypatch.setenv("COLUMNS", "200")
     # Without momentum, topk of everything is dense, and 0.1 % learns nothing in ten steps.
-    done = sparsync(
+    asked = [
         "compare", "--method", "topk@1", "--method", "paper", "--workers", "2", "--steps", "10", "--seeds", "2",
         "--momentum", "0", "--rate", "0.5", "--out", str(tmp_path / "new"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    shown = done.stdout
+    ]  # fmt: skip
+    assert run(asked) == 0
+    shown, errors = capsys.readouterr()
+    assert errors == ""
     assert re.search(r"^dense +\d+\.\d ± \d+\.\d % +340,008 +1\.0 × +100 %", shown, re.MULTILINE)
     assert re.search(r"^topk 100 % +.* 677,992 +0\.5 ×", shown, re.MULTILINE)
     assert "sends least" not in shown
@@ -185,15 +191,15 @@ def test_interrupted_compare_leaves_no_worker_behind(tmp_path: Path) -> None:
         command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed
     )
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while len(processes_of(compare.pid)) < 5 and time.monotonic() < until:  # itself, tracker, fork server, workers
             time.sleep(0.2)
         time.sleep(1)
         compare.send_signal(signal.SIGINT)
-        _, errors = compare.communicate(timeout=30)
+        _, errors = compare.communicate(timeout=120)
         assert compare.returncode == 130
         assert errors.strip() == "sparsync: interrupted"
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while processes_of(compare.pid) and time.monotonic() < until:
             time.sleep(0.2)
         assert processes_of(compare.pid) == []

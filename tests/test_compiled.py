@@ -272,7 +272,7 @@ assert (compiled.loops() is None) is {missing}
 @pytest.mark.parametrize("missing", [False, True])
 def test_numba_is_loaded_when_it_is_worth_it(missing):
     script = ALONE.format(missing=missing)
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, timeout=120)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, timeout=240)
     assert run.returncode == 0, run.stderr
 
 

@@ -1,14 +1,12 @@
 """A whole step decided on the device, against the same step decided by the host: the same results and residuals.
 
-On the CPU the kernels are run by Triton's interpreter, in a run of its own (``TRITON_INTERPRET=1``); on a GPU as they
-are. A single worker: on one GPU, NCCL cannot have more. Two take part over Gloo, which then is told to go on as NCCL
+A single worker: on one GPU, NCCL cannot have more. Two take part over Gloo, which then is told to go on as NCCL
 does.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack, nullcontext
 from unittest.mock import patch
 
@@ -27,16 +25,14 @@ from sparsync.schedule import Constant
 from sparsync.units import Bucket
 from sparsync.wire import Wire
 from sparsync.wire.post import Post
+from tests import pairs
 from tests.fence import fenced
 from tests.methods import Dropping
+from tests.pairs import INTERPRETED, MARKS
 from tests.world import World
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs TRITON_INTERPRET=1 or a GPU"),
-]
+pytestmark = MARKS
+DEVICE = torch.device(pairs.DEVICE)
 SIZES = {"a": 2000, "small": 40, "b": 300, "c": 700}
 BUCKETS = (("b", "c"), ("a", "small"))
 THREE = (("c",), ("b",), ("a", "small"))  # the second is going to fail

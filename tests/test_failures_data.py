@@ -882,12 +882,12 @@ def assert_lost(answers: Sequence[tuple[bool, Any]], survivors: Sequence[int], w
 def test_52_rank_killed(victim, says):
     answers = World.once(3, case_peer, victim=victim, stall=0.0, deadline=60.0)
     assert answers[victim] == (False, "died with exit code 9")
-    assert_lost(answers, [rank for rank in range(3) if rank != victim], within=10.0, says=says)
+    assert_lost(answers, [rank for rank in range(3) if rank != victim], within=40.0, says=says)
 
 
 def test_53_rank_stalled():
     answers = World.once(3, case_peer, victim=1, stall=6.0, deadline=4.0)
-    assert_lost(answers, [0, 2], within=6.0, says="no answer within 4 s; ranks not heard from: 1")
+    assert_lost(answers, [0, 2], within=20.0, says="no answer within 4 s; ranks not heard from: 1")
     finished, late = answers[1]  # the one that slept finds out too, and with the same words
     assert finished, late
     assert late["error"] == answers[0][1]["error"] == answers[2][1]["error"]
@@ -1058,8 +1058,7 @@ print("the end")
 def test_64_scripts_end_well(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("the end") == 2
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the end") == 3

@@ -1,30 +1,19 @@
-"""The fused kernels against the specification: the same entries, residuals, velocities and floors, step after step.
-
-On the CPU they are run by Triton's interpreter, in a run of its own (``TRITON_INTERPRET=1``); on a GPU as they are.
-"""
+"""The fused kernels against the specification: the same entries, residuals, velocities and floors, step after step."""
 
 from __future__ import annotations
-
-import os
-from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from sparsync import ThresholdK
-from sparsync.compressors import Selecting, threshold
+from sparsync.compressors import threshold
 from sparsync.feedback import Correction
 from sparsync.kernels import launch, reference, workspace
-from sparsync.layout import Layout
 from sparsync.wire import CODECS
-from tests.methods import Worker, gradient, place
+from tests.methods import gradient
+from tests.pairs import DEVICE, MARKS, assert_nothing_is_lost, assert_told, compare, entries, fading, pair_of
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs TRITON_INTERPRET=1 or a GPU"),
-]
+pytestmark = MARKS
 SIZES = {
     "one": [1],
     "small": [63],
@@ -35,27 +24,8 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Plain(ThresholdK):
-    """The specification, whatever the device."""
-
-    compress = Selecting.compress
-
-
-def pair(sizes, density, *, scope="layer", dtype=torch.float32, values="fp32", **options):
-    """The same worker twice: fused on the device, and the specification on the CPU."""
-    spans, numel = place(sizes, options.pop("hole", 3))
-    layout = Layout.cut(spans, numel=numel, scope=scope, density=density, name="all")
-    fused = Worker(ThresholdK(density), layout, dtype, values, device=DEVICE, **options)
-    return fused, Worker(Plain(density), replace(layout, _tables={}), dtype, values, **options)
-
-
-def entries(sent):
-    count = int(sent.count)
-    order = sent.indices[:count].sort().indices
-    assert not sent.indices[count:].any()
-    assert not sent.values[count:].any()
-    return sent.indices[:count][order].cpu(), sent.values[:count][order].cpu()
+def pair(sizes, density, **options):
+    return pair_of(ThresholdK(density), sizes, **options)
 
 
 CUTS: list[torch.Tensor] = []  # entries that share a bin, where not all of them could go
@@ -72,15 +42,10 @@ def assert_same(fused, plain, grad):
         plain.residual.copy_(fused.residual.cpu())
         plain.velocity.copy_(fused.velocity.cpu())
         return one
-    for a, b in zip(entries(one), entries(two), strict=True):
-        assert torch.equal(a, b)
-    mine = [slice(span.start, span.stop) for span in plain.layout.spans]
-    for a, b in ((fused.residual, plain.residual), (fused.velocity, plain.velocity)):
-        assert all(torch.equal(a[at].cpu(), b[at]) for at in mine)
+    compare(fused, plain, one, two)
     assert {n: {f: int(t) for f, t in bag.items()} for n, bag in fused.state.items()} == {
         n: {f: int(t) for f, t in bag.items()} for n, bag in plain.state.items()
     }
-    assert int(one.flags) == int(two.flags)
     return one
 
 
@@ -144,55 +109,41 @@ def test_half_precision(dtype, values):
 def test_momentum_and_clipping(clip, masking, undoable):
     options = {"correction": Correction(0.7, masking), "clip": clip, "transactional": undoable}
     fused, plain = pair([3000, 129], 0.02, **options)
-    for step in range(4):
-        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step)
+    for grad in fading(plain.layout, 4):
+        assert_same(fused, plain, grad)
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_out_and_is_told(odd):
     fused, plain = pair([2000, 500, 900], 0.02, correction=Correction(0.5, True))
-    for step in range(3):
-        grad = gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step
+    for step, grad in enumerate(fading(plain.layout, 3)):
         if step == 1:
-            grad[2100] = odd
-            grad[2600] = odd
-        sent = assert_same(fused, plain, grad)
-        assert int(sent.flags) == (1 if step == 1 else 0)
-        assert int(sent.where) in ((1, 2) if step == 1 else (-1,))
-        assert torch.isfinite(fused.residual).all()
+            grad[[2100, 2600]] = odd
+        assert_told(fused, assert_same(fused, plain, grad), (1, 2) if step == 1 else ())
 
 
 def test_density_1_sends_everything():
     fused, plain = pair([1000, 70], 1.0)
-    for step in range(3):
-        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step)
+    for grad in fading(plain.layout, 3):
+        assert_same(fused, plain, grad)
 
 
 @pytest.mark.parametrize("kind", ["integers", "equal", "jump"])
 def test_law_1_when_candidates_overflow(kind):
     """Ties and jumps: which entries go is left open; how many at most, and that none is lost, is not."""
     fused, plain = pair([30_000, 5000], 0.001)
-    mine = torch.zeros(plain.layout.numel, dtype=torch.bool)
-    for span in plain.layout.spans:
-        mine[span.start : span.stop] = True
     for step in range(5):
         grad = gradient("integers" if kind == "integers" else "normal", plain.layout.numel, torch.float32, step)
         grad = torch.ones_like(grad) if kind == "equal" else grad
         grad = grad * 1e4**step if kind == "jump" else grad
-        before = fused.residual.clone().cpu()
-        sent = fused.send(grad.to(DEVICE))
-        indices, _ = entries(sent)
-        assert indices.numel() <= plain.layout.capacity
-        assert indices.unique().numel() == indices.numel()
-        assert mine[indices].all()
-        assert torch.equal((sent.densify() + fused.residual).cpu(), torch.where(mine, before + grad, before))
+        assert_nothing_is_lost(fused, grad)
 
 
 def test_state_that_was_replaced_is_taken_over():
     """A checkpoint, or a step that was undone, puts other tensors in the state's place."""
     fused, plain = pair([5000, 700], 0.02)
-    for step in range(3):
-        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step)
+    for grad in fading(plain.layout, 3):
+        assert_same(fused, plain, grad)
     fused.state = {name: {key: t.clone() for key, t in bag.items()} for name, bag in fused.state.items()}
     for step in range(3, 6):
         assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step)

@@ -1,29 +1,20 @@
-"""The exact kernels against the specification: the same entries, residuals and velocities, whatever their floors.
-
-On the CPU they are run by Triton's interpreter, in a run of its own (``TRITON_INTERPRET=1``); on a GPU as they are.
-"""
+"""The exact kernels against the specification: the same entries, residuals and velocities, whatever their floors."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
 
 from sparsync import DGCK, TopK, TrimmedK
-from sparsync.compressors import Selecting
 from sparsync.feedback import Correction
 from sparsync.kernels import launch, launch_exact
 from sparsync.kernels.draws import positions, seed_of
 from sparsync.layout import Layout
-from tests import test_fused
-from tests.methods import Worker, gradient, place
-from tests.test_fused import DEVICE, INTERPRETED, entries
+from tests.methods import Worker, gradient
+from tests.pairs import DEVICE, INTERPRETED, MARKS, assert_same, assert_told, fading, layout_of, pair_of, specified
 
-pytestmark = test_fused.pytestmark
+pytestmark = MARKS
 METHODS = {"topk": TopK, "trimmed": TrimmedK, "dgc": DGCK}
-# The specification, whatever the device.
-PLAIN = {name: type("Plain", (kind,), {"compress": Selecting.compress}) for name, kind in METHODS.items()}
 SIZES = {
     "one": [1],
     "small": [63, 1, 2],
@@ -35,28 +26,8 @@ SIZES = {
 }
 
 
-def layout_of(sizes, compressor, scope="layer", hole=3):
-    spans, numel = place(sizes, hole)
-    return Layout.cut(
-        spans, numel=numel, scope=scope, density=compressor.density, capacity=compressor.capacity, name="all"
-    )
-
-
-def pair(name, sizes, density, *, scope="layer", dtype=torch.float32, values="fp32", **options):
-    """The same worker twice: with the kernels on the device, and the specification on the CPU."""
-    layout = layout_of(sizes, METHODS[name](density), scope)
-    fused = Worker(METHODS[name](density), layout, dtype, values, device=DEVICE, **options)
-    return fused, Worker(PLAIN[name](density), replace(layout, _tables={}), dtype, values, **options)
-
-
-def assert_same(fused, plain, grad):
-    one, two = fused.send(grad.to(DEVICE)), plain.send(grad)
-    for a, b in zip(entries(one), entries(two), strict=True):
-        assert torch.equal(a, b)
-    for a, b in ((fused.residual, plain.residual), (fused.velocity, plain.velocity)):
-        assert all(torch.equal(a[s.start : s.stop].cpu(), b[s.start : s.stop]) for s in plain.layout.spans)
-    assert int(one.flags) == int(two.flags)
-    return one
+def pair(name, sizes, density, **options):
+    return pair_of(METHODS[name](density), sizes, **options)
 
 
 def fallbacks(fused):
@@ -132,29 +103,24 @@ def test_half_precision(name, dtype, values):
 def test_momentum_and_clipping(name, clip, masking, undoable):
     options = {"correction": Correction(0.7, masking), "clip": clip, "transactional": undoable}
     fused, plain = pair(name, [1500, 129], 0.02, **options)
-    for step in range(3):
-        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step)
+    for grad in fading(plain.layout, 3):
+        assert_same(fused, plain, grad)
 
 
 @pytest.mark.parametrize(("name", "odd"), [("topk", float("nan")), ("dgc", -float("inf"))])
 def test_what_is_not_finite_stays_out_and_is_told(name, odd):
     fused, plain = pair(name, [900, 500], 0.02, correction=Correction(0.5, True))
-    for step in range(3):
-        grad = gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step
+    for step, grad in enumerate(fading(plain.layout, 3)):
         if step == 1:
-            grad[:500] = odd  # so many that too few candidates may be left
-            grad[1000] = odd
-        sent = assert_same(fused, plain, grad)
-        assert int(sent.flags) == (1 if step == 1 else 0)
-        assert int(sent.where) in ((0, 1) if step == 1 else (-1,))
-        assert torch.isfinite(fused.residual).all()
+            grad[[*range(500), 1000]] = odd  # so many that too few candidates may be left
+        assert_told(fused, assert_same(fused, plain, grad), (0, 1) if step == 1 else ())
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_density_1_sends_everything(name):
     fused, plain = pair(name, [1000, 70], 1.0)
-    for step in range(2):
-        assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step) * 0.5**step)
+    for grad in fading(plain.layout, 2):
+        assert_same(fused, plain, grad)
     assert fallbacks(fused) == 0
 
 
@@ -193,7 +159,7 @@ def test_state_that_was_replaced_is_taken_over(name):
     assert fallbacks(fused) == 2  # one a segment, in the first step
     denser = METHODS[name](0.05)
     fused.layout, plain.layout = (layout_of([1500, 70], denser) for _ in range(2))
-    fused.compressor, plain.compressor = denser, PLAIN[name](0.05)
+    fused.compressor, plain.compressor = denser, specified(denser)
     for grad in grads[3:]:
         assert_same(fused, plain, grad)
     assert fallbacks(fused) == 4  # counted on

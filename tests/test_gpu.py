@@ -20,6 +20,7 @@ from sparsync.units import Bucket
 from sparsync.wire import CODECS, Wire
 from tests.methods import SPARSE, gradient, make, worker
 from tests.models import net, weights
+from tests.pairs import nothing_waited_for_nor_allocated
 from tests.world import World
 
 pytestmark = [
@@ -42,7 +43,7 @@ def test_law_1_on_the_device(name, values):
         assert torch.equal(sent.densify() + residual, before + grad)
 
 
-@pytest.mark.parametrize("name", ["threshold", "topk", "trimmed", "dgc"])
+@pytest.mark.parametrize("name", ["threshold", "topk", "trimmed", "dgc", "gaussian"])
 @pytest.mark.parametrize("values", ["fp32", "sign"])
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, values, scope):
@@ -57,15 +58,9 @@ def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, val
 
     for step in range(25):
         compress(step)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waited_for_nor_allocated(name):
         for step in range(5):
             sent = compress(step)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         sent = compress(0)
@@ -73,17 +68,18 @@ def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, val
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(sent.densify() + one.residual, kept + grads[0])
-    assert 0.5 * one.layout.k < int(sent.count) <= one.layout.capacity
+    least = 0.5 * one.layout.k if name != "gaussian" else 0  # its count is anything
+    assert least < int(sent.count) <= one.layout.capacity
 
 
-def case_settled(rank: int, size: int, cases: list[tuple[str, str, str, str]]) -> list[tuple[int, int, int]]:
+def case_settled(rank: int, size: int, cases: list[tuple[str, str, str, str]]) -> list[tuple[int, int]]:
     """Whole steps (compress, exchange over NCCL, decode) watched for waiting and for allocations."""
     torch.cuda.set_device(0)
     group = dist.new_group(backend="nccl")
     return [settled(group, *case) for case in cases]
 
 
-def settled(group: dist.ProcessGroup, name: str, scope: str, values: str, indices: str) -> tuple[int, int, int]:
+def settled(group: dist.ProcessGroup, name: str, scope: str, values: str, indices: str) -> tuple[int, int]:
     device = torch.device("cuda", 0)
     sizes = {"a": 1_000_003, "small": 700, "b": 250_000}
     channel = Channel(group, Wire(values, indices), 60.0, device)
@@ -107,16 +103,9 @@ def settled(group: dist.ProcessGroup, name: str, scope: str, values: str, indice
 
     for number in range(25):
         step(number)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waited_for_nor_allocated(name):
         for number in range(5):
             step(number)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda.synchronize()
-    asked = torch.cuda.memory_stats()["allocation.all.allocated"] - before
     kept = {name: reducer.residual(name).clone() for name in ("a", "b")}
     step(5)
     for name, here, part in (("b", buffers[0], slice(0, 250_000)), ("a", buffers[1], slice(250_000, 1_250_003))):
@@ -124,7 +113,7 @@ def settled(group: dist.ProcessGroup, name: str, scope: str, values: str, indice
         assert torch.equal(here[: sizes[name]] + reducer.residual(name), kept[name] + bank[5][part])
     total = reducer.newest_stats().total
     reducer.close()
-    return asked, total.entries, total.steps
+    return total.entries, total.steps
 
 
 def test_once_settled_a_whole_step_waits_for_nothing_and_allocates_nothing():
@@ -132,8 +121,7 @@ def test_once_settled_a_whole_step_waits_for_nothing_and_allocates_nothing():
     cases = [("threshold", *plain), ("threshold", *short), ("topk", *plain), ("gaussian", *short), ("dgc", *plain)]
     ((finished, answer),) = World.once(1, case_settled, timeout=170, cases=cases)
     assert finished, answer
-    for (name, *_), (asked, entries, steps) in zip(cases, answer, strict=True):
-        assert asked == 0, name
+    for (name, *_), (entries, steps) in zip(cases, answer, strict=True):
         assert steps == 31
         assert entries >= 31 * 700 + (31 * 600 if name != "gaussian" else 0)
 

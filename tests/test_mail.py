@@ -1,11 +1,7 @@
-"""Messages made and read by kernels, against those of ``wire``: the same bits.
-
-On the CPU they are run by Triton's interpreter, in a run of its own (``TRITON_INTERPRET=1``); on a GPU as they are.
-"""
+"""Messages made and read by kernels, against those of ``wire``: the same bits."""
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 
 import pytest
@@ -18,13 +14,9 @@ from sparsync.wire import CODECS, Wire
 from sparsync.wire.post import TILE, Post, carries
 from tests.fence import fenced
 from tests.methods import place
+from tests.pairs import DEVICE, INTERPRETED, MARKS
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs TRITON_INTERPRET=1 or a GPU"),
-]
+pytestmark = MARKS
 SIZES = {"one": [1], "odd": [1023, 1, 2, 5000], "large": [140_003, 129]}
 
 

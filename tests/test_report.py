@@ -81,7 +81,7 @@ def chromium(folder: Path, *arguments: str) -> str:
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
 
 
 MEASURE = """

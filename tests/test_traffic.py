@@ -20,7 +20,7 @@ def test_the_interface_counts_what_traffic_says(tmp_path: Path) -> None:
     out = tmp_path / "new" / "traffic.csv"
     sizes = ["--workers", "3", "--entries", "400000", "--density", "0.01", "--exchanges", "10"]
     command = [*SPARSYNC, "bench", "traffic", *sizes, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode in (0, 1), done.stderr
     with out.open() as file:
         rows = list(csv.DictReader(file))

@@ -23,8 +23,10 @@ from sparsync.cli.app import run
 from sparsync.experiments.launch import launch
 from sparsync.experiments.settings import Outcome, Training, dense_bytes
 from sparsync.experiments.workers import WorkerFailed
+from tests.world import fork_server
 
 ROOT = Path(__file__).parent.parent
+LIMIT = 240  # seconds, for a command that hangs; a machine may be busy
 TRAIN = [sys.executable, "-m", "sparsync.cli", "train"]
 SPARSE = ["--method", "topk", "--density", "0.02", "--momentum-mode", "keep", "--workers", "2"]
 DENSE = ["--method", "dense", "--workers", "3"]
@@ -57,6 +59,11 @@ def weights(folder: Path) -> Tensor:
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> None:
+    fork_server()
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +146,7 @@ def test_more_workers_may_go_on(copy: Path) -> None:
 def test_torchrun_goes_on_where_the_command_ended(straight: Path, copy: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "-m", "sparsync.cli", "train", "--resume", "--steps", "20", "--out", str(copy)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(
         r"topk on 2 worker\(s\): test accuracy \d+\.\d% after 20 steps\n"
@@ -153,7 +160,7 @@ def test_torchrun_goes_on_where_the_command_ended(straight: Path, copy: Path) ->
 def test_bad_input_under_a_launcher_is_one_sentence_and_code_2(tmp_path: Path) -> None:
     launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     command = [*TRAIN, "--density", "2", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | launched, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | launched, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 2
     assert done.stderr == "sparsync: density must be above 0 and at most 1, got 2\n"
 
@@ -177,12 +184,12 @@ def end_in_the_middle(folder: Path, end: Callable[[int], None], *arguments: str)
         start_new_session=True,
     )  # fmt: skip
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + LIMIT / 2
         while not list(folder.glob("checkpoint/step-*0")) and process.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
         end(process.pid)
-        _, errors = process.communicate(timeout=40)
-        until = time.monotonic() + 10
+        _, errors = process.communicate(timeout=LIMIT / 2)
+        until = time.monotonic() + 60
         while processes_of(process.pid) and time.monotonic() < until:
             time.sleep(0.1)
         assert processes_of(process.pid) == {}

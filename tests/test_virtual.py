@@ -176,7 +176,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def test_three_virtual_workers_are_three_processes(worlds, name):
     """Where every sum runs in rank order: bit for bit."""
     options = METHODS[name] | ALL_SPARSE
-    real = worlds[3].run(case_real, timeout=150, kind="net", options=options)
+    real = worlds[3].run(case_real, kind="net", options=options)
     assert_equal(advance(team_of("net", 3, options), "net", 0, STEPS), real)
 
 
@@ -184,7 +184,7 @@ def test_three_virtual_workers_are_three_processes(worlds, name):
 @pytest.mark.parametrize("name", ["topk", "default"])
 def test_batch_statistics_and_hidden_states_are_those_of_processes(worlds, kind, name):
     options = METHODS[name] | ALL_SPARSE
-    real = worlds[3].run(case_real, timeout=150, kind=kind, options=options)
+    real = worlds[3].run(case_real, kind=kind, options=options)
     assert_equal(advance(team_of(kind, 3, options), kind, 0, STEPS), real)
 
 
@@ -230,7 +230,7 @@ def test_with_the_backends_order_of_sums_dense_tensors_are_equal_too(worlds, mon
     """The backend's own sums over 3 ranks differ from ours in their order alone: put in their order, bit for bit."""
     monkeypatch.setattr(DenseAllReduce, "reduce_local", ring_dense)
     monkeypatch.setattr(SharedIndexAllReduce, "reduce_local", ring_shared)
-    real = worlds[3].run(case_real, timeout=150, kind="net", options=BACKEND_SUMS[name])
+    real = worlds[3].run(case_real, kind="net", options=BACKEND_SUMS[name])
     assert_equal(advance(team_of("net", 3, BACKEND_SUMS[name]), "net", 0, STEPS), real)
 
 
@@ -238,14 +238,14 @@ def test_with_the_backends_order_of_sums_dense_tensors_are_equal_too(worlds, mon
 def test_two_workers_are_two_processes(worlds, name):
     """Two numbers have one sum, whoever adds them."""
     options = BACKEND_SUMS.get(name, {"compressor": "none"})
-    real = worlds[2].run(case_real, timeout=150, kind="conv", options=options)
+    real = worlds[2].run(case_real, kind="conv", options=options)
     assert_equal(advance(team_of("conv", 2, options), "conv", 0, STEPS), real)
 
 
 @pytest.mark.parametrize("name", ["shared", "none"])
 def test_three_workers_with_the_backends_sums_are_close(worlds, name):
     options = BACKEND_SUMS.get(name, {"compressor": "none"})
-    real = worlds[3].run(case_real, timeout=150, kind="net", options=options)
+    real = worlds[3].run(case_real, kind="net", options=options)
     team = advance(team_of("net", 3, options), "net", 0, STEPS)
     for key, tensor in real[0]["model"].items():
         assert torch.allclose(team.model.state_dict()[key], tensor, rtol=1e-4, atol=1e-6), key
@@ -254,7 +254,7 @@ def test_three_workers_with_the_backends_sums_are_close(worlds, name):
 @pytest.mark.parametrize("name", ["topk", "default"])
 def test_a_gradient_that_is_not_finite_comes_home_as_in_processes(worlds, name):
     options, at = METHODS[name] | {"dense_below": 0, "dense_1d": False}, 5
-    real = worlds[3].run(case_real, timeout=150, kind="net", options=options, steps=at + 1, bad=at)
+    real = worlds[3].run(case_real, kind="net", options=options, steps=at + 1, bad=at)
 
     def losing(model, batch, carried):
         loss, carried = loss_fn(model, batch, carried)
@@ -331,7 +331,7 @@ def case_go_on(rank: int, size: int, saved: dict[str, Any], options: dict[str, A
 def test_processes_go_on_where_virtual_workers_stopped(worlds):
     options = METHODS["default"] | ALL_SPARSE
     team = advance(team_of("net", 3, options), "net", 0, 10)
-    real = worlds[3].run(case_go_on, timeout=150, saved=team.state_dict(), options=options)
+    real = worlds[3].run(case_go_on, saved=team.state_dict(), options=options)
     advance(team, "net", 10, STEPS)
     for key, tensor in real[0].items():
         assert torch.equal(team.model.state_dict()[key], tensor), key

@@ -8,17 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing as mp
 import os
 import socket
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from sparsync.experiments import workers
+
+# What ranks, and the workers of a training in a test's own process, find imported.
+PRELOAD = [*workers.PRELOAD, "sparsync.cli.train", "sklearn.datasets", "hypothesis", "pytest"]
+LIMIT = 120.0  # seconds, for a case that hangs; a machine may be busy
+
+
+def fork_server() -> ForkServerContext:
+    """The one process that they are forked from; to be asked for before anything else starts one."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    ensure_running()
+    return context
 
 
 class CaseFailed(AssertionError):
@@ -30,9 +46,7 @@ class World:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        context = mp.get_context("forkserver")
-        # DDP imports dynamo, seconds of work, when it is first used: once here, not once a process.
-        context.set_forkserver_preload(["sparsync", "torch._dynamo", "hypothesis"])
+        context = fork_server()
         port = _free_port()
         self.pipes: list[Connection] = []
         self.processes = []
@@ -44,7 +58,7 @@ class World:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def run(self, case: Callable[..., Any], *, timeout: float = 60.0, **arguments: Any) -> list[Any]:
+    def run(self, case: Callable[..., Any], *, timeout: float = LIMIT, **arguments: Any) -> list[Any]:
         """Run ``case`` on every rank; its results in rank order. Raises if it raised on any rank."""
         answers = self.outcome(case, timeout=timeout, **arguments)
         broken = [f"--- rank {rank}\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
@@ -52,7 +66,7 @@ class World:
             raise CaseFailed(f"{case.__name__} failed on {len(broken)} of {self.size} ranks\n" + "\n".join(broken))
         return [value for _, value in answers]
 
-    def outcome(self, case: Callable[..., Any], *, timeout: float = 60.0, **arguments: Any) -> list[tuple[bool, Any]]:
+    def outcome(self, case: Callable[..., Any], *, timeout: float = LIMIT, **arguments: Any) -> list[tuple[bool, Any]]:
         """``(finished, result or traceback)`` of every rank; a rank that died or never answers has not finished."""
         for pipe in self.pipes:
             pipe.send((case.__module__, case.__qualname__, arguments))
@@ -75,7 +89,7 @@ class World:
 
     @classmethod
     def once(
-        cls, size: int, case: Callable[..., Any], *, timeout: float = 60.0, **arguments: Any
+        cls, size: int, case: Callable[..., Any], *, timeout: float = LIMIT, **arguments: Any
     ) -> list[tuple[bool, Any]]:
         """The outcome of one case in a world of its own."""
         world = cls(size)
@@ -104,6 +118,11 @@ def _free_port() -> int:
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     torch.set_num_threads(1)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.interpreter import quicken
+
+        quicken()
+    gc.freeze()  # what was there before the cases, dynamo above all, need not be looked through after each of them
     dist.init_process_group("gloo", rank=rank, world_size=size)
     while (job := pipe.recv()) is not None:
         module, name, arguments = job
