@@ -9,12 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsync.collectives import Channel
+from sparsync.collectives import AllGather, Balanced, Channel
+from sparsync.collectives.balanced import Cut
 from sparsync.collectives.base import Reduced, shape_of
 from sparsync.collectives.verdicts import Report
+from sparsync.compressors.base import flag
 from sparsync.errors import PeerLost, SparsyncError
-from sparsync.sparse import write_mean
-from sparsync.wire import CODECS, Wire
+from sparsync.layout import Layout, Span
+from sparsync.sparse import SparseGrad, write_mean
+from sparsync.wire import CODECS, HEADER, Wire
 from tests.methods import COLLECTIVES, PAIRS_AND_WORLDS, WORLD_IDS, gradient, worker
 
 
@@ -192,3 +195,58 @@ def test_law_4_a_report_that_never_comes_ends_at_the_deadline():
     channel = Channel(None, Wire(), 1.0)
     with pytest.raises(PeerLost, match="no answer within 1 s"):
         channel.await_report(Report(torch.zeros(8), Never()))
+
+
+@pytest.mark.parametrize(("numel", "workers"), [(1, 3), (7, 3), (100, 5), (4096, 16), (100_003, 7)])
+def test_balanced_every_entry_has_one_owner(numel, workers):
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.1)
+    cut, indices = Cut(layout, workers, 1.0), torch.arange(numel)
+    owner = cut.owner(indices)
+    assert 0 <= int(owner.min()) <= int(owner.max()) < workers
+    places = torch.cat([cut.place(indices[owner == rank] // workers, rank) for rank in range(workers)])
+    assert torch.equal(places.sort().values, indices)
+
+
+@pytest.mark.parametrize("step", [1, 2, 16, 64, 576])
+def test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors(step):
+    """The large entries may be one channel, or one layer: no owner is sent much more than the others."""
+    numel, workers = 200_000, 16
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.01)
+    indices = torch.arange(0, step * layout.k, step)[: layout.k] % numel
+    sent = SparseGrad(
+        indices, torch.ones(layout.k), torch.tensor(layout.k), numel, *flag(-1, layout, torch.device("cpu"))
+    )
+    (_, values, counts), left = Cut(layout, workers, 1.0).split(sent)
+    assert int(counts.sum()) + int(left.values.count_nonzero()) == layout.k
+    assert int(values.count_nonzero()) == int(counts.sum())
+    assert int(left.values.count_nonzero()) < 0.02 * layout.k
+
+
+def test_balanced_traffic_does_not_grow_with_the_workers():
+    numel = 10_000_000
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.001)
+    entry = 8 * layout.k
+    for workers in (4, 16, 64, 256):
+        cost = Balanced().traffic(layout, Wire(), workers)
+        assert 1.5 * entry < cost.mean_bytes == cost.max_bytes < 2.5 * entry + workers * 2 * 4 * HEADER
+        assert Balanced(3.0).traffic(layout, Wire(), workers).mean_bytes < 4.5 * entry + workers * 2 * 4 * HEADER
+    assert AllGather().traffic(layout, Wire(), 256).mean_bytes > 100 * entry
+    with pytest.raises(ValueError, match="share must be above 0, got 0"):
+        Balanced(0)
+
+
+def test_balanced_sends_the_largest_sums_and_keeps_the_rest():
+    """Two workers agree on entry 5, which wins though each has larger ones of its own."""
+    numel = 60
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=4 / numel)
+    grads = [torch.zeros(numel), torch.zeros(numel)]
+    for grad, own in zip(grads, (10, 30), strict=True):
+        grad[own : own + 3], grad[5] = torch.tensor([4.0, -3.0, 2.0]), 2.5
+    words = flag(-1, layout, torch.device("cpu"))
+    sents = [SparseGrad(g.nonzero().view(-1), g[g != 0], torch.tensor(4), numel, *words) for g in grads]
+    results = Balanced().reduce_local(sents, layout, {}, Wire())
+    total = torch.stack([part.densify() for part in results[0].total]).sum(0)
+    home = torch.stack([result.rejected.densify() for result in results]).sum(0)
+    assert torch.equal(total + home, grads[0] + grads[1])
+    assert total[5] == 5.0
+    assert int(total.count_nonzero()) <= 4

@@ -34,10 +34,11 @@ EXACT: dict[str, dict[str, Any]] = {
     "trimmed": {"compressor": "trimmed", "density": 0.02},
     "correct": TOPK | {"momentum": "correct"},
     "warm-up": TOPK | {"density": ExponentialWarmup(0.01, 1, 5)},
+    "balanced": METHODS["balanced"],
     "none": {"compressor": "none"},
 }
 # Which of several nearly equal entries go is left open on a GPU.
-OPEN = {"default": METHODS["default"], "gaussian": METHODS["gaussian"]}
+OPEN = {name: METHODS[name] for name in ("default", "gaussian", "balanced-sign")}
 AS_THEY_ARE = {
     "dgc": METHODS["dgc"],
     "gtopk": METHODS["gtopk"],

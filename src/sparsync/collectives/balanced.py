@@ -54,7 +54,8 @@ class Balanced:
         there, back = (replace(shape, dtype=sent.values.dtype) for shape in cut.shapes)
         parts, rejected = cut.split(sent)
         messages = []
-        for owner, part in enumerate(parts):
+        for owner, (indices, values, count) in enumerate(zip(*parts, strict=True)):
+            part = SparseGrad(indices, values, count, cut.rows, sent.flags, sent.where)
             header = wire.header(part, channel.sequence, layout.id, layout.digest)
             messages.append(wire.encode(part, partial(cut.segment, owner), there, header))
         rows = channel.all_to_all(torch.stack(messages))
@@ -75,15 +76,17 @@ class Balanced:
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         workers, cut = len(sents), Cut(layout, len(sents), self.share)
-        split = [cut.split(sent) for sent in sents]
+        sums, kept = sents[0].values.new_zeros(workers, cut.rows), []
+        first = cut.rows * torch.arange(workers, device=sums.device).unsqueeze(1)  # of every owner's sums
+        for sent in sents:
+            (rows, values, _), rejected = cut.split(sent)
+            sums.view(-1).index_add_(0, (first + rows).view(-1), values.reshape(-1))
+            kept.append(rejected)
         bad, total, homes = local_bad_ranks(sents), [], []
-        for owner in range(workers):
-            sums = sents[0].values.new_zeros(cut.rows)
-            for parts, _ in split:
-                parts[owner].add_to(sums)
-            result, left = cut.largest(sums, owner, wire, sents[0])
+        for owner, rejected in enumerate(kept):
+            result, left = cut.largest(sums[owner], owner, wire, sents[0])
             total.append(cut.placed(result, owner))
-            homes.append(_both(split[owner][1], left))
+            homes.append(_both(rejected, left))
         return [Reduced(total, workers, home, bad) for home in homes]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
@@ -134,12 +137,14 @@ class Cut:
         indices = torch.where(part.values != 0, self.place(part.indices, owner), 0)
         return replace(part, indices=indices, numel=self.layout.numel)
 
-    def split(self, sent: SparseGrad) -> tuple[list[SparseGrad], SparseGrad]:
-        """What goes to every owner, by row, and what there is no room for: the smallest stay."""
+    def split(self, sent: SparseGrad) -> tuple[tuple[Tensor, Tensor, Tensor], SparseGrad]:
+        """What goes to every owner, and what there is no room for: the smallest stay.
+
+        The first are rows, values and their number, each with a row for every owner.
+        """
         assert sent.indices is not None
         capacity, device = sent.values.numel(), sent.values.device
-        real = sent.values != 0
-        owner = torch.where(real, self.owner(sent.indices), self.workers)  # nobody's
+        owner = torch.where(sent.values != 0, self.owner(sent.indices), self.workers)  # of nothing, nobody
         order = torch.sort(sent.values.abs(), descending=True, stable=True).indices
         order = order[torch.sort(owner[order], stable=True).indices]  # by owner, the largest first
         owner, indices, values = owner[order], sent.indices[order], sent.values[order]
@@ -147,16 +152,11 @@ class Cut:
         number.index_add_(0, owner, torch.ones_like(owner))
         place = torch.arange(capacity, device=device) - (number.cumsum(0) - number)[owner]
         goes = (place < self.room) & (owner < self.workers)
-        slot = torch.where(goes, owner * self.room + place, self.workers * self.room)  # the last is thrown away
-        rows = torch.zeros(self.workers * self.room + 1, dtype=torch.int64, device=device)
-        numbers = values.new_zeros(self.workers * self.room + 1)
-        rows[slot], numbers[slot] = indices // self.workers, values
-        counts = number[:-1].clamp(max=self.room)
-        parts = [
-            SparseGrad(own, numbers[at : at + self.room], count, self.rows, sent.flags, sent.where)
-            for at, count in zip(range(0, self.workers * self.room, self.room), counts, strict=True)
-            for own in (rows[at : at + self.room],)
-        ]
+        size = self.workers * self.room
+        slot = torch.where(goes, owner * self.room + place, size)  # the last is thrown away
+        rows, travel = slot.new_zeros(size + 1), values.new_zeros(size + 1)
+        rows[slot], travel[slot] = indices // self.workers, values
+        parts = rows[:-1].view(self.workers, -1), travel[:-1].view(self.workers, -1), number[:-1].clamp(max=self.room)
         left = torch.where(goes, 0, values)
         return parts, SparseGrad(indices, left, torch.tensor(capacity), self.layout.numel, sent.flags, sent.where)
 

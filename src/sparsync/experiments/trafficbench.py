@@ -26,6 +26,7 @@ CASES = (
     ("allgather", "fp16", "int"),
     ("allgather", "sign", "int"),
     ("gtopk", "fp32", "int"),
+    ("balanced", "fp32", "int"),
     ("shared", "fp32", "int"),
     ("dense", "fp32", "int"),
 )

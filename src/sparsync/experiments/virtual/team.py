@@ -24,9 +24,10 @@ class VirtualWorkers:
     """P workers that train one set of weights, as P processes would with DDP and ``sparsync.attach``.
 
     On the CPU, with one thread, the weights equal those of real processes bit for bit wherever sums run in rank order:
-    with ``AllGather`` and ``GTopK``, and with two workers always. Dense sums (small tensors that travel dense,
-    ``NoCompression``) and ``SharedIndexAllReduce`` are the backend's own there; here they run in rank order, which
-    differs by rounding. Workers draw from one random state, one after another: their dropout is not that of processes.
+    with ``AllGather``, ``GTopK`` and ``Balanced``, and with two workers always. Dense sums (small tensors that travel
+    dense, ``NoCompression``) and ``SharedIndexAllReduce`` are the backend's own there; here they run in rank order,
+    which differs by rounding. Workers draw from one random state, one after another: their dropout is not that of
+    processes.
 
     Args:
         model: in training mode, on its device. It holds rank 0's buffers.
@@ -39,7 +40,8 @@ class VirtualWorkers:
         carried: what every worker starts from.
         graph: replay forward and backward from a CUDA graph; by default on a GPU. Needs batches of equal shapes and a
             ``loss_fn`` that never waits for the GPU. So is the exchange, where nothing in it waits: ``threshold``,
-            ``topk``, ``trimmed``, ``gaussian`` and ``none`` without ``clip``, by ``allgather`` and ``dense``.
+            ``topk``, ``trimmed``, ``gaussian`` and ``none`` without ``clip``, by ``allgather``, ``balanced`` and
+            ``dense``.
         streams: in the graph, as many workers run side by side.
         together: all workers' examples pass through the model as one batch, which is much faster on a GPU; gradients
             differ by rounding, dropout by its draws. ``loss_fn`` must be a mean over examples and carry nothing, no
