@@ -474,3 +474,13 @@ def test_settings_are_of_compressors() -> None:
     assert options["compressor"].refine
     with pytest.raises(ValueError, match="'default' is a recipe"):
         trainings._options(replace(TINY, method="default", settings={"refine": True}))
+
+
+def test_what_was_trained_is_still_found(tmp_path: Path) -> None:
+    """A change that renames trainings, or moves their densities, would have all of them made anew."""
+    stored = sorted((ROOT / "results" / "papers" / "runs").glob("*.json"))
+    ledger = beyond.Ledger(Context(output=ROOT / "results" / "papers", scratch=tmp_path, deadline=0.0))
+    ledger.carry_out()
+    lengths = tuple(f"{model}-{length}-" for model, setting in SETTINGS.items() for length in setting.lengths)
+    assert ledger.done
+    assert sorted(ledger.done) == [path.stem for path in stored if path.name.startswith(lengths)]

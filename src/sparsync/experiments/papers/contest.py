@@ -68,7 +68,7 @@ class Method:
 SETTINGS = {
     s.model: s
     for s in (
-        Setting("ResNet-20 on CIFAR-10", "resnet20", 0.2, (1400, 3500, 11700), (0.014, 0.020)),
+        Setting("ResNet-20 on CIFAR-10", "resnet20", 0.2, (1400, 3500, 11700), (0.0097, 0.010)),
         Setting("GPT on PTB, AdamW", "gpt", 0.001, (600,), (0.03, 0.05), batch=4, clip=1.0, optimizer="adamw",
                 weight_decay=0.01, warmup=0.1),
         Setting("LeNet-5 on MNIST", "lenet5", 0.05, (600,), (0.008, 0.014)),
@@ -100,6 +100,8 @@ ABLATIONS = {
         Method("ablation: values fp32", "default", {**WHOLE, "values": "fp32"}),
         Method("ablation: values fp16", "default", {**WHOLE, "values": "fp16"}),
         Method("ablation: density warm-up", "default", WHOLE, front=4.0),
+        Method("ablation: balanced", "default", {**WHOLE, "collective": "balanced"}),
+        Method("ablation: balanced, momentum kept", "default", {**WHOLE, "collective": "balanced", "momentum": "keep"}),
         Method("ablation: scope layer", "default", {**WHOLE, "scope": "layer"}),
         Method("ablation: rate inside the residual", "default", {**WHOLE, "follow_lr": True}),
         Method("ablation: DGC, density warm-up", "dgc", WHOLE, front=4.0),
@@ -278,7 +280,9 @@ def density_of(setting: Setting, label: str, length: int) -> float:
 
 def within(run: Run, allowed: float) -> float:
     """The largest density at which a step of the run sends no more than that."""
-    cost, low, high = traffic_of(run), 1e-5, 0.5
+    cost, low, high = traffic_of(run), 1e-5, 0.05
+    if cost(high) <= allowed:
+        low, high = high, 0.5
     for _ in range(16):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
