@@ -217,6 +217,8 @@ class Handle:
         group = self.group or (dist.group.WORLD if dist.is_initialized() else None)
         device = next(self.module.parameters()).device
         channel = Channel(group, self.wire, options.deadline, device)
+        # What is decided on a device is decided for that device alone.
+        channel.may_defer = channel.may_defer and all(p.device == device for p in self.module.parameters())
         try:
             channel.agree("configuration", self._configuration())
             channel.agree("model", "\n".join(map(str, self.parameters)))
