@@ -79,9 +79,9 @@ def test_law_2_reduce_is_reduce_local_bit_for_bit(worlds, size, name, collective
     worlds[size].run(case_reduce, name=name, collective=collective, codecs=list(codecs))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_law_2_holds_with_coded_indices(worlds, size):
-    worlds[size].run(case_reduce, name="topk", collective="allgather", codecs=list(CODECS), indices="ef")
+@pytest.mark.parametrize(("collective", "size"), [("allgather", 2), ("allgather", 3), ("balanced", 3)])
+def test_law_2_holds_with_coded_indices(worlds, collective, size):
+    worlds[size].run(case_reduce, name="topk", collective=collective, codecs=list(CODECS), indices="ef")
 
 
 def case_bytes(rank: int, size: int, collective: str) -> tuple[int, int]:
@@ -161,7 +161,7 @@ def case_other_place(rank: int, size: int, collective: str) -> tuple[str, str]:
         channel.close()
 
 
-@pytest.mark.parametrize("collective", ["allgather", "dense"])
+@pytest.mark.parametrize("collective", ["allgather", "dense", "balanced"])
 def test_law_4_ranks_at_different_buckets_all_raise(worlds, collective):
     answers = worlds[3].run(case_other_place, collective=collective)
     text = "the ranks are not at the same exchange, their unit differs (rank 0: 0, rank 1: 7, rank 2: 0)"
@@ -182,6 +182,43 @@ def case_late(rank: int, size: int) -> float:
 
 def test_a_message_that_is_late_still_comes(worlds):
     assert worlds[2].run(case_late) == [28.0, 0.0]
+
+
+def case_late_exchange(rank: int, size: int, collective: str) -> int:
+    channel, one = Channel(dist.group.WORLD, Wire(), 20.0), worker("topk", [5000], density=0.02)
+    if rank == 1:
+        time.sleep(2.5)
+    reduced = COLLECTIVES[collective].reduce(one.send(torch.randn(5000)), one.layout, channel, {})
+    channel.close()
+    return int(sum(part.count for part in reduced.total))
+
+
+@pytest.mark.parametrize("collective", ["allgather", "balanced"])
+def test_an_exchange_waits_for_a_rank_that_is_late(worlds, collective):
+    counts = worlds[3].run(case_late_exchange, collective=collective)
+    assert len(set(counts)) == 1
+    assert counts[0] > 0
+
+
+def case_failed(rank: int, size: int, collective: str) -> str:
+    """Rank 1 has nothing to send but the flag that says so."""
+    channel, one = Channel(dist.group.WORLD, Wire(), deadline=10), worker("topk", [5000], density=0.02)
+    sent = one.send(torch.randn(5000))
+    if rank == 1:
+        channel.board.tell("rank 1: no memory")
+        sent = SparseGrad.failed(one.layout.capacity, 5000, torch.float32, torch.device("cpu"))
+    try:
+        COLLECTIVES[collective].reduce(sent, one.layout, channel, {})
+        return ""
+    except SparsyncError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        channel.close()
+
+
+@pytest.mark.parametrize("collective", ["allgather", "gtopk", "balanced"])
+def test_law_4_a_rank_that_failed_is_heard_of_everywhere(worlds, collective):
+    assert worlds[3].run(case_failed, collective=collective) == ["PeerFailed: rank 1: no memory"] * 3
 
 
 class Never:
