@@ -40,6 +40,27 @@ FROM_A_FAILURE_ON = f"{DEFERRED}::test_from_a_failed_exchange_on_nothing_is_appl
 
 MUTANTS = [
     Mutant(
+        "an owner forgets what it leaves out",
+        "collectives/balanced.py",
+        "home = torch.where(left != 0, self.place(rows, owner), 0)",
+        "home, left = torch.where(left != 0, self.place(rows, owner), 0), 0 * left",
+        f"{WORKERS}[topk-balanced]",
+    ),
+    Mutant(
+        "what a message has no room for is lost",
+        "collectives/balanced.py",
+        "left = torch.where(goes, 0, values)",
+        "left = 0 * values",
+        f"{WORKERS}[topk-balanced]",
+    ),
+    Mutant(
+        "neighbours have one owner",
+        "collectives/balanced.py",
+        "return (rows * MIXER & 0xFFFFFFFF) >> 15",
+        "return 0 * rows",
+        "tests/test_collectives.py::test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors[16]",
+    ),
+    Mutant(
         "velocity not cleared where sent",
         "compressors/base.py",
         "memory.velocity.after[flat[sent != 0]] = 0",
