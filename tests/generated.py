@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
+from pathlib import Path
 
 import torch
 
@@ -19,7 +21,8 @@ def images(channels: int, side: int, count: int = 64) -> Images:
     return Images(x, y, x[:20], y[:20], 10)
 
 
-if __name__ == "__main__":
+def run(arguments: list[str]) -> int:
+    """A command in a process of its own, with these images for all that it reads; its exit code."""
     from sparsync.cli import app, jobs
     from sparsync.experiments.papers import tasks
 
@@ -27,4 +30,15 @@ if __name__ == "__main__":
     tasks.load_images = lambda kind, folder: ("generated", made[kind])
     jobs.COMMAND = (sys.executable, "-m", "tests.generated")
     torch.set_num_threads(1)
-    sys.exit(app.run(sys.argv[1:]))
+    return app.run(arguments)
+
+
+def run_forked(arguments: list[str], path: Path) -> None:
+    """The same in a process that was forked; what it prints goes to a file."""
+    with path.open("w") as file, redirect_stdout(file):
+        code = run(arguments)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

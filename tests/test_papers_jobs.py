@@ -31,8 +31,9 @@ from sparsync.experiments.papers.sharing import assemble, carry_out
 from sparsync.experiments.papers.store import load, replacing
 from sparsync.experiments.papers.trainings import History, Run, train
 from sparsync.experiments.workers import WorkerFailed
-from tests.generated import images
+from tests.generated import images, run_forked
 from tests.test_papers import TINY, task
+from tests.world import fork_server
 
 LIMIT = 120  # seconds: for what hangs, on a busy machine
 ITEM = ITEMS["p3/density"]
@@ -92,16 +93,17 @@ def check_complete(context: Context, here: list[str], there: list[str]) -> None:
 def test_processes_side_by_side_share_the_trainings(
     context: Context, trained_here: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = [sys.executable, "-m", "tests.generated", *arguments(context)]
-    with subprocess.Popen(other, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert command(arguments(context)) == 0
-            said, _ = process.communicate(timeout=LIMIT)
-        finally:
-            process.kill()
-    assert process.returncode == 0
-    check_complete(context, trained_here, TRAINED.findall(said))
-    assert "not done yet" not in said + capsys.readouterr().out
+    text = context.output.parent / "said"
+    process = fork_server().Process(target=run_forked, args=(arguments(context), text), daemon=True)
+    process.start()
+    try:
+        assert command(arguments(context)) == 0
+        process.join(LIMIT)
+    finally:
+        process.kill()
+    assert process.exitcode == 0
+    check_complete(context, trained_here, TRAINED.findall(text.read_text()))
+    assert "not done yet" not in text.read_text() + capsys.readouterr().out
 
 
 def test_one_command_with_several_jobs(
@@ -169,11 +171,13 @@ def test_a_claim_is_one_process_s_and_ends_with_it(tmp_path: Path) -> None:
         assert ours
 
 
-def test_nothing_is_begun_at_the_very_end(context: Context) -> None:
+def test_nothing_is_begun_at_the_very_end(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training of unknown length wants half a minute; a short one as long as it takes."""
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(1, 28)))
     late = replace(context, deadline=time.monotonic() + 25)
     assert carry_out(late, [TINY]) == ({}, [TINY.name])
     assert not list(context.scratch.glob("*.pt"))
+    assert not carry_out(late, [replace(TINY, rate=0.1, seconds=1)])[1]
     waits = replace(context, deadline=time.monotonic() + 0.3)
     with claim(lock(context, TINY)):
         assert carry_out(waits, [TINY]) == ({}, [TINY.name])

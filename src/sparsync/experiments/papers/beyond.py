@@ -63,6 +63,10 @@ class Ledger:
         for stage in self.contest.stages:
             yield from [run.made(self.context) for run in self.contest.runs(stage)[0]]
 
+    def histories(self) -> list[History]:
+        """What is there, in the order of the stages: whoever trained it, and when."""
+        return [self.done[run.name] for run in self.ready() if run.name in self.done]
+
     def left(self, stage: Stage) -> tuple[int, list[Run]]:
         """How many of a stage's trainings are done, and those that are not."""
         ready, waiting = self.contest.runs(stage)
@@ -80,7 +84,7 @@ def accuracy(context: Context) -> Result:
         done, left = ledger.left(stage)
         if left:
             missing.append(f"{number}. {name_of(contest, stage)} ({len(left)} of {done + len(left)})")
-    result = outcome(context, list(ledger.done.values()), missing)
+    result = outcome(context, ledger.histories(), missing)
     tables = [standings.summary(contest), *standings.all_of(contest), order_of(ledger)]
     figures = standings.figures(contest)
     rows = standings.columns(contest)
