@@ -146,7 +146,10 @@ def run(
         return
     words = [f"--{name} {value}" for name, value in (("seed", seed or None), ("epochs", epochs)) if value is not None]
 
+    started: dict[str, float] = {}
+
     def train(one: Item) -> None:
+        started[one.key] = time.monotonic()
         print(f"{one.key}: {one.title}", flush=True)
         if one.trains:
             one.run(context)
@@ -155,7 +158,7 @@ def run(
         command = " ".join(["sparsync papers run", one.key, *(["--quick"] if quick else []), *words])
         path, result = assemble(context, one, command)
         left = f"; not done yet: {', '.join(result.missing)}" if result.missing else ""
-        print(f"  {path}, {time.time() - begun:.0f} s from the beginning{left}", flush=True)
+        print(f"  {path}, {time.monotonic() - started[one.key]:.0f} s{left}", flush=True)
 
     for one in items:
         if jobs == 1 or not one.trains:
