@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sparsync.cli.app import run as command
-from sparsync.experiments.data import Images, Text
+from sparsync.experiments.data import Text
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, tasks, trainings, watch
 from sparsync.experiments.papers.contest import ABLATIONS, BASE, METHODS, SETTINGS, TARGETS, Contest, Stage, budget
@@ -22,6 +22,7 @@ from sparsync.experiments.papers.front import FrontLoaded
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
+from sparsync.experiments.papers.sharing import carry_out
 from sparsync.experiments.papers.store import load, rounded, runs_of
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.trainings import (
@@ -29,27 +30,17 @@ from sparsync.experiments.papers.trainings import (
     Run,
     Session,
     bytes_per_step,
-    carry_out,
     rate_at,
     read,
     train,
 )
+from tests.generated import images
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 PAPER_1 = ("fig1", "table1", "fig2", "fig3", "fig4", "fig5", "fig6", "table2", "fig7", "fig8")
 OTHERS = ["p2/table1", "p2/table2", "p3/convergence", "p3/density", "p3/traffic", "beyond/accuracy"]
 EXPECTED = [*(f"p1/{name}" for name in PAPER_1), *OTHERS]
-
-
-def images(channels: int, side: int, count: int = 64) -> Images:
-    """Noise with a bright spot whose place is the label."""
-    random = torch.Generator().manual_seed(0)
-    y = torch.arange(count) % 10
-    x = 0.3 * torch.randn(count, channels, side, side, generator=random)
-    for i, label in enumerate(y.tolist()):
-        x[i, :, 2 * label : 2 * label + 3, 3:9] += 2
-    return Images(x, y, x[:20], y[:20], 10)
 
 
 def task(run: Run) -> Task:
@@ -81,6 +72,7 @@ def test_every_figure_and_table_is_listed(capsys: pytest.CaptureFixture[str], tm
     [
         (["papers", "run", "p9/fig1"], "item must be 'all', a paper or one of p1/fig1"),
         (["papers", "run", "p1/fig3", "--minutes", "0"], "minutes must be above 0, got 0"),
+        (["papers", "run", "p1/fig3", "--jobs", "0"], "jobs must be 1 or more, got 0"),
         (["papers", "run", "p1/fig3", "--epochs", "-1"], "epochs must be above 0, got -1"),
         (["papers", "run", "p1/fig3", "--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),
         (["papers", "run", "p3/density", "--quick"], "Give --data-dir or set $SPARSYNC_DATA"),
@@ -240,7 +232,9 @@ def test_what_is_done_is_not_done_again(context: Context, monkeypatch: pytest.Mo
     assert (list(done), missing, len(calls)) == (["topk", "dense"], [], 2)
     done, missing = carry_out(replace(context, deadline=0.0), [TINY, replace(other, rate=0.1)])
     assert (list(done), len(missing), len(calls)) == (["topk"], 1, 2)
-    carry_out(replace(context, resume=False), [TINY])
+    anew = replace(context, resume=False, begun=time.time())
+    carry_out(anew, [TINY])
+    carry_out(anew, [TINY])  # of another item of the same command
     assert len(calls) == 3
     assert carry_out(replace(context, seed=1), [TINY])[0]["topk"].run.seed == 1
 

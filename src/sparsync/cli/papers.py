@@ -14,6 +14,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sparsync.cli.jobs import Others, arguments_of, end_with_starter
+
 OUTPUT = Path("results/papers")
 Output = Annotated[Path, typer.Option(help="Folder of the results.")]
 
@@ -52,6 +54,7 @@ def _print(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
 
 @papers.command("run")
 def run(
+    ctx: typer.Context,
     item: Annotated[str, typer.Argument(help="A key of 'sparsync papers list', a paper ('p1'), or 'all'.")],
     quick: Annotated[bool, typer.Option("--quick", help="A tiny setting: 2 minutes at most on 2 CPU cores.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda, if there is one.")] = "",
@@ -68,34 +71,58 @@ def run(
         typer.Option(help="Only trainings whose name holds this word ('topk', 'resnet20'); repeatable."),
     ] = [],  # noqa: B006
     minutes: Annotated[
-        float | None, typer.Option(help="Stop in time; what is not finished is gone on with at the next call.")
+        float | None,
+        typer.Option(
+            help="Stop in time; what is not finished is gone on with at the next call. Nothing is begun in the last "
+            "half minute."
+        ),
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            help="Processes that share the trainings; the same as to start the command so many times. On a GPU, "
+            "NVIDIA's MPS (nvidia-cuda-mps-control -d) lets their kernels run at the same time; without it they take "
+            "turns. What measures time (p1/table2, p2/table2) is done by one process, before the others start."
+        ),
+    ] = 1,
     resume: Annotated[
         bool, typer.Option(help="Use finished trainings and go on with others; or begin all of them anew.")
     ] = True,
-    scratch: Annotated[Path, typer.Option(help="Folder for checkpoints of unfinished trainings.")] = Path(
-        "runs/papers"
-    ),
+    scratch: Annotated[
+        Path, typer.Option(help="Folder for checkpoints of unfinished trainings, and claims of who is at them.")
+    ] = Path("runs/papers"),
+    helps: Annotated[
+        float | None,
+        typer.Option(hidden=True, help="Only train: for a command with --jobs that began at this time.time()."),
+    ] = None,
 ) -> None:
     """Make a figure or a table again: JSON and PNG in the folder of the results.
 
     \b
     sparsync papers run p1/fig3
     sparsync papers run p1/fig6 --device cuda --epochs 20 --minutes 8
+    sparsync papers run beyond/accuracy --device cuda --minutes 9 --jobs 6
     sparsync papers run all --quick
+
+    Several of these commands may run side by side: a training is made by the one that claims it first, and each waits
+    for the others' as long as there is time. What measures time (p1/table2, p2/table2) should run alone.
     """
     _check_packages()
-    from sparsync.experiments.papers import Context, chosen, store
+    from sparsync.experiments.papers import Context, Item, chosen
+    from sparsync.experiments.papers.sharing import assemble
 
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be above 0, got {minutes:g}")
+    if jobs < 1:
+        raise ValueError(f"jobs must be 1 or more, got {jobs}")
     if device not in ("", "cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device must be cpu here, where torch finds no GPU, got 'cuda'")
     if quick:
         torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
-    begun = time.monotonic()
+    begun = time.time() if helps is None else helps
+    ago = time.time() - begun
     context = Context(
         quick=quick,
         device=torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")),
@@ -105,19 +132,51 @@ def run(
         seed=seed,
         epochs=epochs,
         only=tuple(only),
-        deadline=begun + 60 * minutes if minutes is not None else float("inf"),
+        begun=begun,
+        deadline=time.monotonic() - ago + 60 * minutes if minutes is not None else float("inf"),
         resume=resume,
-        say=lambda line: print(f"  {line}", flush=True),
+        say=lambda line: print(f"  {line}\n", end="", flush=True),
     )
+    items = chosen(item)
+    if helps is not None:
+        end_with_starter()
+        for one in items:
+            if one.trains:
+                one.run(context)
+        return
     words = [f"--{name} {value}" for name, value in (("seed", seed or None), ("epochs", epochs)) if value is not None]
-    for one in chosen(item):
+
+    started: dict[str, float] = {}
+
+    def train(one: Item) -> None:
+        started[one.key] = time.monotonic()
         print(f"{one.key}: {one.title}", flush=True)
-        started = time.monotonic()
-        result = one.run(context)
+        if one.trains:
+            one.run(context)
+
+    def finish(one: Item) -> None:
         command = " ".join(["sparsync papers run", one.key, *(["--quick"] if quick else []), *words])
-        path = store.save(context, one, result, command, time.monotonic() - started)
+        path, result = assemble(context, one, command)
         left = f"; not done yet: {', '.join(result.missing)}" if result.missing else ""
-        print(f"  {path}, {time.monotonic() - started:.0f} s{left}", flush=True)
+        print(f"  {path}, {time.monotonic() - started[one.key]:.0f} s{left}", flush=True)
+
+    for one in items:
+        if jobs == 1 or not one.trains:
+            train(one)
+            finish(one)
+    shared = [one for one in items if one.trains]
+    if jobs == 1 or not shared:
+        return
+    threads = max(1, torch.get_num_threads() // jobs)
+    torch.set_num_threads(threads)
+    same = ["papers", "run", *arguments_of(ctx, without=("jobs", "helps")), f"--helps={begun}"]
+    with Others(same, jobs - 1, threads) as others:
+        for one in shared:
+            train(one)
+        others.wait()
+    for one in shared:
+        finish(one)
+    others.check()
 
 
 @papers.command("report")

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsync.experiments.papers.item import Context, Result
-from sparsync.experiments.papers.trainings import History, Run, carry_out, merged_data, merged_where
+from sparsync.experiments.papers.sharing import carry_out
+from sparsync.experiments.papers.trainings import History, Run, merged_data, merged_where
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 
 HALF = (
@@ -15,8 +16,10 @@ HALF = (
     "trained on: an epoch has half the steps, and accuracies are lower than with all of it."
 )
 VIRTUAL = (
-    "The workers are virtual: one process computes their gradients one after another, with the library's own "
-    "compressors, residuals and sums, which gives the weights that as many processes would get."
+    "The workers are virtual: one process computes the gradients of all of them, with the library's own compressors, "
+    "residuals and sums, which gives the weights that as many processes would get. On a GPU the workers' batches pass "
+    "through the networks for MNIST and CIFAR-10 together, which differs from that by rounding; elsewhere each worker "
+    "has a pass of its own."
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,11 +23,12 @@ class Context:
         device: where trainings and measurements run.
         data: folder of the data sets; ``None``: ``$SPARSYNC_DATA``.
         output: folder for results.
-        scratch: folder for checkpoints of trainings that are not finished.
+        scratch: folder for checkpoints of trainings that are not finished, and for the claims of who is at them.
         seed: of weights, order of the data and random methods.
         epochs: of each training, instead of the paper's; its schedule is shortened with it.
         only: words, one of which the name of a training must hold; all trainings, if there are none.
         resume: use trainings that are finished, and go on with those that are not.
+        begun: ``time.time`` at which the command began: without ``resume``, files that are older are not used.
         deadline: ``time.monotonic`` after which trainings are put aside.
         say: takes a line that tells how far things are.
     """
@@ -41,6 +42,7 @@ class Context:
     epochs: float | None = None
     only: Sequence[str] = ()
     resume: bool = True
+    begun: float = field(default_factory=time.time)
     deadline: float = float("inf")
     say: Say = lambda line: None
 
@@ -48,8 +50,17 @@ class Context:
         if self.epochs is not None and not self.epochs > 0:
             raise ValueError(f"epochs must be above 0, got {self.epochs:g}")
 
-    def in_time(self) -> bool:
-        return time.monotonic() < self.deadline
+    def in_time(self, least: float = 0.0) -> bool:
+        """Whether more than ``least`` seconds are left."""
+        return time.monotonic() + least < self.deadline
+
+    def uses(self, path: Path) -> bool:
+        """Whether a training's file is there and is to be used."""
+        return path.is_file() and (self.resume or path.stat().st_mtime >= self.begun)
+
+    def as_stored(self) -> Context:
+        """The same for those who train nothing and take what is there."""
+        return replace(self, deadline=0.0)
 
 
 Column = Sequence[float | int | str | None]
@@ -95,6 +106,7 @@ class Item:
         minutes: that the full setting takes on one large GPU, about; 0: seconds on any machine.
         published: the paper's numbers, where it prints any.
         order: of an item with many trainings, the order in which they are made and what of them is done.
+        trains: it is made of trainings, which several processes can share; else it should run alone.
     """
 
     key: str
@@ -105,6 +117,7 @@ class Item:
     minutes: float = 0
     published: Table | None = None
     order: Callable[[Context], Table] | None = None
+    trains: bool = False
 
     @property
     def file(self) -> str:

@@ -12,6 +12,7 @@ from sparsync.experiments.papers import shapes, steps, timing
 from sparsync.experiments.papers.curves import by_epoch, loss_by_step, quickly, scores, trained
 from sparsync.experiments.papers.item import Context, Item, Result
 from sparsync.experiments.papers.published import P1_MODELS, p1_table1, p1_table2
+from sparsync.experiments.papers.sharing import carry_out
 from sparsync.experiments.papers.trainings import History, Run, title_of
 from sparsync.experiments.papers.watch import ratios
 from sparsync.report import Curve, Figure, LineChart, Row, Table
@@ -63,11 +64,14 @@ def convergence(context: Context, methods: Sequence[str], remarks: Sequence[str]
     """Test accuracy of VGG-16 and ResNet-20 over 120 epochs, with each method; of ResNet-50 if it is asked for."""
     figures, tables, parts = [], [], []
     imagenet = any(word in "resnet50" for word in context.only if word.startswith("resnet5"))
-    for model in ("resnet20", "vgg16", *(["resnet50"] if imagenet else [])):
-        runs = [training(model, method) for method in methods]
-        if context.quick:
-            runs = [replace(run, **quickly(run)) for run in runs]
-        done, result = trained(context, runs)
+    names = ("resnet20", "vgg16", *(["resnet50"] if imagenet else []))
+    asked = {model: [training(model, method) for method in methods] for model in names}
+    if context.quick:
+        asked = {model: [replace(run, **quickly(run)) for run in runs] for model, runs in asked.items()}
+    # Those of all models in one go, so that several processes have enough to share.
+    carry_out(context, [run for runs in asked.values() for run in runs])
+    for model, runs in asked.items():
+        done, result = trained(context.as_stored(), runs)
         parts.append(result)
         if done:
             title = title_of(model)
@@ -198,6 +202,7 @@ ITEMS = (
         figure_1,
         CIFAR,
         50,
+        trains=True,
     ),
     Item(
         "p1/table1",
@@ -213,6 +218,7 @@ ITEMS = (
         lambda context: histograms(context, "topk"),
         ALL_DATA,
         60,
+        trains=True,
     ),
     Item(
         "p1/fig3",
@@ -236,6 +242,7 @@ ITEMS = (
         figure_5,
         ("MNIST", *CIFAR),
         3,
+        trains=True,
     ),
     Item(
         "p1/fig6",
@@ -244,6 +251,7 @@ ITEMS = (
         figure_6,
         CIFAR,
         50,
+        trains=True,
     ),
     Item(
         "p1/table2",
@@ -261,6 +269,7 @@ ITEMS = (
         lambda context: histograms(context, "dense"),
         ALL_DATA,
         60,
+        trains=True,
     ),
     Item(
         "p1/fig8",
@@ -269,5 +278,6 @@ ITEMS = (
         lambda context: histograms(context, "gaussiank", [ONE_SIDED]),
         ALL_DATA,
         60,
+        trains=True,
     ),
 )

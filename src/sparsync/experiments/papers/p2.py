@@ -98,6 +98,7 @@ ITEMS = (
         ("CIFAR-10", "a GPU"),
         round(40 * EPOCHS * 50_000 / 128 * STEP_SECONDS / 60, -1),
         p2_table1(),
+        trains=True,
     ),
     Item(
         "p2/table2",

@@ -92,6 +92,7 @@ ITEMS = (
         convergence,
         ("CIFAR-10", "a GPU"),
         35,
+        trains=True,
     ),
     Item(
         "p3/density",
@@ -100,6 +101,7 @@ ITEMS = (
         density,
         ("CIFAR-10", "a GPU"),
         40,
+        trains=True,
     ),
     Item(
         "p3/traffic",

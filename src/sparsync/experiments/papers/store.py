@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,8 @@ def save(context: Context, item: Item, result: Result, command: str, seconds: fl
     write_json(path, content)
     charts = [figure.chart for figure in result.figures]
     if charts:
-        png(charts, path.with_suffix(".png"))
+        with replacing(path.with_suffix(".png")) as part:
+            png(charts, part)
     return path
 
 
@@ -93,9 +96,22 @@ def hardware(context: Context) -> dict[str, str]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Compact, and as a whole or not at all: numbers to 5 digits, ``null`` for what is not finite."""
     text = json.dumps(rounded(content), ensure_ascii=False, separators=(",", ":"))
-    part = path.with_suffix(".part")
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)
+    with replacing(path) as part:
+        part.write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, that takes the place of ``path`` as a whole: nobody reads half a file.
+
+    It is this process's own: two that write the same file at a time do not write into each other's.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def rounded(value: Any) -> Any:

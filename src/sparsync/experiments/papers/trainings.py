@@ -149,33 +149,16 @@ class History:
         return self.scores[-1] if self.scores else math.nan
 
 
-def carry_out(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], list[str]]:
-    """Train what is not trained yet; the histories by label, and the names of the runs that are not done in time.
-
-    What was done before is read from its file, what was begun is gone on with.
-    """
-    done: dict[str, History] = {}
-    missing = []
-    for run in (run.made(context) for run in runs):
-        path = context.output / "runs" / f"{run.name}.json"
-        wanted = not context.only or any(word in f"{run.name} {run.label}" for word in context.only)
-        history = read(path, run) if path.is_file() and (context.resume or not wanted) else None
-        if history is None and wanted and context.in_time():
-            history = train(run, context)
-        if history is None:
-            missing.append(run.name)
-        else:
-            done[run.label] = history
-    return done, missing
-
-
 def train(run: Run, context: Context, task: Task | None = None) -> History | None:
-    """One training, from its last checkpoint if there is one; ``None`` if the time was over before it was done."""
+    """One training, from its last checkpoint if there is one; ``None`` if the time was over before it was done.
+
+    Where several processes are at work, only the one that has claimed the run may call this.
+    """
     task = task or _task(run, context)
     steps = run.steps or max(1, round(run.epochs * task.epoch))
     session = Session(run, task, steps)
     saved = context.scratch / f"{run.name}.pt"
-    if saved.is_file() and context.resume:
+    if context.uses(saved):
         session.load(torch.load(saved, map_location=context.device, weights_only=True))
     begun = time.monotonic()
     last_saved, last_said = begun, 0.0

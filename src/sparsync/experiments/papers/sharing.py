@@ -1,0 +1,97 @@
+"""The trainings of an item, shared by all processes that work on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from sparsync.experiments.papers import store
+from sparsync.experiments.papers.claims import claim
+from sparsync.experiments.papers.item import Context, Item, Result
+from sparsync.experiments.papers.trainings import MARGIN, History, Run, read, train
+
+PAUSE = 1.0  # seconds between looks at what others have done
+LEAST = 20.0  # seconds that a training must have before it is put aside again, unless it takes less
+
+
+def carry_out(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], list[str]]:
+    """Train what is not trained yet; the histories by label, and the names of the runs that are not done in time.
+
+    What was done before is read from its file, what was begun is gone on with.
+    """
+    asked = [run.made(context) for run in runs]
+    done: dict[str, History] = {}
+    work(context, lambda: asked, done)
+    found = {run.label: done[run.name] for run in asked if run.name in done}
+    return found, [run.name for run in asked if run.name not in done]
+
+
+def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, History]) -> None:
+    """Train and read until everything is in ``done``, nothing more can be, or the time is over.
+
+    A training that another process has claimed is left to it. While there are such and nothing else is to be done, this
+    process waits, since their results may be what other trainings need. All that is stored has been looked at right
+    before the end.
+
+    Args:
+        asked: what is to be trained as far as that is known by now, the most important first.
+        done: histories by the names of their runs; grows.
+    """
+    told: set[str] = set()
+    while True:
+        known, elsewhere, trained = len(done), set(), False
+        for run in asked():
+            if run.name in done:
+                continue
+            history = stored(context, run)
+            if history is None and wanted(context, run) and context.in_time():
+                with claim(context.scratch / f"{run.name}.lock") as ours:
+                    if not ours:
+                        elsewhere.add(run.name)
+                        continue
+                    history = stored(context, run)  # by whoever had the claim when we looked first
+                    if history is None and context.in_time(MARGIN + min(LEAST, run.seconds or LEAST)):
+                        history = train(run, context)
+                        trained = True
+            if history is not None:
+                done[run.name] = history
+            if trained:
+                break  # others have not been idle: what is most important may be another by now
+        if trained or len(done) > known:
+            continue
+        if not elsewhere or not context.in_time():
+            return
+        if not elsewhere <= told:
+            context.say(f"waiting for other processes: {', '.join(sorted(elsewhere))}")
+            told |= elsewhere
+        time.sleep(PAUSE)
+
+
+def assemble(context: Context, item: Item, command: str) -> tuple[Path, Result]:
+    """Make an item's files: from the trainings that are stored, or, where there are none, now.
+
+    One process at a time does it, and reads what is stored when its turn has come: whoever is the last has seen all.
+
+    Args:
+        command: that makes it again.
+    """
+    started = time.monotonic()
+    if not item.trains:
+        result = item.run(context)
+        return store.save(context, item, result, command, time.monotonic() - started), result
+    with claim(context.scratch / f"{store.place(context.output, item, context.quick).stem}.lock", wait=True):
+        result = item.run(context.as_stored())
+        return store.save(context, item, result, command, result.seconds), result
+
+
+def wanted(context: Context, run: Run) -> bool:
+    """Whether ``--only`` lets it be trained."""
+    return not context.only or any(word in f"{run.name} {run.label}" for word in context.only)
+
+
+def stored(context: Context, run: Run) -> History | None:
+    """What came of a run, if it is there and is to be used."""
+    path = context.output / "runs" / f"{run.name}.json"
+    there = context.uses(path) if wanted(context, run) else path.is_file()
+    return read(path, run) if there else None
