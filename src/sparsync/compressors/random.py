@@ -30,18 +30,19 @@ class RandomK(Selecting):
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         runs = segment.runs(frozenset() if ctx.whole else ctx.asleep)
         numel = sum(stop - start for start, stop in runs)
-        positions = self.draw(numel, min(segment.k, numel), generator(ctx, segment.name))
-        return locate(positions.to(u.device), runs)
+        positions = self.draw(numel, min(segment.k, numel), generator(ctx, segment.name, u.device))
+        return locate(positions, runs)
 
     def draw(self, numel: int, k: int, rng: torch.Generator) -> Tensor:
         """``k`` distinct positions out of ``numel``."""
+        device = rng.device
         if 4 * k > numel:
-            return torch.randperm(numel, generator=rng)[:k].sort().values
-        drawn = torch.empty(0, dtype=torch.int64)
+            return torch.randperm(numel, generator=rng, device=device)[:k].sort().values
+        drawn = torch.empty(0, dtype=torch.int64, device=device)
         while drawn.numel() < k:  # once, hardly ever twice: a quarter more than needed is drawn
-            more = torch.randint(numel, (k + k // 4 + 8,), generator=rng)
+            more = torch.randint(numel, (k + k // 4 + 8,), generator=rng, device=device)
             drawn = torch.unique(torch.cat([drawn, more]))
-        return drawn[torch.randperm(drawn.numel(), generator=rng)[:k]].sort().values
+        return drawn[torch.randperm(drawn.numel(), generator=rng, device=device)[:k]].sort().values
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,16 @@ class BlockRandomK(RandomK):
 
     def draw(self, numel: int, k: int, rng: torch.Generator) -> Tensor:
         if numel == 0:
-            return torch.empty(0, dtype=torch.int64)
-        start = torch.randint(numel, (1,), generator=rng)
-        return (start + torch.arange(k)) % numel
+            return torch.empty(0, dtype=torch.int64, device=rng.device)
+        start = torch.randint(numel, (1,), generator=rng, device=rng.device)
+        return (start + torch.arange(k, device=rng.device)) % numel
 
 
-def generator(ctx: Context, name: str) -> torch.Generator:
-    """A generator of our own for this step and segment: the same on every rank where indices are shared."""
+def generator(ctx: Context, name: str, device: torch.device) -> torch.Generator:
+    """A generator of our own for this step and segment: the same on every rank where indices are shared.
+
+    It draws where the gradient is: CPUs and GPUs do not draw the same, and never train together.
+    """
     key = repr((ctx.seed, 0 if ctx.shared else ctx.rank, ctx.step, name))
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "big") >> 1)
