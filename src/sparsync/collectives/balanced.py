@@ -162,9 +162,7 @@ class Cut:
 
     def largest(self, sums: Tensor, owner: int, wire: Wire, like: SparseGrad) -> tuple[SparseGrad, SparseGrad]:
         """An owner's largest sums as they travel, by row; and all that is left of its sums, in the flat gradient."""
-        # On a GPU, to look for what is not zero would wait for the host.
-        on_cpu = sums.device.type == "cpu"
-        rows = sums.nonzero().view(-1) if on_cpu else torch.arange(self.rows, device=sums.device)
+        rows = self.present(sums)
         sums = sums[rows]
         chosen = torch.topk(sums.abs(), min(self.kept, rows.numel())).indices
         values, segments = sums[chosen], len(self.layout.segments)
@@ -183,6 +181,10 @@ class Cut:
             SparseGrad(indices, travel, (travel != 0).sum(), self.rows, like.flags, like.where),
             SparseGrad(home, left, torch.tensor(rows.numel()), self.layout.numel, like.flags, like.where),
         )
+
+    def present(self, sums: Tensor) -> Tensor:
+        """Rows that may hold something: on a GPU all of them, as to look would wait for the host."""
+        return sums.nonzero().view(-1) if sums.device.type == "cpu" else torch.arange(self.rows, device=sums.device)
 
     def _turn(self, rows: Tensor) -> Tensor:
         return (rows * MIXER & 0xFFFFFFFF) >> 15
