@@ -17,7 +17,7 @@ STEPS = 100  # dense has nearly learned the digits by then
 RATE = 0.05  # dense ends higher with it than with 0.02
 REMARK = (
     "This is a short training, where methods differ most: with more steps the sparse ones come closer to dense, and "
-    "which of them are within a point changes (try --steps 200)."
+    "which of them are within a point changes (try --steps {more})."
 )
 
 
@@ -29,4 +29,4 @@ def demo(
 ) -> None:
     """Train a small network dense and sparse on processes of this machine, and compare."""
     trainings = plan(METHODS, seeds, Training("dense", steps=steps, rate=RATE))
-    side_by_side("Sparsync demo", trainings, workers, None, out, REMARK)
+    side_by_side("Sparsync demo", trainings, workers, None, out, REMARK.format(more=2 * steps))
