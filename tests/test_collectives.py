@@ -313,3 +313,29 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     if values == "fp32":  # signs make many sums equal, and which of them go is left open
         assert torch.equal(*given)
     assert given[0].count_nonzero() == given[1].count_nonzero() > 0
+
+
+@pytest.mark.parametrize(
+    ("collective", "values"),
+    [
+        *[(name, values) for name in ("allgather", "balanced") for values in ("fp32", "bf16", "sign")],
+        *[("gtopk", values) for values in ("fp32", "bf16")],
+    ],
+)
+def test_a_sum_that_overflows_is_seen_and_leaves_nothing_behind_that_is_not_finite(collective, values):
+    """The step is then given up, and what was sent comes home."""
+    numel, workers, wire = 60, 3, Wire(values)
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=4 / numel)
+    words = flag(-1, layout, torch.device("cpu"))
+    sents = []
+    for rank in range(workers):
+        indices, numbers = torch.tensor([5, 7, 20 + rank, 30 + rank]), torch.tensor([3e38, 3e38, 2e38, -2e38])
+        if wire.codec.round is not None:
+            numbers = wire.codec.round(numbers, torch.zeros_like(indices), 1)
+        sents.append(SparseGrad(indices, numbers, torch.tensor(4), numel, *words))
+    results = COLLECTIVES[collective].reduce_local(sents, layout, {}, wire)
+    for reduced in results:
+        overflow = torch.zeros((), dtype=torch.int32)
+        reduced.write_mean(torch.zeros(numel), overflow)
+        assert overflow == 1
+        assert reduced.rejected is None or reduced.rejected.values.isfinite().all()

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks, shape_of
+from sparsync.collectives.base import Reduced, State, Traffic, as_sent, bad_ranks, left_of, local_bad_ranks, shape_of
 from sparsync.collectives.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -166,10 +166,10 @@ class Cut:
         sums = sums[rows]
         chosen = torch.topk(sums.abs(), min(self.kept, rows.numel())).indices
         values, segments = sums[chosen], len(self.layout.segments)
-        if wire.codec.round is not None:  # zeros stand apart: a mean of signs shall not count them
-            where = torch.where(values != 0, self.segment(owner, rows[chosen]), segments)
-            values = wire.codec.round(values, where, segments + 1)
-        left = sums.index_add(0, chosen, -values)
+        # Zeros stand apart: a mean of signs shall not count them.
+        where = torch.where(values != 0, self.segment(owner, rows[chosen]), segments)
+        values = as_sent(values, where, segments + 1, wire)
+        left = left_of(sums, chosen, values)
         order = torch.sort((values == 0).to(torch.int8), stable=True).indices  # what is real goes first
         indices = values.new_zeros(self.kept, dtype=torch.int64)
         travel = values.new_zeros(self.kept)

@@ -92,6 +92,24 @@ def shape_of(layout: Layout, dtype: torch.dtype) -> Shape:
     return Shape(layout.numel, layout.capacity, len(layout.segments), dtype, layout.slots)
 
 
+def as_sent(sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
+    """Sums as they travel. One that overflowed goes as it is, so that every rank sees it and gives the step up.
+
+    Args:
+        segments: of each, its number below ``parts``.
+    """
+    if wire.codec.round is None:
+        return sums
+    finite = sums.isfinite()
+    return torch.where(finite, wire.codec.round(torch.where(finite, sums, 0), segments, parts), sums)
+
+
+def left_of(sums: Tensor, chosen: Tensor, sent: Tensor) -> Tensor:
+    """What is left of ``sums`` once ``sent`` went from ``chosen``; of one that overflowed nothing: its parts come home
+    to who sent them."""
+    return torch.where(sums.isfinite(), sums.index_add(0, chosen, -sent), 0)
+
+
 def local_bad_ranks(sents: Sequence[SparseGrad]) -> list[tuple[int, int]]:
     """The same from what the ranks send."""
     return [(rank, int(sent.where)) for rank, sent in enumerate(sents) if int(sent.flags) & NONFINITE]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import Reduced, State, Traffic, local_bad_ranks, shape_of
+from sparsync.collectives.base import Reduced, State, Traffic, as_sent, left_of, local_bad_ranks, shape_of
 from sparsync.collectives.channel import Channel
 from sparsync.errors import PeerFailed
 from sparsync.layout import Layout
@@ -115,11 +115,8 @@ def merge(ours: SparseGrad, theirs: SparseGrad, layout: Layout, wire: Wire) -> t
     budget = torch.tensor([s.k for s in layout.segments], device=unique.device)
     kept = order[rank < budget[segment[order]]].sort().values
 
-    sent = sums[kept]
-    if wire.codec.round is not None:
-        sent = wire.codec.round(sent, segment[kept], len(layout.segments))
-    left = sums.clone()
-    left[kept] -= sent
+    sent = as_sent(sums[kept], segment[kept], len(layout.segments), wire)
+    left = left_of(sums, kept, sent)
     flags, first = ours.flags | theirs.flags, ours.where if int(ours.where) >= 0 else theirs.where
     count = torch.tensor(kept.numel(), device=unique.device)
     padding = layout.capacity - kept.numel()
