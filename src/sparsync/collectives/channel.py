@@ -53,7 +53,6 @@ class Channel:
         self.backend = "none"
         self._bytes = 0
         self.deferred = False
-        self.report: Report | None = None  # of the last exchange, where deferred
         self._verdicts: dict[torch.device, Verdicts] = {}
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
@@ -137,9 +136,10 @@ class Channel:
             return self.all_gather(self.wire.header(sent, self.sequence, layout.id, layout.digest))
         device = sent.values.device
         if "headers" not in state or state["headers"].device != device:
-            state["headers"] = torch.zeros(1 + self.size, HEADER, dtype=torch.int32, device=device)
-        own = self.verdicts(device).head(sent, state["headers"][0], self.sequence, layout)
-        return self.all_gather(own, state["headers"][1:])
+            state["headers"] = torch.zeros(self.size, HEADER, dtype=torch.int32, device=device)
+            state["header"] = torch.zeros(HEADER, dtype=torch.int32, device=device)
+        own = self.verdicts(device).head(sent, state["header"], self.sequence, layout)
+        return self.all_gather(own, state["headers"])
 
     def take_count(self) -> int:
         """Bytes of the tensors handed to ``torch.distributed`` since the last call."""
@@ -149,11 +149,11 @@ class Channel:
     def verify(self, rows: Tensor) -> Sequence[Header]:
         """Headers of the messages ``rows``; raises, on every rank alike, if they disagree or a rank has failed.
 
-        Where that is deferred: no headers yet, but a ``report``, which ``check`` takes when it has come.
+        Where that is deferred: no headers yet; they are checked when the host hears of the step.
         """
         self.sequence += 1
         if self.deferred:
-            self.report = self.verdicts(rows.device).judge(rows, self.sequence)
+            self.verdicts(rows.device).judge(rows, self.sequence)
             return []
         headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
         self.check(headers)

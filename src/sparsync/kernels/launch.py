@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsync.kernels.floors import Floor, guess
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, PASS_WARPS, TAKE, Workspace
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, PASS_WARPS, TAKE, Workspace, on_device_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -38,7 +38,7 @@ def select(
     """
     from sparsync.kernels import fused
 
-    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+    with on_device_of(grad):
         space = workspace_of(memory, layout, grad.device)
         if space.adopt(state):
             _first_floors(grad, memory, space, scales)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sparsync.kernels import launch
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.search import Search, search_of
-from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace, on_device_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -33,7 +32,7 @@ def largest(
     """
     from sparsync.kernels import exact
 
-    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+    with on_device_of(grad):
         space, search = begin(grad, memory, layout, state, scales)
         exact.judge[(len(layout.segments),)](
             space.counts, space.found, space.segments, space.state, space.histogram, space.choice, search.ranges,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import CHUNK, CODECS
+from sparsync.kernels.workspace import CHUNK, CODECS, on_device_of
 from sparsync.kernels.workspace_gaussian import BLOCK, GaussianSpace
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -32,7 +32,7 @@ def select_gaussian(
         codec: how values travel: fp32, fp16, bf16 or sign.
         scales: of every segment, what its gradient is multiplied by.
     """
-    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+    with on_device_of(grad):
         space = space_of(memory, layout, two_sided, grad.device)
         _add(grad, memory, space, scales)
         _search(memory.after, space)

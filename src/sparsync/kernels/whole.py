@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import usable_on
+from sparsync.kernels.workspace import on_device_of, usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -34,7 +34,7 @@ def send_whole(grad: Tensor, memory: Memory | None, layout: Layout, workspace: d
     speed = memory.velocity if memory else None
     before, after = (memory.before, memory.after) if memory else (grad, grad)
     programs = min(PROGRAMS, -(-layout.numel // BLOCK))
-    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
+    with on_device_of(grad):
         mail.whole[(programs,)](
             grad, before, after, speed.before if speed else grad, speed.after if speed else grad, space.out,
             space.first, speed.beta if speed else 0.0, layout.numel, programs,
@@ -42,7 +42,7 @@ def send_whole(grad: Tensor, memory: Memory | None, layout: Layout, workspace: d
         )  # fmt: skip
         mail.flag[(1,)](space.first, space.starts, space.starts.numel(), space.words, BLOCK=128)
     values = space.out if memory else grad
-    return SparseGrad(None, values, space.count, layout.numel, space.words[0], space.words[1])
+    return SparseGrad(None, values, space.count, layout.numel, *space.flags)
 
 
 class _Space:
@@ -52,4 +52,5 @@ class _Space:
         self.first = torch.full((), 0x7FFFFFFF, dtype=torch.int32, device=device)
         self.starts = torch.tensor([span.start for span in layout.spans], device=device)
         self.words = torch.zeros(2, dtype=torch.int32, device=device)
+        self.flags = self.words.unbind()
         self.count = torch.tensor(layout.numel, device=device)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +44,13 @@ def _installed() -> bool:
 def usable_on(device: torch.device) -> bool:
     """Whether Triton's kernels run there."""
     return (device.type == "cuda" or interpreted()) and _installed()
+
+
+def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Kernels are launched on the current device: make it this tensor's, where it is not."""
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def usable(grad: Tensor, memory: Memory) -> bool:
@@ -82,15 +92,19 @@ class Workspace:
         self.total = torch.zeros((), device=device, dtype=torch.int64)
         self.flags = zeros(2)
         self.scales = torch.ones(len(layout.segments), device=device)
+        self._names = [segment.name for segment in layout.segments]
         self._bags: list[dict[str, Tensor]] = []
+        self._sent = SparseGrad(
+            self.out_places, self.out_values, self.total, layout.numel, self.flags[0], self.flags[1]
+        )
 
     def adopt(self, state: dict[str, dict[str, Tensor]]) -> bool:
         """Make ``state`` views of our table, filling that from ``state`` where it holds other tensors by now.
 
         Returns whether it did: then some floors may not be known yet.
         """
-        names = [segment.name for segment in self.layout.segments]
-        if self._bags and all(state[name] is bag for name, bag in zip(names, self._bags, strict=True)):
+        names = self._names
+        if self._bags and all(map(is_, map(state.__getitem__, names), self._bags)):
             return False
         rows = [torch.stack([state[name][field].to(self.device) for field in STATE]) for name in names]
         self.state.copy_(torch.stack(rows))
@@ -100,7 +114,7 @@ class Workspace:
 
     def sent(self) -> SparseGrad:
         """The message that ``finish`` left behind."""
-        return SparseGrad(self.out_places, self.out_values, self.total, self.layout.numel, self.flags[0], self.flags[1])
+        return self._sent
 
 
 class _Tables:

@@ -51,6 +51,9 @@ class GaussianSpace:
         self.out_places = zeros(layout.capacity, dtype=torch.int64)
         self.out_values = torch.zeros(layout.capacity, device=device)
         self.total, self.flags = zeros((), dtype=torch.int64), zeros(2)
+        self._sent = SparseGrad(
+            self.out_places, self.out_values, self.total, layout.numel, self.flags[0], self.flags[1]
+        )
 
     def _cut(self, two_sided: bool) -> None:
         """Cut the layout into strips, one a program, and the list into regions."""
@@ -85,4 +88,4 @@ class GaussianSpace:
 
     def sent(self) -> SparseGrad:
         """The message that the last kernel left behind."""
-        return SparseGrad(self.out_places, self.out_values, self.total, self.layout.numel, self.flags[0], self.flags[1])
+        return self._sent

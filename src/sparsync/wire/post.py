@@ -6,12 +6,10 @@ the kernels.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import torch
 from torch import Tensor
 
-from sparsync.kernels.workspace import CODECS, usable_on
+from sparsync.kernels.workspace import CODECS, on_device_of, usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire.indices import ef_width, ef_words
@@ -61,6 +59,7 @@ class Post:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
         self.message, self.rows = zeros(self.words), zeros(workers, self.words)
+        self.message16, self._read = self.message.view(torch.int16), self._views(self.rows)
         self.bitmap, self.lines, self.sums = zeros(self.pieces * 4096), zeros(self.pieces * 128), zeros(self.pieces)
         self.begins = zeros(workers, self.tiles + 1)
         self.programs = min(PROGRAMS, self.tiles)
@@ -77,7 +76,7 @@ class Post:
 
         assert sent.indices is not None
         entries = -(-self.shape.capacity // BLOCK)
-        with _device_of(sent.values):
+        with on_device_of(sent.values):
             mail.mark[(entries,)](
                 sent.indices, sent.count, self.bitmap, self.message, self.words, entries, BLOCK=BLOCK
             )  # fmt: skip
@@ -88,7 +87,7 @@ class Post:
             )  # fmt: skip
             mail.write[(entries,)](
                 sent.indices, sent.values, sent.count, self.bitmap, self.lines, self.sums, self.message,
-                self.message.view(torch.int16), self.starts, self.owners, self.spans, self.high_at, self.values_at,
+                self.message16, self.starts, self.owners, self.spans, self.high_at, self.values_at,
                 len(self.layout.segments), BLOCK=BLOCK, WIDTH=self.width, CODEC=self.codec, STEPS=self.steps,
             )  # fmt: skip
             mail.unmark[(entries,)](sent.indices, sent.count, self.bitmap, BLOCK=BLOCK)
@@ -99,9 +98,12 @@ class Post:
         not 0. ``overflow`` becomes 1 where that is not finite."""
         from sparsync.kernels import mail
 
-        stride, places, place_stride = self.words, rows.view(-1)[HEADER:], self.words
+        if rows.data_ptr() != self._read[0].data_ptr():
+            self._read = self._views(rows)
+        rows, rows16, places = self._read
+        stride, place_stride = self.words, self.words
         out.zero_()
-        with _device_of(out):
+        with on_device_of(out):
             if self.width >= 0:
                 blocks, places, place_stride = self.high_blocks, self.places, self.shape.capacity
                 high = (rows, stride, self.high_at, self.high_words, self.ones, blocks)
@@ -115,14 +117,13 @@ class Post:
                 TILE=TILE, STEPS=self.shape.capacity.bit_length(), BLOCK=BLOCK,
             )  # fmt: skip
             mail.settle[(self.programs,)](
-                rows, rows.view(torch.int16), stride, places, place_stride, self.begins, self.scratch, out,
+                rows, rows16, stride, places, place_stride, self.begins, self.scratch, out,
                 verdict if overflow is None else overflow, self.starts, self.owners, self.spans,
                 len(self.layout.segments), self.tiles, self.programs, self.workers, float(self.workers),
                 self.values_at, TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
                 CHECK=overflow is not None, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
             )  # fmt: skip
 
-
-def _device_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Kernels are launched on the current device."""
-    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call,no-any-return]
+    def _views(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Messages, the same in 16-bit words, and their entries' indices."""
+        return rows, rows.view(torch.int16), rows.view(-1)[HEADER:]
