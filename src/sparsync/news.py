@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,7 +19,7 @@ log = logging.getLogger("sparsync")
 
 @dataclass
 class Pending:
-    """What a step's exchanges on one device came to: not heard of yet."""
+    """What a step's exchanges came to: not heard of yet."""
 
     step: int
     report: Report
@@ -39,27 +37,29 @@ class News:
 
     def __init__(self, channel: Channel, stats: Stats) -> None:
         self.channel, self.stats = channel, stats
-        self._started: dict[torch.device, list[tuple[Exchange, Layout]]] = {}  # in the step under way
+        self._started: list[tuple[Exchange, Layout]] = []  # in the step under way
         self._pending: list[Pending] = []
 
-    def of_exchange(self, device: torch.device, exchange: Exchange, layout: Layout) -> None:
+    def of_exchange(self, exchange: Exchange, layout: Layout) -> None:
         """The last exchange was of this layout."""
-        self._started.setdefault(device, []).append((exchange, layout))
+        self._started.append((exchange, layout))
 
-    def of_step(self, step: int, beside: Callable[[torch.device], AbstractContextManager[Any]]) -> None:
-        """All exchanges of this step have been started; ``beside`` gives the stream of each device they run on."""
-        for device, exchanges in self._started.items():
-            with beside(device):
-                report = self.channel.verdicts(device).close_step()
-            self._pending.append(Pending(step, report, device, exchanges))
-        self._started = {}
+    def of_step(self, step: int, device: torch.device) -> None:
+        """All exchanges of this step have been started."""
+        report = self.channel.verdicts(device).close_step()
+        self._pending.append(Pending(step, report, device, self._started))
+        self._started = []
 
     def hear(self, before: int) -> Iterator[bool]:
         """Of each step before this one, whether it was bad; raises, on every rank alike, what went wrong in it."""
         while self._pending and self._pending[0].step < before:
-            step, bad = self._pending[0].step, False
-            while self._pending and self._pending[0].step == step:  # of each device
-                bad |= self._judge(self._pending.pop(0))
+            news = self._pending.pop(0)
+            bad, exchanges = self._read(news)
+            for (_, layout), headers in zip(news.exchanges, exchanges, strict=True):
+                self.channel.check(headers)
+                for rank, header in enumerate(headers):
+                    if header.flags & NONFINITE:
+                        warn(news.step, layout.spans[header.where].name, rank)
             yield bad
 
     def learn(self) -> None:
@@ -69,17 +69,7 @@ class News:
 
     def forget(self) -> None:
         """Nothing more is going to be heard."""
-        self._started, self._pending = {}, []
-
-    def _judge(self, news: Pending) -> bool:
-        """Whether a step was bad; raises what went wrong in it."""
-        bad, exchanges = self._read(news)
-        for (_, layout), headers in zip(news.exchanges, exchanges, strict=True):
-            self.channel.check(headers)
-            for rank, header in enumerate(headers):
-                if header.flags & NONFINITE:
-                    warn(news.step, layout.spans[header.where].name, rank)
-        return bad
+        self._started, self._pending = [], []
 
     def _read(self, news: Pending) -> tuple[bool, list[list[Header]]]:
         """What a report says."""

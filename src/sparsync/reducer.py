@@ -224,7 +224,7 @@ class Reducer:
         for given in self._given:
             if given.unit is unit:
                 given.number = self.channel.sequence
-        self._news.of_exchange(device, exchange, layout)
+        self._news.of_exchange(exchange, layout)
 
     def _close_step(self, device: torch.device, step: int) -> None:
         """All of a step's units are written back."""
@@ -235,7 +235,7 @@ class Reducer:
                 if residual is not None and not self.feedback.transactional:
                     verdicts.bring_home(residual, given.sent, given.number)
             self._given = []  # it was applied, or came home
-            self._news.of_step(step, self._beside)
+            self._news.of_step(step, device)
 
     def _catch_up(self, before: int) -> None:
         """Hear what came of the steps before this one; raises, on every rank at the same point, what went wrong."""

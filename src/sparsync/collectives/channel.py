@@ -99,10 +99,10 @@ class Channel:
         """Every rank's ``message``, shape ``(ranks, *message.shape)``; in ``out``, if that is given."""
         if self.group is None:
             return message.unsqueeze(0)
-        out = message.new_empty(self.size * message.numel()) if out is None else out.view(-1)
+        out = message.new_empty(self.size, *message.shape) if out is None else out
         self._bytes += message.nbytes
-        self._wait(_all_gather(out, message.contiguous().view(-1), group=self.group, async_op=True))
-        return out.view(self.size, *message.shape)
+        self._wait(_all_gather(out.view(-1), message.contiguous().view(-1), group=self.group, async_op=True))
+        return out
 
     def all_to_all(self, messages: Tensor) -> Tensor:
         """Row r of ``messages`` goes to rank r; row r of what comes back is from rank r."""

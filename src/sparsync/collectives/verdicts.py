@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.workspace import on_device_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -65,7 +66,7 @@ class Verdicts:
     """
 
     def __init__(self, workers: int, device: torch.device) -> None:
-        self.workers, self.device = workers, device
+        self.workers, self.device, self._launch = workers, device, Launcher()
         self.verdict = torch.zeros((), dtype=torch.int32, device=device)
         self._news = torch.zeros(1 + workers * HEADER, dtype=torch.int32, device=device)
         self.bad, self._told = self._news[0], 1  # words that this step has written
@@ -81,7 +82,8 @@ class Verdicts:
         from sparsync.kernels import mail
 
         with on_device_of(header):
-            mail.head[(1,)](
+            self._launch(
+                mail.head, (1,),
                 header, 0, sent.count, sent.flags, sent.where, header, MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF,
                 layout.id, layout.digest, BLOCK=1024,
             )  # fmt: skip
@@ -95,7 +97,8 @@ class Verdicts:
             here, self._told = self._told, self._told + self.workers * HEADER
             if self._told > self._news.numel():
                 self._make_room()
-            mail.judge[(1,)](
+            self._launch(
+                mail.judge, (1,),
                 rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, number, self.verdict, self.bad, self._news,
                 here, LANES=32,
             )  # fmt: skip
@@ -106,7 +109,7 @@ class Verdicts:
 
         with on_device_of(result):
             programs = _programs(result.numel())
-            mail.inspect[(programs,)](result, result.numel(), self.bad, programs, BLOCK=BLOCK)
+            self._launch(mail.inspect, (programs,), result, result.numel(), self.bad, programs, BLOCK=BLOCK)
 
     def spoil(self, result: Tensor, starts: Tensor, undone: bool) -> None:
         """Once an exchange has failed, the result is 0; in a bad step, the optimizer shall see NaN at ``starts``.
@@ -117,7 +120,8 @@ class Verdicts:
 
         with on_device_of(result):
             programs = _programs(result.numel())
-            mail.spoil[(programs,)](
+            self._launch(
+                mail.spoil, (programs,),
                 result, result.numel(), starts, starts.numel(), self.verdict, self.bad, programs, BLOCK=BLOCK,
                 UNDONE=int(undone),
             )  # fmt: skip
@@ -129,12 +133,30 @@ class Verdicts:
         with on_device_of(residual):
             if sent.indices is None:
                 programs = _programs(sent.numel)
-                mail.home_whole[(programs,)](
-                    residual, sent.values, sent.numel, self.bad, self.verdict, number, programs, BLOCK=BLOCK
+                self._launch(
+                    mail.home_whole,
+                    (programs,),
+                    residual,
+                    sent.values,
+                    sent.numel,
+                    self.bad,
+                    self.verdict,
+                    number,
+                    programs,
+                    BLOCK=BLOCK,
                 )
                 return
-            mail.home[(-(-sent.indices.numel() // BLOCK),)](
-                residual, sent.indices, sent.values, sent.count, self.bad, self.verdict, number, BLOCK=BLOCK
+            self._launch(
+                mail.home,
+                (-(-sent.indices.numel() // BLOCK),),
+                residual,
+                sent.indices,
+                sent.values,
+                sent.count,
+                self.bad,
+                self.verdict,
+                number,
+                BLOCK=BLOCK,
             )
 
     def close_step(self) -> Report:

@@ -75,7 +75,7 @@ def _rule(memory: Memory, sample: Sample) -> None:
     from sparsync.kernels import sampled as kernels
 
     search = sample.search
-    space, strips = search.space, search.space.strips.numel() // 4
+    space, strips = search.space, search.space.strip_count
     segments = len(space.layout.segments)
     kernels.climb[(space.regions,)](
         space.values, space.counts, space.owners, space.segments, sample.ranges, sample.sums, sample.rungs, segments,

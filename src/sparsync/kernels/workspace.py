@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels.floors import BINS, room_for, sample_positions, target_for
+from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.memory import Memory
 from sparsync.layout import Layout, locate
 from sparsync.sparse import SparseGrad
@@ -67,12 +68,13 @@ class Workspace:
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.layout, self.device = layout, device
+        self.layout, self.device, self.launch = layout, device, Launcher()
         self.blocks = 1 if layout.numel < SMALL else BLOCKS
         tables = _Tables(layout, BLOCK * self.blocks)
         self.strips, self.segments = _on(tables.strips, device), _on(tables.segments, device)
         self.owners, self.samples = _on(tables.owners, device), tables.samples.to(device)
         self.spans = _on([span.start for span in layout.spans], device)
+        self.strip_count, self.span_count = len(tables.strips), len(layout.spans)
         self.chunks = -(-tables.room // CHUNK)
         self.takers = -(-tables.expected * 5 // 4 // TAKE)  # programs of a region
         self.regions, self.candidates = len(tables.owners), tables.candidates

@@ -8,6 +8,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.workspace import CHUNK
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -32,7 +33,7 @@ class GaussianSpace:
     """
 
     def __init__(self, layout: Layout, two_sided: bool, device: torch.device) -> None:
-        self.layout, self.two_sided, self.device = layout, two_sided, device
+        self.layout, self.two_sided, self.device, self.launch = layout, two_sided, device, Launcher()
         self.blocks = 1 if layout.numel < SMALL else BLOCKS
         self._cut(two_sided)
         self.spans = self._table([span.start for span in layout.spans])
