@@ -59,7 +59,8 @@ class AllGather:
         if post is None or post.layout is not layout or post.message.device != device:
             shape = shape_of(layout, sent.values.dtype)
             post = state["post"] = Post(channel.wire, layout, shape, channel.size, device)
-        rows = post.received(channel.all_gather(post.pack(sent, channel.sequence), post.rows))
+            state["rows"] = channel.room_for(post.message)
+        rows = channel.all_gather(post.pack(sent, channel.sequence), state["rows"])
         bad = bad_ranks(channel.verify(rows))
         return Gathered((), post.workers, None, bad, post, rows, channel.verdicts(device).verdict)
 

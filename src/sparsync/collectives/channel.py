@@ -95,11 +95,15 @@ class Channel:
             self._verdicts[device] = Verdicts(self.size, device)
         return self._verdicts[device]
 
-    def all_gather(self, message: Tensor, out: Tensor | None = None) -> Tensor:
-        """Every rank's ``message``, shape ``(ranks, *message.shape)``; in ``out``, if that is given."""
+    def room_for(self, message: Tensor) -> Tensor:
+        """Where ``all_gather`` leaves every rank's ``message``; a message that stays may use it time and again."""
+        return message.unsqueeze(0) if self.group is None else message.new_empty(self.size, *message.shape)
+
+    def all_gather(self, message: Tensor, room: Tensor | None = None) -> Tensor:
+        """Every rank's ``message``, shape ``(ranks, *message.shape)``; in its ``room``, if that is given."""
+        out = self.room_for(message) if room is None else room
         if self.group is None:
-            return message.unsqueeze(0)
-        out = message.new_empty(self.size, *message.shape) if out is None else out
+            return out
         self._bytes += message.nbytes
         self._wait(_all_gather(out.view(-1), message.contiguous().view(-1), group=self.group, async_op=True))
         return out
@@ -136,8 +140,8 @@ class Channel:
             return self.all_gather(self.wire.header(sent, self.sequence, layout.id, layout.digest))
         device = sent.values.device
         if "headers" not in state or state["headers"].device != device:
-            state["headers"] = torch.zeros(self.size, HEADER, dtype=torch.int32, device=device)
             state["header"] = torch.zeros(HEADER, dtype=torch.int32, device=device)
+            state["headers"] = self.room_for(state["header"])
         own = self.verdicts(device).head(sent, state["header"], self.sequence, layout)
         return self.all_gather(own, state["headers"])
 
