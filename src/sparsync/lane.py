@@ -24,6 +24,10 @@ class Lane:
             self._thread = threading.Thread(target=self._run, name="sparsync", daemon=True)
             self._thread.start()
 
+    @property
+    def threaded(self) -> bool:
+        return self._thread is not None
+
     def submit(self, job: Callable[[], None]) -> None:
         """Run ``job``, which must not raise, after all earlier ones."""
         if self._thread is None:

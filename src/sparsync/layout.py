@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -139,9 +139,9 @@ class Layout:
         """How many entries belong to a segment."""
         return sum(segment.numel for segment in self.segments)
 
-    @property
-    def spans(self) -> Iterator[Span]:
-        return (span for segment in self.segments for span in segment.spans)
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(span for segment in self.segments for span in segment.spans)
 
     @cached_property
     def digest(self) -> int:

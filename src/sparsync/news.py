@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +19,13 @@ log = logging.getLogger("sparsync")
 
 @dataclass
 class Pending:
-    """What a step's exchange came to, or (without ``exchange``) the step itself: not heard of yet."""
+    """What a step's exchanges came to: not heard of yet."""
 
     step: int
     report: Report
     device: torch.device
-    exchange: Exchange | None = None
-    layout: Layout | None = None
-    headers: Sequence[Header] = ()
+    exchanges: list[tuple[Exchange, Layout]]
+    said: tuple[bool, list[list[Header]]] | None = None  # whether it was bad, and each exchange's headers
 
 
 class News:
@@ -38,47 +37,48 @@ class News:
 
     def __init__(self, channel: Channel, stats: Stats) -> None:
         self.channel, self.stats = channel, stats
+        self._started: list[tuple[Exchange, Layout]] = []  # in the step under way
         self._pending: list[Pending] = []
 
-    def of_exchange(self, step: int, device: torch.device, exchange: Exchange, layout: Layout) -> None:
-        """The last exchange was of this layout, and its report is on its way."""
-        assert self.channel.report is not None
-        self._pending.append(Pending(step, self.channel.report, device, exchange, layout))
+    def of_exchange(self, exchange: Exchange, layout: Layout) -> None:
+        """The last exchange was of this layout."""
+        self._started.append((exchange, layout))
 
     def of_step(self, step: int, device: torch.device) -> None:
         """All exchanges of this step have been started."""
-        self._pending.append(Pending(step, self.channel.verdicts(device).close_step(), device))
+        report = self.channel.verdicts(device).close_step()
+        self._pending.append(Pending(step, report, device, self._started))
+        self._started = []
 
     def hear(self, before: int) -> Iterator[bool]:
         """Of each step before this one, whether it was bad; raises, on every rank alike, what went wrong in it."""
         while self._pending and self._pending[0].step < before:
-            news = self._read(self._pending.pop(0))
-            if news.layout is None:
-                self.channel.await_report(news.report)
-                yield self.channel.verdicts(news.device).was_bad(news.report)
-                continue
-            self.channel.check(news.headers)
-            spans = list(news.layout.spans)
-            for rank, header in enumerate(news.headers):
-                if header.flags & NONFINITE:
-                    warn(news.step, spans[header.where].name, rank)
+            news = self._pending.pop(0)
+            bad, exchanges = self._read(news)
+            for (_, layout), headers in zip(news.exchanges, exchanges, strict=True):
+                self.channel.check(headers)
+                for rank, header in enumerate(headers):
+                    if header.flags & NONFINITE:
+                        warn(news.step, layout.spans[header.where].name, rank)
+            yield bad
 
     def learn(self) -> None:
-        """Let the statistics have all there is to hear; whether it went well is heard later."""
+        """Let the statistics have all there is to hear of past steps; whether they went well is heard later."""
         for news in self._pending:
             self._read(news)
 
     def forget(self) -> None:
         """Nothing more is going to be heard."""
-        self._pending = []
+        self._started, self._pending = [], []
 
-    def _read(self, news: Pending) -> Pending:
-        """Read what a report says of an exchange."""
-        if news.exchange is not None and news.layout is not None and not news.headers:
+    def _read(self, news: Pending) -> tuple[bool, list[list[Header]]]:
+        """What a report says."""
+        if news.said is None:
             self.channel.await_report(news.report)
-            news.headers = self.channel.verdicts(news.device).headers(news.report)
-            self.stats.learn(news.exchange, news.headers[self.channel.rank].entries, news.layout.sendable)
-        return news
+            news.said = self.channel.verdicts(news.device).read(news.report)
+            for (exchange, layout), headers in zip(news.exchanges, news.said[1], strict=True):
+                self.stats.learn(exchange, headers[self.channel.rank].entries, layout.sendable)
+        return news.said
 
 
 def warn(step: int, name: str, rank: int) -> None:

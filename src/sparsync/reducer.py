@@ -34,7 +34,7 @@ from sparsync.schedule import Schedule
 from sparsync.snapshot import Snapshot
 from sparsync.sparse import SparseGrad
 from sparsync.stats import Exchange, Stats
-from sparsync.units import Arrival, Assembly, Bucket, Unit
+from sparsync.units import Arrival, Assembly, Bucket, Unit, take_back
 
 log = logging.getLogger("sparsync")
 
@@ -127,8 +127,9 @@ class Reducer:
             with self._beside(bucket.buffer.device, after_all=True):
                 for unit in complete:
                     self._send(unit)
+                if bucket.last:
+                    self._lane.submit(partial(self._close_step, bucket.buffer.device, self.step))
             if bucket.last:
-                self._lane.submit(partial(self._close_step, bucket.buffer.device, self.step))
                 self._open = False
                 self.step += 1
             if self.error is not None:  # it came up meanwhile, and may have missed this bucket
@@ -172,7 +173,7 @@ class Reducer:
             self._stop(self.error)
             return
         try:
-            with self._beside(unit.grad.device):
+            with self._beside(unit.grad.device) if self._lane.threaded else nullcontext():  # or ``push`` did
                 exchange.started = time.perf_counter()
                 exchange.energy_sent = torch.dot(sent.values, sent.values).item() if exchange.energy else 0.0
                 self._given.append(Given(unit, self._own_copy(unit, sent)))
@@ -180,18 +181,17 @@ class Reducer:
                 reduced = unit.collective.reduce(sent, layout, self.channel, unit.workspace)
                 exchange.exchanged = time.perf_counter()
                 if self.channel.deferred:
-                    self._judge_later(unit, layout, reduced, exchange, step)
+                    self._judge_later(unit, layout, reduced, exchange)
                 else:
                     self._judge(unit, layout, reduced, step)
-                for arrival in self._arrivals:
-                    arrival.take_back(unit)
+                arrivals = [arrival for arrival in self._arrivals if unit.key in arrival.waits_for]
+                take_back(unit, arrivals)
                 exchange.decoded, exchange.bytes = time.perf_counter(), self.channel.take_count()
-                wire, size = self.channel.wire, self.channel.size
-                exchange.traffic = unit.collective.traffic(layout, wire, size, sent.values.dtype).mean_bytes
+                exchange.traffic = self._traffic(unit, layout, sent.values.dtype)
                 self.stats.add(exchange)
                 if not self.channel.deferred:
                     self.stats.learn(exchange, int(sent.count), layout.sendable)
-                for arrival in self._arrivals:
+                for arrival in arrivals:
                     arrival.complete()
         except Exception as error:  # a future that never completes would hang backward
             self._stop(error)
@@ -214,7 +214,7 @@ class Reducer:
             # Before what was sent: taken out again first, the sums that follow are those of ``compress``, and exact.
             self._given.insert(-1, Given(unit, replace(reduced.rejected, values=-reduced.rejected.values)))
 
-    def _judge_later(self, unit: Unit, layout: Layout, reduced: Reduced, exchange: Exchange, step: int) -> None:
+    def _judge_later(self, unit: Unit, layout: Layout, reduced: Reduced, exchange: Exchange) -> None:
         """The same, decided on the device."""
         device = unit.grad.device
         verdicts = self.channel.verdicts(device)
@@ -224,19 +224,18 @@ class Reducer:
         for given in self._given:
             if given.unit is unit:
                 given.number = self.channel.sequence
-        self._news.of_exchange(step, device, exchange, layout)
+        self._news.of_exchange(exchange, layout)
 
     def _close_step(self, device: torch.device, step: int) -> None:
         """All of a step's units are written back."""
         if self.channel.deferred and self.error is None:
-            with self._beside(device):
-                verdicts = self.channel.verdicts(device)
-                for given in self._given:
-                    residual = self.feedback.working(given.unit.key) if self._keeps(given.unit) else None
-                    if residual is not None and not self.feedback.transactional:
-                        verdicts.bring_home(residual, given.sent, given.number)
-                self._given = []  # it was applied, or came home
-                self._news.of_step(step, device)
+            verdicts = self.channel.verdicts(device)
+            for given in self._given:
+                residual = self.feedback.working(given.unit.key) if self._keeps(given.unit) else None
+                if residual is not None and not self.feedback.transactional:
+                    verdicts.bring_home(residual, given.sent, given.number)
+            self._given = []  # it was applied, or came home
+            self._news.of_step(step, device)
 
     def _catch_up(self, before: int) -> None:
         """Hear what came of the steps before this one; raises, on every rank at the same point, what went wrong."""
@@ -269,10 +268,9 @@ class Reducer:
     def _spoil(self, unit: Unit, layout: Layout, bad: list[tuple[int, int]], step: int) -> None:
         """In this step some rank's gradient was not finite: the optimizer shall see it, and what we sent comes home."""
         self._bad = True
-        spans = list(layout.spans)
         for rank, where in bad:
-            warn(step, spans[where].name, rank)
-        unit.grad[torch.tensor([span.start for span in spans], device=unit.grad.device)] = math.nan
+            warn(step, layout.spans[where].name, rank)
+        unit.grad[torch.tensor([span.start for span in layout.spans], device=unit.grad.device)] = math.nan
         self._all_home()
 
     def _all_home(self) -> None:
@@ -462,6 +460,14 @@ class Reducer:
         starts_: Tensor = unit.workspace["starts"]
         return starts_
 
+    def _traffic(self, unit: Unit, layout: Layout, dtype: torch.dtype) -> float:
+        """Bytes an exchange of the unit puts on the network."""
+        if "traffic" not in unit.workspace:
+            cost = unit.collective.traffic(layout, self.channel.wire, self.channel.size, dtype)
+            unit.workspace["traffic"] = cost.mean_bytes
+        bytes_: float = unit.workspace["traffic"]
+        return bytes_
+
     def _keeps(self, unit: Unit) -> bool:
         """Whether the unit keeps anything: not if every entry is sent as it is."""
         return not unit.compressor.dense or self._rounding(unit) is not None or self.feedback.correction is not None
@@ -473,7 +479,7 @@ class Reducer:
     def _memory(self, unit: Unit, layout: Layout) -> Memory | None:
         if not self._keeps(unit):
             return None
-        return self.feedback.memory(unit.key, tuple(layout.spans), unit.grad.numel(), unit.grad.device)
+        return self.feedback.memory(unit.key, layout.spans, unit.grad.numel(), unit.grad.device)
 
     def _layout(self, unit: Unit) -> Layout:
         layout, fresh = unit.layout_at(1.0 if unit.compressor.dense else self.density(self.step))

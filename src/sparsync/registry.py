@@ -8,7 +8,9 @@ A package joins with, in its ``pyproject.toml``::
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -80,4 +82,10 @@ def _make(method: Any, known: Mapping[str, Any], kind: str, duty: str) -> Any:
 
 
 def _with_plugins(ours: Mapping[str, Any], group: str) -> dict[str, Any]:
-    return {point.name: point for point in entry_points(group=group)} | dict(ours)
+    return _plugins(group, tuple(sys.path)) | dict(ours)
+
+
+@cache
+def _plugins(group: str, path: tuple[str, ...]) -> dict[str, Any]:
+    """What other packages on ``path`` offer; kept, as all that is installed is looked through for it."""
+    return {point.name: point for point in entry_points(group=group)}

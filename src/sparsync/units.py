@@ -67,13 +67,36 @@ class Unit:
         return layout, fresh
 
 
-@dataclass(frozen=True)
-class Move:
-    """A parameter's way between its bucket (``here``) and the unit it is gathered into (``there``)."""
+class Share:
+    """What of a bucket is gathered into one unit.
 
-    unit: Unit
-    here: Span
-    there: Span
+    Args:
+        here, there: the same parameters, where they lie in the bucket and where in the unit.
+    """
+
+    def __init__(self, unit: Unit, here: Sequence[Span], there: Sequence[Span]) -> None:
+        self.unit, self.here, self.there = unit, here, there
+        self.names = frozenset(span.name for span in there)
+        self._between: tuple[Tensor, Tensor] | None = None
+        self._views: tuple[list[Tensor], list[Tensor]] = [], []
+
+    def views(self, buffer: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The parameters in ``buffer`` and in the unit; both stay what they are from step to step."""
+        if self._between is None or self._between[0] is not buffer or self._between[1] is not self.unit.grad:
+            self._between = buffer, self.unit.grad
+            self._views = (
+                [buffer[span.start : span.stop] for span in self.here],
+                [self.unit.grad[span.start : span.stop] for span in self.there],
+            )
+        return self._views
+
+    def gather(self, buffer: Tensor) -> None:
+        """Copy the gradients of ``buffer`` into the unit."""
+        if self.unit.grad.device != buffer.device:
+            self.unit.grad = torch.zeros_like(self.unit.grad, device=buffer.device)
+        here, there = self.views(buffer)
+        torch._foreach_copy_(there, here)
+        self.unit.delivered |= self.names
 
 
 @dataclass(frozen=True)
@@ -82,12 +105,8 @@ class Plan:
 
     spans: tuple[Span, ...]
     own: Unit | None
-    moves: tuple[Move, ...]
-
-    @property
-    def units(self) -> list[Unit]:
-        gathered = {move.unit.key: move.unit for move in self.moves}
-        return ([self.own] if self.own else []) + list(gathered.values())
+    shares: tuple[Share, ...]
+    units: frozenset[str]  # by key
 
 
 @dataclass
@@ -99,18 +118,24 @@ class Arrival:
     future: Future[Tensor]
     waits_for: set[str]
 
-    def take_back(self, unit: Unit) -> None:
-        """``unit`` holds its result: copy our share of it into the bucket."""
-        for move in self.plan.moves:
-            if move.unit is unit:
-                result = unit.grad[move.there.start : move.there.stop]
-                self.bucket.buffer[move.here.start : move.here.stop].copy_(result)
-        self.waits_for.discard(unit.key)
-
     def complete(self) -> None:
         """Let backward have the bucket, if nothing is missing any more."""
         if not self.waits_for and not self.future.done():
             self.future.set_result(self.bucket.buffer)
+
+
+def take_back(unit: Unit, arrivals: Sequence[Arrival]) -> None:
+    """``unit`` holds its result: copy into each bucket its share of it, all in one."""
+    here, there = [], []
+    for arrival in arrivals:
+        for share in arrival.plan.shares:
+            if share.unit is unit:
+                views = share.views(arrival.bucket.buffer)
+                here += views[0]
+                there += views[1]
+        arrival.waits_for.discard(unit.key)
+    if here:
+        torch._foreach_copy_(here, there)
 
 
 def future_on(device: torch.device) -> Future[Tensor]:
@@ -148,15 +173,11 @@ class Assembly:
     def arrive(self, bucket: Bucket) -> tuple[Arrival, list[Unit]]:
         """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
         plan = self._plan(bucket)
-        arrival = Arrival(bucket, plan, future_on(bucket.buffer.device), {unit.key for unit in plan.units})
+        arrival = Arrival(bucket, plan, future_on(bucket.buffer.device), set(plan.units))
         if plan.own is not None:
             plan.own.grad = bucket.buffer
-        for move in plan.moves:
-            if move.unit.grad.device != bucket.buffer.device:
-                move.unit.grad = torch.zeros_like(move.unit.grad, device=bucket.buffer.device)
-            source = bucket.buffer[move.here.start : move.here.stop]
-            move.unit.grad[move.there.start : move.there.stop].copy_(source)
-            move.unit.delivered.add(move.there.name)
+        for share in plan.shares:
+            share.gather(bucket.buffer)
         if self.may_skip:
             self._note_sleepers(arrival)
         arrival.complete()
@@ -195,21 +216,22 @@ class Assembly:
                 spans.append(Span(name, start, numel))
             start += numel
         assert start == bucket.buffer.numel(), f"bucket {bucket.index}: {start} entries, {bucket.buffer.numel()} came"
-        own = tuple(span for span in spans if span.name not in self._gathered_by)
-        moves = []
-        for span in spans:
-            if span.name in self._gathered_by:
-                unit = self._gathered_by[span.name]
-                moves.append(Move(unit, span, next(there for there in unit.spans if there.name == span.name)))
+        own_spans = tuple(span for span in spans if span.name not in self._gathered_by)
+        shares, own = [], None
+        for unit in self._gathered.values():
+            here = [span for span in spans if self._gathered_by.get(span.name) is unit]
+            places = {span.name: span for span in unit.spans}
+            if here:
+                shares.append(Share(unit, here, [places[span.name] for span in here]))
         for old in [old for old in self._plans if old[0] == bucket.index]:
             del self._plans[old]  # the buckets were regrouped
         self._bucket_units.pop(bucket.index, None)
-        if own:
+        if own_spans:
             key = f"bucket {bucket.index}"
-            self._bucket_units[bucket.index] = Unit(
-                key, bucket.index, self.scope, own, bucket.buffer, self.compressor, self.collective
-            )
-        plan = Plan(tuple(spans), self._bucket_units.get(bucket.index), tuple(moves))
+            own = Unit(key, bucket.index, self.scope, own_spans, bucket.buffer, self.compressor, self.collective)
+            self._bucket_units[bucket.index] = own
+        units = [share.unit for share in shares] + ([own] if own else [])
+        plan = Plan(tuple(spans), own, tuple(shares), frozenset(unit.key for unit in units))
         self._plans[bucket.index, bucket.names] = plan
         return plan
 

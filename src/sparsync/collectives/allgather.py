@@ -12,7 +12,7 @@ from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_
 from sparsync.collectives.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
-from sparsync.wire import Shape, Wire
+from sparsync.wire import Wire
 from sparsync.wire.post import Post, carries
 
 
@@ -44,23 +44,25 @@ class AllGather:
         return {}
 
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
-        shape = shape_of(layout, sent.values.dtype)
         if carries(channel.wire, sent):
-            return self._by_kernels(sent, layout, shape, channel, state)
+            return self._by_kernels(sent, layout, channel, state)
+        shape = shape_of(layout, sent.values.dtype)
         header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
         rows = channel.all_gather(channel.wire.encode(sent, layout.segment_of, shape, header))
         headers = channel.verify(rows)
         total = [channel.wire.decode(row, layout.segment_of, shape) for row in rows]
         return Reduced(total, divisor=len(rows), bad=bad_ranks(headers))
 
-    def _by_kernels(self, sent: SparseGrad, layout: Layout, shape: Shape, channel: Channel, state: State) -> Reduced:
+    def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
         device = sent.values.device
         post: Post | None = state.get("post")
         if post is None or post.layout is not layout or post.message.device != device:
+            shape = shape_of(layout, sent.values.dtype)
             post = state["post"] = Post(channel.wire, layout, shape, channel.size, device)
-        rows = channel.all_gather(post.pack(sent, channel.sequence), post.rows)
+            state["rows"] = channel.room_for(post.message)
+        rows = channel.all_gather(post.pack(sent, channel.sequence), state["rows"])
         bad = bad_ranks(channel.verify(rows))
-        return Gathered((), len(rows), None, bad, post, rows, channel.verdicts(device).verdict)
+        return Gathered((), post.workers, None, bad, post, rows, channel.verdicts(device).verdict)
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         bad = local_bad_ranks(sents)

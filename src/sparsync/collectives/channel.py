@@ -53,7 +53,6 @@ class Channel:
         self.backend = "none"
         self._bytes = 0
         self.deferred = False
-        self.report: Report | None = None  # of the last exchange, where deferred
         self._verdicts: dict[torch.device, Verdicts] = {}
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
@@ -96,14 +95,18 @@ class Channel:
             self._verdicts[device] = Verdicts(self.size, device)
         return self._verdicts[device]
 
-    def all_gather(self, message: Tensor, out: Tensor | None = None) -> Tensor:
-        """Every rank's ``message``, shape ``(ranks, *message.shape)``; in ``out``, if that is given."""
+    def room_for(self, message: Tensor) -> Tensor:
+        """Where ``all_gather`` leaves every rank's ``message``; a message that stays may use it time and again."""
+        return message.unsqueeze(0) if self.group is None else message.new_empty(self.size, *message.shape)
+
+    def all_gather(self, message: Tensor, room: Tensor | None = None) -> Tensor:
+        """Every rank's ``message``, shape ``(ranks, *message.shape)``; in its ``room``, if that is given."""
+        out = self.room_for(message) if room is None else room
         if self.group is None:
-            return message.unsqueeze(0)
-        out = message.new_empty(self.size * message.numel()) if out is None else out.view(-1)
+            return out
         self._bytes += message.nbytes
-        self._wait(_all_gather(out, message.contiguous().view(-1), group=self.group, async_op=True))
-        return out.view(self.size, *message.shape)
+        self._wait(_all_gather(out.view(-1), message.contiguous().view(-1), group=self.group, async_op=True))
+        return out
 
     def all_to_all(self, messages: Tensor) -> Tensor:
         """Row r of ``messages`` goes to rank r; row r of what comes back is from rank r."""
@@ -137,9 +140,10 @@ class Channel:
             return self.all_gather(self.wire.header(sent, self.sequence, layout.id, layout.digest))
         device = sent.values.device
         if "headers" not in state or state["headers"].device != device:
-            state["headers"] = torch.zeros(1 + self.size, HEADER, dtype=torch.int32, device=device)
-        own = self.verdicts(device).head(sent, state["headers"][0], self.sequence, layout)
-        return self.all_gather(own, state["headers"][1:])
+            state["header"] = torch.zeros(HEADER, dtype=torch.int32, device=device)
+            state["headers"] = self.room_for(state["header"])
+        own = self.verdicts(device).head(sent, state["header"], self.sequence, layout)
+        return self.all_gather(own, state["headers"])
 
     def take_count(self) -> int:
         """Bytes of the tensors handed to ``torch.distributed`` since the last call."""
@@ -149,11 +153,11 @@ class Channel:
     def verify(self, rows: Tensor) -> Sequence[Header]:
         """Headers of the messages ``rows``; raises, on every rank alike, if they disagree or a rank has failed.
 
-        Where that is deferred: no headers yet, but a ``report``, which ``check`` takes when it has come.
+        Where that is deferred: no headers yet; they are checked when the host hears of the step.
         """
         self.sequence += 1
         if self.deferred:
-            self.report = self.verdicts(rows.device).judge(rows, self.sequence)
+            self.verdicts(rows.device).judge(rows, self.sequence)
             return []
         headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
         self.check(headers)

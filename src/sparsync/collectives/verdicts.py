@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sparsync.kernels.launcher import Launcher
+from sparsync.kernels.workspace import on_device_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, MAGIC, VERSION, Header
@@ -61,48 +62,54 @@ class Verdicts:
 
     ``verdict``: the number (from 1) of the first exchange whose headers disagreed or in which a rank failed, or 0: from
     it on nothing is applied, until the host hears of it. ``bad``: 1 if in this step a gradient, or a sum of them, was
-    not finite.
+    not finite. The host hears of a step's exchanges all at once: ``bad``, then the headers that each of them saw.
     """
 
     def __init__(self, workers: int, device: torch.device) -> None:
-        self.workers, self.device = workers, device
-        self.verdict, self.bad = (torch.zeros((), dtype=torch.int32, device=device) for _ in range(2))
-        self._news = torch.zeros(workers * HEADER, dtype=torch.int32, device=device)
+        self.workers, self.device, self._launch = workers, device, Launcher()
+        self.verdict = torch.zeros((), dtype=torch.int32, device=device)
+        self._news = torch.zeros(1 + workers * HEADER, dtype=torch.int32, device=device)
+        self.bad, self._told = self._news[0], 1  # words that this step has written
         self._spare: list[Tensor] = []
 
     def begin(self) -> None:
         """A step begins."""
         self.bad.zero_()
+        self._told = 1
 
     def head(self, sent: SparseGrad, header: Tensor, sequence: int, layout: Layout) -> Tensor:
         """Write the header of ``sent``."""
         from sparsync.kernels import mail
 
-        with torch.cuda.device_of(header):  # type: ignore[no-untyped-call]
-            mail.head[(1,)](
+        with on_device_of(header):
+            self._launch(
+                mail.head, (1,),
                 header, 0, sent.count, sent.flags, sent.where, header, MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF,
                 layout.id, layout.digest, BLOCK=1024,
             )  # fmt: skip
         return header
 
-    def judge(self, rows: Tensor, number: int) -> Report:
+    def judge(self, rows: Tensor, number: int) -> None:
         """Look at the headers of the messages ``rows`` of exchange ``number``."""
         from sparsync.kernels import mail
 
-        with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
-            mail.judge[(1,)](
+        with on_device_of(rows):
+            here, self._told = self._told, self._told + self.workers * HEADER
+            if self._told > self._news.numel():
+                self._make_room()
+            self._launch(
+                mail.judge, (1,),
                 rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, number, self.verdict, self.bad, self._news,
-                LANES=32,
+                here, LANES=32,
             )  # fmt: skip
-            return Report.of(self._news, self._spare)
 
     def look(self, result: Tensor) -> None:
         """A result that is not finite makes the step bad."""
         from sparsync.kernels import mail
 
-        with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
+        with on_device_of(result):
             programs = _programs(result.numel())
-            mail.inspect[(programs,)](result, result.numel(), self.bad, programs, BLOCK=BLOCK)
+            self._launch(mail.inspect, (programs,), result, result.numel(), self.bad, programs, BLOCK=BLOCK)
 
     def spoil(self, result: Tensor, starts: Tensor, undone: bool) -> None:
         """Once an exchange has failed, the result is 0; in a bad step, the optimizer shall see NaN at ``starts``.
@@ -111,9 +118,10 @@ class Verdicts:
         """
         from sparsync.kernels import mail
 
-        with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
+        with on_device_of(result):
             programs = _programs(result.numel())
-            mail.spoil[(programs,)](
+            self._launch(
+                mail.spoil, (programs,),
                 result, result.numel(), starts, starts.numel(), self.verdict, self.bad, programs, BLOCK=BLOCK,
                 UNDONE=int(undone),
             )  # fmt: skip
@@ -122,30 +130,51 @@ class Verdicts:
         """What was sent in exchange ``number`` of this step goes back into the residual if it is not applied."""
         from sparsync.kernels import mail
 
-        with torch.cuda.device_of(residual):  # type: ignore[no-untyped-call]
+        with on_device_of(residual):
             if sent.indices is None:
                 programs = _programs(sent.numel)
-                mail.home_whole[(programs,)](
-                    residual, sent.values, sent.numel, self.bad, self.verdict, number, programs, BLOCK=BLOCK
+                self._launch(
+                    mail.home_whole,
+                    (programs,),
+                    residual,
+                    sent.values,
+                    sent.numel,
+                    self.bad,
+                    self.verdict,
+                    number,
+                    programs,
+                    BLOCK=BLOCK,
                 )
                 return
-            mail.home[(-(-sent.indices.numel() // BLOCK),)](
-                residual, sent.indices, sent.values, sent.count, self.bad, self.verdict, number, BLOCK=BLOCK
+            self._launch(
+                mail.home,
+                (-(-sent.indices.numel() // BLOCK),),
+                residual,
+                sent.indices,
+                sent.values,
+                sent.count,
+                self.bad,
+                self.verdict,
+                number,
+                BLOCK=BLOCK,
             )
 
     def close_step(self) -> Report:
-        """Whether the step was bad, for the host to hear."""
-        with torch.cuda.device_of(self.bad):  # type: ignore[no-untyped-call]
-            return Report.of(self.bad, self._spare)
+        """What came of the step, for the host to hear."""
+        with on_device_of(self._news):
+            return Report.of(self._news[: self._told], self._spare)
 
-    def headers(self, report: Report) -> Sequence[Header]:
-        """The headers that ``judge`` saw."""
+    def read(self, report: Report) -> tuple[bool, list[list[Header]]]:
+        """What ``close_step`` said: whether the step was bad, and the headers that each exchange saw."""
         words = report.read(self._spare)
-        return [Header(*words[i : i + HEADER]) for i in range(0, len(words), HEADER)]
+        headers = [Header(*words[i : i + HEADER]) for i in range(1, len(words), HEADER)]
+        return bool(words[0]), [headers[i : i + self.workers] for i in range(0, len(headers), self.workers)]
 
-    def was_bad(self, report: Report) -> bool:
-        """What ``close_step`` said."""
-        return bool(report.read(self._spare)[0])
+    def _make_room(self) -> None:
+        """For twice as many exchanges."""
+        news = self._news.new_zeros(2 * self._news.numel() - 1)
+        news[: self._news.numel()] = self._news
+        self._news, self.bad = news, news[0]
 
 
 def _programs(numel: int) -> int:

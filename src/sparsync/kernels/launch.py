@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsync.kernels.floors import Floor, guess
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, PASS_WARPS, TAKE, Workspace
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, PASS_WARPS, TAKE, Workspace, on_device_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -38,20 +38,21 @@ def select(
     """
     from sparsync.kernels import fused
 
-    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+    with on_device_of(grad):
         space = workspace_of(memory, layout, grad.device)
         if space.adopt(state):
             _first_floors(grad, memory, space, scales)
         collect(grad, memory, space, scales, zero)
-        fused.decide[(len(layout.segments),)](
+        space.launch(
+            fused.decide, (len(layout.segments),),
             memory.after, space.counts, space.found, space.segments, space.samples, space.state, space.histogram,
             space.given, space.choice, space.peaks, space.shares, space.turn, BLOCK=CHUNK, num_warps=4,
         )  # fmt: skip
         if codec == "sign":
             pieces = (space.regions * space.chunks,)
             lists = (space.values, space.found, space.owners, space.segments, space.choice, space.peaks)
-            fused.peak[pieces](*lists, space.regions, BLOCK=CHUNK, num_warps=4)
-            fused.share[pieces](*lists, space.shares, space.regions, BLOCK=CHUNK, num_warps=4)
+            space.launch(fused.peak, pieces, *lists, space.regions, BLOCK=CHUNK, num_warps=4)
+            space.launch(fused.share, pieces, *lists, space.shares, space.regions, BLOCK=CHUNK, num_warps=4)
         _finish(memory, space, codec)
         return space.sent()
 
@@ -60,17 +61,18 @@ def collect(grad: Tensor, memory: Memory, space: Workspace, scales: Tensor | Non
     """The pass over the gradient, and the histogram of its candidates."""
     from sparsync.kernels import fused
 
-    speed, strips = memory.velocity, space.strips.numel() // 4
-    fused.collect[(strips,)](
-        grad, memory.before, memory.after,
+    speed, strips = memory.velocity, space.strip_count
+    space.launch(
+        fused.collect, (strips,), grad, memory.before, memory.after,
         speed.before if speed else grad, speed.after if speed else grad, speed.beta if speed else 0.0,
         scales if scales is not None else space.scales, space.strips, space.segments, space.state, space.turn,
         space.counts, space.places, space.values, space.out_places, space.out_values, space.total, strips,
-        space.out_places.numel(), space.candidates,
+        space.layout.capacity, space.candidates,
         BLOCK=BLOCK, BLOCKS=space.blocks, MOMENTUM=speed is not None, SCALED=scales is not None, ZERO=zero,
         num_warps=PASS_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
-    fused.count[(space.regions,)](
+    space.launch(
+        fused.count, (space.regions,),
         space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
         BLOCK=2 * BLOCK, num_warps=8,
     )  # fmt: skip
@@ -81,11 +83,12 @@ def _finish(memory: Memory, space: Workspace, codec: str) -> None:
 
     speed = memory.velocity
     masking = speed is not None and speed.masking
-    fused.finish[(1 + space.regions * space.takers,)](
+    space.launch(
+        fused.finish, (1 + space.regions * space.takers,),
         memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.found,
         space.owners, space.segments, space.spans, space.given, space.choice, space.peaks, space.shares,
         space.out_places, space.out_values, space.total, space.flags, space.regions, space.takers,
-        space.spans.numel(), space.candidates,
+        space.span_count, space.candidates,
         BLOCK=TAKE, CODEC=CODECS[codec], MASKING=masking, num_warps=TAKE // 32, enable_fp_fusion=False,
     )  # fmt: skip
 

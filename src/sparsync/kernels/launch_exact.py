@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sparsync.kernels import launch
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.search import Search, search_of
-from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace, on_device_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -33,9 +32,10 @@ def largest(
     """
     from sparsync.kernels import exact
 
-    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+    with on_device_of(grad):
         space, search = begin(grad, memory, layout, state, scales)
-        exact.judge[(len(layout.segments),)](
+        space.launch(
+            exact.judge, (len(layout.segments),),
             space.counts, space.found, space.segments, space.state, space.histogram, space.choice, search.ranges,
             search.fallbacks, space.peaks, space.shares, search.index_bits, num_warps=4,
         )  # fmt: skip
@@ -58,16 +58,18 @@ def end(memory: Memory, space: Workspace, search: Search, codec: str) -> SparseG
     """The limits within the ranges that were found, and what reaches them."""
     from sparsync.kernels import exact
 
-    segments, strips = len(space.layout.segments), space.strips.numel() // 4
+    segments, strips = len(space.layout.segments), space.strip_count
     for step in range(search.rounds):
-        exact.tally[(min(TALLIES, max(space.regions, strips)),)](
+        space.launch(
+            exact.tally, (min(TALLIES, max(space.regions, strips)),),
             memory.after, space.places, space.values, space.found, space.owners, space.segments, space.strips,
             search.ranges, search.sums, step, search.index_bits, search.highest, space.regions, strips, segments,
             BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=BLOCK, PLACED=True, num_warps=8, maxnreg=REGISTERS,
         )  # fmt: skip
-    exact.settle[(segments,)](
+    space.launch(
+        exact.settle, (segments,),
         memory.after, space.places, space.segments, space.samples, space.spans, space.state, space.histogram,
-        space.choice, search.ranges, search.sums, space.flags, search.rounds, segments, space.spans.numel(),
+        space.choice, search.ranges, search.sums, space.flags, search.rounds, segments, space.span_count,
         space.candidates, BLOCK=CHUNK, num_warps=4,
     )  # fmt: skip
     for action in (0, 1, 2) if codec == "sign" else (2,):
@@ -78,9 +80,10 @@ def end(memory: Memory, space: Workspace, search: Search, codec: str) -> SparseG
 def _send(memory: Memory, space: Workspace, search: Search, codec: str, action: int) -> None:
     from sparsync.kernels import exact
 
-    speed, strips = memory.velocity, space.strips.numel() // 4
+    speed, strips = memory.velocity, space.strip_count
     masking = speed is not None and speed.masking
-    exact.send[(min(PROGRAMS, max(space.regions * space.chunks, strips)),)](
+    space.launch(
+        exact.send, (min(PROGRAMS, max(space.regions * space.chunks, strips)),),
         memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.found,
         space.owners, space.segments, space.strips, search.ranges, space.choice, space.peaks, space.shares,
         space.out_places, space.out_values, space.total, search.rounds, search.index_bits, search.highest,

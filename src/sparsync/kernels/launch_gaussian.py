@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import CHUNK, CODECS
+from sparsync.kernels.workspace import CHUNK, CODECS, on_device_of
 from sparsync.kernels.workspace_gaussian import BLOCK, GaussianSpace
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -32,7 +32,7 @@ def select_gaussian(
         codec: how values travel: fp32, fp16, bf16 or sign.
         scales: of every segment, what its gradient is multiplied by.
     """
-    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+    with on_device_of(grad):
         space = space_of(memory, layout, two_sided, grad.device)
         _add(grad, memory, space, scales)
         _search(memory.after, space)
@@ -45,7 +45,8 @@ def _add(grad: Tensor, memory: Memory, space: GaussianSpace, scales: Tensor | No
     from sparsync.kernels import gaussian
 
     speed = memory.velocity
-    gaussian.add[(space.strip_count,)](
+    space.launch(
+        gaussian.add, (space.strip_count,),
         grad, memory.before, memory.after,
         speed.before if speed else grad, speed.after if speed else grad, speed.beta if speed else 0.0,
         scales if scales is not None else space.values, space.strips, space.sums, space.places, space.out_places,
@@ -61,16 +62,19 @@ def _search(after: Tensor, space: GaussianSpace) -> None:
 
     parts = (len(space.layout.segments),)
     piece = min(PARTIALS, max(128, 1 << (space.longest - 1).bit_length()))
-    gaussian.moments[parts](
+    space.launch(
+        gaussian.moments, parts,
         space.sums, space.segments, space.quantiles, space.factors, space.thresholds, space.bounds,
         space.strip_count,
         BLOCK=piece, num_warps=4 if piece < 1024 else 8, enable_fp_fusion=False,
     )  # fmt: skip
-    gaussian.count[(space.strip_count,)](
+    space.launch(
+        gaussian.count, (space.strip_count,),
         after, space.strips, space.bounds, space.tallies, space.strip_count,
         BLOCK=BLOCK, BLOCKS=space.blocks, num_warps=4,
     )  # fmt: skip
-    gaussian.walk[parts](
+    space.launch(
+        gaussian.walk, parts,
         space.segments, space.thresholds, space.tallies, space.choice, space.strip_count,
         BLOCK=piece, num_warps=4 if piece < 1024 else 8, enable_fp_fusion=False,
     )  # fmt: skip
@@ -79,11 +83,13 @@ def _search(after: Tensor, space: GaussianSpace) -> None:
 def _gather(after: Tensor, space: GaussianSpace) -> None:
     from sparsync.kernels import gaussian
 
-    gaussian.gather[(space.strip_count,)](
+    space.launch(
+        gaussian.gather, (space.strip_count,),
         after, space.strips, space.segments, space.choice, space.turn, space.counts, space.places, space.values,
         BLOCK=BLOCK, BLOCKS=space.blocks, num_warps=4,
     )  # fmt: skip
-    gaussian.tally[(len(space.layout.segments),)](
+    space.launch(
+        gaussian.tally, (len(space.layout.segments),),
         space.segments, space.counts, space.found, space.choice, space.given, space.peaks, space.shares, space.turn,
         BLOCK=256, num_warps=4,
     )  # fmt: skip
@@ -96,11 +102,12 @@ def _take(memory: Memory, space: GaussianSpace, codec: str) -> None:
     pieces = space.regions * space.chunks
     if codec == "sign":
         lists = (space.values, space.found, space.owners, space.segments, space.choice, space.peaks)
-        fused.peak[(pieces,)](*lists, space.regions, BLOCK=CHUNK, num_warps=4)
-        fused.share[(pieces,)](*lists, space.shares, space.regions, BLOCK=CHUNK, num_warps=4)
+        space.launch(fused.peak, (pieces,), *lists, space.regions, BLOCK=CHUNK, num_warps=4)
+        space.launch(fused.share, (pieces,), *lists, space.shares, space.regions, BLOCK=CHUNK, num_warps=4)
     speed = memory.velocity
     masking = speed is not None and speed.masking
-    fused.finish[(1 + pieces,)](
+    space.launch(
+        fused.finish, (1 + pieces,),
         memory.after, speed.after if speed and masking else memory.after, space.places, space.values, space.found,
         space.owners, space.segments, space.spans, space.given, space.choice, space.peaks, space.shares,
         space.out_places, space.out_values, space.total, space.flags, space.regions, space.chunks,

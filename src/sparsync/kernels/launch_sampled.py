@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sparsync.kernels import launch_exact
@@ -11,7 +10,7 @@ from sparsync.kernels.draws import PIECE as DRAWN
 from sparsync.kernels.launch_exact import REGISTERS, begin, end
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.search import Search
-from sparsync.kernels.workspace import BLOCK
+from sparsync.kernels.workspace import BLOCK, on_device_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -44,7 +43,7 @@ def sampled(
         seed: shared by all ranks.
         step: number of the step; a CUDA graph repeats its own.
     """
-    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]  # kernels are launched on the current device
+    with on_device_of(grad):
         space, search = begin(grad, memory, layout, state, scales)
         sample = sample_of(memory, search, plan, seed)
         if sample.count:
@@ -76,7 +75,7 @@ def _rule(memory: Memory, sample: Sample) -> None:
     from sparsync.kernels import sampled as kernels
 
     search = sample.search
-    space, strips = search.space, search.space.strips.numel() // 4
+    space, strips = search.space, search.space.strip_count
     segments = len(space.layout.segments)
     kernels.climb[(space.regions,)](
         space.values, space.counts, space.owners, space.segments, sample.ranges, sample.sums, sample.rungs, segments,

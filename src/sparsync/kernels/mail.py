@@ -140,11 +140,11 @@ def write(
         tl.atomic_or(sign, _bit(number & 31), mask=real & (value < 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["number"])
-def judge(rows, stride, workers, version, number, verdict, bad, news, LANES: tl.constexpr):
+@triton.jit(do_not_specialize=["number", "here"])
+def judge(rows, stride, workers, version, number, verdict, bad, news, here, LANES: tl.constexpr):
     """Look at all headers of exchange ``number``: ``verdict`` becomes, and stays, the number of the first exchange in
     which they disagree or a rank failed; ``bad`` becomes 1 where a gradient was not finite; ``news`` gets a copy of
-    them. One program."""
+    them, from ``here`` on. One program."""
     wrong, odd = 0, 0
     word = tl.arange(0, HEADER)
     first = tl.load(rows + word)
@@ -152,7 +152,7 @@ def judge(rows, stride, workers, version, number, verdict, bad, news, LANES: tl.
         rank = i + tl.arange(0, LANES)
         there = (rank < workers)[:, None]
         header = tl.load(rows + rank[:, None] * stride + word[None, :], mask=there, other=0)
-        tl.store(news + rank[:, None] * HEADER + word[None, :], header, mask=there)
+        tl.store(news + here + rank[:, None] * HEADER + word[None, :], header, mask=there)
         differs = there & (word < 4)[None, :] & (header != first[None, :])
         flags = tl.where(there & (word == 5)[None, :], header, 0)
         wrong += tl.sum(differs.to(tl.int32)) + tl.sum(((flags & FAILED) != 0).to(tl.int32))

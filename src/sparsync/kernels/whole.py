@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import usable_on
+from sparsync.kernels.workspace import on_device_of, usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -34,22 +35,24 @@ def send_whole(grad: Tensor, memory: Memory | None, layout: Layout, workspace: d
     speed = memory.velocity if memory else None
     before, after = (memory.before, memory.after) if memory else (grad, grad)
     programs = min(PROGRAMS, -(-layout.numel // BLOCK))
-    with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
-        mail.whole[(programs,)](
+    with on_device_of(grad):
+        space.launch(
+            mail.whole, (programs,),
             grad, before, after, speed.before if speed else grad, speed.after if speed else grad, space.out,
             space.first, speed.beta if speed else 0.0, layout.numel, programs,
             BLOCK=BLOCK, KEEPS=memory is not None, MOMENTUM=speed is not None, enable_fp_fusion=False,
         )  # fmt: skip
-        mail.flag[(1,)](space.first, space.starts, space.starts.numel(), space.words, BLOCK=128)
+        space.launch(mail.flag, (1,), space.first, space.starts, space.starts.numel(), space.words, BLOCK=128)
     values = space.out if memory else grad
-    return SparseGrad(None, values, space.count, layout.numel, space.words[0], space.words[1])
+    return SparseGrad(None, values, space.count, layout.numel, *space.flags)
 
 
 class _Space:
     def __init__(self, layout: Layout, device: torch.device, keeps: bool) -> None:
-        self.layout = layout
+        self.layout, self.launch = layout, Launcher()
         self.out = torch.zeros(layout.numel if keeps else 1, device=device)
         self.first = torch.full((), 0x7FFFFFFF, dtype=torch.int32, device=device)
         self.starts = torch.tensor([span.start for span in layout.spans], device=device)
         self.words = torch.zeros(2, dtype=torch.int32, device=device)
+        self.flags = self.words.unbind()
         self.count = torch.tensor(layout.numel, device=device)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsync.kernels.floors import BINS, room_for, sample_positions, target_for
+from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.memory import Memory
 from sparsync.layout import Layout, locate
 from sparsync.sparse import SparseGrad
@@ -43,6 +47,13 @@ def usable_on(device: torch.device) -> bool:
     return (device.type == "cuda" or interpreted()) and _installed()
 
 
+def on_device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Kernels are launched on the current device: make it this tensor's, where it is not."""
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call,no-any-return]
+
+
 def usable(grad: Tensor, memory: Memory) -> bool:
     """Whether the fused kernels can take this gradient."""
     return usable_on(grad.device) and memory.after.dtype == torch.float32 and grad.is_contiguous() and grad.numel() > 0
@@ -57,12 +68,13 @@ class Workspace:
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.layout, self.device = layout, device
+        self.layout, self.device, self.launch = layout, device, Launcher()
         self.blocks = 1 if layout.numel < SMALL else BLOCKS
         tables = _Tables(layout, BLOCK * self.blocks)
         self.strips, self.segments = _on(tables.strips, device), _on(tables.segments, device)
         self.owners, self.samples = _on(tables.owners, device), tables.samples.to(device)
         self.spans = _on([span.start for span in layout.spans], device)
+        self.strip_count, self.span_count = len(tables.strips), len(layout.spans)
         self.chunks = -(-tables.room // CHUNK)
         self.takers = -(-tables.expected * 5 // 4 // TAKE)  # programs of a region
         self.regions, self.candidates = len(tables.owners), tables.candidates
@@ -82,15 +94,19 @@ class Workspace:
         self.total = torch.zeros((), device=device, dtype=torch.int64)
         self.flags = zeros(2)
         self.scales = torch.ones(len(layout.segments), device=device)
+        self._names = [segment.name for segment in layout.segments]
         self._bags: list[dict[str, Tensor]] = []
+        self._sent = SparseGrad(
+            self.out_places, self.out_values, self.total, layout.numel, self.flags[0], self.flags[1]
+        )
 
     def adopt(self, state: dict[str, dict[str, Tensor]]) -> bool:
         """Make ``state`` views of our table, filling that from ``state`` where it holds other tensors by now.
 
         Returns whether it did: then some floors may not be known yet.
         """
-        names = [segment.name for segment in self.layout.segments]
-        if self._bags and all(state[name] is bag for name, bag in zip(names, self._bags, strict=True)):
+        names = self._names
+        if self._bags and all(map(is_, map(state.__getitem__, names), self._bags)):
             return False
         rows = [torch.stack([state[name][field].to(self.device) for field in STATE]) for name in names]
         self.state.copy_(torch.stack(rows))
@@ -100,7 +116,7 @@ class Workspace:
 
     def sent(self) -> SparseGrad:
         """The message that ``finish`` left behind."""
-        return SparseGrad(self.out_places, self.out_values, self.total, self.layout.numel, self.flags[0], self.flags[1])
+        return self._sent
 
 
 class _Tables:

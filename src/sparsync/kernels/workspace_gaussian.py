@@ -8,6 +8,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.workspace import CHUNK
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -32,7 +33,7 @@ class GaussianSpace:
     """
 
     def __init__(self, layout: Layout, two_sided: bool, device: torch.device) -> None:
-        self.layout, self.two_sided, self.device = layout, two_sided, device
+        self.layout, self.two_sided, self.device, self.launch = layout, two_sided, device, Launcher()
         self.blocks = 1 if layout.numel < SMALL else BLOCKS
         self._cut(two_sided)
         self.spans = self._table([span.start for span in layout.spans])
@@ -51,6 +52,9 @@ class GaussianSpace:
         self.out_places = zeros(layout.capacity, dtype=torch.int64)
         self.out_values = torch.zeros(layout.capacity, device=device)
         self.total, self.flags = zeros((), dtype=torch.int64), zeros(2)
+        self._sent = SparseGrad(
+            self.out_places, self.out_values, self.total, layout.numel, self.flags[0], self.flags[1]
+        )
 
     def _cut(self, two_sided: bool) -> None:
         """Cut the layout into strips, one a program, and the list into regions."""
@@ -85,4 +89,4 @@ class GaussianSpace:
 
     def sent(self) -> SparseGrad:
         """The message that the last kernel left behind."""
-        return SparseGrad(self.out_places, self.out_values, self.total, self.layout.numel, self.flags[0], self.flags[1])
+        return self._sent

@@ -6,12 +6,11 @@ the kernels.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import torch
 from torch import Tensor
 
-from sparsync.kernels.workspace import CODECS, usable_on
+from sparsync.kernels.launcher import Launcher
+from sparsync.kernels.workspace import CODECS, on_device_of, usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire.indices import ef_width, ef_words
@@ -41,7 +40,7 @@ class Post:
     """
 
     def __init__(self, wire: Wire, layout: Layout, shape: Shape, workers: int, device: torch.device) -> None:
-        self.layout, self.shape, self.workers = layout, shape, workers
+        self.layout, self.shape, self.workers, self.launch = layout, shape, workers, Launcher()
         self.codec = CODECS[wire.values]
         self.words = wire.bytes(shape) // 4
         self.values_at = HEADER + wire.index_codec.words(shape)
@@ -55,12 +54,14 @@ class Post:
         self.owners = torch.tensor([owner for _, owner in spans], device=device)
         self.spans = len(spans)
         self.steps = max(0, (self.spans - 1).bit_length()) if len(layout.segments) > 1 else 0
-        self.pieces = -(-shape.numel // PIECE)
+        self.pieces, self.entries = -(-shape.numel // PIECE), -(-shape.capacity // BLOCK)
 
         def zeros(*size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
-        self.message, self.rows = zeros(self.words), zeros(workers, self.words)
+        self.message = zeros(self.words)
+        self.message16 = self.message.view(torch.int16)
+        self._read: tuple[Tensor, Tensor, Tensor] | None = None
         self.bitmap, self.lines, self.sums = zeros(self.pieces * 4096), zeros(self.pieces * 128), zeros(self.pieces)
         self.begins = zeros(workers, self.tiles + 1)
         self.programs = min(PROGRAMS, self.tiles)
@@ -76,22 +77,25 @@ class Post:
         from sparsync.kernels import mail
 
         assert sent.indices is not None
-        entries = -(-self.shape.capacity // BLOCK)
-        with _device_of(sent.values):
-            mail.mark[(entries,)](
+        entries = self.entries
+        with on_device_of(sent.values):
+            self.launch(
+                mail.mark, (entries,),
                 sent.indices, sent.count, self.bitmap, self.message, self.words, entries, BLOCK=BLOCK
             )  # fmt: skip
-            mail.tally[(self.pieces,)](self.bitmap, self.lines, self.sums, num_warps=8)
-            mail.head[(1,)](
+            self.launch(mail.tally, (self.pieces,), self.bitmap, self.lines, self.sums, num_warps=8)
+            self.launch(
+                mail.head, (1,),
                 self.sums, self.pieces, sent.count, sent.flags, sent.where, self.message, MAGIC << 16 | VERSION,
                 sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024,
             )  # fmt: skip
-            mail.write[(entries,)](
+            self.launch(
+                mail.write, (entries,),
                 sent.indices, sent.values, sent.count, self.bitmap, self.lines, self.sums, self.message,
-                self.message.view(torch.int16), self.starts, self.owners, self.spans, self.high_at, self.values_at,
+                self.message16, self.starts, self.owners, self.spans, self.high_at, self.values_at,
                 len(self.layout.segments), BLOCK=BLOCK, WIDTH=self.width, CODEC=self.codec, STEPS=self.steps,
             )  # fmt: skip
-            mail.unmark[(entries,)](sent.indices, sent.count, self.bitmap, BLOCK=BLOCK)
+            self.launch(mail.unmark, (entries,), sent.indices, sent.count, self.bitmap, BLOCK=BLOCK)
         return self.message
 
     def write_mean(self, rows: Tensor, verdict: Tensor, out: Tensor, overflow: Tensor | None) -> None:
@@ -99,30 +103,35 @@ class Post:
         not 0. ``overflow`` becomes 1 where that is not finite."""
         from sparsync.kernels import mail
 
-        stride, places, place_stride = self.words, rows.view(-1)[HEADER:], self.words
+        rows, rows16, places = self._views(rows)
+        stride, place_stride = self.words, self.words
         out.zero_()
-        with _device_of(out):
+        with on_device_of(out):
             if self.width >= 0:
                 blocks, places, place_stride = self.high_blocks, self.places, self.shape.capacity
                 high = (rows, stride, self.high_at, self.high_words, self.ones, blocks)
-                mail.ones[(blocks, self.workers)](*high, BLOCK=HIGH)
-                mail.expand[(blocks, self.workers)](
+                self.launch(mail.ones, (blocks, self.workers), *high, BLOCK=HIGH)
+                self.launch(
+                    mail.expand, (blocks, self.workers),
                     *high, places, place_stride, BLOCK=HIGH, BLOCKS=max(2, 1 << (blocks - 1).bit_length()),
                     WIDTH=self.width,
                 )  # fmt: skip
-            mail.divide[(self.workers, -(-(self.tiles + 1) // BLOCK))](
+            self.launch(
+                mail.divide, (self.workers, -(-(self.tiles + 1) // BLOCK)),
                 rows, stride, places, place_stride, verdict, self.begins, self.tiles, self.shape.capacity,
                 TILE=TILE, STEPS=self.shape.capacity.bit_length(), BLOCK=BLOCK,
             )  # fmt: skip
-            mail.settle[(self.programs,)](
-                rows, rows.view(torch.int16), stride, places, place_stride, self.begins, self.scratch, out,
+            self.launch(
+                mail.settle, (self.programs,),
+                rows, rows16, stride, places, place_stride, self.begins, self.scratch, out,
                 verdict if overflow is None else overflow, self.starts, self.owners, self.spans,
                 len(self.layout.segments), self.tiles, self.programs, self.workers, float(self.workers),
                 self.values_at, TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
                 CHECK=overflow is not None, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
             )  # fmt: skip
 
-
-def _device_of(tensor: Tensor) -> AbstractContextManager[None]:
-    """Kernels are launched on the current device."""
-    return torch.cuda.device_of(tensor)  # type: ignore[no-untyped-call,no-any-return]
+    def _views(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Messages, the same in 16-bit words, and their entries' indices."""
+        if self._read is None or self._read[0] is not rows:
+            self._read = rows, rows.view(torch.int16), rows.view(-1)[HEADER:]
+        return self._read
