@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsync.collectives.base import Reduced, State, Traffic, as_sent, bad_ranks, left_of, local_bad_ranks, shape_of
 from sparsync.collectives.channel import Channel
@@ -52,9 +52,9 @@ class Balanced:
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
         wire, cut = channel.wire, Cut(layout, channel.size, self.share)
         there, back = (replace(shape, dtype=sent.values.dtype) for shape in cut.shapes)
-        parts, rejected = cut.split(sent)
+        parts, (stays,) = cut.split([sent])
         messages = []
-        for owner, (indices, values, count) in enumerate(zip(*parts, strict=True)):
+        for owner, (indices, values, count) in enumerate(zip(*(part[0] for part in parts), strict=True)):
             part = SparseGrad(indices, values, count, cut.rows, sent.flags, sent.where)
             header = wire.header(part, channel.sequence, layout.id, layout.digest)
             messages.append(wire.encode(part, partial(cut.segment, owner), there, header))
@@ -65,29 +65,34 @@ class Balanced:
         sums = sent.values.new_zeros(cut.rows)
         for row in rows:
             wire.decode(row, mine, there).add_to(sums)
-        result, left = cut.largest(sums, channel.rank, wire, sent)
+        (indices, values), left = cut.largest(
+            sums.unsqueeze(0), sums.new_full((1, 1), channel.rank, dtype=torch.int64), wire
+        )
+        result = SparseGrad(indices[0], values[0], (values != 0).sum(), cut.rows, sent.flags, sent.where)
         header = wire.header(result, channel.sequence, layout.id, layout.digest)
         rows = channel.all_gather(wire.encode(result, mine, back, header))
         channel.verify(rows)
         total = [
             cut.placed(wire.decode(row, partial(cut.segment, owner), back), owner) for owner, row in enumerate(rows)
         ]
-        return Reduced(total, channel.size, _both(rejected, left), bad_ranks(headers))
+        return Reduced(total, channel.size, _both(stays, left[0][0], left[1][0]), bad_ranks(headers))
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         workers, cut = len(sents), Cut(layout, len(sents), self.share)
-        sums, kept = sents[0].values.new_zeros(workers, cut.rows), []
+        sums = sents[0].values.new_zeros(workers, cut.rows)
         first = cut.rows * torch.arange(workers, device=sums.device).unsqueeze(1)  # of every owner's sums
-        for sent in sents:
-            (rows, values, _), rejected = cut.split(sent)
-            sums.view(-1).index_add_(0, (first + rows).view(-1), values.reshape(-1))
-            kept.append(rejected)
-        bad, total, homes = local_bad_ranks(sents), [], []
-        for owner, rejected in enumerate(kept):
-            result, left = cut.largest(sums[owner], owner, wire, sents[0])
-            total.append(cut.placed(result, owner))
-            homes.append(_both(rejected, left))
-        return [Reduced(total, workers, home, bad) for home in homes]
+        (rows, values, _), stays = cut.split(sents)
+        for places, own in zip(first + rows, values, strict=True):  # worker by worker: in this order they are added
+            sums.view(-1).index_add_(0, places.view(-1), own.reshape(-1))
+        owners = torch.arange(workers, device=sums.device).unsqueeze(1)
+        step, total, homes = 1 if cut.looks(sums) else workers, [], []
+        for own, group in zip(torch.split(sums, step), torch.split(owners, step), strict=True):
+            (rows, values), left = cut.largest(own, group, wire)
+            about = (values != 0).sum(), cut.rows, sents[0].flags, sents[0].where
+            total.append(cut.placed(SparseGrad(rows, values, *about), group))
+            homes += list(zip(*left, strict=True))
+        bad = local_bad_ranks(sents)
+        return [Reduced(total, workers, _both(own, *home), bad) for own, home in zip(stays, homes, strict=True)]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         there, back = (replace(shape, dtype=dtype) for shape in Cut(layout, workers, self.share).shapes)
@@ -123,68 +128,79 @@ class Cut:
     def owner(self, indices: Tensor) -> Tensor:
         return (indices + self._turn(indices // self.workers)) % self.workers
 
-    def place(self, rows: Tensor, owner: int) -> Tensor:
+    def place(self, rows: Tensor, owner: int | Tensor) -> Tensor:
         """Where in the flat gradient an owner's entries lie."""
         return rows * self.workers + (owner - self._turn(rows)) % self.workers
 
-    def segment(self, owner: int, rows: Tensor) -> Tensor:
+    def segment(self, owner: int | Tensor, rows: Tensor) -> Tensor:
         """The number of the segment in which each of an owner's entries lies."""
         return self.layout.segment_of(self.place(rows, owner).clamp(max=self.layout.numel - 1))
 
-    def placed(self, part: SparseGrad, owner: int) -> SparseGrad:
-        """An owner's entries with their places in the flat gradient."""
+    def placed(self, part: SparseGrad, owner: int | Tensor) -> SparseGrad:
+        """An owner's entries with their places in the flat gradient; of several, with a row for each, all."""
         assert part.indices is not None
         indices = torch.where(part.values != 0, self.place(part.indices, owner), 0)
-        return replace(part, indices=indices, numel=self.layout.numel)
+        return replace(part, indices=indices.view(-1), values=part.values.view(-1), numel=self.layout.numel)
 
-    def split(self, sent: SparseGrad) -> tuple[tuple[Tensor, Tensor, Tensor], SparseGrad]:
-        """What goes to every owner, and what there is no room for: the smallest stay.
+    def split(self, sents: Sequence[SparseGrad]) -> tuple[tuple[Tensor, Tensor, Tensor], list[SparseGrad]]:
+        """What goes from every sender to every owner, and what each has no room for: the smallest stay.
 
-        The first are rows, values and their number, each with a row for every owner.
+        The first are rows, values and their number, by sender and owner.
         """
-        assert sent.indices is not None
-        capacity, device = sent.values.numel(), sent.values.device
-        owner = torch.where(sent.values != 0, self.owner(sent.indices), self.workers)  # of nothing, nobody
-        order = torch.sort(sent.values.abs(), descending=True, stable=True).indices
-        order = order[torch.sort(owner[order], stable=True).indices]  # by owner, the largest first
-        owner, indices, values = owner[order], sent.indices[order], sent.values[order]
-        number = torch.zeros(self.workers + 1, dtype=torch.int64, device=device)
-        number.index_add_(0, owner, torch.ones_like(owner))
-        place = torch.arange(capacity, device=device) - (number.cumsum(0) - number)[owner]
+        indices = torch.stack([sent.indices for sent in sents if sent.indices is not None])
+        values = torch.stack([sent.values for sent in sents])
+        (senders, capacity), device = values.shape, values.device
+        owner = torch.where(values != 0, self.owner(indices), self.workers)  # of nothing, nobody
+        order = torch.sort(values.abs(), descending=True, stable=True).indices
+        order = order.gather(1, torch.sort(owner.gather(1, order), stable=True).indices)  # by owner, the largest first
+        owner, indices, values = (t.gather(1, order) for t in (owner, indices, values))
+        number = torch.zeros(senders, self.workers + 1, dtype=torch.int64, device=device)
+        number.scatter_add_(1, owner, torch.ones_like(owner))
+        place = torch.arange(capacity, device=device) - (number.cumsum(1) - number).gather(1, owner)
         goes = (place < self.room) & (owner < self.workers)
         size = self.workers * self.room
         slot = torch.where(goes, owner * self.room + place, size)  # the last is thrown away
-        rows, travel = slot.new_zeros(size + 1), values.new_zeros(size + 1)
-        rows[slot], travel[slot] = indices // self.workers, values
-        parts = rows[:-1].view(self.workers, -1), travel[:-1].view(self.workers, -1), number[:-1].clamp(max=self.room)
-        left = torch.where(goes, 0, values)
-        return parts, SparseGrad(indices, left, torch.tensor(capacity), self.layout.numel, sent.flags, sent.where)
+        shape = senders, self.workers, self.room
+        rows = slot.new_zeros(senders, size + 1).scatter_(1, slot, indices // self.workers)[:, :-1].reshape(shape)
+        travel = values.new_zeros(senders, size + 1).scatter_(1, slot, values)[:, :-1].reshape(shape)
+        count, left = torch.tensor(capacity), torch.where(goes, 0, values)
+        stays = [
+            SparseGrad(places, own, count, self.layout.numel, sent.flags, sent.where)
+            for places, own, sent in zip(indices, left, sents, strict=True)
+        ]
+        return (rows, travel, number[:, :-1].clamp(max=self.room)), stays
 
-    def largest(self, sums: Tensor, owner: int, wire: Wire, like: SparseGrad) -> tuple[SparseGrad, SparseGrad]:
-        """An owner's largest sums as they travel, by row; and all that is left of its sums, in the flat gradient."""
-        rows = self.present(sums)
-        sums = sums[rows]
+    def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Owners' largest sums as they travel, and their rows; and what is left of all sums, in the flat gradient.
+
+        Of both places come first, then values, with a row for each owner.
+
+        Args:
+            sums: of every row, ``(owners, rows)``.
+            owners: their numbers, ``(owners, 1)``.
+        """
+        rows = torch.arange(self.rows, device=sums.device)
+        if self.looks(sums):
+            rows = rows[sums.any(0)]
+            sums = sums[:, rows]
         chosen = torch.topk(sums.abs(), min(self.kept, rows.numel())).indices
-        values, segments = sums[chosen], len(self.layout.segments)
+        values, parts = sums.gather(1, chosen), len(self.layout.segments) + 1
         # Zeros stand apart: a mean of signs shall not count them.
-        where = torch.where(values != 0, self.segment(owner, rows[chosen]), segments)
-        values = as_sent(values, where, segments + 1, wire)
-        left = left_of(sums, chosen, values)
+        segment = torch.where(values != 0, self.segment(owners, rows[chosen]), parts - 1)
+        number = torch.arange(len(owners), device=sums.device).unsqueeze(1)
+        sent = as_sent(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
+        left = left_of(sums.reshape(-1), (chosen + rows.numel() * number).view(-1), sent).view(sums.shape)
+        values = sent.view(values.shape)
         order = torch.sort((values == 0).to(torch.int8), stable=True).indices  # what is real goes first
-        indices = values.new_zeros(self.kept, dtype=torch.int64)
-        travel = values.new_zeros(self.kept)
-        travel[: order.numel()] = values[order]
-        indices[: order.numel()] = rows[chosen[order]]
-        indices = torch.where(travel != 0, indices, 0)
-        home = torch.where(left != 0, self.place(rows, owner), 0)
-        return (
-            SparseGrad(indices, travel, (travel != 0).sum(), self.rows, like.flags, like.where),
-            SparseGrad(home, left, torch.tensor(rows.numel()), self.layout.numel, like.flags, like.where),
-        )
+        missing = 0, self.kept - order.shape[1]
+        travel = nn.functional.pad(values.gather(1, order), missing)
+        indices = nn.functional.pad(rows[chosen.gather(1, order)], missing)
+        home = torch.where(left != 0, self.place(rows, owners), 0)
+        return (torch.where(travel != 0, indices, 0), travel), (home, left)
 
-    def present(self, sums: Tensor) -> Tensor:
-        """Rows that may hold something: on a GPU all of them, as to look would wait for the host."""
-        return sums.nonzero().view(-1) if sums.device.type == "cpu" else torch.arange(self.rows, device=sums.device)
+    def looks(self, sums: Tensor) -> bool:
+        """Whether to look first where the sums of an owner hold anything: a GPU would wait for the host."""
+        return not sums.is_cuda
 
     def _turn(self, rows: Tensor) -> Tensor:
         return (rows * MIXER & 0xFFFFFFFF) >> 15
@@ -195,9 +211,8 @@ def _room(mean: float) -> int:
     return math.ceil(mean + ROOM * math.sqrt(mean))
 
 
-def _both(a: SparseGrad, b: SparseGrad) -> SparseGrad:
+def _both(a: SparseGrad, indices: Tensor, values: Tensor) -> SparseGrad:
     """The entries of both, an index perhaps twice."""
     assert a.indices is not None
-    assert b.indices is not None
-    indices, values = torch.cat([a.indices, b.indices]), torch.cat([a.values, b.values])
+    indices, values = torch.cat([a.indices, indices]), torch.cat([a.values, values])
     return SparseGrad(indices, values, torch.tensor(indices.numel()), a.numel, a.flags, a.where)
