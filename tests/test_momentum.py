@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.momentum import TakenMomentum
+from sparsync.recipes import fill_in
 from tests.models import local_gradients, loss_of, net, weights
 
 
@@ -76,7 +77,7 @@ def test_attach_moves_momentum_and_detach_brings_it_back(worlds):
     [
         ({"momentum": "lose"}, "momentum must be one of keep, move, correct, got 'lose'"),
         ({"momentum": "move"}, "needs optimizer="),
-        ({"recipe": "best"}, "recipe must be one of default, paper, dgc, got 'best'"),
+        ({"recipe": "best"}, "recipe must be one of default, balanced, paper, dgc, got 'best'"),
         ({"momentum": "correct", "beta": 1.0}, "beta must be from 0 to below 1, got 1.0"),
         ({"clip": 0.0}, "clip must be a norm above 0, got 0.0"),
     ],
@@ -249,6 +250,16 @@ def case_recipes(rank: int, size: int) -> None:
     assert optimizer.param_groups[0]["momentum"] == 0
     train(ddp, optimizer, rank, range(2))
     handle.detach()
+    handle = sparsync.attach(ddp, optimizer=optimizer, recipe="balanced")
+    for words in ("density 0.05", "0.5 before the residual", "Balanced", "5 x its"):
+        assert words in handle.describe(), handle.describe()
+    train(ddp, optimizer, rank, range(3))
+    handle.detach()
+    adam = torch.optim.AdamW(ddp.parameters(), lr=0.001)
+    handle = sparsync.attach(ddp, optimizer=adam, recipe="balanced")  # it has nothing that could be corrected
+    assert "betas 0.9, 0.999 lowered to 0.5, 0.99" in handle.describe()
+    train(ddp, adam, rank, range(2))
+    handle.detach()
     handle = sparsync.attach(ddp)
     assert "pass optimizer=" in handle.describe()
     handle.detach()
@@ -265,3 +276,21 @@ def case_recipes(rank: int, size: int) -> None:
 
 def test_recipes_fill_in_what_is_not_given(worlds):
     worlds[2].run(case_recipes)
+
+
+def test_our_recipes_do_with_momentum_what_the_optimizer_allows() -> None:
+    weights = [torch.zeros(3, requires_grad=True)]
+    sgd = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    taken = TakenMomentum(sgd, beta=0.5)
+    for optimizer, moved, corrected in (
+        (sgd, "move", "correct"),  # which stands at 0 by now: it is known what it was
+        (torch.optim.SGD(weights, lr=0.1), "move", "keep"),
+        (torch.optim.AdamW(weights), "move", "move"),
+        (torch.optim.Adagrad(weights), "keep", "keep"),
+        (None, "keep", "keep"),
+    ):
+        assert fill_in(None, {"optimizer": optimizer})["momentum"] == moved
+        assert fill_in("balanced", {"optimizer": optimizer})["momentum"] == corrected
+    taken.undo()
+    assert fill_in("balanced", {"momentum": "correct"})["momentum"] == "correct"  # whoever asks for it gets it
+    assert fill_in("dgc", {})["momentum"] == "correct"

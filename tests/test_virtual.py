@@ -166,6 +166,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "gtopk-bf16": {"compressor": "threshold", "collective": "gtopk", "density": 0.05, "values": "bf16"},
     "balanced": {"compressor": "topk", "collective": "balanced", "density": 0.05, "scope": "global"},
     "balanced-sign": {"recipe": "default", "collective": "balanced", "density": 0.05},
+    "balanced-recipe": {"recipe": "balanced"},
     "dgc": {"recipe": "dgc", "density": ExponentialWarmup(0.01, 3, 5)},
     "gaussian": {"compressor": "gaussian", "density": 0.02, "values": "fp16"},
     "random": {"compressor": "random", "density": 0.05, "seed": 7, "momentum": "correct"},

@@ -38,7 +38,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "none": {"compressor": "none"},
 }
 # Which of several nearly equal entries go is left open on a GPU.
-OPEN = {name: METHODS[name] for name in ("default", "gaussian", "balanced-sign")}
+OPEN = {name: METHODS[name] for name in ("default", "gaussian", "balanced-sign", "balanced-recipe")}
 AS_THEY_ARE = {
     "dgc": METHODS["dgc"],
     "gtopk": METHODS["gtopk"],

@@ -132,8 +132,9 @@ def attach(
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
         optimizer: for ``momentum`` and ``follow_lr``.
-        recipe: options that go together: ``"default"`` (the best we know), ``"paper"`` (TopK-SGD as published) or
-            ``"dgc"`` (Deep Gradient Compression).
+        recipe: options that go together: ``"default"`` (the best we know for few bytes and few workers),
+            ``"balanced"`` (a 60th of dense's bytes with any number of workers, nearest to dense in accuracy),
+            ``"paper"`` (TopK-SGD as published) or ``"dgc"`` (Deep Gradient Compression).
         collective: how they are summed: ``"allgather"``, ``"shared"``, ``"gtopk"``, ``"balanced"``, ``"dense"``, or an
             object; chosen to suit the compressor.
         scope: where the largest entries are looked for: in each ``"layer"``, each ``"bucket"``, or the whole model

@@ -19,7 +19,7 @@ from sparsync.errors import SparsyncError
 from sparsync.feedback import Correction
 from sparsync.layout import SCOPES, Parameter
 from sparsync.momentum import MOMENTA, TakenMomentum, give_back, warn_of_momentum
-from sparsync.recipes import fill_in
+from sparsync.recipes import OURS, fill_in
 from sparsync.reducer import Reducer
 from sparsync.registry import make_collective, make_compressor
 from sparsync.schedule import Schedule, as_schedule
@@ -135,7 +135,7 @@ class Handle:
         if self.correction is not None:
             masking = "with" if self.correction.masking else "without"
             momentum.append(f"{self.correction.beta:g} before the residual, {masking} masking")
-        if self.options.optimizer is None and self.options.recipe == "default":
+        if self.options.optimizer is None and self.options.recipe in OURS:
             momentum.append("the optimizer's is not known here and stays; pass optimizer=")
         if momentum:
             lines.append(f"  momentum     {'; '.join(momentum)}")

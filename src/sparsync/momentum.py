@@ -81,9 +81,16 @@ def _key(group: dict[str, Any]) -> str | None:
     return next((key for key in ("momentum", "betas") if key in group), None)
 
 
-def has_momentum(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Whether the optimizer is of a kind that has momentum."""
-    return optimizer is not None and all(map(_key, optimizer.param_groups))
+def possible(mode: str, optimizer: torch.optim.Optimizer | None) -> str:
+    """``mode``, or what comes nearest to it with this optimizer: Adam's betas are moved, and of no momentum none."""
+    keys = [None] if optimizer is None else [_key(group) for group in optimizer.param_groups]
+    if not all(keys):
+        return "keep"
+    if mode != "correct":
+        return mode
+    if "betas" in keys:
+        return "move"
+    return mode if all(g["momentum"] or g.get(KEPT) for g in optimizer.param_groups) else "keep"  # type: ignore[union-attr]
 
 
 def give_back(optimizer: torch.optim.Optimizer) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sparsync.collectives import Balanced
 from sparsync.compressors import DGCK, ThresholdK, TopK
-from sparsync.momentum import has_momentum
+from sparsync.momentum import possible
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,20 @@ RECIPES: Mapping[str, Recipe] = {
             "values": "sign",
             "indices": "ef",
             "momentum": "move",
+        },
+    ),
+    # Three times 5 % of the entries, 7 bits each: a bit for every entry of the model, of which dense sends 64.
+    "balanced": Recipe(
+        "5 % of the entries as signs, summed by all workers in parts: a 60th of dense, whatever the number of workers; "
+        "momentum of 0.5 before the residual",
+        {
+            "compressor": ThresholdK(0.05),
+            "collective": Balanced(2.0),
+            "scope": "global",
+            "values": "sign",
+            "indices": "ef",
+            "momentum": "correct",
+            "beta": 0.5,
         },
     ),
     "paper": Recipe(
@@ -58,6 +73,8 @@ RECIPES: Mapping[str, Recipe] = {
     ),
 }
 
+OURS = ("default", "balanced")  # go with every optimizer
+
 
 def fill_in(recipe: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """``given``, where it is not ``None``, over the recipe's options.
@@ -71,6 +88,6 @@ def fill_in(recipe: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {name: value for name, value in given.items() if value is not None}
     preset = RECIPES[recipe].options if recipe is not None else {}
     filled = {**preset, "recipe": recipe, **chosen}
-    if "momentum" not in chosen and filled.get("momentum") == "move" and not has_momentum(chosen.get("optimizer")):
-        filled["momentum"] = "keep"  # there is nothing to take out
+    if "momentum" not in chosen and recipe in OURS:
+        filled["momentum"] = possible(filled["momentum"], chosen.get("optimizer"))
     return filled

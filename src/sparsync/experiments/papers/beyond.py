@@ -37,8 +37,9 @@ NOTES = (
     "density and ends after a tenth of the training, at less than without, so that the bytes are the same. LSTM-PTB "
     "has no momentum and AdamW none of SGD's kind, so that DGC has nothing to correct there; the default recipe lowers "
     "AdamW's betas to 0.5 and 0.99.",
-    "Ablations change one thing of the default recipe with nothing dense: momentum moved, signs, all-gather, global "
-    "scope, constant density, rate outside the residual. One changes two: balanced sums, momentum kept.",
+    "Ablations change one thing of the default recipe with nothing dense (momentum moved, signs, all-gather, global "
+    "scope, constant density, rate outside the residual) or of the balanced one (sums in parts, of twice as many "
+    "entries as each worker sends; momentum of 0.5 before the residual).",
 )
 
 
@@ -124,7 +125,7 @@ ITEMS = (
     Item(
         "beyond/accuracy",
         "accuracy at equal bytes",
-        "Dense SGD, tuned, against TopK-SGD, GaussianK-SGD, DGC and the library's default recipe, which all send the "
+        "Dense SGD, tuned, against TopK-SGD, GaussianK-SGD, DGC and the library's recipes, which all send the "
         "same bytes and are tuned alike.",
         accuracy,
         ("CIFAR-10", "MNIST", "PTB", "AN4", "a GPU"),
