@@ -46,12 +46,13 @@ def test_law_1_on_the_device(name, values):
 @pytest.mark.parametrize("name", ["threshold", "topk", "trimmed", "dgc", "gaussian"])
 @pytest.mark.parametrize("values", ["fp32", "sign"])
 @pytest.mark.parametrize("scope", ["layer", "global"])
-def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, values, scope):
+@pytest.mark.parametrize("clip", [None, 1e9])
+def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, values, scope, clip):
     one = worker(name, [1_000_003, 700, 250_000], density=0.001, values=values, scope=scope)
     one.residual, one.velocity = one.residual.cuda(), one.velocity.cuda()
     grads = [torch.randn(one.layout.numel, device="cuda") for _ in range(2)]
     memory = Memory(one.residual, one.residual)
-    ctx = Context(rounding=CODECS[values].round, values=values)
+    ctx = Context(rounding=CODECS[values].round, values=values, clip=clip)  # nothing is clipped, but looked at
 
     def compress(step):
         return one.compressor.compress(grads[step % 2], memory, one.layout, ctx, one.state)
@@ -72,21 +73,37 @@ def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, val
     assert least < int(sent.count) <= one.layout.capacity
 
 
-def case_settled(rank: int, size: int, cases: list[tuple[str, str, str, str]]) -> list[tuple[int, int]]:
+def test_what_is_clipped_on_the_device_is_clipped_as_on_the_cpu():
+    """Dense, and in every dtype that waits for nothing: the gradient is multiplied by what brings its norm down."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        one = worker("none", [100_003, 700], scope="bucket", dtype=dtype, clip=0.5)
+        grad = gradient("normal", one.layout.numel, dtype, 0)
+        expected, ctx = one.send(grad).values, Context(clip=0.5)
+        for _ in range(2):
+            row = grad.cuda()
+            sent = one.compressor.compress(row, None, one.layout, ctx, one.state)
+            assert torch.equal(sent.values.cpu(), expected)
+        with nothing_waited_for_nor_allocated(str(dtype)):
+            one.compressor.compress(row, None, one.layout, ctx, one.state)
+
+
+def case_settled(rank: int, size: int, cases: list[tuple[str, str, str, str, float | None]]) -> list[tuple[int, int]]:
     """Whole steps (compress, exchange over NCCL, decode) watched for waiting and for allocations."""
     torch.cuda.set_device(0)
     group = dist.new_group(backend="nccl")
     return [settled(group, *case) for case in cases]
 
 
-def settled(group: dist.ProcessGroup, name: str, scope: str, values: str, indices: str) -> tuple[int, int]:
+def settled(
+    group: dist.ProcessGroup, name: str, scope: str, values: str, indices: str, clip: float | None
+) -> tuple[int, int]:
     device = torch.device("cuda", 0)
     sizes = {"a": 1_000_003, "small": 700, "b": 250_000}
     channel = Channel(group, Wire(values, indices), 60.0, device)
     parameters = [Parameter.of(name, torch.zeros(size)) for name, size in sizes.items()]
     reducer = Reducer(
         parameters, make(name, 0.001), AllGather(), channel, scope=scope, density=Constant(0.001),
-        small=frozenset({"small"}),
+        small=frozenset({"small"}), clip=clip,
     )  # fmt: skip
     assert channel.deferred
     assert channel.backend == "nccl"
@@ -119,6 +136,7 @@ def settled(group: dist.ProcessGroup, name: str, scope: str, values: str, indice
 def test_once_settled_a_whole_step_waits_for_nothing_and_allocates_nothing():
     plain, short = ("layer", "fp32", "int"), ("global", "sign", "ef")
     cases = [("threshold", *plain), ("threshold", *short), ("topk", *plain), ("gaussian", *short), ("dgc", *plain)]
+    cases = [(*case, None) for case in cases] + [("topk", *plain, 1e9), ("threshold", *short, 1e9)]
     ((finished, answer),) = World.once(1, case_settled, timeout=170, cases=cases)
     assert finished, answer
     for (name, *_), (entries, steps) in zip(cases, answer, strict=True):

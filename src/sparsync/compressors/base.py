@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels import Memory, Rows, clip_scale, sweep, take, take_all
+from sparsync.kernels.clip import clip_scales
 from sparsync.kernels.reference import Rounding
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import NONFINITE, SparseGrad
@@ -33,7 +34,7 @@ class Context:
         clip: largest norm that this rank's gradient may have in a segment.
         asleep: parameters whose gradient is all zero on this rank and that must not be sent from: if no rank uses
             them, DDP throws their result away.
-        workspace: lives as long as the layout; a compressor that keeps no residual may keep buffers there.
+        workspace: lives as long as the layout; a compressor may keep buffers there.
     """
 
     step: int = 0
@@ -150,10 +151,8 @@ def sweep_segment(grad: Tensor, memory: Memory, segment: Segment, ctx: Context) 
 
 
 def segment_scales(grad: Tensor, layout: Layout, ctx: Context) -> Tensor | None:
-    """What each segment's gradient is multiplied by, if it is clipped."""
-    if ctx.clip is None:
-        return None
-    return torch.tensor([clip_scale(grad, s.runs(), ctx.clip) for s in layout.segments], device=grad.device)
+    """For the kernels: what each segment's gradient is multiplied by, if it is clipped."""
+    return None if ctx.clip is None else clip_scales(grad, layout, ctx.clip, ctx.workspace)
 
 
 def collect(memory: Memory, chosen: Sequence[Tensor], layout: Layout, ctx: Context, bad: int) -> SparseGrad:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparsync.compressors.base import Context, State, flag, sweep_segment
 from sparsync.kernels import Memory, clip_scale
+from sparsync.kernels.clip import clip_scales
 from sparsync.kernels.whole import can_send, send_whole
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -31,8 +32,10 @@ class NoCompression:
         return None
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
-        if ctx.clip is None and ctx.rounding is None and not ctx.asleep and can_send(grad, memory):
-            return send_whole(grad, memory, layout, ctx.workspace)
+        one = ctx.clip is None or memory is None or len(layout.segments) == 1  # norm, if any
+        if one and ctx.rounding is None and not ctx.asleep and can_send(grad, memory):
+            found = None if ctx.clip is None else clip_scales(grad, layout, ctx.clip, ctx.workspace, together=True)
+            return send_whole(grad, memory, layout, ctx.workspace, found)
         if memory is None:  # nothing is cut off, so nothing is kept
             scale = clip_scale(grad, [(0, layout.numel)], ctx.clip)
             if scale != 1:
@@ -41,7 +44,7 @@ class NoCompression:
             # overflow by itself, only then every entry is looked at.
             bad = -1 if torch.isfinite(grad.sum(dtype=torch.float64)) else _first(~torch.isfinite(grad))
             return SparseGrad.dense(grad, *flag(bad, layout, grad.device))
-        found = [sweep_segment(grad, memory, segment, ctx)[1] for segment in layout.segments]
+        odd = [sweep_segment(grad, memory, segment, ctx)[1] for segment in layout.segments]
         total = memory.after.clone()
         parts = torch.zeros(1, dtype=torch.int64, device=grad.device).expand(layout.numel)
         sent = total if ctx.rounding is None else ctx.rounding(total, parts, 1)
@@ -51,7 +54,7 @@ class NoCompression:
             exact[start:stop] = True
         exact &= (rest + sent == total) & (total - rest == sent)  # what could not be put together again stays home
         torch.where(exact, rest, total, out=memory.after)
-        return SparseGrad.dense(torch.where(exact, sent, 0), *flag(max(found, default=-1), layout, grad.device))
+        return SparseGrad.dense(torch.where(exact, sent, 0), *flag(max(odd, default=-1), layout, grad.device))
 
 
 def _first(mask: Tensor) -> int:

@@ -389,8 +389,8 @@ def home(residual, places, values, count, bad, verdict, number, BLOCK: tl.conste
 
 @triton.jit
 def whole(
-    grad, before, after, speed_before, speed_after, out, first, beta, numel, programs,
-    BLOCK: tl.constexpr, KEEPS: tl.constexpr, MOMENTUM: tl.constexpr,
+    grad, before, after, speed_before, speed_after, out, first, beta, scale, numel, programs,
+    BLOCK: tl.constexpr, KEEPS: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """All that came and all that was kept is sent: ``out = before + gradient`` (or its velocity), and nothing stays.
     ``first`` becomes the lowest index that is not finite; there, everything stays as it was."""
@@ -399,6 +399,10 @@ def whole(
         at = piece * BLOCK + tl.arange(0, BLOCK)
         inside = at < numel
         u = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        if SCALED:
+            u = u * tl.load(scale)
+            if not KEEPS:  # the gradient itself is what is sent
+                tl.store(grad + at, u.to(grad.dtype.element_ty), mask=inside)
         kept = u
         if KEEPS:
             kept = tl.load(before + at, mask=inside, other=0.0)

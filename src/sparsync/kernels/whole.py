@@ -25,8 +25,15 @@ def can_send(grad: Tensor, memory: Memory | None) -> bool:
     return known and usable_on(grad.device)
 
 
-def send_whole(grad: Tensor, memory: Memory | None, layout: Layout, workspace: dict[str, Any]) -> SparseGrad:
-    """The gradient, or all that it makes of what was kept; ``workspace`` keeps the buffers."""
+def send_whole(
+    grad: Tensor, memory: Memory | None, layout: Layout, workspace: dict[str, Any], scale: Tensor | None = None
+) -> SparseGrad:
+    """The gradient, or all that it makes of what was kept.
+
+    Args:
+        workspace: keeps the buffers.
+        scale: what the gradient is multiplied by: one float32, on its device.
+    """
     from sparsync.kernels import mail
 
     space = workspace.get("whole")
@@ -39,8 +46,10 @@ def send_whole(grad: Tensor, memory: Memory | None, layout: Layout, workspace: d
         space.launch(
             mail.whole, (programs,),
             grad, before, after, speed.before if speed else grad, speed.after if speed else grad, space.out,
-            space.first, speed.beta if speed else 0.0, layout.numel, programs,
-            BLOCK=BLOCK, KEEPS=memory is not None, MOMENTUM=speed is not None, enable_fp_fusion=False,
+            space.first, speed.beta if speed else 0.0, scale if scale is not None else space.out, layout.numel,
+            programs,
+            BLOCK=BLOCK, KEEPS=memory is not None, MOMENTUM=speed is not None, SCALED=scale is not None,
+            enable_fp_fusion=False,
         )  # fmt: skip
         space.launch(mail.flag, (1,), space.first, space.starts, space.starts.numel(), space.words, BLOCK=128)
     values = space.out if memory else grad

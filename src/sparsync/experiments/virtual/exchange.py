@@ -126,7 +126,7 @@ class Exchange:
     def _exchange(self, part: Part, layout: Layout) -> Outcome:
         """Compress, sum and write the mean: at once, or from a graph."""
         unit, act = part.unit, partial(self._act, part, layout)
-        if self._replays and repeatable(unit, self.wire, self._rounding(unit) is not None, self.clip):
+        if self._replays and repeatable(unit, self.wire, self._rounding(unit) is not None):
             return self._replays.run(unit.key, layout, act)
         return act(())
 

@@ -26,15 +26,14 @@ Streams = Sequence[torch.cuda.Stream]
 WARM_UPS = 3  # steps before a graph is captured: what is made on first use must not be captured
 
 
-def repeatable(unit: Unit, wire: Wire, rounds: bool, clip: float | None) -> bool:
+def repeatable(unit: Unit, wire: Wire, rounds: bool) -> bool:
     """Whether a unit's exchange may be replayed: nothing waits for the host or depends on the step's number.
 
     Args:
         rounds: values are rounded as they travel.
-        clip: largest norm of a worker's gradient; to know it, the host waits.
     """
     compressor, grad = unit.compressor, unit.grad
-    if clip is not None or not grad.is_cuda or not usable_on(grad.device):
+    if not grad.is_cuda or not usable_on(grad.device):
         return False
     if type(compressor) is NoCompression:
         return type(unit.collective) is DenseAllReduce and not rounds and can_send(grad, None)
