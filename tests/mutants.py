@@ -75,6 +75,14 @@ MUTANTS = [
         f"{VELOCITY}[topk]",
     ),
     Mutant(
+        "fused: what is not finite counts in the norm",
+        "kernels/norms.py",
+        "wide = tl.where(odd, 0.0, g).to(tl.float64)",
+        "wide = g.to(tl.float64)",
+        "tests/test_fused_clip.py::test_what_is_not_finite_is_left_out[inf]",
+        interpreted=True,
+    ),
+    Mutant(
         "block does not wrap round",
         "wire/indices.py",
         "(start[segment] + number - first[segment]) % length[segment]",
