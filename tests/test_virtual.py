@@ -254,7 +254,7 @@ def test_three_workers_with_the_backends_sums_are_close(worlds, name):
         assert torch.allclose(team.model.state_dict()[key], tensor, rtol=1e-4, atol=1e-6), key
 
 
-@pytest.mark.parametrize("name", ["topk", "default"])
+@pytest.mark.parametrize("name", ["topk", "default", "gtopk"])
 def test_a_gradient_that_is_not_finite_comes_home_as_in_processes(worlds, name):
     options, at = METHODS[name] | {"dense_below": 0, "dense_1d": False}, 5
     real = worlds[3].run(case_real, kind="net", options=options, steps=at + 1, bad=at)

@@ -37,14 +37,15 @@ EXACT: dict[str, dict[str, Any]] = {
     "balanced": METHODS["balanced"],
     "clip": TOPK | {"clip": 0.05},
     "clip-correct": TOPK | {"momentum": "correct", "clip": 0.05},
+    "gtopk": METHODS["gtopk"],
+    "gtopk-layers": METHODS["gtopk"] | ALL_SPARSE | {"scope": "layer", "values": "bf16"},
     "none": {"compressor": "none"},
     "none-clip": {"compressor": "none", "clip": 0.05},
 }
 # Which of several nearly equal entries go is left open on a GPU.
-OPEN = {name: METHODS[name] for name in ("default", "gaussian", "balanced-sign", "balanced-recipe")}
+OPEN = {name: METHODS[name] for name in ("default", "gaussian", "balanced-sign", "balanced-recipe", "gtopk-bf16")}
 AS_THEY_ARE = {
     "dgc": METHODS["dgc"],
-    "gtopk": METHODS["gtopk"],
     "random": METHODS["random"],
     "refine": ALL_SPARSE | {"compressor": GaussianK(0.02, refine=True)},
 }
@@ -131,7 +132,7 @@ def test_what_waits_for_the_host_has_no_graph(name):
     assert graphs(one) == sum(part.unit.compressor.dense for part in one.parts)
 
 
-@pytest.mark.parametrize("name", ["topk", "paper", "none", "clip-correct", "none-clip"])
+@pytest.mark.parametrize("name", ["topk", "paper", "gtopk", "gtopk-layers", "none", "clip-correct", "none-clip"])
 def test_a_gradient_that_is_not_finite_comes_home_from_a_graph(name):
     eager, graph = (team_of(EXACT[name], wanted)._exchange for wanted in (False, True))
     assert_same(eager, graph, [exchange(one, 0, STEPS, bad=6) for one in (eager, graph)])

@@ -95,6 +95,7 @@ class Layout:
     numel: int
     segments: tuple[Segment, ...]
     _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+    _budgets: dict[torch.device, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def cut(
@@ -160,6 +161,12 @@ class Layout:
             self._tables[indices.device] = (starts, owners)
         starts, owners = self._tables[indices.device]
         return owners[torch.bucketize(indices, starts, right=True) - 1]
+
+    def budgets(self, device: torch.device) -> Tensor:
+        """``k`` of every segment, made once."""
+        if device not in self._budgets:
+            self._budgets[device] = torch.tensor([segment.k for segment in self.segments], device=device)
+        return self._budgets[device]
 
 
 def entries_for(density: float, numel: int) -> int:

@@ -19,7 +19,8 @@ class SparseGrad:
 
     Args:
         indices: int64 positions in the flat gradient, shape ``(capacity,)``, each at most once and in any order;
-            ``None`` when ``values`` holds the whole gradient (the dense form).
+            ``None`` when ``values`` holds the whole gradient (the dense form). What comes home may have several such
+            rows, which are added one after another: so equal rows give equal bits.
         values: the entries, shape ``(capacity,)`` or, in the dense form, ``(numel,)``.
         count: 0-d int64 tensor on the same device: how many entries are real. The others have index 0 and
             value 0, so adding them changes nothing.
@@ -53,7 +54,12 @@ class SparseGrad:
         """Add the entries into the flat tensor ``out``, in place."""
         if self.indices is None:
             return out.add_(self.values)
-        return out.index_add_(0, self.indices, self.values.to(out.dtype))
+        values = self.values.to(out.dtype)
+        if self.indices.dim() == 1:
+            return out.index_add_(0, self.indices, values)
+        for row, own in zip(self.indices, values, strict=True):
+            out.index_add_(0, row, own)
+        return out
 
     def densify(self) -> Tensor:
         """The same gradient with all its zeros."""

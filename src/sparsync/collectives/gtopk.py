@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import Reduced, State, Traffic, as_sent, left_of, local_bad_ranks, shape_of
+from sparsync.collectives.base import Reduced, State, Traffic, as_sent, local_bad_ranks, shape_of
 from sparsync.collectives.channel import Channel
 from sparsync.errors import PeerFailed
 from sparsync.layout import Layout
@@ -57,7 +57,7 @@ class GTopK:
             source = channel.rank + reach
             if source < channel.size:
                 other, who = receive(source, mine)
-                partial, lost = merge(partial, other, layout, channel.wire)
+                ((partial, lost),) = merge([(partial, other)], layout, channel.wire)
                 culprit = culprit if culprit >= 0 else who
                 dropped.append(lost)
                 mine = message(partial)
@@ -80,8 +80,10 @@ class GTopK:
         partial, dropped = list(sents), [[] for _ in sents]  # type: ignore[var-annotated]
         reach = 1
         while reach < len(sents):
-            for rank in range(0, len(sents) - reach, 2 * reach):
-                partial[rank], lost = merge(partial[rank], partial[rank + reach], layout, wire)
+            ranks = range(0, len(sents) - reach, 2 * reach)
+            merged = merge([(partial[rank], partial[rank + reach]) for rank in ranks], layout, wire)
+            for rank, (total, lost) in zip(ranks, merged, strict=True):
+                partial[rank] = total
                 dropped[rank].append(lost)
             reach *= 2
         bad = local_bad_ranks(sents)[:1]
@@ -95,46 +97,64 @@ class GTopK:
         )
 
 
-def merge(ours: SparseGrad, theirs: SparseGrad, layout: Layout, wire: Wire) -> tuple[SparseGrad, SparseGrad]:
-    """The k largest entries of every segment of ``ours + theirs`` as they travel, and all that is left of the sum."""
-    assert ours.indices is not None
-    assert theirs.indices is not None
-    real = [grad.values != 0 for grad in (ours, theirs)]
-    indices = torch.cat([ours.indices[real[0]], theirs.indices[real[1]]])
-    unique, place = torch.unique(indices, return_inverse=True)
-    sums = ours.values.new_zeros(unique.numel())
-    split = int(real[0].sum())
-    sums.index_add_(0, place[:split], ours.values[real[0]])
-    sums.index_add_(0, place[split:], theirs.values[real[1]])
+def merge(
+    pairs: Sequence[tuple[SparseGrad, SparseGrad]], layout: Layout, wire: Wire
+) -> list[tuple[SparseGrad, SparseGrad]]:
+    """Of each pair, the k largest entries of every segment of its sum as they travel, and all that is left of the sum.
 
-    segment = layout.segment_of(unique)
-    order = torch.sort(sums.abs(), descending=True, stable=True).indices  # of equals, the lower index goes first
-    order = order[torch.sort(segment[order], stable=True).indices]
-    number = torch.bincount(segment, minlength=len(layout.segments))
-    rank = torch.arange(unique.numel(), device=unique.device) - (number.cumsum(0) - number)[segment[order]]
-    budget = torch.tensor([s.k for s in layout.segments], device=unique.device)
-    kept = order[rank < budget[segment[order]]].sort().values
+    Nothing waits for the host, and shapes do not depend on the entries.
 
-    sent = as_sent(sums[kept], segment[kept], len(layout.segments), wire)
-    left = left_of(sums, kept, sent)
-    flags, first = ours.flags | theirs.flags, ours.where if int(ours.where) >= 0 else theirs.where
-    count = torch.tensor(kept.numel(), device=unique.device)
-    padding = layout.capacity - kept.numel()
-    total = SparseGrad(
-        torch.cat([unique[kept], unique.new_zeros(padding)]),
-        torch.cat([sent, sent.new_zeros(padding)]),
-        count,
-        layout.numel,
-        flags,
-        first,
-    )
-    return total, SparseGrad(unique, left, torch.tensor(unique.numel()), layout.numel, flags, first)
+    Args:
+        pairs: ours and theirs, messages of ``layout.capacity`` entries.
+    """
+    values = torch.cat([grad.values for pair in pairs for grad in pair]).view(len(pairs), -1)
+    indices = torch.cat([grad.indices for pair in pairs for grad in pair if grad.indices is not None]).view_as(values)
+    # Padding goes last; of one index, ours stands before theirs.
+    indices, order = torch.sort(torch.where(values != 0, indices, layout.numel), dim=1, stable=True)
+    values = values.gather(1, order)
+    first = torch.ones_like(indices, dtype=torch.bool)
+    first[:, 1:] = indices[:, 1:] != indices[:, :-1]
+    sums = torch.where(first, values + torch.where(first, 0, values).roll(-1, 1), 0)
+    real = indices < layout.numel
+    fresh, segment = first & real, layout.segment_of(indices.clamp(max=layout.numel - 1))
+
+    kept = _largest(torch.where(fresh, sums.abs(), -1), segment, layout) & fresh
+    sent = torch.where(kept, as_sent(sums, segment, len(layout.segments), wire), 0)
+    left = torch.where(sums.isfinite(), sums - sent, 0)  # of one that overflowed nothing: its parts come home
+    place = torch.arange(values.shape[1], device=values.device)
+    home = torch.where(real, indices, place // 2)  # zeros are added here and there: in one place they would queue
+
+    count = kept.sum(1)
+    slot = kept.view(-1).cumsum(0).view_as(indices) - 1 - (count.cumsum(0) - count).unsqueeze(1)
+    slot = torch.where(kept, slot, layout.capacity)  # the last is thrown away
+    room = len(pairs), layout.capacity + 1
+    travel = values.new_zeros(room).scatter_(1, slot, sent)[:, :-1]
+    goes = indices.new_zeros(room).scatter_(1, slot, indices)[:, :-1]
+    number, merged = torch.tensor(left.shape[1]), []
+    for row, (ours, theirs) in enumerate(pairs):
+        flags, where = ours.flags | theirs.flags, torch.where(ours.where >= 0, ours.where, theirs.where)
+        total = SparseGrad(goes[row], travel[row], count[row], layout.numel, flags, where)
+        merged.append((total, SparseGrad(home[row], left[row], number, layout.numel, flags, where)))
+    return merged
+
+
+def _largest(size: Tensor, segment: Tensor, layout: Layout) -> Tensor:
+    """Whether each entry is among the k largest of its row and segment, of equals the first."""
+    order = torch.sort(size, dim=1, descending=True, stable=True).indices
+    place = torch.arange(size.shape[1], device=size.device).expand_as(size)
+    if len(layout.segments) == 1:
+        chosen = place < layout.k
+    else:
+        own, by_segment = torch.sort(segment.gather(1, order), dim=1, stable=True)
+        order = order.gather(1, by_segment)
+        numbers = torch.arange(len(layout.segments), device=size.device).repeat(len(size), 1)
+        chosen = place - torch.searchsorted(own, numbers).gather(1, own) < layout.budgets(size.device)[own]
+    return torch.zeros_like(size, dtype=torch.bool).scatter_(1, order, chosen)
 
 
 def _together(lost: Sequence[SparseGrad]) -> SparseGrad | None:
-    """All that a rank dropped, an index perhaps several times."""
+    """All that a rank dropped, a row for every round."""
     if not lost:
         return None
-    indices = torch.cat([grad.indices for grad in lost if grad.indices is not None])
-    values = torch.cat([grad.values for grad in lost])
-    return SparseGrad(indices, values, torch.tensor(indices.numel()), lost[0].numel, lost[0].flags, lost[0].where)
+    indices = torch.stack([grad.indices for grad in lost if grad.indices is not None])
+    return replace(lost[0], indices=indices, values=torch.stack([grad.values for grad in lost]))

@@ -67,9 +67,6 @@ class Exchange:
             layouts.append(self._layout(part.unit))
             outcomes.append(self._exchange(part, layouts[-1]))
             self._count(part, layouts[-1], outcomes[-1].sents[0])
-            for worker, result in zip(self.workers, outcomes[-1].results, strict=True):
-                if result.rejected is not None:
-                    worker.feedback.come_home(part.unit.key, result.rejected)
         spoilt = False
         words = torch.stack([outcome.words for outcome in outcomes]).tolist()  # once in a step the host waits
         for part, layout, (flags, where, counts, overflow) in zip(self.parts, layouts, words, strict=True):
@@ -124,7 +121,7 @@ class Exchange:
     # ---- as the reducer does it -----------------------------------------------------------------------------------
 
     def _exchange(self, part: Part, layout: Layout) -> Outcome:
-        """Compress, sum and write the mean: at once, or from a graph."""
+        """Compress, sum, write the mean and bring home: at once, or from a graph."""
         unit, act = part.unit, partial(self._act, part, layout)
         if self._replays and repeatable(unit, self.wire, self._rounding(unit) is not None):
             return self._replays.run(unit.key, layout, act)
@@ -138,6 +135,9 @@ class Exchange:
         results = part.unit.collective.reduce_local(shown, layout, {}, self.wire)
         overflow = torch.zeros((), dtype=torch.int32, device=part.mean.device)
         results[0].write_mean(part.mean, overflow if self._has_residuals else None)
+        for worker, result in zip(self.workers, results, strict=True):
+            if result.rejected is not None:
+                worker.feedback.come_home(part.unit.key, result.rejected)
         rows = ([getattr(sent, name) for sent in sents] for name in ("flags", "where", "count"))
         words = [torch.stack(row).long() for row in rows]
         return Outcome(sents, results, torch.stack([*words, overflow.long().expand(len(sents))]))
@@ -177,10 +177,10 @@ class Exchange:
         """What was sent goes back, less what has come home already."""
         for worker, sent, result in zip(self.workers, outcome.sents, outcome.results, strict=True):
             if self._keeps(part.unit):
-                worker.feedback.come_home(part.unit.key, sent)
-                if result.rejected is not None:
+                if result.rejected is not None:  # first, as the reducer does
                     negative = replace(result.rejected, values=-result.rejected.values)
                     worker.feedback.come_home(part.unit.key, negative)
+                worker.feedback.come_home(part.unit.key, sent)
 
     def _count(self, part: Part, layout: Layout, sent: SparseGrad) -> None:
         collective, changed = part.unit.collective, part.counted is not layout

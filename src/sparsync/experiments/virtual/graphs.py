@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sparsync.collectives import AllGather, Balanced, DenseAllReduce
+from sparsync.collectives import AllGather, Balanced, DenseAllReduce, GTopK
 from sparsync.compressors import GaussianK, NoCompression, ThresholdK, TopK, TrimmedK
 from sparsync.kernels.search import ENTRIES
 from sparsync.kernels.whole import can_send
@@ -43,7 +43,7 @@ def repeatable(unit: Unit, wire: Wire, rounds: bool) -> bool:
     carried = wire.values in CODECS and wire.indices != "block"
     # Half-precision means are summed beside their bucket, which waits.
     fits = grad.dtype == torch.float32 and 0 < grad.numel() < ENTRIES
-    return type(unit.collective) in (AllGather, Balanced) and fused and carried and fits
+    return type(unit.collective) in (AllGather, Balanced, GTopK) and fused and carried and fits
 
 
 @dataclass
