@@ -61,6 +61,29 @@ MUTANTS = [
         "tests/test_collectives.py::test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors[16]",
     ),
     Mutant(
+        "gTop-k forgets what it drops",
+        "collectives/gtopk.py",
+        "left = torch.where(sums.isfinite(), sums - sent, 0)",
+        "left = 0 * sums",
+        f"{WORKERS}[topk-gtopk]",
+    ),
+    Mutant(
+        "gTop-k prefers the last of equals",
+        "collectives/gtopk.py",
+        "order = torch.sort(size, dim=1, descending=True, stable=True).indices",
+        "order = torch.sort(size.flip(1), dim=1, descending=True, stable=True).indices.neg().add(size.shape[1] - 1)",
+        "tests/test_gtopk.py::test_a_merge_is_the_slow_one",
+    ),
+    Mutant(
+        "of a spoilt step what was sent comes home before what was dropped leaves",
+        "experiments/virtual/exchange.py",
+        "                if result.rejected is not None:  # first",
+        "                worker.feedback.come_home(part.unit.key, sent)\n"
+        "                sent = replace(sent, values=0 * sent.values)\n"
+        "                if result.rejected is not None:  # first",
+        "tests/test_virtual.py::test_a_gradient_that_is_not_finite_comes_home_as_in_processes[gtopk]",
+    ),
+    Mutant(
         "velocity not cleared where sent",
         "compressors/base.py",
         "memory.velocity.after[flat[sent != 0]] = 0",
