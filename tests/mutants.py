@@ -42,15 +42,15 @@ MUTANTS = [
     Mutant(
         "an owner forgets what it leaves out",
         "collectives/balanced.py",
-        "home = torch.where(left != 0, self.place(rows, owner), 0)",
-        "home, left = torch.where(left != 0, self.place(rows, owner), 0), 0 * left",
+        "return (torch.where(travel != 0, indices, 0), travel), (home, left)",
+        "return (torch.where(travel != 0, indices, 0), travel), (home, 0 * left)",
         f"{WORKERS}[topk-balanced]",
     ),
     Mutant(
         "what a message has no room for is lost",
         "collectives/balanced.py",
-        "left = torch.where(goes, 0, values)",
-        "left = 0 * values",
+        "torch.tensor(capacity), torch.where(goes, 0, values)",
+        "torch.tensor(capacity), 0 * values",
         f"{WORKERS}[topk-balanced]",
     ),
     Mutant(

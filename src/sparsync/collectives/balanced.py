@@ -195,7 +195,7 @@ class Cut:
         missing = 0, self.kept - order.shape[1]
         travel = nn.functional.pad(values.gather(1, order), missing)
         indices = nn.functional.pad(rows[chosen.gather(1, order)], missing)
-        home = torch.where(left != 0, self.place(rows, owners), 0)
+        home = self.place(rows, owners).clamp(max=self.layout.numel - 1)  # the last row may be longer than the gradient
         return (torch.where(travel != 0, indices, 0), travel), (home, left)
 
     def looks(self, sums: Tensor) -> bool:
