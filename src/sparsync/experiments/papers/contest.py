@@ -69,11 +69,11 @@ SETTINGS = {
     s.model: s
     for s in (
         Setting("ResNet-20 on CIFAR-10", "resnet20", 0.2, (1400, 3500, 11700), (0.0097, 0.010)),
-        Setting("GPT on PTB, AdamW", "gpt", 0.001, (600,), (0.03, 0.05), batch=4, clip=1.0, optimizer="adamw",
+        Setting("GPT on PTB, AdamW", "gpt", 0.001, (600,), (0.02, 0.03), batch=4, clip=1.0, optimizer="adamw",
                 weight_decay=0.01, warmup=0.1),
         Setting("LeNet-5 on MNIST", "lenet5", 0.05, (600,), (0.008, 0.014)),
-        Setting("VGG-16 on CIFAR-10", "vgg16", 0.1, (700,), (0.04, 0.06)),
-        Setting("LSTM-PTB", "lstm-ptb", 22.0, (660,), (0.1, 0.12), workers=4, batch=20, momentum=0.0, clip=0.25),
+        Setting("VGG-16 on CIFAR-10", "vgg16", 0.1, (700,), (0.016, 0.019)),
+        Setting("LSTM-PTB", "lstm-ptb", 22.0, (660,), (0.05, 0.06), workers=4, batch=20, momentum=0.0, clip=0.25),
         Setting("LSTM-AN4", "lstm-an4", 0.0002, (600,), (0.4, 0.45), workers=4, batch=4, clip=400.0),
     )
 }  # fmt: skip
