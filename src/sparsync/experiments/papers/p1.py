@@ -207,7 +207,7 @@ ITEMS = (
         "P1: TopK-SGD converges like Dense-SGD on 16 workers, RandK-SGD much more slowly.",
         figure_1,
         CIFAR,
-        50,
+        13,
         trains=True,
     ),
     Item(
@@ -223,7 +223,7 @@ ITEMS = (
         "P1: most coordinates of gradient plus residual are close to zero, in every model: a bell.",
         lambda context: histograms(context, "topk"),
         ALL_DATA,
-        60,
+        18,
         trains=True,
     ),
     Item(
@@ -256,7 +256,7 @@ ITEMS = (
         "P1: GaussianK-SGD has nearly the accuracy of TopK-SGD; both are 0.6 to 0.8 points below Dense-SGD.",
         figure_6,
         CIFAR,
-        50,
+        9,
         trains=True,
     ),
     Item(
@@ -274,7 +274,7 @@ ITEMS = (
         "P1: without residuals the distributions are narrower than those of figure 2.",
         lambda context: histograms(context, "dense"),
         ALL_DATA,
-        60,
+        18,
         trains=True,
     ),
     Item(
@@ -283,7 +283,7 @@ ITEMS = (
         "P1: much like those of TopK-SGD.",
         lambda context: histograms(context, "gaussiank", [ONE_SIDED]),
         ALL_DATA,
-        60,
+        18,
         trains=True,
     ),
 )

@@ -91,7 +91,7 @@ ITEMS = (
         "summed gradient. That ratio is drawn over the training.",
         convergence,
         ("CIFAR-10", "a GPU"),
-        35,
+        7,
         trains=True,
     ),
     Item(
@@ -100,7 +100,7 @@ ITEMS = (
         "P3 discusses the impact of the compression ratio on convergence.",
         density,
         ("CIFAR-10", "a GPU"),
-        40,
+        9,
         trains=True,
     ),
     Item(
