@@ -441,6 +441,22 @@ MUTANTS = [
         True,
     ),
     Mutant(
+        "a list that is too long is refined only when it is much too long",
+        "kernels/gaussian.py",
+        "(many > capacity)",
+        "(many > 2 * capacity)",
+        "tests/test_fused_refine.py::test_at_the_edges_of_what_is_right",
+        True,
+    ),
+    Mutant(
+        "once a list is full nobody counts on",
+        "kernels/gaussian.py",
+        'sem="relaxed") <= capacity',
+        'sem="relaxed") < capacity',
+        "tests/test_fused_refine.py::test_a_full_list_is_not_all_there_is",
+        True,
+    ),
+    Mutant(
         "none of the next bin fills up on the device",
         "kernels/fused.py",
         "(in_line <= free)",

@@ -191,12 +191,10 @@ def test_overflow_favours_no_index(sizes):
     assert sent_from.max() < 1.4 * sent_from.mean()
 
 
-def test_refine_whole_and_asleep_keep_to_the_specification(launches):
+def test_whole_and_asleep_keep_to_the_specification(launches):
     """What the kernels cannot do; the last step shows that they can do the rest."""
     fused, _ = pair([3000, 200], 0.02)
     grad = gradient("normal", fused.layout.numel, torch.float32, 0).to(DEVICE)
-    refined = replace(fused, compressor=GaussianK(0.02, refine=True))
-    refined.send(grad)
     replace(fused, whole=True).send(grad)
     fused.send(grad, frozenset({"p1"}))
     assert not launches

@@ -11,16 +11,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.collectives import AllGather, Channel
-from sparsync.compressors import Context
+from sparsync.compressors import Context, GaussianK
 from sparsync.kernels import Memory
 from sparsync.layout import Parameter
 from sparsync.reducer import Reducer
 from sparsync.schedule import Constant
 from sparsync.units import Bucket
 from sparsync.wire import CODECS, Wire
-from tests.methods import SPARSE, gradient, make, worker
+from tests.methods import SPARSE, Worker, gradient, make, worker
 from tests.models import net, weights
-from tests.pairs import nothing_waited_for_nor_allocated
+from tests.pairs import layout_of, nothing_waited_for_nor_allocated
 from tests.world import World
 
 pytestmark = [
@@ -43,13 +43,14 @@ def test_law_1_on_the_device(name, values):
         assert torch.equal(sent.densify() + residual, before + grad)
 
 
-@pytest.mark.parametrize("name", ["threshold", "topk", "trimmed", "dgc", "gaussian"])
+@pytest.mark.parametrize("name", ["threshold", "topk", "trimmed", "dgc", "gaussian", "refined"])
 @pytest.mark.parametrize("values", ["fp32", "sign"])
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("clip", [None, 1e9])
 def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, values, scope, clip):
-    one = worker(name, [1_000_003, 700, 250_000], density=0.001, values=values, scope=scope)
-    one.residual, one.velocity = one.residual.cuda(), one.velocity.cuda()
+    compressor = GaussianK(0.001, refine=True) if name == "refined" else make(name, 0.001)
+    layout = layout_of([1_000_003, 700, 250_000], compressor, scope, hole=0)
+    one = Worker(compressor, layout, torch.float32, values, device="cuda")
     grads = [torch.randn(one.layout.numel, device="cuda") for _ in range(2)]
     memory = Memory(one.residual, one.residual)
     ctx = Context(rounding=CODECS[values].round, values=values, clip=clip)  # nothing is clipped, but looked at

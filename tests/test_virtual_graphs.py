@@ -27,6 +27,7 @@ pytestmark = [
 DEVICE = "cuda"
 WORKERS, STEPS = 4, 11
 TOPK = METHODS["topk"]
+REFINE = ALL_SPARSE | {"compressor": GaussianK(0.02, refine=True)}
 EXACT: dict[str, dict[str, Any]] = {
     "paper": METHODS["paper"],
     "topk": TOPK,
@@ -39,16 +40,14 @@ EXACT: dict[str, dict[str, Any]] = {
     "clip-correct": TOPK | {"momentum": "correct", "clip": 0.05},
     "gtopk": METHODS["gtopk"],
     "gtopk-layers": METHODS["gtopk"] | ALL_SPARSE | {"scope": "layer", "values": "bf16"},
+    "refine": REFINE,
+    "refine-sign": REFINE | {"values": "sign", "indices": "ef"},
     "none": {"compressor": "none"},
     "none-clip": {"compressor": "none", "clip": 0.05},
 }
 # Which of several nearly equal entries go is left open on a GPU.
 OPEN = {name: METHODS[name] for name in ("default", "gaussian", "balanced-sign", "gtopk-bf16")}
-AS_THEY_ARE = {
-    "dgc": METHODS["dgc"],
-    "random": METHODS["random"],
-    "refine": ALL_SPARSE | {"compressor": GaussianK(0.02, refine=True)},
-}
+AS_THEY_ARE = {name: METHODS[name] for name in ("dgc", "random")}
 
 
 def team_of(options: dict[str, Any], graph: bool, streams: int = 1, kind: str = "net") -> VirtualWorkers:
@@ -132,7 +131,9 @@ def test_what_waits_for_the_host_has_no_graph(name):
     assert graphs(one) == sum(part.unit.compressor.dense for part in one.parts)
 
 
-@pytest.mark.parametrize("name", ["topk", "paper", "gtopk", "gtopk-layers", "none", "clip-correct", "none-clip"])
+@pytest.mark.parametrize(
+    "name", ["topk", "paper", "gtopk", "gtopk-layers", "refine", "none", "clip-correct", "none-clip"]
+)
 def test_a_gradient_that_is_not_finite_comes_home_from_a_graph(name):
     eager, graph = (team_of(EXACT[name], wanted)._exchange for wanted in (False, True))
     assert_same(eager, graph, [exchange(one, 0, STEPS, bad=6) for one in (eager, graph)])

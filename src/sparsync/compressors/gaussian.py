@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsync.compressors.base import Context, Selecting, State, segment_scales
 from sparsync.kernels import Memory, Rows, above, largest, limit
 from sparsync.kernels.launch_gaussian import select_gaussian
+from sparsync.kernels.search import searchable
 from sparsync.kernels.workspace import CODECS as FUSED
 from sparsync.kernels.workspace import usable
 from sparsync.kernels.workspace_gaussian import FLAT
@@ -33,7 +34,7 @@ class GaussianK(Selecting):
         density: share of the entries to send, in (0, 1].
         two_sided: take the quantile 1 - k/(2d), as magnitudes ask for, instead of the printed 1 - k/d.
         refine: when the last count is more than 10 % off k (rounded up), send exactly the k largest instead. On a GPU
-            this waits for the device and costs several passes more.
+            such a segment is read several times more, and nothing waits for the host.
     """
 
     two_sided: bool = False
@@ -44,10 +45,11 @@ class GaussianK(Selecting):
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         assert memory is not None
-        fused = usable(grad, memory) and ctx.values in FUSED and bool(layout.segments)
-        if fused and not self.refine and not ctx.whole and not ctx.asleep:
+        ready = (searchable if self.refine else usable)(grad, memory)
+        fused = ready and ctx.values in FUSED and bool(layout.segments)
+        if fused and not ctx.whole and not ctx.asleep:
             scales = segment_scales(grad, layout, ctx)
-            return select_gaussian(grad, memory, layout, self.two_sided, ctx.values, scales)
+            return select_gaussian(grad, memory, layout, self.two_sided, self.refine, ctx.values, scales)
         return super().compress(grad, memory, layout, ctx, state)
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:

@@ -249,6 +249,15 @@ def _floor_from_all(row, own, wanted, first, second):
 
 
 @triton.jit
+def _clear(ranges, sums, rounds, segment, segment_count):
+    """Sums start again."""
+    for step in range(rounds):
+        used = step * segment_count + segment
+        if tl.load(ranges + used * RANGE + 1) >= 0:
+            tl.store(sums + used * SLOTS + tl.arange(0, SLOTS), tl.zeros([SLOTS], tl.int32))
+
+
+@triton.jit
 def settle(
     after, places, segments, samples, spans, state, histogram, choice, ranges, sums, flags, rounds, segment_count,
     span_count, last, BLOCK: tl.constexpr,
@@ -269,10 +278,7 @@ def settle(
         reached = tl.cumsum(tl.load(bins), reverse=True).to(tl.int64)
         _steer(after, samples, row, own, reached, tl.load(mine), tl.load(mine + 1), BLOCK)
         tl.store(bins, tl.zeros([BINS], tl.int32))
-    for step in range(rounds):
-        used = step * segment_count + segment
-        if tl.load(ranges + used * RANGE + 1) >= 0:
-            tl.store(sums + used * SLOTS + tl.arange(0, SLOTS), tl.zeros([SLOTS], tl.int32))
+    _clear(ranges, sums, rounds, segment, segment_count)
     if segment == 0:
         _tell(places + last, spans, span_count, flags, BLOCK)
 

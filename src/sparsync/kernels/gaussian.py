@@ -3,7 +3,9 @@
 ``add`` adds the gradient to the residual and sums entries and squares; ``moments`` makes of these each segment's first
 threshold; ``count`` counts what lies above every threshold that the loop may ask about; ``walk`` goes through the loop;
 ``gather`` lists what lies above its last threshold, and ``tally`` how many these are. What is listed, ``fused`` takes
-out. ``compressors/gaussian.py`` is the specification.
+out. To refine, ``tally`` drops a list that is too short or too long and leaves a range to look for the k-th largest in;
+``exact`` narrows it down, ``settle`` notes the limit, and ``exact`` takes out what reaches it.
+``compressors/gaussian.py`` is the specification.
 
 The loop makes four masks and takes the last whatever its count, so its decisions can depend only on six thresholds:
 t 0.5^i 1.5^j, i + j < 3. Halving is exact: the order of factors makes no difference. Magnitudes are compared as the
@@ -16,6 +18,7 @@ import triton
 import triton.language as tl
 
 from sparsync.kernels import workspace_gaussian
+from sparsync.kernels.exact import MAGNITUDE, RANGE, RESIDUAL, _clear, _range, _store
 from sparsync.kernels.fused import CHOICE, PAD, SEGMENT, STRIP, _bits, added
 
 FLAT, THRESHOLDS = tl.constexpr(workspace_gaussian.FLAT), tl.constexpr(len(workspace_gaussian.FACTORS[0]))
@@ -167,7 +170,7 @@ def gather(after, strips, segments, choice, turn, counts, places, values, BLOCK:
 
     A lane notes which of its blocks hold such an entry and how many do; then all lanes list them, one each at a time.
     Which strip of a segment comes first, and which entry of a strip, moves on with every step, so that nothing is
-    favoured where more lie above than may be sent. Once that many are listed, the strips left have nothing to do.
+    favoured where more lie above than may be sent. Once more are counted, the strips left have nothing to do.
     """
     pid, lane = tl.program_id(0), tl.arange(0, BLOCK)
     segment = tl.load(strips + pid * STRIP + 3)
@@ -177,7 +180,7 @@ def gather(after, strips, segments, choice, turn, counts, places, values, BLOCK:
     bound = tl.load(choice + segment * CHOICE + 2).to(tl.int32)
     turned = tl.load(turn).to(tl.int64) * strips_of_it
     # An atomic, which one thread does for all: of a plain load, threads may see different counts and go separate ways.
-    if tl.atomic_add(counter, 0, sem="relaxed") < capacity:
+    if tl.atomic_add(counter, 0, sem="relaxed") <= capacity:
         strip = of_segment + (pid - of_segment + turned // TURN) % strips_of_it
         start = tl.multiple_of(tl.load(strips + strip * STRIP), 128)
         low, high = tl.load(strips + strip * STRIP + 1), tl.load(strips + strip * STRIP + 2)
@@ -209,13 +212,25 @@ def gather(after, strips, segments, choice, turn, counts, places, values, BLOCK:
                 left -= lowest
 
 
-@triton.jit
-def tally(segments, counts, found, choice, given, peaks, shares, turn, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["index_bits"])
+def tally(
+    segments, counts, found, choice, given, peaks, shares, turn, ranges, fallbacks, index_bits,
+    BLOCK: tl.constexpr, REFINE: tl.constexpr,
+):  # fmt: skip
     """How many entries every region of the list holds: one segment a program. Counters start again."""
     segment = tl.program_id(0)
     row = segments + segment * SEGMENT
     base, regions, room = tl.load(row + 2), tl.load(row + 3), tl.load(row + 4)
-    listed = tl.minimum(tl.load(counts + segment * PAD), tl.load(row + 1))
+    many, capacity = tl.load(counts + segment * PAD), tl.load(row + 1)
+    listed = tl.minimum(many, capacity)
+    if REFINE:
+        k = tl.load(row)
+        if (k < tl.load(row + 8)) & ((10 * many.to(tl.int64) < 9 * k) | (many > capacity)):
+            listed = tl.zeros_like(listed)
+            _store(ranges + segment * RANGE, 0, MAGNITUDE + index_bits, k, RESIDUAL, k)
+            tl.atomic_add(fallbacks, 1, sem="relaxed")
+        else:
+            _store(ranges + segment * RANGE, 0, -1, 0, 0, listed)  # from nowhere: the list is taken out as it is
     for i in range(0, regions, BLOCK):
         region = i + tl.arange(0, BLOCK)
         held = tl.minimum(tl.maximum(listed - region * room, 0), room)
@@ -228,3 +243,14 @@ def tally(segments, counts, found, choice, given, peaks, shares, turn, BLOCK: tl
     tl.store(shares + segment, 0)
     if segment == 0:
         tl.store(turn, (tl.load(turn) + GOLDEN) % TURN)
+
+
+@triton.jit
+def settle(choice, ranges, sums, rounds, segment_count):
+    """The limit of what is looked for in the residual, and how many go: one segment a program."""
+    segment = tl.program_id(0)
+    low, width, wanted, number = _range(ranges, sums, rounds, segment, segment_count, True)
+    origin = tl.load(ranges + segment * RANGE + 3)
+    _store(ranges + (rounds * segment_count + segment) * RANGE, low, width, wanted, origin, number)
+    tl.store(choice + segment * CHOICE + 3, number)
+    _clear(ranges, sums, rounds, segment, segment_count)

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from sparsync.kernels import launch
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.search import Search, search_of
+from sparsync.kernels.search import Digits, Search, search_of
 from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace, on_device_of
+from sparsync.kernels.workspace_gaussian import GaussianSpace
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -58,14 +59,8 @@ def end(memory: Memory, space: Workspace, search: Search, codec: str) -> SparseG
     """The limits within the ranges that were found, and what reaches them."""
     from sparsync.kernels import exact
 
-    segments, strips = len(space.layout.segments), space.strip_count
-    for step in range(search.rounds):
-        space.launch(
-            exact.tally, (min(TALLIES, max(space.regions, strips)),),
-            memory.after, space.places, space.values, space.found, space.owners, space.segments, space.strips,
-            search.ranges, search.sums, step, search.index_bits, search.highest, space.regions, strips, segments,
-            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=BLOCK, PLACED=True, num_warps=8, maxnreg=REGISTERS,
-        )  # fmt: skip
+    segments = len(space.layout.segments)
+    narrow(memory.after, space, search)
     space.launch(
         exact.settle, (segments,),
         memory.after, space.places, space.segments, space.samples, space.spans, space.state, space.histogram,
@@ -73,11 +68,26 @@ def end(memory: Memory, space: Workspace, search: Search, codec: str) -> SparseG
         space.candidates, BLOCK=CHUNK, num_warps=4,
     )  # fmt: skip
     for action in (0, 1, 2) if codec == "sign" else (2,):
-        _send(memory, space, search, codec, action)
+        send(memory, space, search, codec, action)
     return space.sent()
 
 
-def _send(memory: Memory, space: Workspace, search: Search, codec: str, action: int) -> None:
+def narrow(after: Tensor, space: Workspace | GaussianSpace, search: Digits) -> None:
+    """The ranges, digit by digit down to the limit."""
+    from sparsync.kernels import exact
+
+    segments, strips = len(space.layout.segments), space.strip_count
+    for step in range(search.rounds):
+        space.launch(
+            exact.tally, (min(TALLIES, max(space.regions, strips)),),
+            after, space.places, space.values, space.found, space.owners, space.segments, space.strips,
+            search.ranges, search.sums, step, search.index_bits, search.highest, space.regions, strips, segments,
+            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=BLOCK, PLACED=True, num_warps=8, maxnreg=REGISTERS,
+        )  # fmt: skip
+
+
+def send(memory: Memory, space: Workspace | GaussianSpace, search: Digits, codec: str, action: int) -> None:
+    """Of what reaches its limit: the peak (0), its shares (1), or all of it taken out (2)."""
     from sparsync.kernels import exact
 
     speed, strips = memory.velocity, space.strip_count

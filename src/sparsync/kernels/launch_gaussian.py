@@ -5,38 +5,48 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsync.kernels import launch_exact
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import CHUNK, CODECS, on_device_of
-from sparsync.kernels.workspace_gaussian import BLOCK, GaussianSpace
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, on_device_of
+from sparsync.kernels.workspace_gaussian import GaussianSpace
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
 PARTIALS = 4096  # of a segment's strips that are summed at a time
 
 
-def space_of(memory: Memory, layout: Layout, two_sided: bool, device: torch.device) -> GaussianSpace:
+def space_of(memory: Memory, layout: Layout, two_sided: bool, refine: bool, device: torch.device) -> GaussianSpace:
     """The workspace that lives beside this memory; made anew when the layout changes."""
     known = memory.workspace.get("gaussian")
-    if known is None or known.layout is not layout or known.two_sided != two_sided:
-        known = memory.workspace["gaussian"] = GaussianSpace(layout, two_sided, device)
+    if known is None or known.layout is not layout or known.asked != (two_sided, refine):
+        known = memory.workspace["gaussian"] = GaussianSpace(layout, two_sided, refine, device)
     return known
 
 
 def select_gaussian(
-    grad: Tensor, memory: Memory, layout: Layout, two_sided: bool, codec: str, scales: Tensor | None = None
+    grad: Tensor,
+    memory: Memory,
+    layout: Layout,
+    two_sided: bool,
+    refine: bool,
+    codec: str,
+    scales: Tensor | None = None,
 ) -> SparseGrad:
-    """``GaussianK`` in three passes: one adds, two only read.
+    """``GaussianK`` in three passes: one adds, two only read. ``refine`` reads segments whose mask is off again, once
+    for each of a few digits of the limit and once to take out what reaches it.
 
     Args:
         two_sided: which quantile of the normal distribution.
+        refine: the k largest go instead of a mask that is more than 10 % off.
         codec: how values travel: fp32, fp16, bf16 or sign.
         scales: of every segment, what its gradient is multiplied by.
     """
     with on_device_of(grad):
-        space = space_of(memory, layout, two_sided, grad.device)
+        space = space_of(memory, layout, two_sided, refine, grad.device)
         _add(grad, memory, space, scales)
         _search(memory.after, space)
         _gather(memory.after, space)
+        _refine(memory, space, codec)
         _take(memory, space, codec)
         return space.sent()
 
@@ -88,11 +98,31 @@ def _gather(after: Tensor, space: GaussianSpace) -> None:
         after, space.strips, space.segments, space.choice, space.turn, space.counts, space.places, space.values,
         BLOCK=BLOCK, BLOCKS=space.blocks, num_warps=4,
     )  # fmt: skip
+    digits = space.digits
     space.launch(
         gaussian.tally, (len(space.layout.segments),),
         space.segments, space.counts, space.found, space.choice, space.given, space.peaks, space.shares, space.turn,
-        BLOCK=256, num_warps=4,
+        digits.ranges if digits else space.choice, digits.fallbacks if digits else space.choice,
+        digits.index_bits if digits else 0,
+        BLOCK=256, REFINE=digits is not None, num_warps=4,
     )  # fmt: skip
+
+
+def _refine(memory: Memory, space: GaussianSpace, codec: str) -> None:
+    """Take the k largest out of the residual where the mask was off."""
+    from sparsync.kernels import gaussian
+
+    digits = space.digits
+    if digits is None:
+        return
+    segments = len(space.layout.segments)
+    launch_exact.narrow(memory.after, space, digits)
+    space.launch(
+        gaussian.settle, (segments,),
+        space.choice, digits.ranges, digits.sums, digits.rounds, segments, num_warps=4,
+    )  # fmt: skip
+    for action in (0, 1, 2) if codec == "sign" else (2,):
+        launch_exact.send(memory, space, digits, codec, action)
 
 
 def _take(memory: Memory, space: GaussianSpace, codec: str) -> None:

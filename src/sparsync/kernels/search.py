@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.workspace import Workspace, usable
+from sparsync.layout import Layout
 
 DIGIT = 11
 MAGNITUDE = 31
@@ -19,23 +20,36 @@ def searchable(grad: Tensor, memory: Memory) -> bool:
     return usable(grad, memory) and grad.numel() < ENTRIES
 
 
-class Search:
+class Digits:
     """Ranges of keys and sums of their digits, for every round and segment.
 
     Args:
-        space: of the same gradient.
+        layout: of the flat gradient.
+        device: where it is.
         fallbacks: how often a segment was searched for in the residual so far, one int64 on the device.
     """
 
-    def __init__(self, space: Workspace, fallbacks: Tensor | None = None) -> None:
-        self.space, segments = space, len(space.layout.segments)
-        self.index_bits = (space.layout.numel - 1).bit_length()
+    def __init__(self, layout: Layout, device: torch.device, fallbacks: Tensor | None = None) -> None:
+        segments = len(layout.segments)
+        self.index_bits = (layout.numel - 1).bit_length()
         self.highest = (1 << self.index_bits) - 1
         self.rounds = -(-(MAGNITUDE + self.index_bits) // DIGIT)
-        device = space.device
         self.ranges = torch.zeros((self.rounds + 1) * segments * 5, dtype=torch.int64, device=device)
         self.sums = torch.zeros(self.rounds * segments << DIGIT, dtype=torch.int32, device=device)
         self.fallbacks = fallbacks if fallbacks is not None else torch.zeros((), dtype=torch.int64, device=device)
+
+
+class Search(Digits):
+    """The same, and what the floors of ``space`` must be.
+
+    Args:
+        space: of the same gradient.
+        fallbacks: as there.
+    """
+
+    def __init__(self, space: Workspace, fallbacks: Tensor | None = None) -> None:
+        super().__init__(space.layout, space.device, fallbacks)
+        self.space, device = space, space.device
         sparse = [segment.k < segment.numel for segment in space.layout.segments]
         self._wanted = torch.tensor([segment.k for segment in space.layout.segments], device=device)
         self._sparse = torch.tensor(sparse, device=device)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels.launcher import Launcher
-from sparsync.kernels.workspace import CHUNK
+from sparsync.kernels.search import Digits
+from sparsync.kernels.workspace import BLOCK, CHUNK
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
-BLOCK = 1024  # entries
 BLOCKS = 8  # of a program, 16 at most; a small gradient needs many programs instead
 SMALL = 1 << 22
 ROOM = 4096  # entries of a region: a segment's list is cut into these
@@ -29,11 +29,14 @@ class GaussianSpace:
     Args:
         layout: of the flat gradient.
         two_sided: which quantile of the normal distribution.
+        refine: the k largest go instead of a mask that is more than 10 % off.
         device: where it is.
     """
 
-    def __init__(self, layout: Layout, two_sided: bool, device: torch.device) -> None:
-        self.layout, self.two_sided, self.device, self.launch = layout, two_sided, device, Launcher()
+    def __init__(self, layout: Layout, two_sided: bool, refine: bool, device: torch.device) -> None:
+        self.layout, self.device, self.launch = layout, device, Launcher()
+        self.asked = two_sided, refine
+        self.digits = Digits(layout, device) if refine else None
         self.blocks = 1 if layout.numel < SMALL else BLOCKS
         self._cut(two_sided)
         self.spans = self._table([span.start for span in layout.spans])

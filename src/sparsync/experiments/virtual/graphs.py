@@ -37,9 +37,7 @@ def repeatable(unit: Unit, wire: Wire, rounds: bool) -> bool:
         return False
     if type(compressor) is NoCompression:
         return type(unit.collective) is DenseAllReduce and not rounds and can_send(grad, None)
-    fused = type(compressor) in (ThresholdK, TopK, TrimmedK) or (
-        type(compressor) is GaussianK and not compressor.refine
-    )
+    fused = type(compressor) in (ThresholdK, TopK, TrimmedK, GaussianK)
     carried = wire.values in CODECS and wire.indices != "block"
     # Half-precision means are summed beside their bucket, which waits.
     fits = grad.dtype == torch.float32 and 0 < grad.numel() < ENTRIES
