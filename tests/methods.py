@@ -87,11 +87,14 @@ COLLECTIVES: dict[str, Collective] = {
 
 # (compressor, collective, value codecs the pair carries)
 PAIRS = [
-    *[(name, "allgather", ("fp32", "fp16", "bf16", "sign")) for name in SPARSE],
+    *[(name, "allgather", ("fp32", "fp16", "bf16", "sign", "levels")) for name in SPARSE],
     *[(name, "dense", ("fp32", "bf16")) for name in ("topk", "threshold", "odd", *DENSE)],
     *[(name, "shared", ("fp32", "bf16")) for name in ("random", "block")],
     *[(name, "gtopk", ("fp32", "fp16", "bf16")) for name in ("topk", "threshold", "random")],
-    *[(name, "balanced", ("fp32", "fp16", "bf16", "sign")) for name in ("topk", "threshold", "random", "dgc")],
+    *[
+        (name, "balanced", ("fp32", "fp16", "bf16", "sign", "levels"))
+        for name in ("topk", "threshold", "random", "dgc")
+    ],
     ("topk", "dropping", ("fp32",)),
 ]
 # Every way through the library in every world; what differs from these only in its choice of entries, in one.

@@ -30,7 +30,7 @@ def result(reduced: Reduced, numel: int) -> torch.Tensor:
 def case_reduce(rank: int, size: int, name: str, collective: str, codecs: list[str], indices: str = "int") -> None:
     channel = Channel(dist.group.WORLD, Wire(), deadline=30)
     for values in codecs:
-        block = name == "block" and COLLECTIVES[collective].blocks and values != "sign"
+        block = name == "block" and COLLECTIVES[collective].blocks and values not in ("sign", "levels")
         channel.wire = Wire(values, "block" if block else indices)
         reduce_thrice(rank, size, name, collective, values, channel)
     channel.close()
@@ -139,6 +139,7 @@ def test_traffic():
         ("shared", "fp32", False, "use it with 'random' or 'block'"),
         ("gtopk", "fp32", True, "goes with collective='dense'"),
         ("gtopk", "sign", False, "not values='sign'"),
+        ("gtopk", "levels", False, "not values='levels'"),
         ("balanced", "fp32", True, "goes with collective='dense'"),
     ],
 )
@@ -289,7 +290,24 @@ def test_balanced_sends_the_largest_sums_and_keeps_the_rest():
     assert int(total.count_nonzero()) <= 4
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "sign"])
+def test_balanced_does_not_go_by_the_order_of_entries(monkeypatch):
+    """A GPU gives entries in any order, and some have no room."""
+    monkeypatch.setattr(Cut, "on_host", lambda cut, tensor: False)
+    numel, workers = 20_000, 8
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.05)
+    u = torch.randn(numel, generator=torch.Generator().manual_seed(3))
+    chosen, words = torch.topk(u.abs(), layout.capacity).indices, flag(-1, layout, torch.device("cpu"))
+    cut, found = Cut(layout, workers, 1.0), []
+    for seed in range(4):
+        order = chosen[torch.randperm(chosen.numel(), generator=torch.Generator().manual_seed(seed))]
+        parts, (stays,) = cut.split([SparseGrad(order, u[order], torch.tensor(layout.capacity), numel, *words)])
+        found.append((parts[0], parts[1], stays.densify()))
+    assert found[0][2].count_nonzero() > 0  # else nothing is shown
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16", "sign", "levels"])
 def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     """As on a GPU, where all owners and all rows are gone through at once."""
     numel, workers, wire = 3000, 4, Wire(values)
@@ -303,7 +321,7 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     given = []
     for looks in (True, False):
         if not looks:
-            monkeypatch.setattr(Cut, "looks", lambda cut, sums: False)
+            monkeypatch.setattr(Cut, "on_host", lambda cut, tensor: False)
         results = Balanced().reduce_local(sents, layout, {}, wire)
         total = torch.stack([part.densify() for part in results[0].total]).sum(0)
         home = torch.stack([result.rejected.densify() for result in results]).sum(0)
@@ -318,7 +336,7 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
 @pytest.mark.parametrize(
     ("collective", "values"),
     [
-        *[(name, values) for name in ("allgather", "balanced") for values in ("fp32", "bf16", "sign")],
+        *[(name, values) for name in ("allgather", "balanced") for values in ("fp32", "bf16", "sign", "levels")],
         *[("gtopk", values) for values in ("fp32", "bf16")],
     ],
 )

@@ -146,6 +146,7 @@ METHODS = {
     "gaussian": (GaussianK(0.02), {}),
     "plain": (TopK(0.02), {}),
     "default": (TopK(0.02), {"wire": Wire("sign", "ef"), "scope": "global"}),
+    "levels": (TopK(0.02), {"wire": Wire("levels", "ef")}),
     "undoable": (TopK(0.02), {"transactional": True, "wire": Wire("fp16", "ef")}),
     "corrected": (TopK(0.02), {"correction": Correction(0.5, True)}),
     "clipped": (TopK(0.02), {"clip": 0.5, "correction": Correction(0.5, True)}),

@@ -656,7 +656,7 @@ def message_of(sent: SparseGrad, wire: Wire, sequence: int = 0) -> tuple[Tensor,
     return message, shape
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("numel", [2**31 - 1, 2**31, 2**31 + 10, 2**33])
 def test_45_more_than_2_31_entries(values, numel):
     indices = [0, 2**24 + 1, 2**31 - 2, numel - 3, numel - 1]
@@ -685,7 +685,7 @@ def test_45_more_than_2_31_exchanges():
     assert Header(*message[:HEADER].tolist()).sequence == 5
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 def test_46_indices_are_not_floats(values):
     indices = torch.arange(2**24 - 2, 2**24 + 6)
     sent = sparse(indices, torch.ones(8), 2**24 + 6)
@@ -701,7 +701,7 @@ def case_odd_bits(rank: int, size: int, values: str, dtype: torch.dtype) -> None
     indices = torch.tensor([word - 1 - rank for word in ODD_WORDS[:4]] * 2)
     wire = Wire(values)
     words = torch.tensor(ODD_WORDS, dtype=torch.int32) ^ (-0x80000000 if rank else 0)
-    if values == "sign":  # eight times 32 signs: the packed word is the pattern itself
+    if values in ("sign", "levels"):  # eight times 32 signs: the packed word is the pattern itself
         lanes = torch.arange(32, dtype=torch.int32)
         content = torch.where((words.unsqueeze(1) >> lanes & 1).bool(), -1.0, 1.0).flatten()
         indices = indices.repeat(32)
@@ -727,6 +727,7 @@ def case_odd_bits(rank: int, size: int, values: str, dtype: torch.dtype) -> None
         ("fp32", torch.float32),
         ("fp32", torch.float64),
         ("sign", torch.float32),
+        ("levels", torch.float32),
     ],
 )
 def test_47_patterns_that_look_like_nan(worlds, values, dtype):

@@ -37,7 +37,7 @@ def assert_same(fused, plain, grad):
     if CUTS:  # which of them go is left open, how many is not
         ours, theirs = set(entries(one)[0].tolist()), set(entries(two)[0].tolist())
         # Their mean is the scale of signs, so that decides which of the others go, too.
-        assert fused.values == "sign" or ours ^ theirs <= set(torch.cat(CUTS).tolist())
+        assert fused.values in ("sign", "levels") or ours ^ theirs <= set(torch.cat(CUTS).tolist())
         assert len(ours) == len(theirs) or fused.values != "fp32"  # some may have no exact rounding
         plain.residual.copy_(fused.residual.cpu())
         plain.velocity.copy_(fused.velocity.cpu())
@@ -94,7 +94,7 @@ def test_programs_of_several_blocks(scope, kind, dtype, monkeypatch):
     assert int(sent.count) > 2000
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_half_precision(dtype, values):
     for kind in ("normal", "heavy", "huge"):

@@ -83,6 +83,7 @@ def test_candidates_in_several_regions():
     [
         ("topk", torch.float16, "fp32"),
         ("topk", torch.bfloat16, "sign"),
+        ("topk", torch.float32, "levels"),
         ("topk", torch.float32, "fp16"),
         ("topk", torch.bfloat16, "bf16"),
         ("trimmed", torch.float16, "fp16"),

@@ -108,7 +108,7 @@ def test_many_ways_through_the_loop(kind, density):
     assert_alike(fused, plain, grad)
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_half_precision(dtype, values):
     for kind, steps in (("normal", 2), ("huge", 1)):

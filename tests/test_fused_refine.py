@@ -62,7 +62,7 @@ def halves(numel, seed):
     return torch.cat([gradient(kind, numel, torch.float32, seed) for kind in ("normal", "heavy")])
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 def test_a_mask_beside_the_largest(values):
     """One segment sends its list and the other its k largest, in one message."""
     fused, plain = pair([3000, 3000], 0.05, values=values, hole=0)

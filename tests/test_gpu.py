@@ -44,7 +44,7 @@ def test_law_1_on_the_device(name, values):
 
 
 @pytest.mark.parametrize("name", ["threshold", "topk", "trimmed", "dgc", "gaussian", "refined"])
-@pytest.mark.parametrize("values", ["fp32", "sign"])
+@pytest.mark.parametrize("values", ["fp32", "sign", "levels"])
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("clip", [None, 1e9])
 def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, values, scope, clip):

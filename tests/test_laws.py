@@ -38,7 +38,7 @@ def covered(one: Worker) -> torch.Tensor:
 
 
 @methods
-@pytest.mark.parametrize("values", ["fp16", "bf16", "sign"])
+@pytest.mark.parametrize("values", ["fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("size", [1e5, 1e9, 1e13, 1e37])
 def test_law_1_beyond_the_range_of_the_wire(name, values, size):
     """No mass comes from nowhere, even where a gradient's last bit is larger than all that fp16 can carry."""
@@ -57,7 +57,9 @@ def test_law_1_beyond_the_range_of_the_wire(name, values, size):
 
 @methods
 @dtypes
-@given(scopes, sizes, densities, kinds, st.sampled_from(["fp32", "fp16", "bf16", "sign"]), st.booleans(), seeds)
+@given(
+    scopes, sizes, densities, kinds, st.sampled_from(["fp32", "fp16", "bf16", "sign", "levels"]), st.booleans(), seeds
+)
 def test_law_1_nothing_is_lost_on_one_worker(name, dtype, scope, sizes, density, kinds, values, undoable, seed):
     one = worker(name, sizes, scope=scope, density=density, dtype=dtype, values=values, hole=3, transactional=undoable)
     mine = covered(one)
@@ -79,7 +81,7 @@ def test_law_1_nothing_is_lost_on_one_worker(name, dtype, scope, sizes, density,
     scopes,
     sizes,
     kinds,
-    st.sampled_from(["fp32", "bf16", "sign"]),
+    st.sampled_from(["fp32", "bf16", "sign", "levels"]),
     st.sampled_from([0.0, 0.5, 0.9]),
     st.booleans(),
     st.booleans(),
@@ -207,7 +209,7 @@ def test_what_sleeps_is_not_sent(name, data):
 
 
 @methods
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 def test_rounding_keeps_hardly_anything_from_being_sent(name, values):
     """What is cut off stays; the entry itself goes."""
     one = worker(name, [100_003], density=0.01, values=values)
@@ -217,7 +219,7 @@ def test_rounding_keeps_hardly_anything_from_being_sent(name, values):
     exact.send(gradient("normal", 100_003, torch.float32, 0))
     wanted = exact.send(gradient("normal", 100_003, torch.float32, 1))
     blind = name in ("odd", "random", "block")
-    least = 0.5 if blind and values == "sign" else 0.95  # small entries wait until their sign is worth it
+    least = 0.5 if blind and values in ("sign", "levels") else 0.95  # small entries wait until their sign is worth it
     assert int(sent.count) >= least * int(wanted.count)
 
 

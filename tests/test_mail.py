@@ -30,7 +30,7 @@ def some(layout, values, seed, share=1.0, overlap=True):
     sizes = torch.randn(picked.numel(), generator=rng)
     round = CODECS[values].round
     sizes = sizes if round is None else round(sizes, layout.segment_of(picked), len(layout.segments))
-    sizes = torch.where(sizes == 0, 1.0, sizes) if values != "sign" else sizes
+    sizes = torch.where(sizes == 0, 1.0, sizes) if values not in ("sign", "levels") else sizes
     picked, sizes = picked[sizes != 0], sizes[sizes != 0]
     indices, entries = torch.zeros(layout.capacity, dtype=torch.int64), torch.zeros(layout.capacity)
     indices[: picked.numel()], entries[: picked.numel()] = picked, sizes
@@ -64,7 +64,14 @@ def setting(sizes, scope, values, indices, workers):
 @pytest.mark.parametrize("indices", ["int", "ef"])
 @pytest.mark.parametrize(
     ("values", "scope"),
-    [("fp32", "global"), ("fp16", "layer"), ("bf16", "layer"), ("sign", "layer"), ("sign", "global")],
+    [
+        ("fp32", "global"),
+        ("fp16", "layer"),
+        ("bf16", "layer"),
+        ("sign", "layer"),
+        ("sign", "global"),
+        ("levels", "layer"),
+    ],
 )
 def test_the_message_is_that_of_the_wire(sizes, indices, values, scope):
     layout, wire, shape, post = setting(sizes, scope, values, indices, 1)
@@ -81,7 +88,13 @@ def test_the_message_is_that_of_the_wire(sizes, indices, values, scope):
 @pytest.mark.parametrize("indices", ["int", "ef"])
 @pytest.mark.parametrize(
     ("values", "dtype"),
-    [("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16), ("sign", torch.float32)],
+    [
+        ("fp32", torch.float32),
+        ("fp16", torch.float16),
+        ("bf16", torch.bfloat16),
+        ("sign", torch.float32),
+        ("levels", torch.float32),
+    ],
     ids=str,
 )
 def test_the_mean_is_that_of_the_wire(workers, indices, values, dtype):

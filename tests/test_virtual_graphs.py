@@ -32,6 +32,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "paper": METHODS["paper"],
     "topk": TOPK,
     "topk-sign": TOPK | {"values": "sign", "indices": "ef"},
+    "topk-levels": TOPK | {"values": "levels", "indices": "ef"},
     "trimmed": {"compressor": "trimmed", "density": 0.02},
     "correct": TOPK | {"momentum": "correct"},
     "warm-up": TOPK | {"density": ExponentialWarmup(0.01, 1, 5)},

@@ -40,11 +40,30 @@ def test_round_trip(values, indices, dtype, sizes, kind, seed):
     assert told == (MAGIC << 16 | VERSION, 7, one.layout.id, one.layout.digest, int(sent.count), 0, -1, 0)
 
 
-@pytest.mark.parametrize(("values", "bits"), [("fp32", 64), ("fp16", 48), ("bf16", 48), ("sign", 33)])
+@pytest.mark.parametrize(("values", "bits"), [("fp32", 64), ("fp16", 48), ("bf16", 48), ("sign", 33), ("levels", 35)])
 def test_bits_per_entry(values, bits):
     one = worker("topk", [100_003], density=0.01)
     size = Wire(values).bytes(shape_of(one.layout, torch.float32)) - 4 * HEADER
-    assert bits <= 8 * size / one.layout.k < bits + 0.1
+    assert bits <= 8 * size / one.layout.k < bits + 0.2
+
+
+@given(st.sampled_from(KINDS), st.integers(0, 99))
+def test_levels_are_the_nearest_of_four(kind, seed):
+    one = worker("topk", [1023, 63], density=0.1, values="levels")
+    grad = gradient(kind, one.layout.numel, torch.float32, seed)
+    sent = one.send(grad)
+    segment = one.layout.segment_of(sent.indices)
+    for i in range(2):
+        mine = (segment == i) & (sent.values != 0)
+        own, was = sent.values[mine], grad[sent.indices[mine]]
+        assert (torch.sign(own) == torch.sign(was)).all()
+        if mine.any():
+            base = own.abs().min()
+            steps = own.abs() / base
+            assert torch.isin(steps, torch.tensor([1.0, 2.0, 4.0, 8.0])).all()
+            # Nearer than the next level below or above, but for what lies beyond the last of them.
+            between = steps < steps.max()
+            assert (own.abs() - was.abs())[between].abs().le(0.5 * own.abs()[between]).all()
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 99))
@@ -61,7 +80,7 @@ def test_sign_sends_one_magnitude_per_segment(kind, seed):
 
 
 def test_unknown_values_are_refused():
-    with pytest.raises(ValueError, match="values must be one of fp32, fp16, bf16, sign, got 'int8'"):
+    with pytest.raises(ValueError, match="values must be one of fp32, fp16, bf16, sign, levels, got 'int8'"):
         Wire("int8")
 
 

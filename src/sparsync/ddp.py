@@ -140,7 +140,8 @@ def attach(
         scope: where the largest entries are looked for: in each ``"layer"``, each ``"bucket"``, or the whole model
             (``"global"``: nothing is sent before backward ends); layer.
         density: share of entries to send, in (0, 1], or a callable from step to density; the compressor's.
-        values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``; what is cut off is kept; fp32.
+        values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"`` (1 bit) or ``"levels"`` (3 bits: a
+            sign and one of four powers of 2); what is cut off is kept; fp32.
         indices: how indices travel: ``"int"``; ``"ef"``: sorted and Elias-Fano coded, in about a third of the bits;
             ``"block"``: a block's start alone; int, or block where it can be.
         momentum: ``"keep"`` leaves the optimizer's momentum m where it is. ``"move"`` makes it 0 and steps with

@@ -223,9 +223,10 @@ class Assembly:
             places = {span.name: span for span in unit.spans}
             if here:
                 shares.append(Share(unit, here, [places[span.name] for span in here]))
-        for old in [old for old in self._plans if old[0] == bucket.index]:
-            del self._plans[old]  # the buckets were regrouped
-        self._bucket_units.pop(bucket.index, None)
+        here_now = set(bucket.names)
+        for old in [old for old in self._plans if old[0] == bucket.index or not here_now.isdisjoint(old[1])]:
+            del self._plans[old]  # the buckets were regrouped: buffers of those that are gone must not be kept
+            self._bucket_units.pop(old[0], None)
         if own_spans:
             key = f"bucket {bucket.index}"
             own = Unit(key, bucket.index, self.scope, own_spans, bucket.buffer, self.compressor, self.collective)

@@ -107,7 +107,7 @@ def train(
     values: Annotated[
         str | None,
         typer.Option(
-            help="How values travel: 'fp32', 'fp16', 'bf16' or 'sign'; what is cut off is sent later.",
+            help="How values travel: 'fp32', 'fp16', 'bf16', 'sign' or 'levels'; what is cut off is sent later.",
             show_default="the method's own",
         ),
     ] = None,

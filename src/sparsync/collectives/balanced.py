@@ -85,7 +85,7 @@ class Balanced:
         for places, own in zip(first + rows, values, strict=True):  # worker by worker: in this order they are added
             sums.view(-1).index_add_(0, places.view(-1), own.reshape(-1))
         owners = torch.arange(workers, device=sums.device).unsqueeze(1)
-        step, total, homes = 1 if cut.looks(sums) else workers, [], []
+        step, total, homes = 1 if cut.on_host(sums) else workers, [], []
         for own, group in zip(torch.split(sums, step), torch.split(owners, step), strict=True):
             (rows, values), left = cut.largest(own, group, wire)
             about = (values != 0).sum(), cut.rows, sents[0].flags, sents[0].where
@@ -151,8 +151,11 @@ class Cut:
         values = torch.stack([sent.values for sent in sents])
         (senders, capacity), device = values.shape, values.device
         owner = torch.where(values != 0, self.owner(indices), self.workers)  # of nothing, nobody
-        small = torch.uint8 if self.workers < 256 else torch.int16 if self.workers < 2**15 else torch.int64
-        order = torch.sort(owner.to(small), stable=True).indices  # which takes a pass for every byte of a key
+        if self.on_host(values):  # a pass for every byte of a key
+            key = owner.to(torch.uint8 if self.workers < 256 else torch.int16 if self.workers < 2**15 else torch.int64)
+        else:  # entries come in any order there, which must not decide who stays
+            key = owner * self.layout.numel + indices
+        order = torch.sort(key, stable=True).indices
         owner, indices, values = (t.gather(1, order) for t in (owner, indices, values))
         number = torch.zeros(senders, self.workers + 1, dtype=torch.int64, device=device)
         number.scatter_add_(1, owner, torch.ones_like(owner))
@@ -180,7 +183,7 @@ class Cut:
             owners: their numbers, ``(owners, 1)``.
         """
         rows = torch.arange(self.rows, device=sums.device)
-        if self.looks(sums):
+        if self.on_host(sums):  # where there is anything at all; a GPU would have to tell the host
             rows = rows[sums.any(0)]
             sums = sums[:, rows]
         chosen = torch.topk(sums.abs(), min(self.kept, rows.numel())).indices
@@ -198,9 +201,8 @@ class Cut:
         home = self.place(rows, owners).clamp(max=self.layout.numel - 1)  # the last row may be longer than the gradient
         return (torch.where(travel != 0, indices, 0), travel), (home, left)
 
-    def looks(self, sums: Tensor) -> bool:
-        """Whether to look first where the sums of an owner hold anything: a GPU would wait for the host."""
-        return not sums.is_cuda
+    def on_host(self, tensor: Tensor) -> bool:
+        return not tensor.is_cuda
 
     def _turn(self, rows: Tensor) -> Tensor:
         return (rows * MIXER & 0xFFFFFFFF) >> 15

@@ -59,7 +59,7 @@ class Collective(Protocol):
 
     ``reduce`` may overwrite what is sent, if that is dense. ``shared``: every rank must send the same entries.
     ``blocks``: what a rank sends travels as it is, so that a block's start can stand for its indices. ``deferrable``:
-    it needs nothing from the host between its rounds.
+    it needs nothing from the host between its rounds, and verifies the headers of one of them.
     """
 
     shared: bool

@@ -33,7 +33,9 @@ class GTopK:
         if dense:
             raise ValueError("a compressor that sends every entry goes with collective='dense', not 'gtopk'")
         if wire.codec.signs:
-            raise ValueError("collective='gtopk' sends partial sums, which have no common scale: not values='sign'")
+            raise ValueError(
+                f"collective='gtopk' sends partial sums, which have no common scale: not values={wire.values!r}"
+            )
 
     def init(self, layout: Layout, workers: int) -> State:
         return {}

@@ -27,7 +27,7 @@ class Training:
         model: ``"mlp"``, ``"lenet5"``, on MNIST ``"fnn3"``, on CIFAR-10 ``"resnet20"``, ``"vgg16"`` or ``"resnet18"``.
         density: share of the entries to send, in (0, 1]; ``None``: the method's own. So for the next four.
         scope: where the largest entries are looked for: ``"layer"``, ``"bucket"``, ``"global"``.
-        values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``.
+        values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"levels"``.
         indices: how indices travel: ``"int"``, ``"ef"``.
         momentum_mode: what becomes of SGD's momentum: ``attach``'s ``momentum``.
         seed: of the initial weights, the order of the images and the random methods.

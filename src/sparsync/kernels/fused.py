@@ -354,6 +354,13 @@ def _travelling(u, going, peaks, shares, choice, CODEC: tl.constexpr):
     if CODEC == 3:
         scale = _scale(peaks, shares, choice)
         sent = tl.where(tl.abs(u) >= scale / 2, tl.where(u < 0, -scale, scale), 0.0)
+    elif CODEC == 4:
+        scale, size = _scale(peaks, shares, choice), tl.abs(u)
+        level = tl.where(size > 0.75 * scale, scale, scale / 2)
+        level = tl.where(size > 1.5 * scale, 2 * scale, level)
+        level = tl.where(size > 3.0 * scale, 4 * scale, level)
+        least = tl.where(scale < 7.888609052210118e-31, float("inf"), scale / 4)  # 2**-100
+        sent = tl.where(size >= least, tl.where(u < 0, -level, level), 0.0)
     else:
         sent = _rounded(u, CODEC)
     rest = u - sent

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsync.kernels.floors import Floor, guess
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, PASS_WARPS, TAKE, Workspace, on_device_of
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, PASS_WARPS, SCALED, TAKE, Workspace, on_device_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -32,7 +32,7 @@ def select(
     """``ThresholdK`` in one pass and a look at its candidates.
 
     Args:
-        codec: how values travel: fp32, fp16, bf16 or sign.
+        codec: how values travel: fp32, fp16, bf16, sign or levels.
         scales: of every segment, what its gradient is multiplied by.
         zero: clear the gradient in the same pass.
     """
@@ -48,7 +48,7 @@ def select(
             memory.after, space.counts, space.found, space.segments, space.samples, space.state, space.histogram,
             space.given, space.choice, space.peaks, space.shares, space.turn, BLOCK=CHUNK, num_warps=4,
         )  # fmt: skip
-        if codec == "sign":
+        if codec in SCALED:
             pieces = (space.regions * space.chunks,)
             lists = (space.values, space.found, space.owners, space.segments, space.choice, space.peaks)
             space.launch(fused.peak, pieces, *lists, space.regions, BLOCK=CHUNK, num_warps=4)

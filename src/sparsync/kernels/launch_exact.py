@@ -7,7 +7,7 @@ from torch import Tensor
 from sparsync.kernels import launch
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.search import Digits, Search, search_of
-from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, Workspace, on_device_of
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, SCALED, Workspace, on_device_of
 from sparsync.kernels.workspace_gaussian import GaussianSpace
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -28,7 +28,7 @@ def largest(
     """``TopK``: the pass, the limit among its candidates, and those that reach it.
 
     Args:
-        codec: how values travel: fp32, fp16, bf16 or sign.
+        codec: how values travel: fp32, fp16, bf16, sign or levels.
         scales: of every segment, what its gradient is multiplied by.
     """
     from sparsync.kernels import exact
@@ -67,7 +67,7 @@ def end(memory: Memory, space: Workspace, search: Search, codec: str) -> SparseG
         space.choice, search.ranges, search.sums, space.flags, search.rounds, segments, space.span_count,
         space.candidates, BLOCK=CHUNK, num_warps=4,
     )  # fmt: skip
-    for action in (0, 1, 2) if codec == "sign" else (2,):
+    for action in (0, 1, 2) if codec in SCALED else (2,):
         send(memory, space, search, codec, action)
     return space.sent()
 

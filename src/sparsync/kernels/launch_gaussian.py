@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsync.kernels import launch_exact
 from sparsync.kernels.memory import Memory
-from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, on_device_of
+from sparsync.kernels.workspace import BLOCK, CHUNK, CODECS, SCALED, on_device_of
 from sparsync.kernels.workspace_gaussian import GaussianSpace
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -38,7 +38,7 @@ def select_gaussian(
     Args:
         two_sided: which quantile of the normal distribution.
         refine: the k largest go instead of a mask that is more than 10 % off.
-        codec: how values travel: fp32, fp16, bf16 or sign.
+        codec: how values travel: fp32, fp16, bf16, sign or levels.
         scales: of every segment, what its gradient is multiplied by.
     """
     with on_device_of(grad):
@@ -121,7 +121,7 @@ def _refine(memory: Memory, space: GaussianSpace, codec: str) -> None:
         gaussian.settle, (segments,),
         space.choice, digits.ranges, digits.sums, digits.rounds, segments, num_warps=4,
     )  # fmt: skip
-    for action in (0, 1, 2) if codec == "sign" else (2,):
+    for action in (0, 1, 2) if codec in SCALED else (2,):
         launch_exact.send(memory, space, digits, codec, action)
 
 
@@ -130,7 +130,7 @@ def _take(memory: Memory, space: GaussianSpace, codec: str) -> None:
     from sparsync.kernels import fused
 
     pieces = space.regions * space.chunks
-    if codec == "sign":
+    if codec in SCALED:
         lists = (space.values, space.found, space.owners, space.segments, space.choice, space.peaks)
         space.launch(fused.peak, (pieces,), *lists, space.regions, BLOCK=CHUNK, num_warps=4)
         space.launch(fused.share, (pieces,), *lists, space.shares, space.regions, BLOCK=CHUNK, num_warps=4)

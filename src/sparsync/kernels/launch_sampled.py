@@ -37,7 +37,7 @@ def sampled(
     """``DGCK``: the pass, a threshold from a sample of what it left, and the entries that reach it.
 
     Args:
-        codec: how values travel: fp32, fp16, bf16 or sign.
+        codec: how values travel: fp32, fp16, bf16, sign or levels.
         scales: of every segment, what its gradient is multiplied by.
         plan: of every segment, the sample to draw; always the same one for this memory.
         seed: shared by all ranks.

@@ -99,7 +99,7 @@ def _segment(place, starts, owners, spans, STEPS: tl.constexpr):
 @triton.jit
 def write(
     places, values, count, bitmap, lines, sums, message, message16, starts, owners, spans, high_at, values_at, segments,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
+    plane, BLOCK: tl.constexpr, WIDTH: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Every entry to its place in the message: the number of marked entries before it. ``WIDTH``: of the low bits of an
     Elias-Fano coded index, or -1 for plain integers."""
@@ -134,10 +134,15 @@ def write(
     elif CODEC == 2:  # rounded already: the upper half is all there is
         tl.store(message16 + 2 * values_at + number, (value.to(tl.int32, bitcast=True) >> 16).to(tl.int16), mask=real)
     else:
-        segment = _segment(place, starts, owners, spans, STEPS)
-        tl.store(message + values_at + segment, tl.abs(value).to(tl.int32, bitcast=True), mask=real)
-        sign = message + values_at + segments + (number >> 5)
-        tl.atomic_or(sign, _bit(number & 31), mask=real & (value < 0), sem="relaxed")
+        segment, size = _segment(place, starts, owners, spans, STEPS), tl.abs(value).to(tl.int32, bitcast=True)
+        sign, bit = message + values_at + segments + (number >> 5), _bit(number & 31)
+        tl.atomic_or(sign, bit, mask=real & (value < 0), sem="relaxed")
+        if CODEC == 3:
+            tl.store(message + values_at + segment, size, mask=real)
+        else:  # the largest is the scale, and of which power of 2 a value is tell the last two bits of its exponent
+            tl.atomic_max(message + values_at + segment, size, mask=real, sem="relaxed")
+            tl.atomic_or(sign + plane, bit, mask=real & ((size & 0x00800000) != 0), sem="relaxed")
+            tl.atomic_or(sign + 2 * plane, bit, mask=real & ((size & 0x01000000) != 0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["number", "here"])
@@ -219,10 +224,10 @@ def divide(rows, stride, places, place_stride, verdict, begins, tiles, capacity,
 
 @triton.jit
 def _value(
-    rows, rows16, row, entry, place, real, starts, owners, spans, segments, values_at,
+    rows, rows16, row, entry, place, real, starts, owners, spans, segments, values_at, plane,
     CODEC: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The values of entries of messages that begin at ``row``."""
+    """The values of entries of messages that begin at ``row``; ``plane``: words of a bit of every value."""
     if CODEC == 0:
         return tl.load(rows + row + values_at + entry, mask=real, other=0).to(tl.float32, bitcast=True)
     elif CODEC == 1:
@@ -233,9 +238,15 @@ def _value(
         return (half << 16).to(tl.float32, bitcast=True)
     else:
         segment = _segment(place, starts, owners, spans, STEPS)
-        scale = tl.load(rows + row + values_at + segment, mask=real, other=0).to(tl.float32, bitcast=True)
-        signs = tl.load(rows + row + values_at + segments + (entry >> 5), mask=real, other=0)
-        return tl.where(((signs >> (entry & 31)) & 1) != 0, -scale, scale)
+        scale = tl.load(rows + row + values_at + segment, mask=real, other=0)
+        bits = rows + row + values_at + segments + (entry >> 5)
+        lane = (entry & 31).to(tl.int32)
+        if CODEC == 4:
+            low = (tl.load(bits + plane, mask=real, other=0) >> lane) & 1
+            high = (tl.load(bits + 2 * plane, mask=real, other=0) >> lane) & 1
+            scale -= (((scale >> 23) - low - 2 * high) & 3) << 23
+        size = scale.to(tl.float32, bitcast=True)
+        return tl.where(((tl.load(bits, mask=real, other=0) >> lane) & 1) != 0, -size, size)
 
 
 @triton.jit
@@ -272,7 +283,7 @@ def _magnitude(value):
 @triton.jit
 def settle(
     rows, rows16, stride, places, place_stride, begins, scratch, out, overflow, starts, owners, spans, segments, tiles,
-    programs, workers, divisor, values_at,
+    programs, workers, divisor, values_at, plane,
     TILE: tl.constexpr, LANES: tl.constexpr, RANKS: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
     CHECK: tl.constexpr,
 ):  # fmt: skip
@@ -293,7 +304,7 @@ def settle(
             real = entry < last[:, None]
             place = tl.load(places + member[:, None] * place_stride + entry, mask=real, other=0)
             value = _value(rows, rows16, member[:, None] * stride, entry, place, real, starts, owners, spans, segments,
-                           values_at, CODEC, STEPS)  # fmt: skip
+                           values_at, plane, CODEC, STEPS)  # fmt: skip
             spot = own + (place - base)
             for rank in range(workers):
                 mine = real & (member[:, None] == rank)
@@ -310,7 +321,7 @@ def settle(
                     real = entry < stop
                     place = tl.load(places + near + entry, mask=real, other=0)
                     value = _value(rows, rows16, row, entry, place, real, starts, owners, spans, segments, values_at,
-                                   CODEC, STEPS)  # fmt: skip
+                                   plane, CODEC, STEPS)  # fmt: skip
                     spot = own + (place - base)
                     _add(spot, value, real)
                 tl.debug_barrier()

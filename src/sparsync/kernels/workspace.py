@@ -28,7 +28,8 @@ CHUNK = 512  # candidates looked at at once
 TAKE = 256  # candidates a program takes out at once
 CANDIDATES_A_REGION = 512
 STATE = ("floor", "k", "left", "inflow")
-CODECS = {"fp32": 0, "fp16": 1, "bf16": 2, "sign": 3}
+CODECS = {"fp32": 0, "fp16": 1, "bf16": 2, "sign": 3, "levels": 4}
+SCALED = ("sign", "levels")  # with one scale for all entries of a segment
 
 
 @cache

@@ -43,7 +43,7 @@ class Wire:
     """The format of messages.
 
     Args:
-        values: ``"fp32"``, ``"fp16"``, ``"bf16"`` or ``"sign"``.
+        values: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"`` or ``"levels"``.
         indices: ``"int"``, or ``"ef"``: sorted and Elias-Fano coded, in about a third of the bits, or ``"block"``: only
             the start of each segment's block.
     """
@@ -57,7 +57,9 @@ class Wire:
         if self.indices not in INDEX_CODECS:
             raise ValueError(f"indices must be one of {', '.join(INDEX_CODECS)}, got {self.indices!r}")
         if self.indices == "block" and self.codec.signs:
-            raise ValueError("indices='block' sends every entry of a block, zeros too, which values='sign' cannot tell")
+            raise ValueError(
+                f"indices='block' sends every entry of a block, zeros too, which values={self.values!r} cannot tell"
+            )
 
     @property
     def codec(self) -> ValueCodec:

@@ -15,7 +15,7 @@ from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire.indices import ef_width, ef_words
 from sparsync.wire.message import HEADER, MAGIC, VERSION, Wire
-from sparsync.wire.shape import Shape
+from sparsync.wire.shape import Shape, words_for
 
 BLOCK = 128  # entries
 PIECE = 4096 * 32  # entries of the gradient whose marks one program counts
@@ -44,6 +44,7 @@ class Post:
         self.codec = CODECS[wire.values]
         self.words = wire.bytes(shape) // 4
         self.values_at = HEADER + wire.index_codec.words(shape)
+        self.plane = words_for(shape.capacity)
         low, self.high_words = ef_words(shape.numel, shape.capacity)
         self.width = ef_width(shape.numel, shape.capacity) if wire.indices == "ef" else -1
         self.high_at = HEADER + low
@@ -93,7 +94,8 @@ class Post:
                 mail.write, (entries,),
                 sent.indices, sent.values, sent.count, self.bitmap, self.lines, self.sums, self.message,
                 self.message16, self.starts, self.owners, self.spans, self.high_at, self.values_at,
-                len(self.layout.segments), BLOCK=BLOCK, WIDTH=self.width, CODEC=self.codec, STEPS=self.steps,
+                len(self.layout.segments), self.plane,
+                BLOCK=BLOCK, WIDTH=self.width, CODEC=self.codec, STEPS=self.steps,
             )  # fmt: skip
             self.launch(mail.unmark, (entries,), sent.indices, sent.count, self.bitmap, BLOCK=BLOCK)
         return self.message
@@ -126,7 +128,8 @@ class Post:
                 rows, rows16, stride, places, place_stride, self.begins, self.scratch, out,
                 verdict if overflow is None else overflow, self.starts, self.owners, self.spans,
                 len(self.layout.segments), self.tiles, self.programs, self.workers, float(self.workers),
-                self.values_at, TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
+                self.values_at, self.plane,
+                TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
                 CHECK=overflow is not None, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
             )  # fmt: skip
 

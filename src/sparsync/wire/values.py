@@ -11,6 +11,8 @@ from torch import Tensor
 from sparsync.sparse import SparseGrad
 from sparsync.wire.shape import WORD, Shape, unpack_bits, words_for
 
+LEAST = 2.0**-100  # scale with levels: below it everything waits
+
 
 @dataclass(frozen=True)
 class ValueCodec:
@@ -20,24 +22,26 @@ class ValueCodec:
         round: values -> the same values as they travel (``None``: unchanged); applied inside ``compress``, so that the
             residual keeps what is cut off.
         dtype: what one value is on the wire (``None``: the residual's own dtype; fp64 gradients travel as fp64).
-        signs: one sign bit a value and one scale a segment travel instead.
+        signs: one sign bit a value and one scale a segment travel instead ...
+        planes: ... and so many bits more a value, that say which power of 2 of the scale it is.
     """
 
     name: str
     round: Callable[[Tensor, Tensor, int], Tensor] | None
     dtype: torch.dtype | None
     signs: bool = False
+    planes: int = 0
 
     def words(self, capacity: int, segments: int, dtype: torch.dtype) -> int:
         """Words that ``capacity`` values of ``segments`` segments take; ``dtype`` is the residual's."""
         if self.signs:
-            return segments + words_for(capacity)
+            return segments + (1 + self.planes) * words_for(capacity)
         return -(-capacity * (self.dtype or dtype).itemsize // WORD)
 
     def pack(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> Tensor:
         """The values of ``sent`` as words."""
         if self.signs:
-            return _pack_signs(sent, segment_of, shape)
+            return _pack_signs(sent, segment_of, shape, self.planes)
         return _as_words(sent.values.to(self.dtype or shape.dtype))
 
     def unpack(
@@ -45,7 +49,7 @@ class ValueCodec:
     ) -> Tensor:
         """The values from their words; ``indices`` are theirs."""
         if self.signs:
-            return _unpack_signs(words, indices, count, segment_of, shape)
+            return _unpack_signs(words, indices, count, segment_of, shape, self.planes)
         # Cloned: a view needs alignment.
         return words.clone().view(self.dtype or shape.dtype)[: shape.capacity].to(shape.dtype)
 
@@ -62,10 +66,26 @@ def _cast(dtype: torch.dtype) -> Callable[[Tensor, Tensor, int], Tensor]:
 
 
 def _signs(values: Tensor, segments: Tensor, parts: int) -> Tensor:
-    """Sign times one scale a segment: the mean magnitude, but at least 2**-14 of the largest.
+    """Sign times one scale a segment. An entry under half the scale becomes 0, that is, it waits."""
+    size, scale = values.abs(), _scales(values, segments, parts)
+    return torch.where(size >= scale / 2, torch.copysign(scale, values), 0)
 
-    The scale is cut to 8 significant bits: then magnitude - scale is exact in fp32 for every magnitude from scale/2 to
-    2**16 scale. An entry under half the scale becomes 0, that is, it waits.
+
+def _levels(values: Tensor, segments: Tensor, parts: int) -> Tensor:
+    """The nearest of half, once, twice and four times the scale of the segment; under a quarter of it, 0."""
+    size, scale = values.abs(), _scales(values, segments, parts)
+    level = scale / 2
+    for bound in (0.75, 1.5, 3.0):
+        level = torch.where(size > bound * scale, 2 * level, level)
+    # Exponents tell the levels apart on the wire, which those of denormal numbers do not.
+    return torch.where((size >= scale / 4) & (scale >= LEAST), torch.copysign(level, values), 0)
+
+
+def _scales(values: Tensor, segments: Tensor, parts: int) -> Tensor:
+    """Of every entry the scale of its segment: the mean magnitude, but at least 2**-14 of the largest.
+
+    It is cut to 8 significant bits: then magnitude - scale is exact in fp32 for every magnitude from scale/2 to 2**16
+    scale.
     """
     size = values.abs()
     peak = size.new_zeros(parts).scatter_reduce_(0, segments, size, "amax")
@@ -75,27 +95,35 @@ def _signs(values: Tensor, segments: Tensor, parts: int) -> Tensor:
     number = share.new_zeros(parts).index_add_(0, segments, torch.ones_like(share)).double()
     mean = peak.double() * (total / (number.clamp(min=1) * 2**24))
     scale = torch.maximum(mean, peak.double() * 2**-14).clamp(max=torch.finfo(torch.float32).max).float()
-    scale = (scale.view(torch.int32) & -0x10000).view(torch.float32).to(values.dtype)[segments]
-    return torch.where(size >= scale / 2, torch.copysign(scale, values), 0)
+    return (scale.view(torch.int32) & -0x10000).view(torch.float32).to(values.dtype)[segments]
 
 
-def _pack_signs(sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> Tensor:
+def _pack_signs(sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, planes: int) -> Tensor:
     assert sent.indices is not None
-    scales = torch.zeros(shape.segments, dtype=torch.float32, device=sent.values.device)
-    scales.scatter_reduce_(0, segment_of(sent.indices), sent.values.abs().float(), "amax")
-    bits = torch.zeros(32 * words_for(shape.capacity), dtype=torch.int32, device=sent.values.device)
-    bits[: shape.capacity] = sent.values < 0
-    lane = torch.arange(32, dtype=torch.int32, device=bits.device)
+    device, size = sent.values.device, sent.values.abs().float()
+    scales = torch.zeros(shape.segments, dtype=torch.float32, device=device)
+    scales.scatter_reduce_(0, segment_of(sent.indices), size, "amax")
+    # All are the scale times a power of 2: from the last bits of its exponent one can tell which.
+    exponent = size.view(torch.int32) >> 23
+    bits = torch.zeros(1 + planes, 32 * words_for(shape.capacity), dtype=torch.int32, device=device)
+    bits[0, : shape.capacity] = sent.values < 0
+    for plane in range(planes):
+        bits[1 + plane, : shape.capacity] = (exponent >> plane) & 1
+    lane = torch.arange(32, dtype=torch.int32, device=device)
     packed = (bits.view(-1, 32) << lane).sum(1, dtype=torch.int32)
     return torch.cat([scales.view(torch.int32), packed])
 
 
 def _unpack_signs(
-    words: Tensor, indices: Tensor, count: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape
+    words: Tensor, indices: Tensor, count: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape, planes: int
 ) -> Tensor:
-    scales = words[: shape.segments].clone().view(torch.float32).to(shape.dtype)
-    negative = unpack_bits(words[shape.segments :])[: shape.capacity]
-    size = scales[segment_of(indices)]
+    scales = words[: shape.segments].clone()[segment_of(indices)]
+    bits = unpack_bits(words[shape.segments :]).view(1 + planes, -1)[:, : shape.capacity]
+    negative = bits[0]
+    if planes:  # the largest of a segment is its scale: the others are as many halvings away as their bits say
+        code = sum(bits[1 + plane].to(torch.int32) << plane for plane in range(planes))
+        scales = scales - ((((scales >> 23) - code) & (2**planes - 1)) << 23)
+    size = scales.view(torch.float32).to(shape.dtype)
     real = torch.arange(shape.capacity, device=words.device) < count
     return torch.where(real, torch.where(negative, -size, size), 0)
 
@@ -113,5 +141,6 @@ CODECS = {
         ValueCodec("fp16", _cast(torch.float16), torch.float16),
         ValueCodec("bf16", _cast(torch.bfloat16), torch.bfloat16),
         ValueCodec("sign", _signs, None, signs=True),
+        ValueCodec("levels", _levels, None, signs=True, planes=2),
     )
 }

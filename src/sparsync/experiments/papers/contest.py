@@ -79,6 +79,7 @@ SETTINGS = {
 }  # fmt: skip
 WHOLE = {"dense_below": 0, "dense_1d": False}
 BASE, BALANCED = "recipe default, nothing dense", "recipe balanced, nothing dense"
+LEVELS = "recipe balanced with levels, nothing dense"
 METHODS = {
     m.label: m
     for m in (
@@ -86,6 +87,7 @@ METHODS = {
         Method("TopK-SGD", NAMES["topk"], SPARSE),
         Method(BASE, "default", WHOLE),
         Method(BALANCED, "balanced", WHOLE),
+        Method(LEVELS, "balanced", {**WHOLE, "values": "levels"}),
         Method("recipe default", "default"),
         Method("GaussianK-SGD", NAMES["gaussiank"], SPARSE, {"refine": True}),
         Method("DGC", "dgc", WHOLE),
@@ -100,6 +102,7 @@ ABLATIONS = {
         Method("ablation: momentum corrected, 0.9", "default", {**WHOLE, "momentum": "correct", "beta": 0.9}),
         Method("ablation: values fp32", "default", {**WHOLE, "values": "fp32"}),
         Method("ablation: values fp16", "default", {**WHOLE, "values": "fp16"}),
+        Method("ablation: values levels", "default", {**WHOLE, "values": "levels"}),
         Method("ablation: density warm-up", "default", WHOLE, front=4.0),
         Method("ablation: scope layer", "default", {**WHOLE, "scope": "layer"}),
         Method("ablation: rate inside the residual", "default", {**WHOLE, "follow_lr": True}),
@@ -112,7 +115,7 @@ ABLATIONS = {
     )
 }
 # What LeNet-5 would send dense is more than its budget, and on the larger models it is little.
-EVERYWHERE = ("dense", "TopK-SGD", BASE, BALANCED, "GaussianK-SGD", "DGC")
+EVERYWHERE = ("dense", "TopK-SGD", BASE, BALANCED, LEVELS, "GaussianK-SGD", "DGC")
 # Accuracy points that the recipe may lose to tuned dense, by steps.
 TARGETS = {"resnet20": {1400: 1.5, 3500: 0.5, 11700: 0.2}}
 
@@ -138,12 +141,12 @@ class Stage:
         return self.length == 0 and self.seeds == SEEDS[:1]
 
 
-MAIN = ("dense", "TopK-SGD", BASE, BALANCED, "recipe default")
+MAIN = ("dense", "TopK-SGD", BASE, BALANCED, LEVELS, "recipe default")
 REST = ("GaussianK-SGD", "DGC")
 STAGES = (
     Stage("resnet20", 0, (0,), MAIN),
     Stage("resnet20", 1, (0,), MAIN),
-    Stage("resnet20", 2, (0,), ("dense", BALANCED, BASE, "TopK-SGD")),
+    Stage("resnet20", 2, (0,), ("dense", LEVELS, BALANCED, BASE, "TopK-SGD")),
     Stage("resnet20", 0, (0,), REST),
     Stage("resnet20", 0, (1, 2), (*MAIN, *REST)),
     Stage("resnet20", 0, (0,), tuple(ABLATIONS)),
@@ -153,7 +156,7 @@ STAGES = (
     Stage("resnet20", 1, (1, 2), (*MAIN, *REST)),
     Stage("vgg16", 0, (0,), EVERYWHERE),
     Stage("resnet20", 2, (0,), ("recipe default", *REST)),
-    Stage("resnet20", 2, (1, 2), ("dense", BALANCED, BASE, "TopK-SGD")),
+    Stage("resnet20", 2, (1, 2), ("dense", LEVELS, BALANCED, BASE, "TopK-SGD")),
     Stage("lstm-ptb", 0, (0,), EVERYWHERE),
     Stage("gpt", 0, (1, 2), (*MAIN, *REST)),
     Stage("lenet5", 0, (1, 2), EVERYWHERE),
