@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -30,6 +31,12 @@ from torch.profiler import ProfilerActivity, profile
 
 import sparsync
 from sparsync import AllGather, PeerFailed, PeerLost, SparsyncError, StepFailed, ThresholdK, TopK
+from sparsync.collectives import Channel
+from sparsync.layout import Parameter
+from sparsync.reducer import Reducer
+from sparsync.schedule import Constant
+from sparsync.units import Bucket
+from sparsync.wire import Wire
 from tests.models import loss_of as simple_loss
 from tests.models import net
 from tests.world import World
@@ -867,3 +874,21 @@ def test_11_a_rank_that_never_attaches_is_named() -> None:
     assert kind == "PeerLost"
     assert text.endswith("no answer within 4 s; ranks not heard from: 1")
     assert outcomes[2] == outcomes[0]
+
+
+@pytest.mark.parametrize("scope", ["global", "bucket"])
+def test_buffers_of_buckets_that_are_gone_are_not_kept(scope):
+    """DDP regroups its buckets, perhaps into fewer."""
+    parameters = [Parameter.of(name, torch.zeros(100)) for name in "abc"]
+    channel = Channel(None, Wire(), 20.0, torch.device("cpu"))
+    reducer = Reducer(parameters, TopK(0.1), AllGather(), channel, scope=scope, density=Constant(0.1))
+    buffers = [torch.randn(100) for _ in parameters]
+    old = [weakref.ref(buffer) for buffer in buffers]
+    futures = [reducer.push(Bucket(i, b, (n,), i == 2)) for i, (b, n) in enumerate(zip(buffers, "abc", strict=True))]
+    for future in futures:
+        future.wait()
+    del buffers, futures, future
+    for _ in range(3):
+        reducer.push(Bucket(0, torch.randn(300), ("a", "b", "c"), True)).wait()
+    gc.collect()
+    assert [ref() for ref in old] == [None] * 3
