@@ -123,7 +123,8 @@ def test_bench_step_writes_its_columns(tmp_path: Path) -> None:
     assert "not what a slow network would gain" in done.stdout
     with out.open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["method"] for row in rows] == ["plain DDP", "none", "topk", "threshold", "threshold", "threshold"]
+    methods = ["plain DDP", "none", "topk", "threshold", "threshold", "threshold", "recipe balanced"]
+    assert [row["method"] for row in rows] == methods
     for key in ("step_p20_ms", "step_p50_ms", "step_p80_ms", "ratio_to_plain_ddp", "sent_bytes"):
         assert all(float(row[key]) > 0 for row in rows), key
     for key in ("compress_ms", "exchange_ms", "decode_ms"):

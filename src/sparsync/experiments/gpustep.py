@@ -25,6 +25,7 @@ CASES: tuple[tuple[str, dict[str, object]], ...] = (
     (PLAIN, {}),
     ("none", {"compressor": "none"}),
     ("recipe default", {"recipe": "default"}),
+    ("recipe balanced", {"recipe": "balanced"}),
     ("threshold, layer", {"compressor": "threshold", "scope": "layer", "density": 0.001}),
     ("threshold, bucket", {"compressor": "threshold", "scope": "bucket", "density": 0.001}),
     ("topk, layer", {"compressor": "topk", "scope": "layer", "density": 0.001}),

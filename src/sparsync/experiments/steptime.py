@@ -19,6 +19,7 @@ from sparsync.experiments.settings import dense_bytes
 from sparsync.experiments.workers import run
 
 PLAIN = "plain DDP"  # the method that is no method of ours
+RECIPE = "recipe "
 # (method, scope); plain DDP first: the others are compared with it.
 CASES = (
     (PLAIN, ""),
@@ -27,6 +28,7 @@ CASES = (
     ("threshold", "layer"),
     ("threshold", "bucket"),
     ("threshold", "global"),
+    ("recipe balanced", "global"),  # with a density of its own
 )
 WARM_UP = 3  # rounds that are not counted
 
@@ -96,7 +98,9 @@ class Contender:
         self.ddp = DistributedDataParallel(mlp([bench.width] * 5))
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=0.01)
         self.sync = None
-        if method != PLAIN:
+        if method.startswith(RECIPE):
+            self.sync = sparsync.attach(self.ddp, recipe=method.removeprefix(RECIPE), optimizer=self.optimizer)
+        elif method != PLAIN:
             self.sync = sparsync.attach(self.ddp, method, scope=scope, density=bench.density)
         self.steps: list[float] = []
         self.parts: list[tuple[float, float, float]] = []
