@@ -447,3 +447,18 @@ def test_a_rank_that_hears_of_a_failure_first_tells_the_others(two_ranks):
     assert error == told
     assert "rank 1: failed to compress bucket 1: ValueError: no memory" in error
     assert len(results) == len(other) == 2
+
+
+class Twice(AllGather):
+    """Verifies headers of their own before those of the messages."""
+
+    def reduce(self, sent, layout, channel, state):
+        channel.verify(channel.gather_headers(sent, layout, state))
+        return super().reduce(sent, layout, channel, state)
+
+
+def test_a_collective_that_verifies_twice_is_told_so():
+    one = reducer(DEVICE, TopK(0.02), collective=Twice())
+    with pytest.raises((RuntimeError, SparsyncError), match="must do it once in each"):
+        for number in range(4):
+            step(one, DEVICE, whole_numbers(number))

@@ -76,6 +76,11 @@ class News:
         if news.said is None:
             self.channel.await_report(news.report)
             news.said = self.channel.verdicts(news.device).read(news.report)
+            if len(news.said[1]) != len(news.exchanges):
+                raise RuntimeError(
+                    f"step {news.step}: headers were verified {len(news.said[1])} times in {len(news.exchanges)} "
+                    "exchanges; a collective with deferrable=True must do it once in each"
+                )
             for (exchange, layout), headers in zip(news.exchanges, news.said[1], strict=True):
                 self.stats.learn(exchange, headers[self.channel.rank].entries, layout.sendable)
         return news.said
