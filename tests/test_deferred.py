@@ -459,6 +459,7 @@ class Twice(AllGather):
 
 def test_a_collective_that_verifies_twice_is_told_so():
     one = reducer(DEVICE, TopK(0.02), collective=Twice())
+    for number in range(2):
+        step(one, DEVICE, whole_numbers(number))
     with pytest.raises((RuntimeError, SparsyncError), match="must do it once in each"):
-        for number in range(4):
-            step(one, DEVICE, whole_numbers(number))
+        step(one, DEVICE, whole_numbers(2))
