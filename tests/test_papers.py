@@ -365,6 +365,21 @@ def test_a_rate_is_chosen_alike_for_every_row() -> None:
     assert contest.chosen("gpt", "dense") == 1
 
 
+def test_a_rate_with_which_a_seed_does_not_learn_is_given_up() -> None:
+    scores = {(0.1, 0): 0.7, (0.2, 0): 0.9, (0.4, 0): 0.8, (0.2, 2): 0.44}
+
+    def get(run: Run) -> History | None:
+        found = scores.get((run.rate, run.seed))
+        return None if found is None else history_of(run, found)
+
+    contest = Contest(get)
+    assert contest.chosen("resnet20", "dense") == 2
+    scores[0.2, 2] = 0.46
+    assert contest.chosen("resnet20", "dense") == 1
+    scores |= {(0.2, 2): math.nan, (0.4, 1): 0.1, (0.1, 1): 0.1}  # none is left: the best of the first seed
+    assert contest.chosen("resnet20", "dense") == 1
+
+
 def test_a_density_that_begins_high_ends_low(context: Context) -> None:
     front = FrontLoaded(0.01, 4.0, 40)
     assert [front(step) for step in (0, 1, 2, 3, 4, 39)] == pytest.approx(

@@ -210,10 +210,20 @@ class Contest:
             factors += further
 
     def chosen(self, model: str, label: str) -> float | None:
-        """The factor with the best last score, once the search is complete."""
+        """The factor with the best last score, once the search is complete; if other seeds do not learn with it, the
+        next best."""
         tried = self.tried(model, label)
         known = {factor: history for factor, history in tried.items() if history is not None}
-        return best_of(known) if len(known) == len(tried) else None
+        if len(known) < len(tried):
+            return None
+        left, best = dict(known), best_of(known)
+        while left:
+            factor = best_of(left)
+            others = (self.get(self.run(model, label, factor, 0, seed)) for seed in SEEDS[1:])
+            if all(learnt(other, left[factor]) for other in others if other is not None):
+                return factor
+            del left[factor]
+        return best
 
     def runs(self, stage: Stage) -> tuple[list[Run], list[Run]]:
         """A stage's trainings; and in place of those that wait for their rate, as many with the middle one."""
@@ -257,6 +267,13 @@ def options_in(setting: Setting, method: Method) -> dict[str, Any]:
 def best_of(known: Mapping[float, History]) -> float:
     """The factor with the best last score; among equals the one nearest to 1."""
     return max(known, key=lambda factor: (goodness(known[factor]), -abs(log10(factor))))
+
+
+def learnt(history: History, like: History) -> bool:
+    """Whether a training got anywhere near another of its kind: to half the accuracy, or twice the error."""
+    if isnan(history.last) or isnan(like.last):
+        return isnan(like.last)
+    return history.last >= like.last / 2 if history.score == "accuracy" else history.last <= 2 * like.last
 
 
 def goodness(history: History) -> float:
