@@ -186,7 +186,7 @@ class Cut:
         if self.on_host(sums):  # where there is anything at all; a GPU would have to tell the host
             rows = rows[sums.any(0)]
             sums = sums[:, rows]
-        chosen = torch.topk(sums.abs(), min(self.kept, rows.numel())).indices
+        chosen = torch.topk(sums.abs(), min(self.kept, rows.numel()), sorted=False).indices
         values, parts = sums.gather(1, chosen), len(self.layout.segments) + 1
         # Zeros stand apart: a mean of signs shall not count them.
         segment = torch.where(values != 0, self.segment(owners, rows[chosen]), parts - 1)
