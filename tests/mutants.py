@@ -40,6 +40,21 @@ FROM_A_FAILURE_ON = f"{DEFERRED}::test_from_a_failed_exchange_on_nothing_is_appl
 
 MUTANTS = [
     Mutant(
+        "two of four levels look alike on the wire",
+        "wire/values.py",
+        "= (exponent >> plane) & 1",
+        "= exponent & 1",
+        "tests/test_wire.py::test_round_trip[torch.float32-levels-int]",
+    ),
+    Mutant(
+        "the largest level is forgotten on the device",
+        "kernels/fused.py",
+        "level = tl.where(size > 3.0 * scale, 4 * scale, level)",
+        "level = level",
+        "tests/test_fused.py::test_half_precision[torch.float32-levels]",
+        interpreted=True,
+    ),
+    Mutant(
         "an owner forgets what it leaves out",
         "collectives/balanced.py",
         "return (torch.where(travel != 0, indices, 0), travel), (home, left)",
