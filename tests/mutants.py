@@ -51,7 +51,7 @@ MUTANTS = [
         "kernels/fused.py",
         "level = tl.where(size > 3.0 * scale, 4 * scale, level)",
         "level = level",
-        "tests/test_fused.py::test_half_precision[torch.float32-levels]",
+        "tests/test_fused_exact.py::test_half_precision[topk-torch.float32-levels]",
         interpreted=True,
     ),
     Mutant(

@@ -93,7 +93,7 @@ def test_candidates_in_several_regions():
 )
 def test_half_precision(name, dtype, values):
     fused, plain = pair(name, [1500], 0.01, dtype=dtype, values=values)
-    for step, kind in enumerate(("normal", "normal", "huge")):  # the first and the last fall back
+    for step, kind in enumerate(("normal", "normal", "heavy", "huge")):  # the first and the last fall back
         assert_same(fused, plain, gradient(kind, plain.layout.numel, dtype, step) * 0.5**step)
 
 
