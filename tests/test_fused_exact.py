@@ -97,6 +97,12 @@ def test_half_precision(name, dtype, values):
         assert_same(fused, plain, gradient(kind, plain.layout.numel, dtype, step) * 0.5**step)
 
 
+@pytest.mark.parametrize("size", [2.0**-99, 2.0**-101])
+def test_levels_of_hardly_anything(size):
+    fused, plain = pair("topk", [1500], 0.01, values="levels")
+    assert_same(fused, plain, torch.full((plain.layout.numel,), size))
+
+
 @pytest.mark.parametrize(
     ("name", "clip", "masking", "undoable"),
     [("topk", None, True, False), ("topk", 0.5, False, True), ("dgc", 0.5, True, True)],

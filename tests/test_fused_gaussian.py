@@ -191,9 +191,10 @@ def test_overflow_favours_no_index(sizes):
     assert sent_from.max() < 1.4 * sent_from.mean()
 
 
-def test_whole_and_asleep_keep_to_the_specification(launches):
+@pytest.mark.parametrize("refine", [False, True])
+def test_whole_and_asleep_keep_to_the_specification(launches, refine):
     """What the kernels cannot do; the last step shows that they can do the rest."""
-    fused, _ = pair([3000, 200], 0.02)
+    fused, _ = pair_of(GaussianK(0.02, refine=refine), [3000, 200])
     grad = gradient("normal", fused.layout.numel, torch.float32, 0).to(DEVICE)
     replace(fused, whole=True).send(grad)
     fused.send(grad, frozenset({"p1"}))

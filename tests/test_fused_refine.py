@@ -11,7 +11,7 @@ from sparsync import GaussianK
 from sparsync.feedback import Correction
 from sparsync.kernels import launch_exact, launch_gaussian, workspace_gaussian
 from tests.methods import gradient
-from tests.pairs import DEVICE, INTERPRETED, MARKS, assert_same, assert_told, fading, pair_of, specified
+from tests.pairs import INTERPRETED, MARKS, assert_same, assert_told, fading, pair_of, specified
 
 pytestmark = MARKS
 SIZES = {"one": [1], "small": [63, 1, 2], "odd": [1023, 2000], "aligned": [2048, 1024], "many": [257] * 4}
@@ -180,13 +180,3 @@ def test_it_is_turned_on_and_off_on_one_memory():
         fused, plain = replace(fused, compressor=compressor), replace(plain, compressor=specified(compressor))
         assert_same(fused, plain, gradient("heavy", plain.layout.numel, torch.float32, int(refine)))
         assert (fused.workspace["gaussian"].digits is not None) == refine
-
-
-def test_whole_and_asleep_keep_to_the_specification(launches):
-    fused, _ = pair([3000, 200], 0.02)
-    grad = gradient("normal", fused.layout.numel, torch.float32, 0).to(DEVICE)
-    replace(fused, whole=True).send(grad)
-    fused.send(grad, frozenset({"p1"}))
-    assert not launches
-    fused.send(grad)
-    assert len(launches) == 1

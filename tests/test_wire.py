@@ -47,9 +47,9 @@ def test_bits_per_entry(values, bits):
     assert bits <= 8 * size / one.layout.k < bits + 0.2
 
 
-@given(st.sampled_from(KINDS), st.integers(0, 99))
-def test_levels_are_the_nearest_of_four(kind, seed):
-    one = worker("topk", [1023, 63], density=0.1, values="levels")
+def sent_and_meant(values, kind, seed):
+    """Of each segment what was sent, and what the gradient has there; the signs are the same."""
+    one = worker("topk", [1023, 63], density=0.1, values=values)
     grad = gradient(kind, one.layout.numel, torch.float32, seed)
     sent = one.send(grad)
     segment = one.layout.segment_of(sent.indices)
@@ -57,26 +57,34 @@ def test_levels_are_the_nearest_of_four(kind, seed):
         mine = (segment == i) & (sent.values != 0)
         own, was = sent.values[mine], grad[sent.indices[mine]]
         assert (torch.sign(own) == torch.sign(was)).all()
-        if mine.any():
-            base = own.abs().min()
-            steps = own.abs() / base
-            assert torch.isin(steps, torch.tensor([1.0, 2.0, 4.0, 8.0])).all()
-            # Nearer than the next level below or above, but for what lies beyond the last of them.
-            between = steps < steps.max()
-            assert (own.abs() - was.abs())[between].abs().le(0.5 * own.abs()[between]).all()
+        yield own.abs(), was.abs()
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 99))
 def test_sign_sends_one_magnitude_per_segment(kind, seed):
-    one = worker("topk", [1023, 63], density=0.1, values="sign")
-    grad = gradient(kind, one.layout.numel, torch.float32, seed)
+    for own, _ in sent_and_meant("sign", kind, seed):
+        assert own.unique().numel() <= 1
+
+
+@given(st.sampled_from(KINDS), st.integers(0, 99))
+def test_levels_are_the_nearest_of_four(kind, seed):
+    for own, was in sent_and_meant("levels", kind, seed):
+        if own.numel():
+            steps = own / own.min()
+            assert torch.isin(steps, torch.tensor([1.0, 2.0, 4.0, 8.0])).all()
+            between = steps < steps.max()  # what lies beyond the last level is sent bit by bit
+            assert (own - was)[between].abs().le(0.5 * own[between]).all()
+
+
+@pytest.mark.parametrize(("size", "goes"), [(2.0**-99, True), (2.0**-101, False)])
+def test_levels_of_hardly_anything_wait(size, goes):
+    """Their exponents could not tell them apart."""
+    one = worker("topk", [1000], density=0.01, values="levels")
+    grad = torch.zeros(1000)
+    grad[:10] = size
     sent = one.send(grad)
-    segment = one.layout.segment_of(sent.indices)
-    for i in range(2):
-        mine = sent.values[(segment == i) & (sent.values != 0)]
-        assert mine.abs().unique().numel() <= 1
-    there = sent.values != 0
-    assert (torch.sign(sent.values[there]) == torch.sign(grad[sent.indices[there]])).all()
+    assert bool(sent.values.count_nonzero()) == goes
+    assert torch.equal(sent.densify() + one.residual, grad)
 
 
 def test_unknown_values_are_refused():

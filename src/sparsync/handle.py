@@ -91,7 +91,7 @@ class Handle:
         self.parameters = [Parameter.of(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.compressor = make_compressor(options.compressor)
         self.collective = make_collective(options.collective, self.compressor)
-        block = self.compressor.block and self.collective.blocks and options.values not in ("sign", "levels")
+        block = self.compressor.block and self.collective.blocks and not Wire(options.values).codec.signs
         self.wire = Wire(options.values, options.indices or ("block" if block else "int"))
         if self.wire.indices == "block" and not block:
             raise ValueError("indices='block' needs a compressor that sends blocks and collective='allgather'")
