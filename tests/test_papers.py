@@ -17,7 +17,17 @@ from sparsync.cli.app import run as command
 from sparsync.experiments.data import Text
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, tasks, trainings, watch
-from sparsync.experiments.papers.contest import ABLATIONS, BASE, METHODS, SETTINGS, TARGETS, Contest, Stage, budget
+from sparsync.experiments.papers.contest import (
+    ABLATIONS,
+    BASE,
+    METHODS,
+    SETTINGS,
+    TARGETS,
+    Contest,
+    Stage,
+    budget,
+    method_of,
+)
 from sparsync.experiments.papers.front import FrontLoaded
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
@@ -217,10 +227,31 @@ def test_gtopk_meets_p3_s_condition_in_training(context: Context) -> None:
     assert all(0 < snapshot["ratio"] < 1 for snapshot in history.snapshots)
 
 
+def test_passes_may_compute_in_bfloat16(context: Context) -> None:
+    """Weights, gradients and residuals stay in fp32, and what is learnt is nearly the same."""
+    torch.manual_seed(0)
+    model = CATALOGUE["resnet20"].make()
+    half = replace(TINY, model="resnet20", autocast=True)
+    made = [
+        tasks.of_images("generated", images(3, 32), model, CPU, 2, 4, 0, None, autocast=half) for half in (False, True)
+    ]
+    (x, y), *_ = next(made[0].batches(0))
+    losses = [one.loss(one.model, (x, y), ())[0] for one in made]
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(*losses, rtol=0.02, atol=0.02)
+    history = train(half, context, made[1])
+    assert history is not None
+    assert all(math.isfinite(loss) for loss in history.losses)
+    assert {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    assert half.name != replace(half, autocast=False).name
+    with pytest.raises(ValueError, match="autocast is for models of MNIST and CIFAR-10, got 'gpt'"):
+        train(replace(half, model="gpt"), context)
+
+
 def test_what_is_done_is_not_done_again(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def make(name: str, folder: Any, device: Any, *, workers: int, batch: int, seed: int, limit: Any) -> Task:
+    def make(name: str, folder: Any, device: Any, *, workers: int, batch: int, seed: int, **rest: Any) -> Task:
         calls.append(name)
         return task(replace(TINY, workers=workers, batch=batch, seed=seed))
 
@@ -327,8 +358,9 @@ def test_every_stage_waits_for_its_rate_and_every_target_has_a_length() -> None:
     assert len({run.name for run in runs}) == len(runs)
     for stage in contest.stages:
         ready, waiting = contest.runs(stage)
+        taking = sum(bool(method_of(label).like) for label in stage.methods)
         assert (len(ready), len(waiting)) == (
-            (3 * len(stage.methods), 0) if stage.search else (0, len(stage.seeds) * len(stage.methods))
+            (3 * (len(stage.methods) - taking), taking) if stage.search else (0, len(stage.seeds) * len(stage.methods))
         )
         assert all(run.seconds > 6 for run in ready + waiting)
     searched = {(stage.model, label) for stage in contest.stages if stage.search for label in stage.methods}
@@ -378,6 +410,23 @@ def test_a_rate_with_which_a_seed_does_not_learn_is_given_up() -> None:
     assert contest.chosen("resnet20", "dense") == 1
     scores |= {(0.2, 2): math.nan, (0.4, 1): 0.1, (0.1, 1): 0.1}  # none is left: the best of the first seed
     assert contest.chosen("resnet20", "dense") == 1
+
+
+def test_an_ablation_takes_the_rate_of_what_it_changes_unless_that_is_momentum() -> None:
+    scores: dict[float, float] = {}
+
+    def get(run: Run) -> History | None:
+        return history_of(run, scores[run.rate]) if run.rate in scores and run.seed == 0 else None
+
+    contest = Contest(get)
+    same, moved = "ablation: values fp16", "ablation: momentum kept"
+    assert (contest.tried("resnet20", same), contest.chosen("resnet20", same)) == ({}, None)
+    assert list(contest.tried("resnet20", moved)) == [0.5, 1, 2]
+    scores |= {0.1: 0.8, 0.2: 0.7, 0.4: 0.6, 0.05: 0.5}
+    assert list(contest.tried("resnet20", same)) == [0.5]
+    assert contest.chosen("resnet20", same) == 0.5
+    asked, waiting = contest.runs(Stage("resnet20", 0, (0,), (same, moved)))
+    assert ([run.rate for run in asked], waiting) == ([0.1, 0.05, 0.1, 0.2, 0.4], [])
 
 
 def test_a_density_that_begins_high_ends_low(context: Context) -> None:

@@ -42,7 +42,10 @@ NOTES = (
     "AdamW's betas to 0.5 and 0.99.",
     "Ablations change one thing of the default recipe with nothing dense (momentum moved, signs, all-gather, global "
     "scope, constant density, rate outside the residual) or of the balanced one (sums in parts, of twice as many "
-    "entries as each worker sends; momentum of 0.5 before the residual).",
+    "entries as each worker sends; momentum of 0.5 before the residual) or of DGC. Where that is momentum, which moves "
+    "the best rate, the rate is searched for as for the rows; the others take the rate of what they change.",
+    "VGG-16 computes in bfloat16 where torch's autocast takes that to be safe, dense and sparse alike; weights, "
+    "gradients and all that is sent are fp32. The other models compute in fp32, on a GPU with products of TF32.",
 )
 
 

@@ -46,6 +46,7 @@ class Setting:
     weight_decay: float = 0.0
     warmup: float = 0.03
     limit: int | None = None
+    autocast: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Method:
         label: its name there.
         name: as ``options_of`` takes it.
         options, settings, front: as in ``Run``.
+        like: the method whose chosen rate it takes; its own is searched for if it is empty.
     """
 
     label: str
@@ -63,6 +65,7 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     front: float = 1.0
+    like: str = ""
 
 
 SETTINGS = {
@@ -72,9 +75,9 @@ SETTINGS = {
         Setting("GPT on PTB, AdamW", "gpt", 0.001, (600,), (0.02, 0.03), batch=4, clip=1.0, optimizer="adamw",
                 weight_decay=0.01, warmup=0.1),
         Setting("LeNet-5 on MNIST", "lenet5", 0.05, (600,), (0.008, 0.014)),
-        Setting("VGG-16 on CIFAR-10", "vgg16", 0.1, (700,), (0.016, 0.019)),
-        Setting("LSTM-PTB", "lstm-ptb", 22.0, (660,), (0.05, 0.06), workers=4, batch=20, momentum=0.0, clip=0.25),
-        Setting("LSTM-AN4", "lstm-an4", 0.0002, (600,), (0.4, 0.45), workers=4, batch=4, clip=400.0),
+        Setting("VGG-16 on CIFAR-10", "vgg16", 0.1, (700,), (0.007, 0.01), autocast=True),
+        Setting("LSTM-PTB", "lstm-ptb", 22.0, (330,), (0.035, 0.045), workers=4, batch=20, momentum=0.0, clip=0.25),
+        Setting("LSTM-AN4", "lstm-an4", 0.0002, (600,), (0.23, 0.25), workers=4, batch=4, clip=400.0),
     )
 }  # fmt: skip
 WHOLE = {"dense_below": 0, "dense_1d": False}
@@ -93,25 +96,25 @@ METHODS = {
         Method("DGC", "dgc", WHOLE),
     )
 }
-# Each changes one thing of BASE or BALANCED; that 1-D tensors travel dense is the default recipe itself.
+# Each changes one thing of BASE, BALANCED or DGC; that 1-D tensors travel dense is the default recipe itself.
 ABLATIONS = {
     m.label: m
     for m in (
         Method("ablation: momentum kept", "default", {**WHOLE, "momentum": "keep"}),
         Method("ablation: momentum corrected, 0.5", "default", {**WHOLE, "momentum": "correct", "beta": 0.5}),
         Method("ablation: momentum corrected, 0.9", "default", {**WHOLE, "momentum": "correct", "beta": 0.9}),
-        Method("ablation: values fp32", "default", {**WHOLE, "values": "fp32"}),
-        Method("ablation: values fp16", "default", {**WHOLE, "values": "fp16"}),
-        Method("ablation: values levels", "default", {**WHOLE, "values": "levels"}),
-        Method("ablation: density warm-up", "default", WHOLE, front=4.0),
-        Method("ablation: scope layer", "default", {**WHOLE, "scope": "layer"}),
-        Method("ablation: rate inside the residual", "default", {**WHOLE, "follow_lr": True}),
+        Method("ablation: values fp32", "default", {**WHOLE, "values": "fp32"}, like=BASE),
+        Method("ablation: values fp16", "default", {**WHOLE, "values": "fp16"}, like=BASE),
+        Method("ablation: values levels", "default", {**WHOLE, "values": "levels"}, like=BASE),
+        Method("ablation: density warm-up", "default", WHOLE, front=4.0, like=BASE),
+        Method("ablation: scope layer", "default", {**WHOLE, "scope": "layer"}, like=BASE),
+        Method("ablation: rate inside the residual", "default", {**WHOLE, "follow_lr": True}, like=BASE),
         Method("ablation: balanced, momentum kept", "balanced", {**WHOLE, "momentum": "keep"}),
         Method("ablation: balanced, momentum moved", "balanced", {**WHOLE, "momentum": "move"}),
-        Method("ablation: balanced, values fp16", "balanced", {**WHOLE, "values": "fp16"}),
-        Method("ablation: balanced, 1-D dense", "balanced"),
-        Method("ablation: DGC, density warm-up", "dgc", WHOLE, front=4.0),
-        Method("ablation: DGC, 1-D dense", "dgc"),
+        Method("ablation: balanced, values fp16", "balanced", {**WHOLE, "values": "fp16"}, like=BALANCED),
+        Method("ablation: balanced, 1-D dense", "balanced", like=BALANCED),
+        Method("ablation: DGC, density warm-up", "dgc", WHOLE, front=4.0, like="DGC"),
+        Method("ablation: DGC, 1-D dense", "dgc", like="DGC"),
     )
 }
 # What LeNet-5 would send dense is more than its budget, and on the larger models it is little.
@@ -188,7 +191,7 @@ class Contest:
             workers=setting.workers, batch=setting.batch, rate=rate, momentum=setting.momentum,
             weight_decay=setting.weight_decay, clip=setting.clip, steps=steps, warmup=setting.warmup, decay=None,
             seed=seed, limit=setting.limit, optimizer=setting.optimizer, settings=method.settings,
-            seconds=START + steps * setting.seconds[not dense],
+            autocast=setting.autocast, seconds=START + steps * setting.seconds[not dense],
         )  # fmt: skip
         if dense:
             return own
@@ -197,6 +200,10 @@ class Contest:
 
     def tried(self, model: str, label: str) -> dict[float, History | None]:
         """The search for a rate: by factor, those that are asked for so far; ``None`` where there is nothing yet."""
+        like = method_of(label).like
+        if like:
+            taken = self.chosen(model, like)
+            return {} if taken is None else {taken: self.get(self.run(model, label, taken, 0))}
         factors = list(FACTORS)
         while True:
             found = {factor: self.get(self.run(model, label, factor, 0)) for factor in sorted(factors)}
@@ -214,7 +221,7 @@ class Contest:
         next best."""
         tried = self.tried(model, label)
         known = {factor: history for factor, history in tried.items() if history is not None}
-        if len(known) < len(tried):
+        if not tried or len(known) < len(tried):
             return None
         left, best = dict(known), best_of(known)
         while left:
@@ -231,7 +238,9 @@ class Contest:
         waiting: list[Run] = []
         for label in stage.methods:
             if stage.search:
-                ready += [self.run(stage.model, label, factor, 0) for factor in self.tried(stage.model, label)]
+                factors = self.tried(stage.model, label)
+                ready += [self.run(stage.model, label, factor, 0) for factor in factors]
+                waiting += [] if factors else [self.run(stage.model, label, 1.0, 0)]
                 continue
             factor = self.chosen(stage.model, label)
             own = [self.run(stage.model, label, factor or 1.0, stage.length, seed) for seed in stage.seeds]

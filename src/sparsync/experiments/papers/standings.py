@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from sparsync.experiments.models import CATALOGUE
-from sparsync.experiments.papers.contest import ABLATIONS, BASE, FACTORS, FURTHER, TARGETS, Contest, goodness
+from sparsync.experiments.papers.contest import ABLATIONS, BALANCED, BASE, FACTORS, FURTHER, TARGETS, Contest, goodness
 from sparsync.experiments.papers.curves import by_epoch, shown
 from sparsync.experiments.papers.item import Column
 from sparsync.experiments.papers.trainings import History
@@ -29,7 +29,7 @@ def all_of(contest: Contest) -> list[Table]:
             tables.append(standing(contest, model, length, labels, "dense", where))
         if ablations:
             where = f"Ablations: {setting.title}, {setting.lengths[0]:,} steps"
-            tables.append(standing(contest, model, 0, [BASE, "recipe default", *ablations], BASE, where))
+            tables.append(standing(contest, model, 0, [BASE, BALANCED, "recipe default", *ablations], BASE, where))
         tables.append(search(contest, model, [*labels, *ablations]))
     return tables
 
@@ -81,7 +81,10 @@ def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
         f"The search for rates: {setting.title}, {setting.lengths[0]:,} steps, one seed",
         ["training", *(f"rate {factor * setting.rate:g}" for factor in factors)],
         rows,
-        ["*: chosen. –: not asked for, as the best of the middle three is not beside it, or not known yet."],
+        [
+            "*: chosen. –: not asked for, as the best of the middle three is not beside it, or not known yet, or an "
+            "ablation takes the rate of what it changes."
+        ],
     )
 
 

@@ -60,7 +60,15 @@ class Task:
 
 
 def make(
-    name: str, folder: Path | None, device: torch.device, *, workers: int, batch: int, seed: int, limit: int | None
+    name: str,
+    folder: Path | None,
+    device: torch.device,
+    *,
+    workers: int,
+    batch: int,
+    seed: int,
+    limit: int | None,
+    autocast: bool = False,
 ) -> Task:
     """The task of a model of ``CATALOGUE``.
 
@@ -69,6 +77,7 @@ def make(
         batch: of each worker.
         seed: of weights and order.
         limit: for a tiny setting: examples that are trained on and tested with; recurrent layers are narrow then, too.
+        autocast: of a model of images, passes compute in bfloat16 where torch takes that to be safe.
     """
     kind = CATALOGUE[name].data
     torch.manual_seed(seed)
@@ -80,7 +89,7 @@ def make(
         return _speech(data.load_an4(folder), device, workers, batch, seed, limit)
     model = CATALOGUE[name].make().to(device)
     known_as, images = load_images(kind, folder)
-    return of_images(known_as, images, model, device, workers, batch, seed, limit)
+    return of_images(known_as, images, model, device, workers, batch, seed, limit, autocast)
 
 
 def load_images(kind: str, folder: Path | None) -> tuple[str, Images]:
@@ -106,15 +115,20 @@ def of_images(
     batch: int,
     seed: int,
     limit: int | None,
+    autocast: bool = False,
 ) -> Task:
     """Classification."""
+    order = torch.channels_last if autocast else torch.contiguous_format  # what bfloat16 convolutions take
+    model = model.to(memory_format=order)  # type: ignore[call-overload]
     parts = {name: getattr(images, name)[:limit] for name in ("train_x", "train_y", "test_x", "test_y")}
     checksum = _checksum(list(parts.values()))
     own = replace(images, **{name: part.to(device) for name, part in parts.items()})
 
     def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
         pictures, labels = batch
-        return nn.functional.cross_entropy(model(pictures), labels), carried
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            scores = model(pictures.contiguous(memory_format=order))
+        return nn.functional.cross_entropy(scores.float(), labels), carried
 
     def batches(start: int) -> Iterator[list[Batch]]:
         return virtual.image_batches(own, workers, batch, device=device, seed=seed, start=start)

@@ -35,7 +35,8 @@ STREAMS = 8  # of a GPU: as many workers run side by side
 MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
 OPTIMIZERS = ("sgd", "adamw")
-LATER = {"optimizer": "sgd", "front": 1.0}  # came later: where they are left alone, names are what they were
+# Came later: where they are left alone, names are what they were.
+LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Run:
         seed: the context's is added to it.
         optimizer: ``"sgd"``, or ``"adamw"`` with its own betas for ``momentum``.
         front: how many times the density begins with; above 1 it falls over the first tenth of ``steps``.
+        autocast: passes compute in bfloat16 where torch takes that to be safe; images only. Weights and gradients are
+            fp32 as ever.
         watch: snapshots: ``"shape"`` or ``"gtopk"``, every ``watch_every`` steps; none if it is empty.
         limit: of a tiny setting: examples that are used.
         seconds: on a large GPU, about, for those who plan; not part of what the training is.
@@ -83,6 +86,7 @@ class Run:
     limit: int | None = None
     optimizer: str = "sgd"
     front: float = 1.0
+    autocast: bool = False
     seconds: float = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
@@ -154,6 +158,8 @@ def train(run: Run, context: Context, task: Task | None = None) -> History | Non
 
     Where several processes are at work, only the one that has claimed the run may call this.
     """
+    if context.device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions do anyway
     task = task or _task(run, context)
     steps = run.steps or max(1, round(run.epochs * task.epoch))
     session = Session(run, task, steps)
@@ -197,10 +203,12 @@ def title_of(model: str) -> str:
 
 def _task(run: Run, context: Context) -> Task:
     how = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
+    if run.autocast and (run.model in IMAGENET or CATALOGUE[run.model].data not in ("mnist", "cifar10")):
+        raise ValueError(f"autocast is for models of MNIST and CIFAR-10, got {run.model!r}")
     if run.model in IMAGENET:
         folder = data_folder(context.data, "ImageNet", SOURCE)
         return of_pictures(folder, models.build(run.model).to(context.device), context.device, **how)
-    return tasks.make(run.model, context.data, context.device, limit=run.limit, **how)
+    return tasks.make(run.model, context.data, context.device, limit=run.limit, autocast=run.autocast, **how)
 
 
 CARRIED = ("known", "sent", "points", "scores", "bytes", "snapshots", "seconds")
@@ -213,6 +221,7 @@ class Session:
         self.run, self.task, self.steps = run, task, steps
         options = _options(run)
         optimizer = optimizer_of(run, task)
+        together = task.graph and task.mean and not task.carried and not run.autocast and can_go_together(task.model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
             self.team = VirtualWorkers(
@@ -223,7 +232,7 @@ class Session:
                 carried=task.carried,
                 graph=task.graph,
                 streams=STREAMS if task.graph else 1,
-                together=task.graph and task.mean and not task.carried and can_go_together(task.model),
+                together=together,
                 **options,
             )
         density = run.options.get("density") or run.settings.get("density", 0.001)
