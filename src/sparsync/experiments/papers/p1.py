@@ -28,7 +28,7 @@ SPARSE: Mapping[str, Any] = {
 METHODS = {"dense": "dense", "topk": "topk", "randk": "random+allgather", "gaussiank": "gaussian"}
 STEPS, EVERY = 1600, 200  # of the histograms
 SHORTER = {"vgg16": 40}  # epochs, instead of 120
-FEWER = {"lstm-ptb": 4, "lstm-an4": 4}  # workers whose gradients make the histograms, instead of 16
+FEWER = {"lstm-ptb": 2, "lstm-an4": 2}  # workers whose gradients make the histograms, instead of 16
 MODELS = tuple(row[0] for row in P1_MODELS)
 SCHEDULE = (
     "P1 does not print its schedule. As in its authors' code, the learning rate grows over the first 5 of 120 epochs "
@@ -109,7 +109,7 @@ def histograms(context: Context, method: str, remarks: Sequence[str] = ()) -> Re
     curves = loss_by_step("Training loss", done, "To see that they learn.")
     notes = [
         "LSTM-PTB is trained without momentum and both LSTM are clipped, as in the authors' code.",
-        "The two LSTM are trained by 4 workers and the others by 16, as in P1: what is drawn is one worker's, and the "
+        "The two LSTM are trained by 2 workers and the others by 16, as in P1: what is drawn is one worker's, and the "
         "others matter by the mean alone.",
     ]
     return joined([result], [table], [*figures, curves], [*remarks, *notes])
