@@ -75,7 +75,7 @@ SETTINGS = {
         Setting("GPT on PTB, AdamW", "gpt", 0.001, (600,), (0.02, 0.03), batch=4, clip=1.0, optimizer="adamw",
                 weight_decay=0.01, warmup=0.1),
         Setting("LeNet-5 on MNIST", "lenet5", 0.05, (600,), (0.008, 0.014)),
-        Setting("VGG-16 on CIFAR-10", "vgg16", 0.1, (700,), (0.007, 0.01), autocast=True),
+        Setting("VGG-16 on CIFAR-10", "vgg16", 0.025, (700,), (0.007, 0.01), autocast=True),
         Setting("LSTM-PTB", "lstm-ptb", 22.0, (330,), (0.035, 0.045), workers=4, batch=20, momentum=0.0, clip=0.25),
         Setting("LSTM-AN4", "lstm-an4", 0.0002, (600,), (0.23, 0.25), workers=4, batch=4, clip=400.0),
     )
