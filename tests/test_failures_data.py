@@ -437,6 +437,7 @@ def test_39_density_out_of_range(density):
         lambda: sparsync.comm_hook(model, "topk", density=density),
         lambda: sparsync.comm_hook(model, "topk", density=lambda step: density),
         lambda: sparsync.ExponentialWarmup(density, epochs=1, steps_per_epoch=1),
+        lambda: sparsync.FrontLoaded(density, steps=10),
     ):
         with pytest.raises(ValueError, match="density must be above 0 and at most 1"):
             make()

@@ -39,6 +39,22 @@ def test_warm_up_is_dgcs():
     assert densities == pytest.approx([*expected, 0.001])
 
 
+def test_a_front_loaded_density_begins_high_and_ends_low():
+    front = sparsync.FrontLoaded(0.01, steps=40)
+    assert [front(step) for step in (0, 1, 2, 3, 4, 39, 1000)] == pytest.approx(
+        [0.04, 0.02828, 0.02, 0.01414, 0.01, 0.01, 0.01], rel=1e-3
+    )
+    assert [count for _, count in front.stages()] == [1, 1, 1, 1, 36]
+    long = sparsync.FrontLoaded(0.01, steps=10_000)
+    assert sum(map(long, range(10_000))) / 10_000 == pytest.approx(0.01 * 1.156, rel=1e-3)
+    assert sum(density * count for density, count in long.stages()) == pytest.approx(sum(map(long, range(10_000))))
+    assert sparsync.FrontLoaded(0.5, steps=10)(0) == 1.0
+    assert {sparsync.FrontLoaded(0.01, steps=2)(step) for step in (4, 5)} == {0.01}
+    for wrong in ({"steps": 0}, {"steps": 10, "factor": 0.5}, {"steps": 10, "factor": float("nan")}):
+        with pytest.raises(ValueError, match=f"{list(wrong)[-1]} must be 1 or more"):
+            sparsync.FrontLoaded(0.01, **wrong)
+
+
 @pytest.mark.parametrize(("rate", "factor"), [(0.1, 1.0), (0.05, 2.0), (0.0, 1.0)])
 def test_the_residual_follows_the_learning_rate(rate, factor):
     rates = {"a": 0.1}

@@ -28,7 +28,6 @@ from sparsync.experiments.papers.contest import (
     budget,
     method_of,
 )
-from sparsync.experiments.papers.front import FrontLoaded
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
@@ -430,11 +429,6 @@ def test_an_ablation_takes_the_rate_of_what_it_changes_unless_that_is_momentum()
 
 
 def test_a_density_that_begins_high_ends_low(context: Context) -> None:
-    front = FrontLoaded(0.01, 4.0, 40)
-    assert [front(step) for step in (0, 1, 2, 3, 4, 39)] == pytest.approx(
-        [0.04, 0.02828, 0.02, 0.01414, 0.01, 0.01], rel=1e-3
-    )
-    assert sum(count for _, count in front.stages()) == 40
     run = replace(TINY, front=4.0, steps=40)
     assert run.name != replace(TINY, steps=40).name
     history = train(run, context, task(run))

@@ -16,7 +16,7 @@ from sparsync.ddp import attach, comm_hook
 from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.handle import Handle
 from sparsync.recipes import RECIPES
-from sparsync.schedule import Constant, ExponentialWarmup
+from sparsync.schedule import Constant, ExponentialWarmup, FrontLoaded
 from sparsync.version import __version__
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Constant",
     "DenseAllReduce",
     "ExponentialWarmup",
+    "FrontLoaded",
     "GTopK",
     "GaussianK",
     "Handle",

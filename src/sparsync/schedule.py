@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Schedule = Callable[[int], float]
+STAGES, SHARE = 4, 0.1  # of a front-loaded training: how many, and the part of it that they take together
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,46 @@ class ExponentialWarmup:
     def __call__(self, step: int) -> float:
         epoch = step // self.steps_per_epoch
         return max(float(self.density ** ((epoch + 1) / (self.epochs + 1))), self.density)
+
+
+@dataclass(frozen=True)
+class FrontLoaded:
+    """Bytes spent early, when they help most: over the first tenth of a training the density falls to its last one, in
+    four stages of equal ratio.
+
+    With a factor of 4, as much is sent in all as with 1.16 times the last density from the first step on.
+
+    Args:
+        density: the last one, in (0, 1].
+        steps: of the whole training.
+        factor: of the last density at the first step, 1 or more. No density exceeds 1.
+    """
+
+    density: float
+    steps: int
+    factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be 1 or more, got {self.steps!r}")
+        if not self.factor >= 1:
+            raise ValueError(f"factor must be 1 or more, got {self.factor!r}")
+
+    def __call__(self, step: int) -> float:
+        stage = step // self._length
+        return min(1.0, self.density * self.factor ** (1 - stage / STAGES)) if stage < STAGES else self.density
+
+    def stages(self) -> list[tuple[float, int]]:
+        """Densities, and for how many steps each."""
+        begins = [stage * self._length for stage in range(STAGES)]
+        counts = [max(0, min(self._length, self.steps - begin)) for begin in begins]
+        return [*zip(map(self, begins), counts, strict=True), (self.density, self.steps - sum(counts))]
+
+    @property
+    def _length(self) -> int:
+        return max(1, round(SHARE * self.steps / STAGES))
 
 
 def as_schedule(density: float | Schedule) -> Schedule:

@@ -17,7 +17,7 @@ from sparsync.layout import Layout
 from sparsync.wire import Wire
 
 FACTORS = (0.5, 1.0, 2.0)  # of a setting's rate, tried for every method ...
-FURTHER = (0.25, 4.0)  # ... and these where the best of them stands at the edge
+FURTHER = (0.25, 4.0)  # ... and of these the next one, while the best stands at the edge
 START = 6.0  # seconds until a training is under way
 SEEDS = (0, 1, 2)
 
@@ -31,6 +31,7 @@ class Setting:
         rate: the middle of the rates that are tried.
         lengths: in steps; rates are chosen at the first.
         seconds: of a step on an H200, about: dense, sparse.
+        further: factors of the rate that are tried where the best stands at the edge.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Setting:
     warmup: float = 0.03
     limit: int | None = None
     autocast: bool = False
+    further: tuple[float, ...] = FURTHER
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,17 @@ SETTINGS = {
         Setting("GPT on PTB, AdamW", "gpt", 0.001, (600,), (0.02, 0.03), batch=4, clip=1.0, optimizer="adamw",
                 weight_decay=0.01, warmup=0.1),
         Setting("LeNet-5 on MNIST", "lenet5", 0.05, (600,), (0.008, 0.014)),
-        Setting("VGG-16 on CIFAR-10", "vgg16", 0.025, (700,), (0.007, 0.01), autocast=True),
-        Setting("LSTM-PTB", "lstm-ptb", 22.0, (330,), (0.035, 0.045), workers=4, batch=20, momentum=0.0, clip=0.25),
-        Setting("LSTM-AN4", "lstm-an4", 0.0002, (600,), (0.23, 0.25), workers=4, batch=4, clip=400.0),
+        Setting("VGG-16 on CIFAR-10", "vgg16", 0.1, (700,), (0.007, 0.01), autocast=True, further=(0.25, 0.125, 4.0)),
+        Setting("LSTM-PTB", "lstm-ptb", 22.0, (330,), (0.035, 0.045), workers=4, batch=20, momentum=0.0, clip=0.25,
+                further=(0.25, 4.0, 8.0)),
+        Setting("LSTM-AN4", "lstm-an4", 0.0002, (600,), (0.23, 0.25), workers=4, batch=4, clip=400.0,
+                further=(0.25, 4.0, 8.0)),
     )
 }  # fmt: skip
 WHOLE = {"dense_below": 0, "dense_1d": False}
 BASE, BALANCED = "recipe default, nothing dense", "recipe balanced, nothing dense"
 LEVELS = "recipe balanced with levels, nothing dense"
+WARM = "recipe balanced, density warm-up, nothing dense"
 METHODS = {
     m.label: m
     for m in (
@@ -91,6 +96,7 @@ METHODS = {
         Method(BASE, "default", WHOLE),
         Method(BALANCED, "balanced", WHOLE),
         Method(LEVELS, "balanced", {**WHOLE, "values": "levels"}),
+        Method(WARM, "balanced", WHOLE, front=4.0),
         Method("recipe default", "default"),
         Method("GaussianK-SGD", NAMES["gaussiank"], SPARSE, {"refine": True}),
         Method("DGC", "dgc", WHOLE),
@@ -147,21 +153,21 @@ class Stage:
 MAIN = ("dense", "TopK-SGD", BASE, BALANCED, "recipe default")
 REST = ("GaussianK-SGD", "DGC")
 STAGES = (
-    Stage("resnet20", 0, (0,), (*MAIN, LEVELS)),
-    Stage("resnet20", 1, (0,), (*MAIN, LEVELS)),
-    Stage("resnet20", 2, (0,), ("dense", LEVELS, BALANCED, BASE, "TopK-SGD")),
+    Stage("resnet20", 0, (0,), (*MAIN, LEVELS, WARM)),
+    Stage("resnet20", 1, (0,), (*MAIN, LEVELS, WARM)),
+    Stage("resnet20", 2, (0,), ("dense", WARM, LEVELS, BALANCED, BASE, "TopK-SGD")),
     Stage("resnet20", 0, (0,), REST),
-    Stage("resnet20", 0, (1, 2), (*MAIN, LEVELS, *REST)),
+    Stage("resnet20", 0, (1, 2), (*MAIN, LEVELS, WARM, *REST)),
     Stage("resnet20", 0, (0,), tuple(ABLATIONS)),
-    Stage("gpt", 0, (0,), (*MAIN, *REST)),
+    Stage("gpt", 0, (0,), (*MAIN, LEVELS, WARM, *REST)),
     Stage("lenet5", 0, (0,), (*EVERYWHERE, LEVELS)),
     Stage("resnet20", 1, (0,), REST),
-    Stage("resnet20", 1, (1, 2), (*MAIN, LEVELS, *REST)),
-    Stage("vgg16", 0, (0,), EVERYWHERE),
+    Stage("resnet20", 1, (1, 2), ("dense", WARM, BALANCED, LEVELS, "recipe default", BASE, "TopK-SGD", *REST)),
+    Stage("vgg16", 0, (0,), (*EVERYWHERE, WARM)),
     Stage("resnet20", 2, (0,), ("recipe default", *REST)),
-    Stage("resnet20", 2, (1, 2), ("dense", LEVELS, BALANCED, BASE, "TopK-SGD")),
+    Stage("resnet20", 2, (1, 2), ("dense", WARM, LEVELS, BALANCED, BASE, "TopK-SGD")),
     Stage("lstm-ptb", 0, (0,), EVERYWHERE),
-    Stage("gpt", 0, (1, 2), (*MAIN, *REST)),
+    Stage("gpt", 0, (1, 2), (*MAIN, LEVELS, WARM, *REST)),
     Stage("lenet5", 0, (1, 2), (*EVERYWHERE, LEVELS)),
     Stage("vgg16", 0, (1, 2), EVERYWHERE),
     Stage("lstm-an4", 0, (0,), EVERYWHERE),
@@ -211,7 +217,8 @@ class Contest:
             if len(known) < len(found):
                 return found
             best = best_of(known)
-            further = [f for f in FURTHER if f not in factors and f == best * (0.5 if f < 1 else 2)]
+            asked = self.settings[model].further
+            further = [f for f in asked if f not in factors and f == best * (0.5 if f < 1 else 2)]
             if not further:
                 return found
             factors += further

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from sparsync.experiments.models import CATALOGUE
-from sparsync.experiments.papers.contest import ABLATIONS, BALANCED, BASE, FACTORS, FURTHER, TARGETS, Contest, goodness
+from sparsync.experiments.papers.contest import ABLATIONS, BALANCED, BASE, FACTORS, TARGETS, Contest, goodness
 from sparsync.experiments.papers.curves import by_epoch, shown
 from sparsync.experiments.papers.item import Column
 from sparsync.experiments.papers.trainings import History
@@ -67,7 +67,7 @@ def standing(contest: Contest, model: str, length: int, labels: Sequence[str], a
 def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
     """Last scores of every rate that was tried; the chosen one is marked."""
     setting = contest.settings[model]
-    factors = sorted((*FACTORS, *FURTHER))
+    factors = sorted((*FACTORS, *setting.further))
     rows = []
     for label in labels:
         tried, best = contest.tried(model, label), contest.chosen(model, label)

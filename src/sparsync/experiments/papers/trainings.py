@@ -21,7 +21,6 @@ from sparsync.experiments.data.pictures import SOURCE
 from sparsync.experiments.methods import DENSE, options_of
 from sparsync.experiments.models import CATALOGUE, IMAGENET
 from sparsync.experiments.papers import store, tasks
-from sparsync.experiments.papers.front import FrontLoaded
 from sparsync.experiments.papers.item import Context
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.tasks import Task
@@ -29,6 +28,7 @@ from sparsync.experiments.papers.watch import Watch
 from sparsync.experiments.virtual import VirtualWorkers, can_go_together
 from sparsync.experiments.virtual.parts import units_of
 from sparsync.recipes import RECIPES
+from sparsync.schedule import FrontLoaded
 
 POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
 STREAMS = 8  # of a GPU: as many workers run side by side
@@ -367,7 +367,7 @@ def _options(run: Run) -> dict[str, Any]:
     assert options is not None
     if run.front != 1:
         assert run.steps is not None
-        options["density"] = FrontLoaded(run.options["density"], run.front, run.steps)
+        options["density"] = FrontLoaded(run.options["density"], run.steps, run.front)
     if run.settings:
         name = run.method.partition("+")[0]
         if name in RECIPES:
@@ -400,7 +400,7 @@ def traffic_of(run: Run) -> Callable[[float | None], float]:
         if run.front == 1:
             return at(share)
         assert run.steps is not None
-        stages = FrontLoaded(share, run.front, run.steps).stages()
+        stages = FrontLoaded(share, run.steps, run.front).stages()
         return sum(count * at(now) for now, count in stages) / run.steps
 
     return mean
