@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from sparsync.cli.app import run as command
+from sparsync.cli.papers import unfinished
 from sparsync.experiments.data import Text
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, tasks, trainings, watch
@@ -224,6 +225,12 @@ def test_gtopk_meets_p3_s_condition_in_training(context: Context) -> None:
     assert history is not None
     assert [snapshot["step"] for snapshot in history.snapshots] == [2, 4, 6, 8]
     assert all(0 < snapshot["ratio"] < 1 for snapshot in history.snapshots)
+
+
+def test_what_is_not_done_yet_is_said_in_short() -> None:
+    assert unfinished([]) == ""
+    assert unfinished(["a", "b", "c"]) == "; not done yet: a, b, c"
+    assert unfinished(["a", "b", "c", "d", "e"]) == "; not done yet: a, b, c and 2 more"
 
 
 def test_passes_may_compute_in_bfloat16(context: Context) -> None:

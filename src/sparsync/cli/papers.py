@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +17,7 @@ from rich.table import Table
 from sparsync.cli.jobs import Others, arguments_of, end_with_starter
 
 OUTPUT = Path("results/papers")
+SHOWN = 3  # of the trainings that are not done yet
 Output = Annotated[Path, typer.Option(help="Folder of the results.")]
 
 papers = typer.Typer(help="The papers' figures and tables, made again.", no_args_is_help=True)
@@ -157,8 +158,7 @@ def run(
     def finish(one: Item) -> None:
         command = " ".join(["sparsync papers run", one.key, *(["--quick"] if quick else []), *words])
         path, result = assemble(context, one, command)
-        left = f"; not done yet: {', '.join(result.missing)}" if result.missing else ""
-        print(f"  {path}, {time.monotonic() - started[one.key]:.0f} s{left}", flush=True)
+        print(f"  {path}, {time.monotonic() - started[one.key]:.0f} s{unfinished(result.missing)}", flush=True)
 
     for one in items:
         if jobs == 1 or not one.trains:
@@ -194,6 +194,14 @@ def report(
     full, quick = write_report(ITEMS.values(), output, path)
     print(f"{full} results, {quick} quick ones, {len(ITEMS) - full - quick} not run yet")
     print(f"report: {path}")
+
+
+def unfinished(missing: Sequence[str]) -> str:
+    """What is not done yet, for the end of a line: the first few, and how many more there are."""
+    if not missing:
+        return ""
+    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+    return f"; not done yet: {', '.join(missing[:SHOWN])}{more}"
 
 
 def _check_packages() -> None:
