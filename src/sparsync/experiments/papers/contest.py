@@ -123,6 +123,15 @@ ABLATIONS = {
         Method("ablation: DGC, 1-D dense", "dgc", like="DGC"),
     )
 }
+# Of these, what may matter to a transformer and AdamW.
+OF_GPT = (
+    "ablation: momentum kept",
+    "ablation: values levels",
+    "ablation: density warm-up",
+    "ablation: scope layer",
+    "ablation: rate inside the residual",
+    "ablation: balanced, momentum kept",
+)
 # What LeNet-5 would send dense is more than its budget, and on the larger models it is little.
 EVERYWHERE = ("dense", "TopK-SGD", BASE, BALANCED, "GaussianK-SGD", "DGC")
 # Accuracy points that the recipe may lose to tuned dense, by steps.
@@ -160,6 +169,7 @@ STAGES = (
     Stage("resnet20", 0, (1, 2), (*MAIN, LEVELS, WARM, *REST)),
     Stage("resnet20", 0, (0,), tuple(ABLATIONS)),
     Stage("gpt", 0, (0,), (*MAIN, LEVELS, WARM, *REST)),
+    Stage("gpt", 0, (0,), OF_GPT),
     Stage("lenet5", 0, (0,), (*EVERYWHERE, LEVELS)),
     Stage("resnet20", 1, (0,), REST),
     Stage("resnet20", 1, (1, 2), ("dense", WARM, BALANCED, LEVELS, "recipe default", BASE, "TopK-SGD", *REST)),
