@@ -207,16 +207,17 @@ def collect(
     if memory.velocity is not None and memory.velocity.masking:
         speed = memory.velocity.after
         speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))
-    count = torch.full((), chosen, device=residual.device)
-    place = torch.arange(chosen, device=residual.device)
-    if not ctx.whole:  # what stays goes behind the end
-        place = goes.cumsum(0)
-        count = place[-1:].sum()
-        place = torch.where(goes, place - 1, capacity)
     room = torch.zeros(capacity + 1, dtype=torch.int64, device=residual.device)
     values = torch.zeros(capacity + 1, dtype=residual.dtype, device=residual.device)
-    room.scatter_(0, place, indices)
-    values.scatter_(0, place, sent)
+    if ctx.whole:
+        room[:chosen], values[:chosen] = indices, sent
+        count = torch.full((), chosen, device=residual.device)
+    else:
+        number = goes.cumsum(0)
+        count = number[-1:].sum()
+        place = torch.where(goes, number - 1, capacity)  # what stays goes behind the end
+        room.scatter_(0, place, indices)
+        values.scatter_(0, place, sent)
     return SparseGrad(room[:capacity], values[:capacity], count, layout.numel, flags, where)
 
 
