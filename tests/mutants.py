@@ -101,9 +101,37 @@ MUTANTS = [
     Mutant(
         "velocity not cleared where sent",
         "compressors/base.py",
-        "memory.velocity.after[flat[sent != 0]] = 0",
+        "speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))",
         "pass",
         f"{VELOCITY}[topk]",
+    ),
+    Mutant(
+        "a last row that is not full is turned as a full one",
+        "kernels/lots.py",
+        "height - (torch.arange(width) >= last).long()",
+        "height - (torch.arange(width) > last).long()",
+        "tests/test_lots.py::test_entries_are_distinct_and_of_their_segment",
+    ),
+    Mutant(
+        "rows are turned once only",
+        "kernels/lots.py",
+        "TURNS = 4",
+        "TURNS = 1",
+        "tests/test_lots.py::test_every_set_of_a_few_is_drawn_equally_often[17-2]",
+    ),
+    Mutant(
+        "all ranks draw alike",
+        "compressors/random.py",
+        "0 if ctx.shared else ctx.rank",
+        "0",
+        "tests/test_lots.py::test_only_what_is_shared_is_drawn_alike[random]",
+    ),
+    Mutant(
+        "what belongs to nobody is swept",
+        "kernels/reference.py",
+        "            good &= mine[a:b]\n",
+        "",
+        "tests/test_lots.py::test_a_sweep_that_waits_for_nothing_is_the_same_sweep",
     ),
     Mutant(
         "gradient not clipped",
@@ -151,7 +179,7 @@ MUTANTS = [
     Mutant(
         "residual not cleared",
         "kernels/reference.py",
-        "    after.index_copy_(0, indices, rest)\n",
+        "    after.index_copy_(0, indices, values - sent)\n",
         "",
         f"{LAW_1}[float32-topk]",
     ),
@@ -179,8 +207,8 @@ MUTANTS = [
     Mutant(
         "inexact entries sent",
         "kernels/reference.py",
-        "exact = (sent != 0) & _exact(values, sent, rest)",
-        "exact = sent != 0",
+        "stays = (rest + sent != values) | (values - rest != sent)",
+        "stays = rest != rest",
         "tests/test_laws.py::test_law_1_beyond_the_range_of_the_wire[10000000000000.0-fp16-topk]",
     ),
     Mutant(

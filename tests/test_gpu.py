@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync.collectives import AllGather, Channel
 from sparsync.compressors import Context, GaussianK
-from sparsync.kernels import Memory
+from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Parameter
 from sparsync.reducer import Reducer
 from sparsync.schedule import Constant
@@ -72,6 +73,38 @@ def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, val
     assert torch.equal(sent.densify() + one.residual, kept + grads[0])
     least = 0.5 * one.layout.k if name != "gaussian" else 0  # its count is anything
     assert least < int(sent.count) <= one.layout.capacity
+
+
+@pytest.mark.parametrize("name", ["random", "block"])
+@pytest.mark.parametrize("values", CODECS)
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_random_kinds_draw_as_on_the_cpu_and_wait_for_nothing(name, values, scope, whole):
+    compressor = make(name, 0.01)
+    layout = layout_of([100_003, 700, 1, 250_000], compressor, scope, hole=5)
+    moments = {device: Context(rounding=CODECS[values].round, values=values, whole=whole) for device in ("cpu", "cuda")}
+    memories = {}
+    for device in moments:
+        residual, velocity = (torch.zeros(layout.numel, device=device) for _ in range(2))
+        memories[device] = Memory(residual, residual, Velocity(velocity, velocity, 0.5, True))
+
+    def compress(step, device, grad):
+        ctx = replace(moments[device], step=step)
+        return compressor.compress(grad, memories[device], layout, ctx, {})
+
+    for step in range(4):
+        grad = gradient("normal", layout.numel, torch.float32, step)
+        grad[[100_003, 100_010]] = float("nan")  # of nobody, and of the second parameter
+        here, there = grad.cuda(), compress(step, "cpu", grad)
+        torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first step makes the tables
+        try:
+            sent = compress(step, "cuda", here)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for field in ("indices", "values", "count", "flags", "where"):
+            assert torch.equal(getattr(sent, field).cpu(), getattr(there, field)), field
+        assert torch.equal(memories["cuda"].after.cpu(), memories["cpu"].after)
+        assert torch.equal(memories["cuda"].velocity.after.cpu(), memories["cpu"].velocity.after)
 
 
 def test_what_is_clipped_on_the_device_is_clipped_as_on_the_cpu():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsync import DGCK, GaussianK, TopK, TrimmedK
+from sparsync import DGCK, BlockRandomK, GaussianK, RandomK, TopK, TrimmedK
 from sparsync.compressors import Compressor
 from sparsync.kernels import Memory, Rows, sweep
 from sparsync.layout import Layout
@@ -228,6 +228,8 @@ METHODS = {
     "gaussian refined": GaussianK(0.01, refine=True),
     "dgc": DGCK(0.01),
     "trimmed": TrimmedK(0.01),
+    "random": RandomK(0.01),
+    "block": BlockRandomK(0.01),
 }
 methods = pytest.mark.parametrize("compressor", METHODS.values(), ids=METHODS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -73,15 +73,7 @@ class Segment:
 
     def runs(self, asleep: frozenset[str] = frozenset()) -> list[tuple[int, int]]:
         """The segment as contiguous ``(start, stop)`` ranges, without the parameters named in ``asleep``."""
-        runs: list[tuple[int, int]] = []
-        for span in self.spans:
-            if span.name in asleep:
-                continue
-            if runs and runs[-1][1] == span.start:
-                runs[-1] = (runs[-1][0], span.stop)
-            else:
-                runs.append((span.start, span.stop))
-        return runs
+        return _join(span for span in self.spans if span.name not in asleep)
 
 
 @dataclass(frozen=True)
@@ -136,6 +128,11 @@ class Layout:
         return tuple((segment.capacity, tuple(segment.runs())) for segment in self.segments)
 
     @cached_property
+    def runs(self) -> list[tuple[int, int]]:
+        """All segments as contiguous ``(start, stop)`` ranges."""
+        return _join(self.spans)
+
+    @cached_property
     def sendable(self) -> int:
         """How many entries belong to a segment."""
         return sum(segment.numel for segment in self.segments)
@@ -169,6 +166,17 @@ class Layout:
         return self._budgets[device]
 
 
+def _join(spans: Iterable[Span]) -> list[tuple[int, int]]:
+    """``(start, stop)`` ranges; spans that touch are one."""
+    runs: list[tuple[int, int]] = []
+    for span in spans:
+        if runs and runs[-1][1] == span.start:
+            runs[-1] = (runs[-1][0], span.stop)
+        else:
+            runs.append((span.start, span.stop))
+    return runs
+
+
 def entries_for(density: float, numel: int) -> int:
     """k = max(1, round(density · n)), at most n."""
     return min(numel, max(1, round(density * numel)))
@@ -185,5 +193,6 @@ def locate(positions: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
 
 def run_table(runs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Of each run: where it starts in the flat gradient, where it ends counted along the runs, and its size."""
-    starts, sizes = torch.tensor([[start for start, _ in runs], [stop - start for start, stop in runs]], device=device)
+    table = [[start for start, _ in runs], [stop - start for start, stop in runs]]
+    starts, sizes = torch.tensor(table, dtype=torch.int64, device=device)
     return starts, sizes.cumsum(0), sizes

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sparsync.kernels import Memory, Rows, clip_scale, sweep, take, take_all
+from sparsync.kernels import Memory, Rows, clip_scale, sweep, take
 from sparsync.kernels.clip import clip_scales
-from sparsync.kernels.reference import Rounding
+from sparsync.kernels.reference import Rounding, sweep_flat
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import NONFINITE, SparseGrad
 
@@ -134,7 +133,8 @@ class Selecting:
             rows, bad = sweep_segment(grad, memory, segment, ctx)
             worst = bad if worst < 0 else worst
             chosen.append(self.choose(memory.after, rows, segment, ctx, state))
-        return collect(memory, chosen, layout, ctx, worst)
+        flat = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=grad.device)
+        return collect(memory, flat, layout.segment_of(flat), layout, ctx, *flag(worst, layout, grad.device))
 
 
 def sweep_segment(grad: Tensor, memory: Memory, segment: Segment, ctx: Context) -> tuple[Rows, int]:
@@ -150,29 +150,75 @@ def sweep_segment(grad: Tensor, memory: Memory, segment: Segment, ctx: Context) 
     return sweep(grad, memory, runs, clip_scale(grad, runs, ctx.clip))
 
 
+def sweep_all(grad: Tensor, memory: Memory, layout: Layout, ctx: Context) -> tuple[Tensor, Tensor]:
+    """Add the gradient of every segment into its residual: all at once, if none is clipped or asleep. On a GPU nothing
+    waits for the host then, and energy is not measured.
+
+    Returns flags, and the number of the parameter, of what is not finite.
+    """
+    if ctx.clip is not None or ctx.asleep:
+        odd = [sweep_segment(grad, memory, segment, ctx)[1] for segment in layout.segments]
+        return flag(next((bad for bad in odd if bad >= 0), -1), layout, grad.device)
+    if grad.device.type == "cpu":
+        return flag(sweep(grad, memory, layout.runs)[1], layout, grad.device)
+    places = ctx.workspace.get("places")
+    if places is None or places.layout is not layout or places.starts.device != grad.device:
+        places = ctx.workspace["places"] = Places(layout, grad.device)
+    return places.flag(sweep_flat(grad, memory, places.mine))
+
+
+class Places:
+    """Where the parameters of a layout lie, on its device: ``mine`` is true within them, if anything is without."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout, self.mine = layout, None
+        self.starts = torch.tensor([span.start for span in layout.spans], dtype=torch.int64, device=device)
+        if layout.runs != [(0, layout.numel)]:
+            self.mine = torch.zeros(layout.numel, dtype=torch.bool, device=device)
+            for start, stop in layout.runs:
+                self.mine[start:stop] = True
+
+    def flag(self, bad: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``flag`` below, from an index on the device."""
+        where = (self.starts <= bad).sum(dtype=torch.int32) - 1
+        return (bad >= 0).to(torch.int32) * NONFINITE, where
+
+
 def segment_scales(grad: Tensor, layout: Layout, ctx: Context) -> Tensor | None:
     """For the kernels: what each segment's gradient is multiplied by, if it is clipped."""
     return None if ctx.clip is None else clip_scales(grad, layout, ctx.clip, ctx.workspace)
 
 
-def collect(memory: Memory, chosen: Sequence[Tensor], layout: Layout, ctx: Context, bad: int) -> SparseGrad:
-    """Take the chosen entries out of the residual and put them into buffers of fixed capacity."""
-    residual = memory.after
-    flat = torch.cat(list(chosen)) if chosen else torch.empty(0, dtype=torch.int64, device=residual.device)
-    if ctx.whole:
-        sleepers = [(span.start, span.stop) for span in layout.spans if span.name in ctx.asleep]
-        sent = take_all(residual, flat, layout.segment_of(flat), len(layout.segments), ctx.rounding, sleepers)
-    else:
-        flat, sent = take(residual, flat, layout.segment_of(flat), len(layout.segments), ctx.rounding)
+def collect(
+    memory: Memory, indices: Tensor, segments: Tensor, layout: Layout, ctx: Context, flags: Tensor, where: Tensor
+) -> SparseGrad:
+    """Take the chosen entries out of the residual and put them into buffers of fixed capacity; nothing waits for the
+    host.
+
+    Args:
+        indices, segments: of the chosen entries.
+        flags, where: of the gradient, as in ``SparseGrad``.
+    """
+    residual, chosen, capacity = memory.after, indices.numel(), layout.capacity
+    assert chosen <= capacity
+    sleepers = [(span.start, span.stop) for span in layout.spans if span.name in ctx.asleep] if ctx.whole else []
+    sent = take(residual, indices, segments, len(layout.segments), ctx.rounding, sleepers)
+    goes = sent != 0
     if memory.velocity is not None and memory.velocity.masking:
-        memory.velocity.after[flat[sent != 0]] = 0
-    count = flat.numel()
-    assert count <= layout.capacity
-    indices = torch.zeros(layout.capacity, dtype=torch.int64, device=residual.device)
-    values = torch.zeros(layout.capacity, dtype=residual.dtype, device=residual.device)
-    indices[:count], values[:count] = flat, sent
-    flags, where = flag(bad, layout, residual.device)
-    return SparseGrad(indices, values, torch.tensor(count, device=residual.device), layout.numel, flags, where)
+        speed = memory.velocity.after
+        speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))
+    room = torch.zeros(capacity + 1, dtype=torch.int64, device=residual.device)
+    values = torch.zeros(capacity + 1, dtype=residual.dtype, device=residual.device)
+    if ctx.whole:
+        room[:chosen], values[:chosen] = indices, sent
+        count = torch.full((), chosen, device=residual.device)
+    else:
+        number = goes.cumsum(0)
+        count = number[-1:].sum()
+        place = torch.where(goes, number - 1, capacity)  # what stays goes behind the end
+        room.scatter_(0, place, indices)
+        values.scatter_(0, place, sent)
+    return SparseGrad(room[:capacity], values[:capacity], count, layout.numel, flags, where)
 
 
 def flag(bad: int, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:

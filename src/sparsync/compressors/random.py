@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, Selecting, State
-from sparsync.kernels import Rows
-from sparsync.layout import Segment, locate
+from sparsync.compressors.base import Context, Selecting, State, collect, sweep_all
+from sparsync.kernels import Memory
+from sparsync.kernels.lots import lots_of
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
 
 
 @dataclass(frozen=True)
 class RandomK(Selecting):
     """k distinct entries of every segment, drawn anew each step from (seed, step, segment), never from torch's own
-    random state; every rank draws its own, or all the same if the collective shares indices.
+    random state; every rank draws its own, or all the same if the collective shares indices. CPUs and GPUs draw alike.
 
     (Foroutan Eghlidi and Jaggi, 2020.) Costs nothing to select and, with shared indices, to name; but it sends small
     entries as readily as large ones, and learns much more slowly than top-k at the same density.
@@ -27,22 +28,13 @@ class RandomK(Selecting):
 
     random = True
 
-    def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
-        runs = segment.runs(frozenset() if ctx.whole else ctx.asleep)
-        numel = sum(stop - start for start, stop in runs)
-        positions = self.draw(numel, min(segment.k, numel), generator(ctx, segment.name, u.device))
-        return locate(positions, runs)
-
-    def draw(self, numel: int, k: int, rng: torch.Generator) -> Tensor:
-        """``k`` distinct positions out of ``numel``."""
-        device = rng.device
-        if 4 * k > numel:
-            return torch.randperm(numel, generator=rng, device=device)[:k].sort().values
-        drawn = torch.empty(0, dtype=torch.int64, device=device)
-        while drawn.numel() < k:  # once, hardly ever twice: a quarter more than needed is drawn
-            more = torch.randint(numel, (k + k // 4 + 8,), generator=rng, device=device)
-            drawn = torch.unique(torch.cat([drawn, more]))
-        return drawn[torch.randperm(drawn.numel(), generator=rng, device=device)[:k]].sort().values
+    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        assert memory is not None
+        flags, where = sweep_all(grad, memory, layout, ctx)
+        asleep = frozenset() if ctx.whole else ctx.asleep
+        lots = lots_of(layout, asleep, not self.block, grad.device, ctx.workspace)
+        indices, segments = lots.draw(key_of(ctx))
+        return collect(memory, indices, segments, layout, ctx, flags, where)
 
 
 @dataclass(frozen=True)
@@ -58,18 +50,8 @@ class BlockRandomK(RandomK):
 
     block = True
 
-    def draw(self, numel: int, k: int, rng: torch.Generator) -> Tensor:
-        if numel == 0:
-            return torch.empty(0, dtype=torch.int64, device=rng.device)
-        start = torch.randint(numel, (1,), generator=rng, device=rng.device)
-        return (start + torch.arange(k, device=rng.device)) % numel
 
-
-def generator(ctx: Context, name: str, device: torch.device) -> torch.Generator:
-    """A generator of our own for this step and segment: the same on every rank where indices are shared.
-
-    It draws where the gradient is: CPUs and GPUs do not draw the same, and never train together.
-    """
-    key = repr((ctx.seed, 0 if ctx.shared else ctx.rank, ctx.step, name))
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest, "big") >> 1)
+def key_of(ctx: Context) -> int:
+    """32 bits for this step: the same on every rank where indices are shared."""
+    key = repr((ctx.seed, 0 if ctx.shared else ctx.rank, ctx.step))
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")

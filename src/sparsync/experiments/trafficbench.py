@@ -185,9 +185,11 @@ def _exchanger(bench: TrafficBench, channel: Channel) -> Callable[[int], None]:
     compressor = RandomK(bench.density) if method.shared else TopK(bench.density)
     method.check(bench.wire, compressor.dense, compressor.random)
 
+    moment = Context(rank=channel.rank, rounding=bench.wire.codec.round, shared=method.shared)
+
     def exchange(times: int) -> None:
         for step in range(times):
-            ctx = Context(step, channel.rank, rounding=bench.wire.codec.round, shared=method.shared)
+            ctx = replace(moment, step=step)
             sent = compressor.compress(grad, Memory(residual, residual), layout, ctx, {})
             method.reduce(sent, layout, channel, {})
 

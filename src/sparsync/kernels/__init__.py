@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsync.kernels import compiled, floors, reference
 from sparsync.kernels.memory import Memory, Velocity
-from sparsync.kernels.reference import Rows, Run, clip_scale, limit, sampled_threshold, take, take_all
+from sparsync.kernels.reference import Rows, Run, clip_scale, limit, sampled_threshold, take
 
 
 def sweep(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0) -> tuple[Rows, int]:
@@ -47,5 +47,4 @@ __all__ = [
     "sampled_threshold",
     "sweep",
     "take",
-    "take_all",
 ]

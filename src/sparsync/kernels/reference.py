@@ -71,6 +71,27 @@ def sweep(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0)
     return rows, first_bad
 
 
+def sweep_flat(grad: Tensor, memory: Memory, mine: Tensor | None) -> Tensor:
+    """As ``sweep`` of all the gradient, or of what is ``mine``, without rows or energy: nothing waits for the host."""
+    before, after, velocity = memory.before, memory.after, memory.velocity
+    none = torch.iinfo(torch.int64).max
+    first = torch.full((), none, device=grad.device)
+    for a, b in _chunks([(0, grad.numel())], grad.device):
+        came, old = grad[a:b], before[a:b]
+        speed = torch.mul(velocity.before[a:b], velocity.beta).add_(came) if velocity else came
+        u = old + speed
+        good = torch.isfinite(u)
+        bad = ~good
+        if mine is not None:
+            good &= mine[a:b]
+            bad &= mine[a:b]
+        first = torch.minimum(first, torch.where(bad.any(), bad.view(torch.uint8).argmax() + a, none))
+        torch.where(good, u, old, out=after[a:b])
+        if velocity:
+            torch.where(good, speed, velocity.before[a:b], out=velocity.after[a:b])
+    return torch.where(first == none, -1, first)
+
+
 def rows_of(memory: Memory, runs: Sequence[Run]) -> Rows:
     """The rows of ``runs``, their peaks still to be written; the next sweep of the same runs uses them again.
 
@@ -190,35 +211,22 @@ def limit(found: Tensor, capacity: int, step: int) -> Tensor:
 
 
 def take(
-    after: Tensor, indices: Tensor, segments: Tensor, parts: int, rounding: Rounding | None
-) -> tuple[Tensor, Tensor]:
-    """Take the entries at ``indices`` out of the residual ``after``; return ``(indices, values)`` as they travel.
+    after: Tensor,
+    indices: Tensor,
+    segments: Tensor,
+    parts: int,
+    rounding: Rounding | None,
+    sleepers: Sequence[Run] = (),
+) -> Tensor:
+    """Take the entries at ``indices`` out of the residual ``after``; return their values as they travel.
 
-    ``values + after[indices]`` is bit for bit what stood there: the residual keeps what ``rounding`` cut off, and an
-    entry that could not be put together again exactly, or that rounds to zero, stays where it is.
+    ``values + after[indices]`` is bit for bit what stood there: the residual keeps what ``rounding`` cut off. An entry
+    that could not be put together again exactly stays where it is, and so do all within ``sleepers``: their value is 0.
     """
     values = after.index_select(0, indices)  # on a CPU faster than after[indices], by half
     sent = values if rounding is None else rounding(values, segments, parts)
     rest = values - sent
-    exact = (sent != 0) & _exact(values, sent, rest)
-    if not exact.all():
-        indices, sent, rest = indices[exact], sent[exact], rest[exact]
-    after.index_copy_(0, indices, rest)
-    return indices, sent
-
-
-def _exact(values: Tensor, sent: Tensor, rest: Tensor) -> Tensor:
-    """Whether ``values`` is ``sent + rest`` without any rounding."""
-    return (rest + sent == values) & (values - rest == sent)
-
-
-def take_all(
-    after: Tensor, indices: Tensor, segments: Tensor, parts: int, rounding: Rounding | None, sleepers: Sequence[Run]
-) -> Tensor:
-    """As ``take``, but every entry travels: 0 for what stays where it is, and for all within ``sleepers``."""
-    values = after.index_select(0, indices)
-    sent = values if rounding is None else rounding(values, segments, parts)
-    stays = ~_exact(values, sent, values - sent)
+    stays = (rest + sent != values) | (values - rest != sent)
     for start, stop in sleepers:
         stays |= (indices >= start) & (indices < stop)
     sent = torch.where(stays, 0, sent)

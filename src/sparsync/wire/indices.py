@@ -77,7 +77,7 @@ class EliasFano:
         assert sent.indices is not None
         real = torch.arange(sent.indices.numel(), device=sent.indices.device) < sent.count
         keys = torch.where(real, sent.indices, sent.numel)  # what is not real stays last
-        # Our compressors sort already. Looking is far cheaper than sorting, but on a GPU it would wait for the host.
+        # Most compressors sort already. Looking is far cheaper than sorting, but on a GPU it would wait for the host.
         if keys.device.type == "cpu" and bool((keys[1:] >= keys[:-1]).all()):
             return sent
         order = keys.sort(stable=True).indices
