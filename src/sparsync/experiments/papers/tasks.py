@@ -216,6 +216,7 @@ def _windows(text: Text, device: torch.device, workers: int, batch: int, limit: 
         "ptb",
         f"{len(words):,} words",
         _checksum((text.train, text.valid)),
+        mean=True,
     )
 
 

@@ -30,6 +30,7 @@ A language model reads ``token_batches`` and carries its hidden state on::
     train(team, token_batches(text, 4, 20, 35, start=team.step), steps, forget_every=epoch_steps(text, 4, 20, 35))
 """
 
+from sparsync.experiments.virtual.kinds import can_go_together
 from sparsync.experiments.virtual.loop import (
     Point,
     accuracy,
@@ -41,7 +42,6 @@ from sparsync.experiments.virtual.loop import (
 )
 from sparsync.experiments.virtual.parts import Tally
 from sparsync.experiments.virtual.team import VirtualWorkers
-from sparsync.experiments.virtual.together import can_go_together
 
 __all__ = [
     "Point",

@@ -1,56 +1,14 @@
-"""Layers that all workers pass at once: one set of weights, and a gradient of them for every worker.
-
-The examples of P workers lie in one batch, worker by worker in turn: example ``b`` of worker ``p`` is number
-``b * P + p``. A contiguous ``(B * P, C, ...)`` is then a ``(B, P * C, ...)``, too, without a copy.
-"""
+"""Layers of networks for images that all workers pass at once: one set of weights, a gradient for every worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-
-class Probes:
-    """Of every parameter P views of its own values, by which its gradient is told apart by worker.
-
-    Args:
-        workers: P.
-        parameters: of the model.
-        norms: those that must be repeated in memory.
-    """
-
-    def __init__(self, workers: int, parameters: Iterable[nn.Parameter], norms: Iterable[nn.Parameter]) -> None:
-        self.workers, self.examples = workers, 0
-        self._parameters, self._norms = list(parameters), list(norms)
-        self._repeated = [p.new_empty(workers, *p.shape) for p in self._norms]
-        self._probes: dict[int, Tensor] = {}
-
-    @torch.no_grad()
-    def renew(self, examples: int) -> None:
-        """Before a pass of so many examples, those of all workers together."""
-        self.examples = examples
-        probes = {id(p): p.detach().expand(self.workers, *p.shape) for p in self._parameters}
-        if self._norms:
-            rows = [row for repeated in self._repeated for row in repeated]
-            torch._foreach_copy_(rows, [p for p in self._norms for _ in range(self.workers)])
-            probes |= {id(p): repeated.detach() for p, repeated in zip(self._norms, self._repeated, strict=True)}
-        self._probes = {id(p): probes[id(p)].requires_grad_(p.requires_grad) for p in self._parameters}
-
-    def of(self, parameter: Tensor) -> Tensor:
-        """``(P, *shape)``."""
-        return self._probes[id(parameter)]
-
-    def check(self, x: Tensor, dimensions: int, layer: nn.Module) -> None:
-        """What reaches a layer must still be the batch of all workers."""
-        if x.dim() != dimensions or len(x) != self.examples:
-            raise ValueError(
-                f"together=True: a {type(layer).__name__} must be given {dimensions} dimensions and all "
-                f"{self.examples} examples, got {tuple(x.shape)}; together=False takes any"
-            )
+from sparsync.experiments.virtual.probes import Probes, by_worker
 
 
 class Conv2d(nn.Module):
@@ -73,10 +31,9 @@ class Linear(nn.Module):
         self._probes = probes
 
     def forward(self, x: Tensor) -> Tensor:
-        self._probes.check(x, 2, self)
+        self._probes.check(x, 2, self, or_more=True)
         bias = None if self.bias is None else self._probes.of(self.bias)
-        y: Tensor = _Product.apply(x, self._probes.of(self.weight), bias)  # type: ignore[no-untyped-call]
-        return y
+        return product(x, self._probes.of(self.weight), bias)
 
 
 class BatchNorm2d(nn.Module):
@@ -103,9 +60,6 @@ class BatchNorm2d(nn.Module):
         assert self.momentum is not None
         y = nn.functional.batch_norm(beside, self._means, self._variances, weight, bias, True, self.momentum, self.eps)
         return y.reshape(x.shape)
-
-
-Layer = Conv2d | Linear | BatchNorm2d
 
 
 class _Convolution(torch.autograd.Function):
@@ -143,14 +97,22 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        own = torch.unflatten(grad, 0, (-1, len(weight)))
+        own = by_worker(grad, len(weight))
         to_x = grad @ weight[0] if ctx.needs_input_grad[0] else None
-        to_weight = to_bias = None
-        if ctx.needs_input_grad[1]:
-            to_weight = own.permute(1, 2, 0) @ torch.unflatten(x, 0, (-1, len(weight))).transpose(0, 1)
-        if ctx.needs_input_grad[2]:
-            to_bias = own.sum(0)
+        to_weight = own.transpose(1, 2) @ by_worker(x, len(weight)) if ctx.needs_input_grad[1] else None
+        to_bias = own.sum(1) if ctx.needs_input_grad[2] else None
         return to_x, to_weight, to_bias
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x`` through a linear layer, whose gradient is told apart.
+
+    Args:
+        x: ``(B * P, ..., inputs)``.
+        weight, bias: probes of ``(outputs, inputs)`` and ``(outputs,)``.
+    """
+    y: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return y
 
 
 def weight_gradients(

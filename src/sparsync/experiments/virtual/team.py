@@ -45,7 +45,7 @@ class VirtualWorkers:
         together: all workers' examples pass through the model as one batch, which is much faster on a GPU; gradients
             differ by rounding, dropout by its draws. ``loss_fn`` must be a mean over examples and carry nothing, no
             module may mix examples but ``BatchNorm2d``, and all with parameters must be such as ``can_go_together``
-            says. Batches must be of one shape for all workers.
+            says. Tensors have the examples first, and are of one shape for all workers.
     """
 
     def __init__(

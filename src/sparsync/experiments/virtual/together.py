@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparsync.experiments.virtual import layers
+from sparsync.experiments.virtual.kinds import KINDS, obstacle_of
 from sparsync.experiments.virtual.passes import Batch, Carried, Loss, Passes
-
-KINDS: dict[type[nn.Module], Callable[[Any, layers.Probes], nn.Module]] = {
-    nn.Conv2d: layers.Conv2d,
-    nn.Linear: layers.Linear,
-    nn.BatchNorm2d: layers.BatchNorm2d,
-}
-
-
-def can_go_together(model: nn.Module) -> bool:
-    """Whether ``VirtualWorkers(together=True)`` takes the model.
-
-    All that has parameters or buffers must be a plain ``Conv2d`` (zeros around it, no groups, no dilation), ``Linear``
-    or ``BatchNorm2d`` (with weights, running statistics and a fixed momentum). What mixes examples in a way of its own
-    cannot be seen from here, and must not go together.
-    """
-    return _obstacle(model) is None
+from sparsync.experiments.virtual.probes import Probes
 
 
 class Together(Passes):
@@ -51,7 +36,7 @@ class Together(Passes):
         carried: Carried,
         graph: bool,
     ) -> None:
-        obstacle = _obstacle(model)
+        obstacle = obstacle_of(model)
         if obstacle is not None:
             raise ValueError(f"together=True cannot take {obstacle}; together=False does")
         resting = [name for name, module in model.named_modules() if not module.training]
@@ -66,7 +51,7 @@ class Together(Passes):
         modules = list(model.modules())
         norms = [module for module in modules if isinstance(module, nn.BatchNorm2d)]
         affine = dict.fromkeys(p for norm in norms for p in norm.parameters())
-        self._probes = layers.Probes(workers, model.parameters(), affine)
+        self._probes = Probes(workers, model.parameters(), affine)
         swapped: dict[int, Any] = {id(m): KINDS[type(m)](m, self._probes) for m in modules if type(m) in KINDS}
         self._norms: list[tuple[Any, layers.BatchNorm2d]] = [(norm, swapped[id(norm)]) for norm in norms]
         self._model = copy.deepcopy(model, dict(swapped))
@@ -123,32 +108,3 @@ class Together(Passes):
                 )
         device = self.losses.device
         return [[tensor.to(device) for tensor in tensors] for tensors in zip(*batches, strict=True)]
-
-
-def _obstacle(model: nn.Module) -> str | None:
-    """The first module that cannot go together, in words."""
-    for name, module in model.named_modules():
-        why = _why_not(module)
-        if why is not None:
-            return f"{name or 'the model'!r} ({type(module).__name__}: {why})"
-    return None
-
-
-def _why_not(module: nn.Module) -> str | None:
-    if type(module) not in KINDS:
-        if isinstance(module, _BatchNorm):
-            return "another batch norm than BatchNorm2d"
-        if any(t is not None for t in (*module._parameters.values(), *module._buffers.values())):
-            return "parameters or buffers of a layer that is not Conv2d, Linear or BatchNorm2d"
-        return None
-    if module._forward_hooks or module._forward_pre_hooks or not {"weight", "bias"} >= module._parameters.keys():
-        return "hooks, or parameters of its own"
-    if isinstance(module, nn.Conv2d):
-        plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
-        if not plain or isinstance(module.padding, str):
-            return "groups, dilation, or padding by name or with other than zeros"
-    if isinstance(module, nn.BatchNorm2d) and not (
-        module.affine and module.track_running_stats and isinstance(module.momentum, float)
-    ):
-        return "needs affine=True, track_running_stats=True and a float for momentum"
-    return None
