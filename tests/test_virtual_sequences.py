@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsync.experiments.models import GPT
+from sparsync.experiments.data import Text
+from sparsync.experiments.models import GPT, LSTMPTB
+from sparsync.experiments.papers import tasks
 from sparsync.experiments.virtual import VirtualWorkers, can_go_together
 from tests.test_virtual_together import TOPK, Batch, assert_close
 
@@ -40,8 +42,32 @@ class Twice(nn.Module):
         return self.narrow(self.norm(self.plain(x)).unsqueeze(2)).squeeze(2)
 
 
+class Stacked(nn.Module):
+    """An LSTM without bias, used twice with its state, beside one that begins anew; some of its weights are fixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(WORDS, 6), nn.Linear(4, WORDS)
+        self.bare, self.fresh = nn.LSTM(6, 4, 2, bias=False, batch_first=True), nn.LSTM(4, 4, batch_first=True)
+        self.fresh.weight_ih_l0.requires_grad_(False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embedding(words)
+        first, state = self.bare(x[:, :3])
+        second, _ = self.bare(x[:, 3:], state)
+        return self.out(self.fresh(torch.cat([first, second], 1))[0])
+
+
 def predict(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
     return nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()), carried
+
+
+def read_on(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+    """An LSTM's; what it carries has a row for each example."""
+    scores, state = model(batch[0], tuple(tensor.transpose(0, 1).contiguous() for tensor in carried))
+    return nn.functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten()), tuple(
+        s.transpose(0, 1) for s in state
+    )
 
 
 def words_of(step: int, workers: int = WORKERS) -> list[Batch]:
@@ -57,9 +83,16 @@ class Case:
     carried: Batch = ()
 
 
+def start(layers: int, width: int = 6) -> Batch:
+    return tuple(torch.randn(2, BATCH, layers, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+
+
 CASES = {
     "gpt": Case(lambda: GPT(WORDS, layers=2, width=6, heads=2, context=TIME + 2)),
     "twice": Case(Twice),
+    "lstm": Case(lambda: LSTMPTB(WORDS, 6, layers=2, dropout=0.0), read_on, carried=start(2)),
+    "three layers": Case(lambda: LSTMPTB(WORDS, 5, layers=3, dropout=0.0), read_on, carried=start(3, 5)),
+    "stacked": Case(Stacked),
 }
 
 
@@ -126,11 +159,94 @@ def test_the_output_of_gpt_has_no_weights_of_its_own():
     assert torch.equal(model(words), scores)
 
 
+def test_what_is_carried_goes_on_either_way():
+    """A state of one kind is taken by the other; and what is forgotten is where all began."""
+    case = CASES["lstm"]
+    torch.manual_seed(0)
+    model = case.make().double()
+    straight, apart = (team_of(case, copy.deepcopy(model), **TOPK) for _ in range(2))
+    together, again = (team_of(case, copy.deepcopy(model), together=True, **TOPK) for _ in range(2))
+    for step in range(6):
+        straight.advance(case.batches(step))
+    for team, steps, following in ((together, (0, 1), apart), (apart, (2, 3), again), (again, (4, 5), straight)):
+        for step in steps:
+            team.advance(case.batches(step))
+        if following is not straight:
+            following.load_state_dict(team.state_dict())
+    assert_alike(again, straight)
+    assert not torch.equal(again.state_dict()["carried"][0][0], again.state_dict()["carried"][1][0])
+    again.forget()
+    for state in again.state_dict()["carried"]:
+        assert all(torch.equal(a, b) for a, b in zip(state, case.carried, strict=True))
+
+
+def test_dropout_between_layers_draws_for_every_example_and_it_learns():
+    torch.manual_seed(0)
+    model = LSTMPTB(WORDS, 24, layers=2, dropout=0.3)
+    case = Case(lambda: model, read_on, carried=tuple(tensor.float() for tensor in start(2, 24)))
+    team = team_of(case, model, together=True, **DENSE)
+    words = torch.arange(TIME + 1).expand(BATCH, -1) + torch.arange(BATCH).unsqueeze(1)
+    same = [(words[:, :-1] % WORDS, words[:, 1:] % WORDS)] * WORKERS  # they count
+    first = team.advance(same).item()
+    grads = [team.gradient(rank, "lstm.weight_hh_l1").clone() for rank in range(WORKERS)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(grads, 2))
+    for _ in range(150):
+        last = team.advance(same).item()
+    assert last < 0.6 < 2 < first
+    cut = LSTMPTB(WORDS, 24, layers=2, dropout=1.0)
+    cut.dropout = nn.Identity()  # only from layer to layer nothing gets through
+    team = team_of(case, cut, together=True, **DENSE)
+    team.advance(same)
+    assert not team.gradient(0, "lstm.weight_ih_l1").any()
+    assert team.gradient(0, "lstm.weight_hh_l1").any()
+
+
+def test_nothing_is_drawn_when_a_team_is_made():
+    torch.manual_seed(0)
+    model = CASES["lstm"].make()
+    before = torch.get_rng_state()
+    team_of(CASES["lstm"], model, together=True, **DENSE)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+TASKS = ("gpt", "lstm-ptb")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tasks_go_together(name, monkeypatch):
+    words = torch.randint(50, (400,), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: Text(words, words, words, ("a",)))
+    task = tasks.make(name, None, torch.device("cpu"), workers=WORKERS, batch=2, seed=0, limit=30)
+    assert task.mean
+    for module in task.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(module, nn.LSTM):
+            module.dropout = 0.0
+    before = task.evaluate()
+    model = task.model.double()
+    case = Case(lambda: model, task.loss, carried=tuple(tensor.double() for tensor in task.carried))
+    apart = team_of(case, copy.deepcopy(model), **DENSE)
+    together = team_of(case, model, together=True, **DENSE)
+    stream = task.batches(0)
+    for _ in range(3):
+        given = next(stream)
+        for team in (apart, together):
+            team.advance(given)
+    assert_alike(together, apart)
+    model.float()
+    assert task.evaluate() < before
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "padding_idx": (lambda: nn.Embedding(4, 4, padding_idx=0), "Embedding: padding_idx"),
     "max_norm": (lambda: nn.Embedding(4, 4, max_norm=1.0), "max_norm"),
     "frequencies": (lambda: nn.Embedding(4, 4, scale_grad_by_freq=True), "scale_grad_by_freq"),
     "sparse": (lambda: nn.Embedding(4, 4, sparse=True), "sparse"),
+    "time first": (lambda: nn.LSTM(4, 4), "LSTM: needs batch_first=True"),
+    "both directions": (lambda: nn.LSTM(4, 4, batch_first=True, bidirectional=True), "one direction"),
+    "projections": (lambda: nn.LSTM(4, 4, batch_first=True, proj_size=2), "no projections"),
+    "a GRU": (lambda: nn.GRU(4, 4, batch_first=True), "GRU: parameters or buffers of a layer that is none of .*LSTM"),
 }
 
 
@@ -152,6 +268,18 @@ class Places(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         return self.out(self.places(torch.arange(TIME)).expand(len(words), -1, -1))
+
+
+def losing(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+    loss, (h, c) = read_on(model, batch, carried)
+    return loss, (h[:1], c)
+
+
+def test_what_is_not_carried_on_is_said():
+    case = Case(CASES["lstm"].make, losing, carried=CASES["lstm"].carried)
+    team = team_of(case, case.make().double(), together=True, **DENSE)
+    with pytest.raises(ValueError, match=r"tensors of \[.15, 2, 6.*, which are carried on, got \[\(\), .1, 2, 6"):
+        team.advance(words_of(0))
 
 
 def test_what_has_no_examples_is_refused():

@@ -196,18 +196,20 @@ def test_what_cannot_go_together_is_named(name):
         team_of(model, 2, together=True)
 
 
-def test_all_models_but_recurrent_ones_go_together():
+def test_all_models_but_that_of_speech_go_together():
     with torch.device("meta"):
         unable = {name for name, spec in CATALOGUE.items() if not can_go_together(spec.make())}
-    assert unable == {"lstm-ptb", "lstm-an4"}
+    assert unable == {"lstm-an4"}
 
 
 def test_what_is_asked_wrongly_is_refused():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 49, 5))
     assert can_go_together(model)
     given = batches_of((3, 9, 9), 3, 4, 0, torch.float32)
-    with pytest.raises(ValueError, match="carried="):
-        team_of(model, 3, together=True, carried=(torch.zeros(1),))
+    with pytest.raises(ValueError, match=r"a row for each example, got \[\(4, 1\), \(\)\]"):
+        team_of(model, 3, together=True, carried=(torch.zeros(4, 1), torch.zeros(())))
+    with pytest.raises(ValueError, match="must have 3 examples, as what is carried has rows, got 4"):
+        team_of(model, 3, compressor="none", together=True, carried=(torch.zeros(3, 1),)).advance(given)
     with pytest.raises(ValueError, match="training mode"):
         team_of(copy.deepcopy(model).eval(), 3, together=True)
     team = team_of(model, 3, compressor="none", together=True)

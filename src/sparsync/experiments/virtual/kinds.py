@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparsync.experiments.models.gpt import Tied
-from sparsync.experiments.virtual import language, layers
+from sparsync.experiments.virtual import language, layers, recurrence
 from sparsync.experiments.virtual.probes import Probes
 
 KINDS: dict[type[nn.Module], Callable[[Any, Probes], nn.Module]] = {
@@ -19,6 +19,7 @@ KINDS: dict[type[nn.Module], Callable[[Any, Probes], nn.Module]] = {
     nn.Embedding: language.Embedding,
     nn.LayerNorm: language.LayerNorm,
     Tied: language.Tied,
+    nn.LSTM: recurrence.LSTM,
 }
 
 
@@ -27,9 +28,9 @@ def can_go_together(model: nn.Module) -> bool:
 
     All that has parameters or buffers must be a plain ``Conv2d`` (zeros around it, no groups, no dilation), ``Linear``,
     ``BatchNorm2d`` (with weights, running statistics and a fixed momentum), ``LayerNorm``, ``Embedding`` (without
-    ``padding_idx``, ``max_norm``, ``scale_grad_by_freq`` and ``sparse``) or the output of ``GPT`` that is tied to one.
-    What mixes examples in a way of its own, or uses a parameter beside its layer, cannot be seen from here, and must
-    not go together.
+    ``padding_idx``, ``max_norm``, ``scale_grad_by_freq`` and ``sparse``), the output of ``GPT`` that is tied to one, or
+    ``LSTM`` (``batch_first``, in one direction, without projections). What mixes examples in a way of its own, or uses
+    a parameter beside its layer, cannot be seen from here, and must not go together.
     """
     return obstacle_of(model) is None
 
@@ -50,7 +51,10 @@ def _why_not(module: nn.Module) -> str | None:
         if any(t is not None for t in (*module._parameters.values(), *module._buffers.values())):
             return f"parameters or buffers of a layer that is none of {', '.join(kind.__name__ for kind in KINDS)}"
         return None
-    if module._forward_hooks or module._forward_pre_hooks or not {"weight", "bias"} >= module._parameters.keys():
+    known = {"weight", "bias"}
+    if isinstance(module, nn.LSTM):
+        known = {name for names in module._all_weights for name in names}
+    if module._forward_hooks or module._forward_pre_hooks or not known >= module._parameters.keys():
         return "hooks, or parameters of its own"
     if isinstance(module, nn.Conv2d):
         plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
@@ -64,4 +68,6 @@ def _why_not(module: nn.Module) -> str | None:
         module.padding_idx is not None or module.max_norm is not None or module.scale_grad_by_freq or module.sparse
     ):
         return "padding_idx, max_norm, scale_grad_by_freq or sparse"
+    if isinstance(module, nn.LSTM) and (not module.batch_first or module.bidirectional or module.proj_size):
+        return "needs batch_first=True, one direction and no projections"
     return None

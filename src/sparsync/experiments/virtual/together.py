@@ -23,8 +23,8 @@ class Together(Passes):
 
     Args:
         model, parameters, views, graph: as ``Passes`` takes them; see ``can_go_together``.
-        loss_fn: must be a mean over examples, and carry nothing on. It is given the examples of all workers at once.
-        carried: ``()``.
+        loss_fn: must be a mean over examples. It is given the examples of all workers at once, and carries all on.
+        carried: what a worker starts from: tensors with a row for each of its examples.
     """
 
     def __init__(
@@ -42,11 +42,15 @@ class Together(Passes):
         resting = [name for name, module in model.named_modules() if not module.training]
         if resting:
             raise ValueError(f"together=True needs the model in training mode, and {resting[0]!r} is not")
-        if carried:
-            raise ValueError(f"together=True takes no carried=, got {len(carried)} tensors")
+        if not all(tensor.dim() and len(tensor) == len(carried[0]) for tensor in carried):
+            shapes = [tuple(tensor.shape) for tensor in carried]
+            raise ValueError(f"together=True: what is carried must have a row for each example, got {shapes}")
         super().__init__(model, loss_fn, parameters, views[:1], carried, graph, 1)  # as if there were one worker
         workers = len(views)
-        self.models, self.carried = [model] * workers, [()] * workers
+        self.models = [model] * workers
+        self._carried = tuple(tensor.repeat_interleave(workers, 0) for tensor in self.first)
+        by_worker = [torch.unflatten(tensor, 0, (-1, workers)).unbind(1) for tensor in self._carried]  # views
+        self.carried = [tuple(views[rank] for views in by_worker) for rank in range(workers)]
         self._places = [view for row in views for view in row]
         modules = list(model.modules())
         norms = [module for module in modules if isinstance(module, nn.BatchNorm2d)]
@@ -61,15 +65,21 @@ class Together(Passes):
         batch = self.inputs[0]
         self._probes.renew(len(batch[0]))
         self._statistics(back=False)
-        loss, after = self.loss_fn(self._model, batch, ())
-        if loss.dim() or after:
-            raise ValueError(f"together=True: loss_fn must return a scalar and (), got {tuple(loss.shape)} and {after}")
+        loss, after = self.loss_fn(self._model, batch, self._carried)
+        shapes = [[tuple(tensor.shape) for tensor in given] for given in ((loss, *after), self._carried)]
+        if shapes[0] != [(), *shapes[1]]:
+            raise ValueError(
+                f"together=True: loss_fn must return a scalar and tensors of {shapes[1]}, which are carried on, got "
+                f"{shapes[0]}"
+            )
         workers = len(self.models)
         probes = [self._probes.of(p) for p in self.parameters]
         grads = torch.autograd.grad(loss, probes, torch.full_like(loss, workers))  # each worker's loss is its own mean
         with torch.no_grad():
             torch._foreach_copy_(self._places, [grad[rank] for rank in range(workers) for grad in grads])
             self.losses.copy_(loss)
+            for tensor, value in zip(self._carried, after, strict=True):
+                tensor.copy_(value)
         self._statistics(back=True)
 
     @torch.no_grad()
@@ -106,5 +116,10 @@ class Together(Passes):
                     f"together=True: batches must be of one shape, with as many examples in each tensor, got {ours} "
                     f"for rank 0 and {theirs} for rank {rank}"
                 )
+        if self.first and len(self.first[0]) != len(batches[0][0]):
+            raise ValueError(
+                f"together=True: a batch must have {len(self.first[0])} examples, as what is carried has rows, got "
+                f"{len(batches[0][0])}"
+            )
         device = self.losses.device
         return [[tensor.to(device) for tensor in tensors] for tensors in zip(*batches, strict=True)]
