@@ -245,7 +245,9 @@ def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed
             for shard, generator in zip(shards, generators, strict=True)
         ]
         for chosen in zip(*streams, strict=False):
-            yield [tensors([shard[i] for i in picked.tolist()]) for shard, picked in zip(shards, chosen, strict=True)]
+            # All are padded alike, which changes nothing, so that they may go together.
+            everyone = tensors([s[i] for s, picked in zip(shards, chosen, strict=True) for i in picked.tolist()])
+            yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in everyone), strict=True))
 
     def evaluate() -> float:
         model.eval()
@@ -270,6 +272,7 @@ def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed
         "an4",
         f"{sum(map(len, shards)):,} utterances",
         _checksum([utterance.samples for utterance in (*speech.train, *speech.test)]),
+        mean=True,
     )
 
 

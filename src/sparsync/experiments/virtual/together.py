@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsync.experiments.models.masked import MaskedBatchNorm
 from sparsync.experiments.virtual import layers
 from sparsync.experiments.virtual.kinds import KINDS, obstacle_of
 from sparsync.experiments.virtual.passes import Batch, Carried, Loss, Passes
@@ -53,11 +54,13 @@ class Together(Passes):
         self.carried = [tuple(views[rank] for views in by_worker) for rank in range(workers)]
         self._places = [view for row in views for view in row]
         modules = list(model.modules())
-        norms = [module for module in modules if isinstance(module, nn.BatchNorm2d)]
+        norms = [module for module in modules if isinstance(module, nn.BatchNorm2d | MaskedBatchNorm)]
         affine = dict.fromkeys(p for norm in norms for p in norm.parameters())
         self._probes = Probes(workers, model.parameters(), affine)
         swapped: dict[int, Any] = {id(m): KINDS[type(m)](m, self._probes) for m in modules if type(m) in KINDS}
-        self._norms: list[tuple[Any, layers.BatchNorm2d]] = [(norm, swapped[id(norm)]) for norm in norms]
+        self._norms: list[tuple[Any, layers.BatchNorm2d | layers.MaskedBatchNorm]] = [
+            (norm, swapped[id(norm)]) for norm in norms
+        ]
         self._model = copy.deepcopy(model, dict(swapped))
 
     def _all(self) -> None:
