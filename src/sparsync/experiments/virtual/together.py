@@ -50,8 +50,8 @@ class Together(Passes):
         workers = len(views)
         self.models = [model] * workers
         self._carried = tuple(tensor.repeat_interleave(workers, 0) for tensor in self.first)
-        by_worker = [torch.unflatten(tensor, 0, (-1, workers)).unbind(1) for tensor in self._carried]  # views
-        self.carried = [tuple(views[rank] for views in by_worker) for rank in range(workers)]
+        owned = [torch.unflatten(tensor, 0, (-1, workers)).unbind(1) for tensor in self._carried]  # these are views
+        self.carried = [tuple(own[rank] for own in owned) for rank in range(workers)]
         self._places = [view for row in views for view in row]
         modules = list(model.modules())
         norms = [module for module in modules if isinstance(module, nn.BatchNorm2d | MaskedBatchNorm)]
