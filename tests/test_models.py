@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sparsync.experiments import models
 from sparsync.experiments.data import Images
 from sparsync.experiments.models import CATALOGUE, GPT, IMAGENET, LSTMAN4, LSTMPTB
+from sparsync.experiments.models.masked import MaskedBatchNorm
 
 SIZES = {
     "fnn3": 199_210,
@@ -201,26 +202,64 @@ def test_gpt_ties_output_and_embedding_and_refuses_odd_heads() -> None:
         GPT(50, 1, 16, 3)
 
 
+def spoken(frames: int) -> tuple[Tensor, Tensor]:
+    """Spectrograms of two utterances, 0 beyond their ends."""
+    x = torch.randn(2, 161, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[0, :, 37:] = 0
+    return nn.functional.pad(x, (0, frames - 60)), torch.tensor([37, 60])
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_frames_beyond_a_length_change_nothing(training: bool) -> None:
+    results = []
+    for frames in (60, 61, 97):
+        torch.manual_seed(0)
+        model = LSTMAN4(width=24, layers=2).double().train(training)
+        scores, short = model(*spoken(frames))
+        assert scores.shape == (2, (frames + 1) // 2, 29)
+        assert short.tolist() == [19, 30]
+        labels = nn.functional.pad(torch.arange(1, 13).view(2, 6), (0, frames - 60))  # and so with those beyond a count
+        loss = nn.functional.ctc_loss(scores.log_softmax(2).transpose(0, 1), labels, short, torch.tensor([6, 4]))
+        loss.backward()
+        given = {"scores": torch.cat([scores[0, :19], scores[1, :30]]), "loss": loss, **dict(model.named_buffers())}
+        results.append(given | {name: p.grad for name, p in model.named_parameters()})
+        assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    for name, expected in results[0].items():
+        for other in results[1:]:
+            assert torch.allclose(other[name], expected, rtol=1e-9, atol=1e-12), name
+
+
+@pytest.mark.parametrize(("bins", "twin"), [((), nn.BatchNorm1d), ((4,), nn.BatchNorm2d)])
+def test_a_masked_batch_norm_is_one_of_real_frames(bins: tuple[int, ...], twin: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    model = LSTMAN4(width=24, layers=2).train(training)
-    lengths = torch.tensor([37, 60])
-    x = torch.randn(2, 161, 60)
-    x[0, :, 37:] = 0
-    longer = torch.cat([x, torch.zeros(2, 161, 30)], 2)
-    scores, short = model(x, lengths)
-    again, same = model(longer, lengths)
-    assert scores.shape == (2, 30, 29)
-    assert short.tolist() == same.tolist() == [19, 30]
-    if not training:  # batch norm of the convolutions averages over the whole picture
-        assert torch.allclose(scores[0, :19], again[0, :19], atol=1e-5)
-        assert torch.allclose(scores[1], again[1, :30], atol=1e-5)
-    loss = nn.functional.ctc_loss(
-        scores.log_softmax(2).transpose(0, 1), torch.randint(1, 29, (2, 6)), short, torch.tensor([6, 4])
-    )
-    loss.backward()
-    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+    own, plain = MaskedBatchNorm(5).double(), twin(5).double()
+    for norm in (own, plain):
+        nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
+        nn.init.normal_(norm.bias, generator=torch.Generator().manual_seed(2))
+    assert own.state_dict().keys() == plain.state_dict().keys()
+    real = torch.arange(7) < torch.tensor([3, 7, 1]).unsqueeze(1)
+    mask = real.view(3, 1, *[1] * len(bins), 7).expand(3, 5, *bins, 7)
+    kept = real.view(3, *[1] * len(bins), 7).expand(3, *bins, 7)
+    for step in range(3):
+        for training in (True, False):
+            x = 3 + torch.randn(3, 5, *bins, 7, dtype=torch.float64) * (step + 1)
+            x.requires_grad_()
+            given = own.train(training)(x, real)
+            assert not given[~mask].any()
+            # The real ones alone, side by side, are a picture of one row.
+            alone = x.movedim(1, -1)[kept].T.view(1, 5, *[1] * len(bins), -1)
+            expected = plain.train(training)(alone)
+            shown = given.movedim(1, -1)[kept].T.view_as(expected)
+            assert torch.allclose(shown, expected, rtol=1e-10)
+            weights = torch.randn_like(shown)
+            for ours, theirs in zip(
+                torch.autograd.grad((shown * weights).sum(), [x, own.weight, own.bias], retain_graph=True),
+                torch.autograd.grad((expected * weights).sum(), [x, plain.weight, plain.bias]),
+                strict=True,
+            ):
+                assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+            for name, tensor in plain.state_dict().items():
+                assert torch.allclose(own.state_dict()[name], tensor, rtol=1e-12), name
 
 
 # ---- ImageNet -------------------------------------------------------------------------------------------------------

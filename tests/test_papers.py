@@ -44,6 +44,7 @@ from sparsync.experiments.papers.trainings import (
     read,
     train,
 )
+from sparsync.experiments.virtual.passes import Passes
 from tests.generated import images
 
 ROOT = Path(__file__).parent.parent
@@ -454,6 +455,7 @@ def test_a_transformer_learns_with_adamw(context: Context, monkeypatch: pytest.M
     made = trainings._task(run, context)
     session = Session(run, made, 12)
     assert session.team.optimizer.param_groups[0]["betas"] == (0.5, 0.99)
+    assert type(session.team._passes) is Passes  # on the CPU one worker after another, as real processes compute
     before = made.evaluate()
     history = train(run, context)
     assert history is not None

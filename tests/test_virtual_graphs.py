@@ -16,6 +16,7 @@ from sparsync.experiments.virtual import VirtualWorkers
 from sparsync.experiments.virtual.exchange import Exchange
 from sparsync.schedule import ExponentialWarmup
 from tests.test_virtual import ALL_SPARSE, METHODS, adjust, batch_of, loss_fn, make, optimizer_of
+from tests.test_virtual_sequences import CASES as SEQUENCES
 from tests.test_virtual_together import CASES as TOGETHER
 from tests.test_virtual_together import batches_of
 
@@ -222,3 +223,23 @@ def test_together_in_a_graph_is_one_eager_pass_after_another(exact, name, dtype,
         assert torch.allclose(together.model.state_dict()[key], tensor, rtol=1e-4, atol=1e-5), key
     with pytest.raises(ValueError, match="as in the captured graph"):
         together.advance([tuple(t[:8] for t in batch) for batch in batches])
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_together_are_one_eager_pass_after_another(exact, name):
+    case, teams = SEQUENCES[name], []
+    for how in ({"graph": False}, {"graph": case.graph, "together": True}):
+        torch.manual_seed(0)
+        model = case.make().to(DEVICE, torch.float64)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*single contiguous chunk.*")  # where cuDNN wants all weights
+            carried = tuple(tensor.to(DEVICE) for tensor in case.carried)
+            teams.append(VirtualWorkers(model, case.loss, optimizer, 3, carried=carried, compressor="none", **how))
+            for step in range(4):
+                teams[-1].advance([tuple(t.to(DEVICE) for t in b) for b in case.batches(step)])
+    apart, together = (team.state_dict() for team in teams)
+    for key, tensor in apart["model"].items():
+        assert torch.allclose(together["model"][key], tensor, rtol=1e-7, atol=1e-9), key
+    for ours, theirs in zip(together["carried"], apart["carried"], strict=True):
+        assert all(torch.allclose(a, b, rtol=1e-7, atol=1e-9) for a, b in zip(ours, theirs, strict=True))

@@ -24,16 +24,34 @@ class GPT(nn.Module):
         blocks = [_Block(width, heads) for _ in range(layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
+        self.scores = Tied(self.embedding)
         self.apply(_normal)
         for block in blocks:
             for last in (block.merge, block.narrow):
                 nn.init.normal_(last.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, words: Tensor) -> Tensor:
-        x = self.embedding(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        places = torch.arange(words.shape[1], device=words.device).expand_as(words)
+        x = self.embedding(words) + self.places(places)
         for block in self.blocks:
             x = block(x)
-        return nn.functional.linear(self.norm(x), self.embedding.weight)
+        scores: Tensor = self.scores(self.norm(x))
+        return scores
+
+
+class Tied(nn.Module):
+    """A score for each word, by the weights of the words' embedding, which remain its own."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self._embedding = (embedding,)  # in a tuple it is no module of this one: the weights have one name
+
+    @property
+    def weight(self) -> Tensor:
+        return self._embedding[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight)
 
 
 class _Block(nn.Module):

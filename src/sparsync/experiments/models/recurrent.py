@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sparsync.experiments.models.masked import MaskedBatchNorm
 from sparsync.experiments.models.plain import xavier
 
 State = tuple[Tensor, Tensor]  # of an LSTM: hidden and cell, each (layers, batch, width)
@@ -41,8 +42,8 @@ class LSTMAN4(nn.Module):
     """Two convolutions, five LSTM layers of 800, a look-ahead convolution and a linear layer, for CTC over 29
     characters: 27,569,568 parameters; Xavier, tanh (the convolutions: ReLU cut off at 20).
 
-    Spectrograms go in as ``(batch, bins, frames)`` with their lengths; scores come out as ``(batch, frames, labels)``
-    with theirs, which are half. Frames beyond a length change nothing but the convolutions' batch norm in training.
+    Spectrograms go in as ``(batch, bins, frames)``, 0 beyond their ends, with their lengths; scores come out as
+    ``(batch, frames, labels)`` with theirs, which are half. How many frames there are beyond a length changes nothing.
     """
 
     def __init__(self, labels: int = 29, bins: int = 161, width: int = 800, layers: int = 5) -> None:
@@ -53,12 +54,12 @@ class LSTMAN4(nn.Module):
                 nn.Conv2d(32, 32, (21, 11), stride=(2, 1), padding=(10, 5)),
             ]
         )
-        self.convolution_norms = nn.ModuleList([nn.BatchNorm2d(32), nn.BatchNorm2d(32)])
+        self.convolution_norms = nn.ModuleList([MaskedBatchNorm(32), MaskedBatchNorm(32)])
         for _ in self.convolutions:
             bins = (bins - 1) // 2 + 1
         sizes = [32 * bins, *[width] * (layers - 1)]
         self.lstms = nn.ModuleList([nn.LSTM(size, width, batch_first=True) for size in sizes])
-        self.norms = nn.ModuleList([nn.BatchNorm1d(width) for _ in range(layers)])  # the last is before the labels
+        self.norms = nn.ModuleList([MaskedBatchNorm(width) for _ in range(layers)])  # the last is before the labels
         self.look_ahead = nn.Conv1d(width, width, CONTEXT + 1, groups=width, bias=False)
         self.labels = nn.Linear(width, labels, bias=False)
         self.apply(xavier)
@@ -69,24 +70,19 @@ class LSTMAN4(nn.Module):
 
     def forward(self, spectrograms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         lengths = (lengths - 1) // 2 + 1  # the first convolution's stride
+        frames = torch.arange((spectrograms.shape[-1] - 1) // 2 + 1, device=spectrograms.device)
+        real = frames < lengths.to(frames.device).unsqueeze(1)
         x = spectrograms.unsqueeze(1)
         for convolution, norm in zip(self.convolutions, self.convolution_norms, strict=True):
-            x = norm(convolution(x)).clamp(0, 20)
-            real = torch.arange(x.shape[-1], device=x.device) < lengths.to(x.device).unsqueeze(1)  # (batch, frames)
-            x = x * real[:, None, None]
+            x = norm(convolution(x), real).clamp(0, 20)
         x = x.flatten(1, 2).transpose(1, 2)
         for i, lstm in enumerate(self.lstms):
-            x, _ = lstm(x if i == 0 else _normed(self.norms[i - 1], x, real))
+            if i:
+                x = self.norms[i - 1](x.transpose(1, 2), real).transpose(1, 2)
+            x, _ = lstm(x)
         ahead = nn.functional.pad((x * real.unsqueeze(2)).transpose(1, 2), (0, CONTEXT))
-        x = self.look_ahead(ahead).transpose(1, 2).clamp(0, 20)
-        return self.labels(_normed(self.norms[-1], x, real)), lengths
-
-
-def _normed(norm: nn.Module, x: Tensor, real: Tensor) -> Tensor:
-    """Batch norm over real frames alone; the others are 0."""
-    out = torch.zeros_like(x)
-    out[real] = norm(x[real]).to(x.dtype)
-    return out
+        x = self.norms[-1](self.look_ahead(ahead).clamp(0, 20), real)
+        return self.labels(x.transpose(1, 2)), lengths
 
 
 def _xavier_lstm(lstm: nn.Module) -> None:

@@ -18,8 +18,8 @@ HALF = (
 VIRTUAL = (
     "The workers are virtual: one process computes the gradients of all of them, with the library's own compressors, "
     "residuals and sums, which gives the weights that as many processes would get. On a GPU the workers' batches pass "
-    "through the networks for MNIST and CIFAR-10 together, which differs from that by rounding; elsewhere each worker "
-    "has a pass of its own."
+    "through a network together, which differs from that by rounding, and by the draws of dropout; on the CPU, through "
+    "networks for ImageNet and where passes compute in bfloat16, each worker has a pass of its own."
 )
 
 

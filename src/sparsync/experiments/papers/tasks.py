@@ -31,7 +31,7 @@ class Task:
     Args:
         model: with fresh weights, on its device.
         loss: as ``VirtualWorkers`` takes it.
-        carried: what every worker starts from.
+        carried: what every worker starts from; with a row for each example if ``mean``.
         batches: from a step on, one batch a worker.
         epoch: steps in which all data are seen once.
         evaluate: what the model has learnt by now ...
@@ -157,13 +157,14 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
     valid = text.valid[: None if limit is None else limit * batch].to(device)
     count = virtual.epoch_steps(words, workers, batch, length)
     words = words.to(device)
-    shape = model.lstm.num_layers, batch, model.lstm.hidden_size
+    shape = batch, model.lstm.num_layers, model.lstm.hidden_size
     carried = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
 
     def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
         here, after = batch
-        scores, state = model(here, carried)
-        return nn.functional.cross_entropy(scores.flatten(0, 1), after.flatten()), tuple(s.detach() for s in state)
+        scores, state = model(here, tuple(tensor.transpose(0, 1).contiguous() for tensor in carried))
+        lost = nn.functional.cross_entropy(scores.flatten(0, 1), after.flatten())
+        return lost, tuple(tensor.detach().transpose(0, 1) for tensor in state)
 
     def evaluate() -> float:
         steps = virtual.epoch_steps(valid, 1, batch, length)
@@ -179,10 +180,11 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
         evaluate,
         "perplexity",
         True,
-        False,
+        device.type == "cuda",
         "ptb",
         f"{len(words):,} words",
         _checksum((text.train, text.valid)),
+        mean=True,
     )
 
 
@@ -216,6 +218,7 @@ def _windows(text: Text, device: torch.device, workers: int, batch: int, limit: 
         "ptb",
         f"{len(words):,} words",
         _checksum((text.train, text.valid)),
+        mean=True,
     )
 
 
@@ -242,7 +245,9 @@ def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed
             for shard, generator in zip(shards, generators, strict=True)
         ]
         for chosen in zip(*streams, strict=False):
-            yield [tensors([shard[i] for i in picked.tolist()]) for shard, picked in zip(shards, chosen, strict=True)]
+            # All are padded alike, which changes nothing, so that they may go together.
+            everyone = tensors([s[i] for s, picked in zip(shards, chosen, strict=True) for i in picked.tolist()])
+            yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in everyone), strict=True))
 
     def evaluate() -> float:
         model.eval()
@@ -267,6 +272,7 @@ def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed
         "an4",
         f"{sum(map(len, shards)):,} utterances",
         _checksum([utterance.samples for utterance in (*speech.train, *speech.test)]),
+        mean=True,
     )
 
 

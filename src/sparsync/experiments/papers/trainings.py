@@ -221,7 +221,8 @@ class Session:
         self.run, self.task, self.steps = run, task, steps
         options = _options(run)
         optimizer = optimizer_of(run, task)
-        together = task.graph and task.mean and not task.carried and not run.autocast and can_go_together(task.model)
+        on_gpu = next(task.model.parameters()).is_cuda
+        together = on_gpu and task.mean and not run.autocast and can_go_together(task.model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
             self.team = VirtualWorkers(

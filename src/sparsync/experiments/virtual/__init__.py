@@ -21,15 +21,18 @@ In slices: ``train(..., seconds=500)``, ``torch.save(team.state_dict(), path)``;
 
 A language model reads ``token_batches`` and carries its hidden state on::
 
-    def loss_fn(model, batch, carried):        # carried: (h, c), static tensors of this worker
-        scores, state = model(batch[0], carried)
-        return nn.functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten()), state
+    def loss_fn(model, batch, carried):        # carried: (h, c), static tensors of this worker, its examples first
+        h, c = (tensor.transpose(0, 1).contiguous() for tensor in carried)
+        scores, (h, c) = model(batch[0], (h, c))
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch[1].flatten())
+        return loss, (h.transpose(0, 1), c.transpose(0, 1))
 
-    zeros = torch.zeros(2, 20, 1500, device="cuda")
-    team = VirtualWorkers(model, loss_fn, optimizer, 4, carried=(zeros, zeros), recipe="paper")
+    zeros = torch.zeros(20, 2, 1500, device="cuda")
+    team = VirtualWorkers(model, loss_fn, optimizer, 4, carried=(zeros, zeros), recipe="paper", together=True)
     train(team, token_batches(text, 4, 20, 35, start=team.step), steps, forget_every=epoch_steps(text, 4, 20, 35))
 """
 
+from sparsync.experiments.virtual.kinds import can_go_together
 from sparsync.experiments.virtual.loop import (
     Point,
     accuracy,
@@ -41,7 +44,6 @@ from sparsync.experiments.virtual.loop import (
 )
 from sparsync.experiments.virtual.parts import Tally
 from sparsync.experiments.virtual.team import VirtualWorkers
-from sparsync.experiments.virtual.together import can_go_together
 
 __all__ = [
     "Point",

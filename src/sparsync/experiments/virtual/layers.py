@@ -1,68 +1,31 @@
-"""Layers that all workers pass at once: one set of weights, and a gradient of them for every worker.
-
-The examples of P workers lie in one batch, worker by worker in turn: example ``b`` of worker ``p`` is number
-``b * P + p``. A contiguous ``(B * P, C, ...)`` is then a ``(B, P * C, ...)``, too, without a copy.
-"""
+"""Layers that all workers pass at once: one set of weights, and a gradient of them for every worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from sparsync.experiments.models import masked
+from sparsync.experiments.virtual.probes import Probes, by_worker
 
-class Probes:
-    """Of every parameter P views of its own values, by which its gradient is told apart by worker.
-
-    Args:
-        workers: P.
-        parameters: of the model.
-        norms: those that must be repeated in memory.
-    """
-
-    def __init__(self, workers: int, parameters: Iterable[nn.Parameter], norms: Iterable[nn.Parameter]) -> None:
-        self.workers, self.examples = workers, 0
-        self._parameters, self._norms = list(parameters), list(norms)
-        self._repeated = [p.new_empty(workers, *p.shape) for p in self._norms]
-        self._probes: dict[int, Tensor] = {}
-
-    @torch.no_grad()
-    def renew(self, examples: int) -> None:
-        """Before a pass of so many examples, those of all workers together."""
-        self.examples = examples
-        probes = {id(p): p.detach().expand(self.workers, *p.shape) for p in self._parameters}
-        if self._norms:
-            rows = [row for repeated in self._repeated for row in repeated]
-            torch._foreach_copy_(rows, [p for p in self._norms for _ in range(self.workers)])
-            probes |= {id(p): repeated.detach() for p, repeated in zip(self._norms, self._repeated, strict=True)}
-        self._probes = {id(p): probes[id(p)].requires_grad_(p.requires_grad) for p in self._parameters}
-
-    def of(self, parameter: Tensor) -> Tensor:
-        """``(P, *shape)``."""
-        return self._probes[id(parameter)]
-
-    def check(self, x: Tensor, dimensions: int, layer: nn.Module) -> None:
-        """What reaches a layer must still be the batch of all workers."""
-        if x.dim() != dimensions or len(x) != self.examples:
-            raise ValueError(
-                f"together=True: a {type(layer).__name__} must be given {dimensions} dimensions and all "
-                f"{self.examples} examples, got {tuple(x.shape)}; together=False takes any"
-            )
+Sizes = tuple[int, ...]  # one for each dimension of a picture
 
 
-class Conv2d(nn.Module):
-    def __init__(self, of: nn.Conv2d, probes: Probes) -> None:
+class Convolution(nn.Module):
+    """In one or two dimensions."""
+
+    def __init__(self, of: nn.Conv1d | nn.Conv2d, probes: Probes) -> None:
         super().__init__()
-        self.weight, self.bias, self.stride, self.padding = of.weight, of.bias, of.stride, of.padding
+        self.weight, self.bias, self._how = of.weight, of.bias, (of.stride, of.padding, of.groups)
         self._probes = probes
 
     def forward(self, x: Tensor) -> Tensor:
-        self._probes.check(x, 4, self)
+        self._probes.check(x, self.weight.dim(), self)
         bias = None if self.bias is None else self._probes.of(self.bias)
-        y: Tensor = _Convolution.apply(x, self._probes.of(self.weight), bias, self.stride, self.padding)  # type: ignore[no-untyped-call]
+        y: Tensor = _Convolution.apply(x, self._probes.of(self.weight), bias, *self._how)  # type: ignore[no-untyped-call]
         return y
 
 
@@ -73,10 +36,9 @@ class Linear(nn.Module):
         self._probes = probes
 
     def forward(self, x: Tensor) -> Tensor:
-        self._probes.check(x, 2, self)
+        self._probes.check(x, 2, self, or_more=True)
         bias = None if self.bias is None else self._probes.of(self.bias)
-        y: Tensor = _Product.apply(x, self._probes.of(self.weight), bias)  # type: ignore[no-untyped-call]
-        return y
+        return product(x, self._probes.of(self.weight), bias)
 
 
 class BatchNorm2d(nn.Module):
@@ -105,17 +67,38 @@ class BatchNorm2d(nn.Module):
         return y.reshape(x.shape)
 
 
-Layer = Conv2d | Linear | BatchNorm2d
+class MaskedBatchNorm(nn.Module):
+    """The same of real frames alone; ``mean`` and ``variance`` are rank 0's."""
+
+    def __init__(self, of: masked.MaskedBatchNorm, probes: Probes) -> None:
+        super().__init__()
+        assert of.running_mean is not None
+        assert of.running_var is not None
+        self.weight, self.bias, self.momentum, self.eps = of.weight, of.bias, of.momentum, of.eps
+        self.mean, self.variance = of.running_mean.clone(), of.running_var.clone()
+        self.uses = 0
+        self._probes = probes
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        self._probes.check(x, 3, self, or_more=True)
+        self.uses += 1
+        own, seen = (torch.unflatten(t, 0, (-1, self._probes.workers)) for t in (x, real))
+        mean, variance, unbiased = masked.masked_moments(own, seen)
+        masked.follow((self.mean, self.variance), (mean[0], unbiased[0]), self.momentum)
+        weight, bias = (self._probes.of(p) for p in (self.weight, self.bias))
+        return masked.masked_norm(own, seen, mean, variance + self.eps, weight, bias).flatten(0, 1)
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, groups: int
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.stride, ctx.padding = stride, padding
-        return nn.functional.conv2d(x, weight[0], None if bias is None else bias[0], stride, padding)
+        ctx.how = stride, padding, groups
+        convolve: Any = nn.functional.conv1d if x.dim() == 3 else nn.functional.conv2d
+        y: Tensor = convolve(x, weight[0], None if bias is None else bias[0], stride, padding, groups=groups)
+        return y
 
     @staticmethod
     @once_differentiable
@@ -123,14 +106,12 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         to_x = to_weight = to_bias = None
         if ctx.needs_input_grad[0]:
-            to_x = torch.ops.aten.convolution_backward(
-                grad, x, weight[0], None, ctx.stride, ctx.padding, (1, 1), False, (0, 0), 1, (True, False, False)
-            )[0]
+            to_x = _backward(x, grad, weight[0], *ctx.how, wanted=0)
         if ctx.needs_input_grad[1]:
-            to_weight = weight_gradients(x, grad, weight.shape, ctx.stride, ctx.padding)
+            to_weight = weight_gradients(x, grad, weight.shape, *ctx.how)
         if ctx.needs_input_grad[2]:
-            to_bias = torch.unflatten(grad, 0, (-1, len(weight))).sum((0, 3, 4))
-        return to_x, to_weight, to_bias, None, None
+            to_bias = torch.unflatten(grad, 0, (-1, len(weight))).sum([0, *range(3, grad.dim() + 1)])
+        return to_x, to_weight, to_bias, None, None, None
 
 
 class _Product(torch.autograd.Function):
@@ -143,31 +124,46 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        own = torch.unflatten(grad, 0, (-1, len(weight)))
+        own = by_worker(grad, len(weight))
         to_x = grad @ weight[0] if ctx.needs_input_grad[0] else None
-        to_weight = to_bias = None
-        if ctx.needs_input_grad[1]:
-            to_weight = own.permute(1, 2, 0) @ torch.unflatten(x, 0, (-1, len(weight))).transpose(0, 1)
-        if ctx.needs_input_grad[2]:
-            to_bias = own.sum(0)
+        to_weight = own.transpose(1, 2) @ by_worker(x, len(weight)) if ctx.needs_input_grad[1] else None
+        to_bias = own.sum(1) if ctx.needs_input_grad[2] else None
         return to_x, to_weight, to_bias
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x`` through a linear layer, whose gradient is told apart.
+
+    Args:
+        x: ``(B * P, ..., inputs)``.
+        weight, bias: probes of ``(outputs, inputs)`` and ``(outputs,)``.
+    """
+    y: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return y
+
+
 def weight_gradients(
-    x: Tensor, grad: Tensor, shape: torch.Size, stride: tuple[int, int], padding: tuple[int, int]
+    x: Tensor, grad: Tensor, shape: torch.Size, stride: Sizes, padding: Sizes, groups: int = 1
 ) -> Tensor:
-    """A convolution's gradient for every worker, ``shape``: that of one convolution with a group for each of them.
+    """A convolution's gradient for every worker, ``shape``: that of one convolution with groups for each of them.
 
     Args:
         x: what went in, ``(B * P, inputs, ...)``.
         grad: of what came out, ``(B * P, outputs, ...)``.
-        shape: ``(P, outputs, inputs, height, width)``.
+        shape: ``(P, outputs, inputs / groups, ...)``.
     """
-    workers, outputs, inputs = shape[:3]
-    beside = (t.reshape(-1, workers * own, *t.shape[2:]) for t, own in ((grad, outputs), (x, inputs)))
-    weight = x.new_empty(workers * outputs, *shape[2:])  # of which only the shape counts
-    both = torch.ops.aten.convolution_backward(
-        *beside, weight, None, stride, padding, (1, 1), False, (0, 0), workers, (False, True, False)
+    workers = shape[0]
+    beside = [t.reshape(-1, workers * t.shape[1], *t.shape[2:]) for t in (x, grad)]
+    weight = x.new_empty(workers * shape[1], *shape[2:])  # of which only the shape counts
+    return _backward(beside[0], beside[1], weight, stride, padding, workers * groups, wanted=1).view(shape)
+
+
+def _backward(
+    x: Tensor, grad: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, groups: int, *, wanted: int
+) -> Tensor:
+    """One of a convolution's gradients: 0, of what went in; 1, of the weights."""
+    ones, zeros = [1] * len(stride), [0] * len(stride)
+    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        grad, x, weight, None, stride, padding, ones, False, zeros, groups, (wanted == 0, wanted == 1, False)
     )
-    to_weight: Tensor = both[1]
-    return to_weight.view(shape)
+    return found[wanted]

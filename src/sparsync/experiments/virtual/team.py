@@ -43,9 +43,9 @@ class VirtualWorkers:
             ``topk``, ``trimmed``, ``gaussian`` and ``none``, by ``allgather``, ``balanced``, ``gtopk`` and ``dense``.
         streams: in the graph, as many workers run side by side.
         together: all workers' examples pass through the model as one batch, which is much faster on a GPU; gradients
-            differ by rounding, dropout by its draws. ``loss_fn`` must be a mean over examples and carry nothing, no
-            module may mix examples but ``BatchNorm2d``, and all with parameters must be such as ``can_go_together``
-            says. Batches must be of one shape for all workers.
+            differ by rounding, dropout by its draws. ``loss_fn`` must be a mean over examples, no module may mix
+            examples but batch norms, and all with parameters must be such as ``can_go_together`` says. Tensors, of
+            batches and carried, have the examples first, and are of one shape for all workers.
     """
 
     def __init__(

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from sparsync.experiments.models.masked import MaskedBatchNorm
 from sparsync.experiments.virtual import layers
+from sparsync.experiments.virtual.kinds import KINDS, obstacle_of
 from sparsync.experiments.virtual.passes import Batch, Carried, Loss, Passes
-
-KINDS: dict[type[nn.Module], Callable[[Any, layers.Probes], nn.Module]] = {
-    nn.Conv2d: layers.Conv2d,
-    nn.Linear: layers.Linear,
-    nn.BatchNorm2d: layers.BatchNorm2d,
-}
-
-
-def can_go_together(model: nn.Module) -> bool:
-    """Whether ``VirtualWorkers(together=True)`` takes the model.
-
-    All that has parameters or buffers must be a plain ``Conv2d`` (zeros around it, no groups, no dilation), ``Linear``
-    or ``BatchNorm2d`` (with weights, running statistics and a fixed momentum). What mixes examples in a way of its own
-    cannot be seen from here, and must not go together.
-    """
-    return _obstacle(model) is None
+from sparsync.experiments.virtual.probes import Probes
 
 
 class Together(Passes):
@@ -38,8 +24,8 @@ class Together(Passes):
 
     Args:
         model, parameters, views, graph: as ``Passes`` takes them; see ``can_go_together``.
-        loss_fn: must be a mean over examples, and carry nothing on. It is given the examples of all workers at once.
-        carried: ``()``.
+        loss_fn: must be a mean over examples. It is given the examples of all workers at once, and carries all on.
+        carried: what a worker starts from: tensors with a row for each of its examples.
     """
 
     def __init__(
@@ -51,24 +37,30 @@ class Together(Passes):
         carried: Carried,
         graph: bool,
     ) -> None:
-        obstacle = _obstacle(model)
+        obstacle = obstacle_of(model)
         if obstacle is not None:
             raise ValueError(f"together=True cannot take {obstacle}; together=False does")
         resting = [name for name, module in model.named_modules() if not module.training]
         if resting:
             raise ValueError(f"together=True needs the model in training mode, and {resting[0]!r} is not")
-        if carried:
-            raise ValueError(f"together=True takes no carried=, got {len(carried)} tensors")
+        if not all(tensor.dim() and len(tensor) == len(carried[0]) for tensor in carried):
+            shapes = [tuple(tensor.shape) for tensor in carried]
+            raise ValueError(f"together=True: what is carried must have a row for each example, got {shapes}")
         super().__init__(model, loss_fn, parameters, views[:1], carried, graph, 1)  # as if there were one worker
         workers = len(views)
-        self.models, self.carried = [model] * workers, [()] * workers
+        self.models = [model] * workers
+        self._carried = tuple(tensor.repeat_interleave(workers, 0) for tensor in self.first)
+        owned = [torch.unflatten(tensor, 0, (-1, workers)).unbind(1) for tensor in self._carried]  # these are views
+        self.carried = [tuple(own[rank] for own in owned) for rank in range(workers)]
         self._places = [view for row in views for view in row]
         modules = list(model.modules())
-        norms = [module for module in modules if isinstance(module, nn.BatchNorm2d)]
+        norms = [module for module in modules if isinstance(module, nn.BatchNorm2d | MaskedBatchNorm)]
         affine = dict.fromkeys(p for norm in norms for p in norm.parameters())
-        self._probes = layers.Probes(workers, model.parameters(), affine)
+        self._probes = Probes(workers, model.parameters(), affine)
         swapped: dict[int, Any] = {id(m): KINDS[type(m)](m, self._probes) for m in modules if type(m) in KINDS}
-        self._norms: list[tuple[Any, layers.BatchNorm2d]] = [(norm, swapped[id(norm)]) for norm in norms]
+        self._norms: list[tuple[Any, layers.BatchNorm2d | layers.MaskedBatchNorm]] = [
+            (norm, swapped[id(norm)]) for norm in norms
+        ]
         self._model = copy.deepcopy(model, dict(swapped))
 
     def _all(self) -> None:
@@ -76,15 +68,21 @@ class Together(Passes):
         batch = self.inputs[0]
         self._probes.renew(len(batch[0]))
         self._statistics(back=False)
-        loss, after = self.loss_fn(self._model, batch, ())
-        if loss.dim() or after:
-            raise ValueError(f"together=True: loss_fn must return a scalar and (), got {tuple(loss.shape)} and {after}")
+        loss, after = self.loss_fn(self._model, batch, self._carried)
+        shapes = [[tuple(tensor.shape) for tensor in given] for given in ((loss, *after), self._carried)]
+        if shapes[0] != [(), *shapes[1]]:
+            raise ValueError(
+                f"together=True: loss_fn must return a scalar and tensors of {shapes[1]}, which are carried on, got "
+                f"{shapes[0]}"
+            )
         workers = len(self.models)
         probes = [self._probes.of(p) for p in self.parameters]
         grads = torch.autograd.grad(loss, probes, torch.full_like(loss, workers))  # each worker's loss is its own mean
         with torch.no_grad():
             torch._foreach_copy_(self._places, [grad[rank] for rank in range(workers) for grad in grads])
             self.losses.copy_(loss)
+            for tensor, value in zip(self._carried, after, strict=True):
+                tensor.copy_(value)
         self._statistics(back=True)
 
     @torch.no_grad()
@@ -121,34 +119,10 @@ class Together(Passes):
                     f"together=True: batches must be of one shape, with as many examples in each tensor, got {ours} "
                     f"for rank 0 and {theirs} for rank {rank}"
                 )
+        if self.first and len(self.first[0]) != len(batches[0][0]):
+            raise ValueError(
+                f"together=True: a batch must have {len(self.first[0])} examples, as what is carried has rows, got "
+                f"{len(batches[0][0])}"
+            )
         device = self.losses.device
         return [[tensor.to(device) for tensor in tensors] for tensors in zip(*batches, strict=True)]
-
-
-def _obstacle(model: nn.Module) -> str | None:
-    """The first module that cannot go together, in words."""
-    for name, module in model.named_modules():
-        why = _why_not(module)
-        if why is not None:
-            return f"{name or 'the model'!r} ({type(module).__name__}: {why})"
-    return None
-
-
-def _why_not(module: nn.Module) -> str | None:
-    if type(module) not in KINDS:
-        if isinstance(module, _BatchNorm):
-            return "another batch norm than BatchNorm2d"
-        if any(t is not None for t in (*module._parameters.values(), *module._buffers.values())):
-            return "parameters or buffers of a layer that is not Conv2d, Linear or BatchNorm2d"
-        return None
-    if module._forward_hooks or module._forward_pre_hooks or not {"weight", "bias"} >= module._parameters.keys():
-        return "hooks, or parameters of its own"
-    if isinstance(module, nn.Conv2d):
-        plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
-        if not plain or isinstance(module.padding, str):
-            return "groups, dilation, or padding by name or with other than zeros"
-    if isinstance(module, nn.BatchNorm2d) and not (
-        module.affine and module.track_running_stats and isinstance(module.momentum, float)
-    ):
-        return "needs affine=True, track_running_stats=True and a float for momentum"
-    return None
