@@ -170,7 +170,7 @@ STAGES = (
     Stage("resnet20", 0, (0,), tuple(ABLATIONS)),
     Stage("gpt", 0, (0,), (*MAIN, LEVELS, WARM, *REST)),
     Stage("gpt", 0, (0,), OF_GPT),
-    Stage("lenet5", 0, (0,), (*EVERYWHERE, LEVELS)),
+    Stage("lenet5", 0, (0,), (*EVERYWHERE, LEVELS, WARM)),
     Stage("resnet20", 1, (0,), REST),
     Stage("resnet20", 1, (1, 2), ("dense", WARM, BALANCED, LEVELS, "recipe default", BASE, "TopK-SGD", *REST)),
     Stage("vgg16", 0, (0,), (*EVERYWHERE, WARM)),
@@ -178,7 +178,7 @@ STAGES = (
     Stage("resnet20", 2, (1, 2), ("dense", WARM, LEVELS, BALANCED, BASE, "TopK-SGD")),
     Stage("lstm-ptb", 0, (0,), EVERYWHERE),
     Stage("gpt", 0, (1, 2), (*MAIN, LEVELS, WARM, *REST)),
-    Stage("lenet5", 0, (1, 2), (*EVERYWHERE, LEVELS)),
+    Stage("lenet5", 0, (1, 2), (*EVERYWHERE, LEVELS, WARM)),
     Stage("vgg16", 0, (1, 2), EVERYWHERE),
     Stage("lstm-an4", 0, (0,), EVERYWHERE),
 )
