@@ -50,8 +50,8 @@ def test_a_front_loaded_density_begins_high_and_ends_low():
     assert sum(density * count for density, count in long.stages()) == pytest.approx(sum(map(long, range(10_000))))
     assert sparsync.FrontLoaded(0.5, steps=10)(0) == 1.0
     assert {sparsync.FrontLoaded(0.01, steps=2)(step) for step in (4, 5)} == {0.01}
-    for wrong in ({"steps": 0}, {"steps": 10, "factor": 0.5}, {"steps": 10, "factor": float("nan")}):
-        with pytest.raises(ValueError, match=f"{list(wrong)[-1]} must be 1 or more"):
+    for wrong in ({"steps": 0}, {"steps": 2.5}, *({"steps": 10, "factor": f} for f in (0.5, float("nan"), None))):
+        with pytest.raises(ValueError, match=f"{list(wrong)[-1]} must be a (whole )?number, 1 or more"):
             sparsync.FrontLoaded(0.01, **wrong)
 
 

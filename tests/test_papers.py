@@ -33,6 +33,7 @@ from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
 from sparsync.experiments.papers.sharing import carry_out
+from sparsync.experiments.papers.standings import difference
 from sparsync.experiments.papers.store import load, rounded, runs_of
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.trainings import (
@@ -417,6 +418,15 @@ def test_a_rate_with_which_a_seed_does_not_learn_is_given_up() -> None:
     assert contest.chosen("resnet20", "dense") == 1
     scores |= {(0.2, 2): math.nan, (0.4, 1): 0.1, (0.1, 1): 0.1}  # none is left: the best of the first seed
     assert contest.chosen("resnet20", "dense") == 1
+
+
+def test_rows_are_compared_over_the_seeds_that_both_have() -> None:
+    def row(*found: tuple[int, float]) -> list[History]:
+        return [history_of(replace(TINY, model="resnet20", seed=seed), last) for seed, last in found]
+
+    assert difference(row((0, 0.9)), row((0, 0.8), (1, 0.6))) == pytest.approx(10)
+    assert difference(row((0, 0.9), (1, 0.7)), row((1, 0.6), (0, 0.8))) == pytest.approx(10)
+    assert difference(row((1, 0.9)), row((0, 0.8))) is None
 
 
 def test_an_ablation_takes_the_rate_of_what_it_changes_unless_that_is_momentum() -> None:

@@ -363,3 +363,62 @@ def test_what_has_no_examples_is_refused():
     team = team_of(CASES["gpt"], Places(), together=True, **DENSE)
     with pytest.raises(ValueError, match=r"Embedding must .* 1 dimensions or more and all 15 examples, got .7"):
         team.advance(words_of(0))
+
+
+class TiedByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix = nn.Embedding(7, 4), nn.Linear(4, 4)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return nn.functional.linear(self.mix(self.words(words)).mean(1), self.words.weight)
+
+
+def small_team(model: nn.Module, loss_fn: Any) -> VirtualWorkers:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return VirtualWorkers(model, loss_fn, optimizer, 2, compressor="none", together=True)
+
+
+def test_a_parameter_used_beside_its_layer_is_refused():
+    """Its gradient could not be told apart, and would be lost."""
+
+    def loss_fn(model: nn.Module, batch: Any, carried: Any) -> Any:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]), carried
+
+    team = small_team(TiedByHand(), loss_fn)
+    batch = [(torch.randint(7, (3, 5)), torch.randint(7, (3,))) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"'words.weight' is used beside its layer.* together=False takes it"):
+        team.advance(batch)
+
+
+def test_what_cannot_go_together_is_said_in_the_first_step():
+    def half(model: nn.Module, batch: Any, carried: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(batch[0]).float().square().mean(), carried
+
+    def packed(model: nn.Module, batch: Any, carried: Any) -> Any:
+        sequence = nn.utils.rnn.pack_sequence(list(batch[0]))
+        return model(sequence)[0].data.square().mean(), carried
+
+    batch = [(torch.randn(3, 4, 2),) for _ in range(2)]
+    with pytest.raises(ValueError, match="takes no autocast"):
+        small_team(nn.Linear(2, 2), half).advance(batch)
+    with pytest.raises(ValueError, match="a LSTM takes tensors, got PackedSequence"):
+        small_team(nn.LSTM(2, 3, batch_first=True), packed).advance(batch)
+    norm = MaskedBatchNorm(3)
+    norm.momentum = None
+    assert not can_go_together(norm)
+
+
+def test_a_state_of_another_shape_is_refused():
+    def loss_fn(model: nn.Module, batch: Any, carried: Any) -> Any:
+        y = model(batch[0])
+        return y.square().mean(), (y.detach(),)
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    team = VirtualWorkers(model, loss_fn, optimizer, 2, compressor="none", carried=(torch.zeros(3, 2),))
+    state = team.state_dict()
+    state["carried"] = [(torch.zeros(2, 3),) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"must have the shapes \[\(3, 2\)\], got \[\(2, 3\)\]"):
+        team.load_state_dict(state)

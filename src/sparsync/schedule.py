@@ -51,7 +51,8 @@ class FrontLoaded:
     """Bytes spent early, when they help most: over the first tenth of a training the density falls to its last one, in
     four stages of equal ratio.
 
-    With a factor of 4, as much is sent in all as with 1.16 times the last density from the first step on.
+    With a factor of 4 and 40 steps or more, as much is sent in all as with 1.16 times the last density from the first
+    step on.
 
     Args:
         density: the last one, in (0, 1].
@@ -66,10 +67,10 @@ class FrontLoaded:
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
-        if self.steps < 1:
-            raise ValueError(f"steps must be 1 or more, got {self.steps!r}")
-        if not self.factor >= 1:
-            raise ValueError(f"factor must be 1 or more, got {self.factor!r}")
+        if not (isinstance(self.steps, int) and self.steps >= 1):
+            raise ValueError(f"steps must be a whole number, 1 or more, got {self.steps!r}")
+        if not (isinstance(self.factor, int | float) and self.factor >= 1):
+            raise ValueError(f"factor must be a number, 1 or more, got {self.factor!r}")
 
     def __call__(self, step: int) -> float:
         stage = step // self._length

@@ -4,7 +4,7 @@ A segment's entries begin at a random place and follow each other, wrapping roun
 is seen as a grid, filled row by row and about as high as wide. Every column is turned round by a random amount of its
 own, then every row, a few times over. A turn maps the segment onto itself one to one, whatever the length of a last row
 that is not full: so entries stay distinct and within the segment, and nothing ever has to be drawn again. The random
-start makes each entry equally likely, exactly; the turns make it so for pairs, and for more at a time.
+start makes each entry equally likely, all but exactly; the turns make it so for pairs, and for more at a time.
 """
 
 from __future__ import annotations

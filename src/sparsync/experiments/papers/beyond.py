@@ -46,7 +46,8 @@ NOTES = (
     "entries as each worker sends; momentum of 0.5 before the residual) or of DGC. Where that is momentum, which moves "
     "the best rate, the rate is searched for as for the rows; the others take the rate of what they change.",
     "VGG-16 computes in bfloat16 where torch's autocast takes that to be safe, dense and sparse alike; weights, "
-    "gradients and all that is sent are fp32. The other models compute in fp32, on a GPU with products of TF32.",
+    "gradients and all that is sent are fp32. The other models compute in fp32, on a GPU with convolutions (and "
+    "products, see below) of TF32. Differences are over the seeds that both have.",
 )
 
 

@@ -17,9 +17,11 @@ HALF = (
 )
 VIRTUAL = (
     "The workers are virtual: one process computes the gradients of all of them, with the library's own compressors, "
-    "residuals and sums, which gives the weights that as many processes would get. On a GPU the workers' batches pass "
-    "through a network together, which differs from that by rounding, and by the draws of dropout; on the CPU, through "
-    "networks for ImageNet and where passes compute in bfloat16, each worker has a pass of its own."
+    "residuals and sums, which gives the weights that as many processes would get. On a GPU the workers' batches may "
+    "pass through a network together, which differs from that by rounding, and by the draws of dropout; elsewhere each "
+    "worker has a pass of its own. The file of a training says how it was (passes, precision); where it does not, "
+    "networks for MNIST and CIFAR-10 went together on a GPU, others apart, and only convolutions were of TF32, or "
+    "products too from commit 790b419 on."
 )
 
 

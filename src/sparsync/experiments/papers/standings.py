@@ -43,7 +43,8 @@ def standing(contest: Contest, model: str, length: int, labels: Sequence[str], a
         if not histories:
             rows.append(Row([label, NOT_RUN, *("–" for _ in range(6))]))
             continue
-        gap = "–" if label == against or not base else f"{mean_of(histories) - mean_of(base):+.2f}"
+        apart = difference(histories, base)
+        gap = "–" if label == against or apart is None else f"{apart:+.2f}"
         rows.append(
             Row(
                 [
@@ -103,7 +104,8 @@ def summary(contest: Contest) -> Table:
                 rows.append(Row([setting.title, f"{steps:,}", "–", "–", "–", aim, f"{missing} is not run"]))
                 continue
             best = max(found, key=lambda label: statistics.mean(goodness(h) for h in found[label]))
-            gap = mean_of(found[best]) - mean_of(dense)
+            gap = difference(found[best], dense)
+            assert gap is not None  # the first seed is always there
             lost = -gap if dense[0].score == "accuracy" else gap
             verdict = "loses" if lost > 0 else "does not lose"
             if target is not None:
@@ -156,8 +158,11 @@ def names(labels: Sequence[str]) -> str:
     return "; ".join(labels)
 
 
-def mean_of(histories: Sequence[History]) -> float:
-    return statistics.mean(shown(h.last, h.score) for h in histories)
+def difference(histories: Sequence[History], others: Sequence[History]) -> float | None:
+    """Between the means of two rows, over the seeds that both have."""
+    both = [{h.run.seed: shown(h.last, h.score) for h in row} for row in (histories, others)]
+    common = both[0].keys() & both[1].keys()
+    return statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else None
 
 
 def spread(histories: Sequence[History]) -> str:

@@ -7,7 +7,8 @@ import math
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,22 @@ def train(run: Run, context: Context, task: Task | None = None) -> History | Non
 
     Where several processes are at work, only the one that has claimed the run may call this.
     """
-    if context.device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions do anyway
-    task = task or _task(run, context)
+    with _products(context.device):
+        return _train(run, context, task or _task(run, context))
+
+
+@contextmanager
+def _products(device: torch.device) -> Iterator[None]:
+    """On a GPU products are of TF32, as convolutions are anyway."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _train(run: Run, context: Context, task: Task) -> History | None:
     steps = run.steps or max(1, round(run.epochs * task.epoch))
     session = Session(run, task, steps)
     saved = context.scratch / f"{run.name}.pt"
@@ -190,7 +204,8 @@ def train(run: Run, context: Context, task: Task | None = None) -> History | Non
         if over and step < steps:
             return None
     session.seconds += time.monotonic() - begun
-    history = replace(session.history(), where=store.hardware(context))
+    where = {**store.hardware(context), "passes": session.passes, "precision": session.precision}
+    history = replace(session.history(), where=where)
     write(context.output / "runs" / f"{run.name}.json", history)
     saved.unlink(missing_ok=True)
     return history
@@ -223,6 +238,8 @@ class Session:
         optimizer = optimizer_of(run, task)
         on_gpu = next(task.model.parameters()).is_cuda
         together = on_gpu and task.mean and not run.autocast and can_go_together(task.model)
+        self.passes = "together" if together else "one worker after another"
+        self.precision = "bf16 autocast" if run.autocast else "tf32" if on_gpu else "fp32"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
             self.team = VirtualWorkers(

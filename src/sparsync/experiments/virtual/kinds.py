@@ -33,8 +33,8 @@ def can_go_together(model: nn.Module) -> bool:
     ``Linear``, ``BatchNorm2d`` (with weights, running statistics and a fixed momentum), ``MaskedBatchNorm``,
     ``LayerNorm``, ``Embedding`` (without ``padding_idx``, ``max_norm``, ``scale_grad_by_freq`` and ``sparse``), the
     output of ``GPT`` that is tied to one, or ``LSTM`` (``batch_first``, in one direction, without projections). What
-    mixes examples in a way of its own, or uses a parameter beside its layer, cannot be seen from here, and must not go
-    together.
+    mixes examples in a way of its own cannot be seen from here, and must not go together; a parameter that is used
+    beside its layer is refused in the first step.
     """
     return obstacle_of(model) is None
 
@@ -64,7 +64,7 @@ def _why_not(module: nn.Module) -> str | None:
         plain = set(module.dilation) == {1} and module.padding_mode == "zeros"
         if not plain or isinstance(module.padding, str):
             return "dilation, or padding by name or with other than zeros"
-    if isinstance(module, nn.BatchNorm2d) and not (
+    if isinstance(module, nn.BatchNorm2d | MaskedBatchNorm) and not (
         module.affine and module.track_running_stats and isinstance(module.momentum, float)
     ):
         return "needs affine=True, track_running_stats=True and a float for momentum"

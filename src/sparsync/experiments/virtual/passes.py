@@ -74,6 +74,9 @@ class Passes:
     def carry(self, states: Sequence[Carried]) -> None:
         """Set what every worker carries on."""
         for own, new in zip(self.carried, states, strict=True):
+            shapes = [[tuple(tensor.shape) for tensor in state] for state in (own, new)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(f"what is carried must have the shapes {shapes[0]}, got {shapes[1]}")
             for tensor, value in zip(own, new, strict=True):
                 tensor.copy_(value)
 

@@ -43,7 +43,11 @@ class Probes:
         return self._probes[id(parameter)]
 
     def check(self, x: Tensor, dimensions: int, layer: nn.Module, or_more: bool = False) -> None:
-        """What reaches a layer must still be the batch of all workers."""
+        """What reaches a layer must still be the batch of all workers, in the precision of the weights."""
+        if not isinstance(x, Tensor):
+            raise ValueError(f"together=True: a {type(layer).__name__} takes tensors, got {type(x).__name__}")
+        if torch.is_autocast_enabled(x.device.type):
+            raise ValueError("together=True takes no autocast; together=False does")
         if x.dim() < dimensions or (x.dim() > dimensions and not or_more) or len(x) != self.examples:
             raise ValueError(
                 f"together=True: a {type(layer).__name__} must be given {dimensions} dimensions"

@@ -20,7 +20,8 @@ class Together(Passes):
     """One pass over the examples of all workers, that tells their gradients and batch statistics apart.
 
     A GPU that is hardly busy with one worker's batch is busy with all of them. The gradients are those of ``Passes``
-    but for rounding; what draws random numbers, such as dropout, draws others. ``models`` is rank 0's for every worker.
+    but for rounding; what draws random numbers, such as dropout, draws others. On a GPU an embedding's
+    gradient is summed in an open order. There is no autocast. ``models`` is rank 0's for every worker.
 
     Args:
         model, parameters, views, graph: as ``Passes`` takes them; see ``can_go_together``.
@@ -62,6 +63,8 @@ class Together(Passes):
             (norm, swapped[id(norm)]) for norm in norms
         ]
         self._model = copy.deepcopy(model, dict(swapped))
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._looked = False
 
     def _all(self) -> None:
         """A pass of all workers."""
@@ -75,6 +78,8 @@ class Together(Passes):
                 f"together=True: loss_fn must return a scalar and tensors of {shapes[1]}, which are carried on, got "
                 f"{shapes[0]}"
             )
+        if not self._looked:
+            self._look_for_uses(loss)
         workers = len(self.models)
         probes = [self._probes.of(p) for p in self.parameters]
         grads = torch.autograd.grad(loss, probes, torch.full_like(loss, workers))  # each worker's loss is its own mean
@@ -84,6 +89,22 @@ class Together(Passes):
             for tensor, value in zip(self._carried, after, strict=True):
                 tensor.copy_(value)
         self._statistics(back=True)
+
+    def _look_for_uses(self, loss: Tensor) -> None:
+        """Once: no parameter may be used beside its layer, where its gradient cannot be told apart."""
+        todo, seen = [loss.grad_fn], set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            name = self._names.get(id(getattr(node, "variable", None)))
+            if name is not None:
+                raise ValueError(
+                    f"together=True: {name!r} is used beside its layer, as tied weights may be; together=False takes it"
+                )
+            todo += [following for following, _ in node.next_functions]
+        self._looked = True
 
     @torch.no_grad()
     def _statistics(self, back: bool) -> None:
