@@ -333,6 +333,37 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     assert given[0].count_nonzero() == given[1].count_nonzero() > 0
 
 
+@pytest.mark.parametrize("on_host", [True, False])
+def test_balanced_what_comes_home_twice_does_so_in_one_order(monkeypatch, on_host):
+    """A rank has no room for entries that it owns, and sums are left of them: a GPU adds each of both in one call."""
+    monkeypatch.setattr(Cut, "on_host", lambda cut, tensor: on_host)
+    numel, workers = 4000, 4
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.05)
+    cut, words = Cut(layout, workers, 0.2), flag(-1, layout, torch.device("cpu"))
+    own = cut.place(torch.arange(layout.k), 1)  # rank 1 has no room for the last of them, which the others send it
+    sents = []
+    for rank in range(workers):
+        values = torch.randn(layout.k, generator=torch.Generator().manual_seed(rank)) + 5
+        if rank != 1:
+            values[: layout.k - 40] = 0
+        sents.append(SparseGrad(own, values, torch.tensor(layout.k), numel, *words))
+    results = Balanced(0.2).reduce_local(sents, layout, {}, Wire())
+    home = results[1].rejected
+    real = home.indices[home.values != 0]
+    assert len(real) - len(real.unique()) > 20
+    if not on_host:
+        for indices, values in zip(home.indices, home.values, strict=True):
+            real = indices[values != 0]
+            assert len(real) == len(real.unique())
+        assert torch.equal(home.indices[0][home.values[0] != 0].sort().values, own[cut.room :].sort().values)
+    residual = torch.randn(numel, generator=torch.Generator().manual_seed(9))
+    _, stays = cut.split(sents)
+    expected = stays[1].add_to(residual.clone())
+    sums = sum(sent.densify() - stay.densify() for sent, stay in zip(sents, stays, strict=True))
+    left = sums - torch.stack([part.densify() for part in results[0].total]).sum(0)
+    assert torch.equal(home.add_to(residual.clone()), expected + left)
+
+
 @pytest.mark.parametrize(
     ("collective", "values"),
     [

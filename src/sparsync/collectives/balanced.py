@@ -75,7 +75,7 @@ class Balanced:
         total = [
             cut.placed(wire.decode(row, partial(cut.segment, owner), back), owner) for owner, row in enumerate(rows)
         ]
-        return Reduced(total, channel.size, _both(stays, left[0][0], left[1][0]), bad_ranks(headers))
+        return Reduced(total, channel.size, cut.home(stays, left[0][0], left[1][0]), bad_ranks(headers))
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         workers, cut = len(sents), Cut(layout, len(sents), self.share)
@@ -92,7 +92,7 @@ class Balanced:
             total.append(cut.placed(SparseGrad(rows, values, *about), group))
             homes += list(zip(*left, strict=True))
         bad = local_bad_ranks(sents)
-        return [Reduced(total, workers, _both(own, *home), bad) for own, home in zip(stays, homes, strict=True)]
+        return [Reduced(total, workers, cut.home(own, *home), bad) for own, home in zip(stays, homes, strict=True)]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         there, back = (replace(shape, dtype=dtype) for shape in Cut(layout, workers, self.share).shapes)
@@ -201,6 +201,26 @@ class Cut:
         home = self.place(rows, owners).clamp(max=self.layout.numel - 1)  # the last row may be longer than the gradient
         return (torch.where(travel != 0, indices, 0), travel), (home, left)
 
+    def home(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
+        """All that comes home to a rank: what it had no room for, then what is left of its sums.
+
+        It may have had no room for an entry that it owns. On a GPU the additions of one call come in any order, so that
+        each of both is a row of its own there.
+        """
+        assert stays.indices is not None
+        indices, values = [stays.indices, places], [stays.values, left]
+        if self.on_host(left):
+            both = torch.cat(indices), torch.cat(values)
+        else:
+            size = max(own.numel() for own in values)
+            spread = torch.arange(size, device=left.device)  # zeros are added all over: in one place they would queue
+            more = [size - own.numel() for own in values]
+            both = (
+                torch.stack([torch.cat([own, spread[size - n :]]) for own, n in zip(indices, more, strict=True)]),
+                torch.stack([nn.functional.pad(own, (0, n)) for own, n in zip(values, more, strict=True)]),
+            )
+        return replace(stays, indices=both[0], values=both[1], count=torch.tensor(both[0].numel()))
+
     def on_host(self, tensor: Tensor) -> bool:
         return not tensor.is_cuda
 
@@ -211,10 +231,3 @@ class Cut:
 def _room(mean: float) -> int:
     """Entries for which a message has room, of which ``mean`` are expected."""
     return math.ceil(mean + ROOM * math.sqrt(mean))
-
-
-def _both(a: SparseGrad, indices: Tensor, values: Tensor) -> SparseGrad:
-    """The entries of both, an index perhaps twice."""
-    assert a.indices is not None
-    indices, values = torch.cat([a.indices, indices]), torch.cat([a.values, values])
-    return SparseGrad(indices, values, torch.tensor(indices.numel()), a.numel, a.flags, a.where)
