@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsync.collectives import AllGather, Balanced, Channel
-from sparsync.collectives.balanced import Cut
+from sparsync.collectives import AllGather, Balanced, Channel, balanced
 from sparsync.collectives.base import Reduced, shape_of
+from sparsync.collectives.cut import Cut, HostCut
 from sparsync.collectives.verdicts import Report
 from sparsync.compressors.base import flag
 from sparsync.errors import PeerLost, SparsyncError
@@ -245,8 +245,9 @@ def test_balanced_every_entry_has_one_owner(numel, workers):
     assert torch.equal(places.sort().values, indices)
 
 
+@pytest.mark.parametrize("kind", [Cut, HostCut])
 @pytest.mark.parametrize("step", [1, 2, 16, 64, 576])
-def test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors(step):
+def test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors(step, kind):
     """The large entries may be one channel, or one layer: no owner is sent much more than the others."""
     numel, workers = 200_000, 16
     layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.01)
@@ -254,9 +255,9 @@ def test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors(ste
     sent = SparseGrad(
         indices, torch.ones(layout.k), torch.tensor(layout.k), numel, *flag(-1, layout, torch.device("cpu"))
     )
-    (_, values, counts), (left,) = Cut(layout, workers, 1.0).split([sent])
-    assert int(counts.sum()) + int(left.values.count_nonzero()) == layout.k
-    assert int(values.count_nonzero()) == int(counts.sum())
+    (part,), (left,) = kind(layout, workers, 1.0).split([sent])
+    assert int(part.count.sum()) + int(left.values.count_nonzero()) == layout.k
+    assert int(part.values.count_nonzero()) == int(part.count.sum())
     assert int(left.values.count_nonzero()) < 0.02 * layout.k
 
 
@@ -290,9 +291,8 @@ def test_balanced_sends_the_largest_sums_and_keeps_the_rest():
     assert int(total.count_nonzero()) <= 4
 
 
-def test_balanced_does_not_go_by_the_order_of_entries(monkeypatch):
+def test_balanced_does_not_go_by_the_order_of_entries():
     """A GPU gives entries in any order, and some have no room."""
-    monkeypatch.setattr(Cut, "on_host", lambda cut, tensor: False)
     numel, workers = 20_000, 8
     layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.05)
     u = torch.randn(numel, generator=torch.Generator().manual_seed(3))
@@ -300,8 +300,8 @@ def test_balanced_does_not_go_by_the_order_of_entries(monkeypatch):
     cut, found = Cut(layout, workers, 1.0), []
     for seed in range(4):
         order = chosen[torch.randperm(chosen.numel(), generator=torch.Generator().manual_seed(seed))]
-        parts, (stays,) = cut.split([SparseGrad(order, u[order], torch.tensor(layout.capacity), numel, *words)])
-        found.append((parts[0], parts[1], stays.densify()))
+        (part,), (stays,) = cut.split([SparseGrad(order, u[order], torch.tensor(layout.capacity), numel, *words)])
+        found.append((part.indices, part.values, stays.densify()))
     assert found[0][2].count_nonzero() > 0  # else nothing is shown
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
@@ -321,7 +321,7 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     given = []
     for looks in (True, False):
         if not looks:
-            monkeypatch.setattr(Cut, "on_host", lambda cut, tensor: False)
+            monkeypatch.setattr(balanced, "cut_for", lambda tensor, *about: Cut(*about))
         results = Balanced().reduce_local(sents, layout, {}, wire)
         total = torch.stack([part.densify() for part in results[0].total]).sum(0)
         home = torch.stack([result.rejected.densify() for result in results]).sum(0)
@@ -333,13 +333,13 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     assert given[0].count_nonzero() == given[1].count_nonzero() > 0
 
 
-@pytest.mark.parametrize("on_host", [True, False])
-def test_balanced_what_comes_home_twice_does_so_in_one_order(monkeypatch, on_host):
+@pytest.mark.parametrize("kind", [Cut, HostCut])
+def test_balanced_what_comes_home_twice_does_so_in_one_order(monkeypatch, kind):
     """A rank has no room for entries that it owns, and sums are left of them: a GPU adds each of both in one call."""
-    monkeypatch.setattr(Cut, "on_host", lambda cut, tensor: on_host)
+    monkeypatch.setattr(balanced, "cut_for", lambda tensor, *about: kind(*about))
     numel, workers = 4000, 4
     layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.05)
-    cut, words = Cut(layout, workers, 0.2), flag(-1, layout, torch.device("cpu"))
+    cut, words = kind(layout, workers, 0.2), flag(-1, layout, torch.device("cpu"))
     own = cut.place(torch.arange(layout.k), 1)  # rank 1 has no room for the last of them, which the others send it
     sents = []
     for rank in range(workers):
@@ -351,7 +351,7 @@ def test_balanced_what_comes_home_twice_does_so_in_one_order(monkeypatch, on_hos
     home = results[1].rejected
     real = home.indices[home.values != 0]
     assert len(real) - len(real.unique()) > 20
-    if not on_host:
+    if kind is Cut:
         for indices, values in zip(home.indices, home.values, strict=True):
             real = indices[values != 0]
             assert len(real) == len(real.unique())

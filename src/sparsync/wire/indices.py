@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sparsync.layout import locate, run_table
 from sparsync.sparse import SparseGrad
-from sparsync.wire.shape import Shape, unpack_bits, words_for
+from sparsync.wire.bits import gather, ones, pack_bits, spread, unpack_bits, words_for
+from sparsync.wire.shape import Shape
 
 
 class IndexCodec(Protocol):
@@ -75,46 +76,33 @@ class EliasFano:
 
     def arrange(self, sent: SparseGrad) -> SparseGrad:
         assert sent.indices is not None
-        real = torch.arange(sent.indices.numel(), device=sent.indices.device) < sent.count
+        real = torch.arange(sent.indices.shape[-1], device=sent.indices.device) < sent.count.unsqueeze(-1)
         keys = torch.where(real, sent.indices, sent.numel)  # what is not real stays last
         # Our compressors sort already. Looking is far cheaper than sorting, but on a GPU it would wait for the host.
-        if keys.device.type == "cpu" and bool((keys[1:] >= keys[:-1]).all()):
+        if keys.device.type == "cpu" and bool((keys[..., 1:] >= keys[..., :-1]).all()):
             return sent
         order = keys.sort(stable=True).indices
-        return replace(sent, indices=sent.indices[order], values=sent.values[order])
+        return replace(sent, indices=sent.indices.gather(-1, order), values=sent.values.gather(-1, order))
 
     def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
         indices = sent.indices
         assert indices is not None
         width = ef_width(shape.numel, shape.capacity)
-        low_words, high_words = ef_words(shape.numel, shape.capacity)
+        size = 32 * ef_words(shape.numel, shape.capacity)[1]
         number = torch.arange(shape.capacity, device=indices.device)
-        packed = torch.zeros(low_words + high_words, dtype=torch.int32, device=indices.device)
-        # No two additions set the same bit, so their order does not matter; to(int32) keeps the lower 32 bits.
-        if width:
-            start = number * width
-            word = start >> 5
-            low = (indices & (1 << width) - 1) << (start & 31)
-            packed.index_add_(0, word, low.to(torch.int32))
-            packed.index_add_(0, word + 1, (low >> 32).to(torch.int32))  # nothing, where this is already a high word
-        place = (indices >> width) + number
-        bit = (number < sent.count).long() << (place & 31)
-        packed.index_add_(0, (place >> 5) + low_words, bit.to(torch.int32))
-        return packed
+        place = torch.where(number < sent.count.unsqueeze(-1), (indices >> width) + number, size)
+        high = torch.zeros(*indices.shape[:-1], size + 1, dtype=torch.uint8, device=indices.device)
+        high = pack_bits(high.scatter_(-1, place, 1)[..., :-1])  # the last is thrown away
+        return torch.cat([pack_bits(spread(indices, width)), high], -1) if width else high
 
     def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
         width = ef_width(shape.numel, shape.capacity)
         low_words, _ = ef_words(shape.numel, shape.capacity)
         number = torch.arange(shape.capacity, device=words.device)
-        # The size is known, so nothing waits for the host to learn it.
-        place = torch.nonzero_static(unpack_bits(words[low_words:]), size=shape.capacity, fill_value=0).view(-1)
-        indices = place - number << width
+        indices = ones(unpack_bits(words[..., low_words:]), shape.capacity) - number << width
         if width:
-            start = number * width
-            word = start >> 5
-            both = words.index_select(0, word).long() & 0xFFFFFFFF | words.index_select(0, word + 1).long() << 32
-            indices |= both >> (start & 31) & (1 << width) - 1
-        return torch.where(number < count, indices, 0)
+            indices |= gather(unpack_bits(words[..., :low_words])[..., : shape.capacity * width], width)
+        return torch.where(number < count.unsqueeze(-1), indices, 0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""Bits in 32-bit words, all along the last dimension: by numpy on the host, where torch has nothing for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def words_for(bits: int) -> int:
+    """Whole 32-bit words that hold ``bits``."""
+    return -(-bits // 32)
+
+
+def on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """Bits, uint8 or boolean, as 32-bit words, lowest first; zeros fill the last word."""
+    missing = -bits.shape[-1] % 32
+    if not bits.numel():
+        return bits.new_zeros(bits.shape, dtype=torch.int32)
+    if missing:
+        bits = torch.nn.functional.pad(bits, (0, missing))
+    if on_host(bits):
+        return torch.from_numpy(np.packbits(bits.numpy(), axis=-1, bitorder="little")).view(torch.int32)
+    lane = torch.arange(32, dtype=torch.int32, device=bits.device)
+    return (bits.view(*bits.shape[:-1], -1, 32).to(torch.int32) << lane).sum(-1, dtype=torch.int32)
+
+
+def unpack_bits(words: Tensor) -> Tensor:
+    """The bits of 32-bit words as booleans, lowest first."""
+    if on_host(words):
+        bits = np.unpackbits(words.contiguous().numpy().view(np.uint8), axis=-1, bitorder="little")
+        return torch.from_numpy(bits).view(torch.bool)
+    lane = 1 << torch.arange(32, dtype=torch.int32, device=words.device)
+    return (words.unsqueeze(-1) & lane).flatten(-2) != 0
+
+
+def ones(bits: Tensor, size: int) -> Tensor:
+    """Where the first ``size`` set bits are, as int64; 0 where there are fewer. Nothing waits for a device."""
+    if not size:
+        return bits.new_zeros(*bits.shape[:-1], 0, dtype=torch.int64)
+    rows = bits.view(-1, bits.shape[-1])
+    if on_host(bits):
+        places = np.zeros((len(rows), size), np.int64)
+        for row, own in zip(rows.numpy(), places, strict=True):
+            found = np.flatnonzero(row)[:size]
+            own[: len(found)] = found
+        return torch.from_numpy(places).view(*bits.shape[:-1], size)
+    found_ = [torch.nonzero_static(row, size=size, fill_value=0).view(-1) for row in rows]
+    return torch.stack(found_).view(*bits.shape[:-1], size)
+
+
+def spread(numbers: Tensor, width: int) -> Tensor:
+    """The lowest ``width`` bits of each number, one number after another."""
+    numbers = numbers.to(_smallest(width))
+    return torch.stack([numbers >> bit & 1 for bit in range(width)], -1).to(torch.uint8).flatten(-2)
+
+
+def gather(bits: Tensor, width: int) -> Tensor:
+    """Numbers of ``width`` bits each, as int64: the inverse of ``spread``."""
+    columns, dtype = bits.view(*bits.shape[:-1], bits.shape[-1] // width, width), _smallest(width)
+    numbers = columns[..., 0].to(dtype)
+    for bit in range(1, width):
+        numbers |= columns[..., bit].to(dtype) << bit
+    return numbers.to(torch.int64)
+
+
+def _smallest(width: int) -> torch.dtype:
+    """An integer type that holds so many bits."""
+    wide = ((8, torch.uint8), (15, torch.int16), (31, torch.int32), (63, torch.int64))
+    return next(dtype for most, dtype in wide if width <= most)
