@@ -245,6 +245,29 @@ def test_balanced_every_entry_has_one_owner(numel, workers):
     assert torch.equal(places.sort().values, indices)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 16, 200, 300])
+@pytest.mark.parametrize("numel", [7, 100_003, 5_000_000_000])
+def test_balanced_the_host_cuts_as_a_device_does(numel, workers):
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=min(0.3, 4000 / numel))
+    picked = torch.randint(numel, (layout.capacity,), generator=torch.Generator().manual_seed(workers)).unique()
+    indices, values = torch.zeros(layout.capacity, dtype=torch.int64), torch.zeros(layout.capacity)
+    indices[: len(picked)], values[: len(picked)] = picked, torch.randn(len(picked))
+    words = flag(-1, layout, torch.device("cpu"))
+    sent = SparseGrad(indices, values, torch.tensor(len(picked)), numel, *words)
+    (part,), (stays,) = HostCut(layout, workers, 2.0).split([sent])
+    (same,), (left,) = Cut(layout, workers, 2.0).split([sent])
+    for name in ("indices", "values", "count"):
+        assert torch.equal(getattr(part, name), getattr(same, name)), name
+    for a, b in ((stays.indices, left.indices), (stays.values, left.values)):
+        assert torch.equal(a, b[left.values != 0])
+    owners = torch.arange(workers).unsqueeze(1)
+    place = Cut(layout, workers, 2.0).place(part.indices, owners)
+    assert torch.equal(HostCut(layout, workers, 2.0).place(part.indices, owners), place)
+    whole = HostCut(layout, workers, 2.0).placed(part, owners)
+    assert torch.equal(whole.indices, place[part.values != 0])
+    assert torch.equal(torch.cat([whole.indices, stays.indices]).sort().values, picked)
+
+
 @pytest.mark.parametrize("kind", [Cut, HostCut])
 @pytest.mark.parametrize("step", [1, 2, 16, 64, 576])
 def test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors(step, kind):

@@ -72,7 +72,7 @@ class Balanced:
             chosen.append(goes)
             homes += list(zip(*left, strict=True))
         rows, values = (torch.cat(own) for own in zip(*chosen, strict=True))
-        total = cut.placed(replace(sents[0], indices=rows, values=values, count=(values != 0).sum()), owners)
+        total = cut.placed(replace(sents[0], indices=rows, values=values, count=(values != 0).sum(1)), owners)
         bad = local_bad_ranks(sents)
         return [Reduced([total], workers, cut.home(own, *home), bad) for own, home in zip(stays, homes, strict=True)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from sparsync.collectives.base import as_sent, left_of, shape_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
 
 ROOM = 2.0  # standard deviations of a message's entries for which there is room beyond the mean
 MIXER = 0x9E3779B1  # odd, with bits all over: neighbouring rows get owners that have nothing to do with each other
@@ -60,19 +63,15 @@ class Cut:
             return torch.zeros_like(rows)
         return self.layout.segment_of(self.place(rows, owner).clamp(max=self.layout.numel - 1))
 
-    def placed(self, part: SparseGrad, owner: int | Tensor) -> SparseGrad:
-        """An owner's entries with their places in the flat gradient; of several, with a row for each, all."""
+    def placed(self, part: SparseGrad, owner: Tensor) -> SparseGrad:
+        """All of several owners' entries, of which each has a row, with their places in the flat gradient."""
         assert part.indices is not None
         indices = torch.where(part.values != 0, self.place(part.indices, owner), 0)
-        return replace(
-            part,
-            indices=indices.view(-1),
-            values=part.values.view(-1),
-            count=part.count.sum(),
-            numel=self.layout.numel,
-            flags=part.flags.max(),
-            where=part.where.max(),
-        )
+        return self._whole(part, indices.view(-1), part.values.view(-1))
+
+    def _whole(self, part: SparseGrad, indices: Tensor, values: Tensor) -> SparseGrad:
+        count, flags, where = part.count.sum(), part.flags.max(), part.where.max()
+        return SparseGrad(indices, values, count, self.layout.numel, flags, where)
 
     def split(self, sents: Sequence[SparseGrad]) -> tuple[list[SparseGrad], list[SparseGrad]]:
         """Of every sender what goes to the owners, with their rows for indices and a row for each owner; and what it
@@ -153,9 +152,15 @@ class HostCut(Cut):
     one_by_one = True
 
     def place(self, rows: Tensor, owner: int | Tensor) -> Tensor:
-        number = owner if isinstance(owner, int) else owner.numpy().astype(np.uint32)
-        column = self._below(number + self.workers - self._turns(rows.numpy()))
-        return rows * self.workers + torch.from_numpy(column.astype(np.int64))
+        number = np.uint32(owner) if isinstance(owner, int) else owner.numpy().astype(np.uint32)
+        column = self._below(number + np.uint32(self.workers) - self._turns(rows.numpy()))
+        return torch.from_numpy(column.astype(np.int64)).add_(rows, alpha=self.workers)
+
+    def placed(self, part: SparseGrad, owner: Tensor) -> SparseGrad:
+        assert part.indices is not None
+        own = list(zip(owner.tolist(), part.indices, part.values, part.count.tolist(), strict=True))
+        indices = torch.cat([self.place(rows[:n], number) for (number,), rows, _, n in own])
+        return self._whole(part, indices, torch.cat([values[:n] for _, _, values, n in own]))
 
     def split(self, sents: Sequence[SparseGrad]) -> tuple[list[SparseGrad], list[SparseGrad]]:
         parts, stays = zip(*map(self._deal, sents), strict=True)
@@ -164,20 +169,22 @@ class HostCut(Cut):
     def _deal(self, sent: SparseGrad) -> tuple[SparseGrad, SparseGrad]:
         assert sent.indices is not None
         indices, values = sent.indices.numpy(), sent.values.numpy()
-        real = np.flatnonzero(values)
-        if len(real) < len(values):
+        if not (values != 0).all():
+            real = np.flatnonzero(values)
             indices, values = indices[real], values[real]
-        row = indices // self.workers
-        owner = self._below((indices - row * self.workers).astype(np.uint32) + self._turns(row))
+        flat: Numbers = indices.astype(np.uint32 if self.layout.numel < 2**32 else np.uint64)
+        row = flat // flat.dtype.type(self.workers)
+        owner = self._below((flat - row * flat.dtype.type(self.workers)).astype(np.uint32) + self._turns(row))
         key = torch.from_numpy(owner.astype(np.uint8 if self.workers <= 256 else np.int64))  # a pass for every byte
-        order = torch.sort(key, stable=True).indices.numpy()
-        row, in_order = row[order], values[order]
-        ends = np.bincount(owner, minlength=self.workers).cumsum().tolist()
+        owners, sorting = torch.sort(key, stable=True)
+        ends = torch.searchsorted(owners, torch.arange(self.workers, dtype=key.dtype), right=True).tolist()
+        order = sorting.numpy()
+        row, values_ = row[order], values[order]
         rows, travel = np.zeros((self.workers, self.room), np.int64), np.zeros((self.workers, self.room), values.dtype)
         count, left = [], []
         for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             size = min(end - begin, self.room)
-            rows[number, :size], travel[number, :size] = row[begin : begin + size], in_order[begin : begin + size]
+            rows[number, :size], travel[number, :size] = row[begin : begin + size], values_[begin : begin + size]
             count.append(size)
             left.append(order[begin + size : end])
         stay = np.concatenate(left)
@@ -192,13 +199,12 @@ class HostCut(Cut):
         found = whole.index_select(0, rows)
         if self.kept < rows.numel():
             chosen = torch.topk(found.abs(), self.kept, sorted=False).indices.sort().values
+            goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
         else:
-            chosen = torch.arange(rows.numel())
-        goes = rows.index_select(0, chosen)
-        segments = self.segment(owner, goes)
-        sent = as_sent(found.index_select(0, chosen), segments, len(self.layout.segments), wire)
+            chosen, goes, going = torch.arange(rows.numel()), rows, found
+        sent = as_sent(going, self.segment(owner, goes), len(self.layout.segments), wire)
         left = left_of(found, chosen, sent)
-        real = torch.from_numpy(np.flatnonzero(sent.numpy()))
+        real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
         missing = 0, self.kept - real.numel()
         travel, indices = (nn.functional.pad(own.index_select(0, real), missing) for own in (sent, goes))
         return (indices[None], travel[None]), (self.place(rows, owner)[None], left[None])
@@ -208,14 +214,18 @@ class HostCut(Cut):
         indices, values = torch.cat([stays.indices, places]), torch.cat([stays.values, left])
         return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
 
-    def _turns(self, rows: np.ndarray) -> np.ndarray:
+    def _turns(self, rows: Numbers) -> Numbers:
         """What ``_turn`` says, modulo the workers. A division by one number is fast in numpy, a remainder is not."""
-        turn = rows.astype(np.uint32) * np.uint32(MIXER) >> np.uint32(15)
-        return turn - turn // np.uint32(self.workers) * np.uint32(self.workers)
+        turn = rows.astype(np.uint32)
+        turn *= np.uint32(MIXER)
+        turn >>= np.uint32(15)
+        turn -= turn // np.uint32(self.workers) * np.uint32(self.workers)
+        return turn
 
-    def _below(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers below twice the workers, modulo the workers."""
-        return np.where(numbers >= self.workers, numbers - np.uint32(self.workers), numbers)
+    def _below(self, numbers: Numbers) -> Numbers:
+        """Numbers below twice the workers, modulo the workers: of those below them, the difference is huge."""
+        least: Numbers = np.minimum(numbers, numbers - np.uint32(self.workers))
+        return least
 
 
 def cut_for(tensor: Tensor, layout: Layout, workers: int, share: float) -> Cut:

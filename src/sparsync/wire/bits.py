@@ -38,6 +38,28 @@ def unpack_bits(words: Tensor) -> Tensor:
     return (words.unsqueeze(-1) & lane).flatten(-2) != 0
 
 
+def clear_from(count: Tensor, entries: Tensor) -> Tensor:
+    """``entries``, of which those from ``count`` on become 0."""
+    if not on_host(entries):
+        return entries.masked_fill_(torch.arange(entries.shape[-1], device=entries.device) >= count.unsqueeze(-1), 0)
+    for row, n in zip(entries.view(count.numel(), -1), count.view(-1).tolist(), strict=True):
+        row[n:] = 0
+    return entries
+
+
+def mark(places: Tensor, count: Tensor, size: int) -> Tensor:
+    """``size`` bits, of which those at the first ``count`` places are set."""
+    shape = places.shape[:-1]
+    if on_host(places):
+        bits = np.zeros((count.numel(), size), np.uint8)
+        for row, own, n in zip(bits, places.view(len(bits), -1).numpy(), count.view(-1).tolist(), strict=True):
+            row[own[:n]] = 1
+        return torch.from_numpy(bits).view(*shape, size)
+    real = torch.arange(places.shape[-1], device=places.device) < count.unsqueeze(-1)
+    marks = torch.zeros(*shape, size + 1, dtype=torch.uint8, device=places.device)
+    return marks.scatter_(-1, torch.where(real, places, size), 1)[..., :-1]  # the last is thrown away
+
+
 def ones(bits: Tensor, size: int) -> Tensor:
     """Where the first ``size`` set bits are, as int64; 0 where there are fewer. Nothing waits for a device."""
     if not size:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsync.layout import locate, run_table
 from sparsync.sparse import SparseGrad
-from sparsync.wire.bits import gather, ones, pack_bits, spread, unpack_bits, words_for
+from sparsync.wire.bits import clear_from, gather, mark, ones, pack_bits, spread, unpack_bits, words_for
 from sparsync.wire.shape import Shape
 
 
@@ -76,33 +76,31 @@ class EliasFano:
 
     def arrange(self, sent: SparseGrad) -> SparseGrad:
         assert sent.indices is not None
+        # Our compressors sort already. Looking is far cheaper than sorting, but on a GPU it would wait for the host.
+        if sent.indices.device.type == "cpu" and _ascending(sent.indices, sent.count):
+            return sent
         real = torch.arange(sent.indices.shape[-1], device=sent.indices.device) < sent.count.unsqueeze(-1)
         keys = torch.where(real, sent.indices, sent.numel)  # what is not real stays last
-        # Our compressors sort already. Looking is far cheaper than sorting, but on a GPU it would wait for the host.
-        if keys.device.type == "cpu" and bool((keys[..., 1:] >= keys[..., :-1]).all()):
-            return sent
         order = keys.sort(stable=True).indices
         return replace(sent, indices=sent.indices.gather(-1, order), values=sent.values.gather(-1, order))
 
     def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
-        indices = sent.indices
-        assert indices is not None
+        assert sent.indices is not None
         width = ef_width(shape.numel, shape.capacity)
-        size = 32 * ef_words(shape.numel, shape.capacity)[1]
-        number = torch.arange(shape.capacity, device=indices.device)
-        place = torch.where(number < sent.count.unsqueeze(-1), (indices >> width) + number, size)
-        high = torch.zeros(*indices.shape[:-1], size + 1, dtype=torch.uint8, device=indices.device)
-        high = pack_bits(high.scatter_(-1, place, 1)[..., :-1])  # the last is thrown away
-        return torch.cat([pack_bits(spread(indices, width)), high], -1) if width else high
+        _, high_words = ef_words(shape.numel, shape.capacity)
+        place = (sent.indices >> width).add_(torch.arange(shape.capacity, device=sent.indices.device))
+        high = pack_bits(mark(place, sent.count, 32 * high_words))
+        return torch.cat([pack_bits(spread(sent.indices, width)), high], -1) if width else high
 
     def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
         width = ef_width(shape.numel, shape.capacity)
         low_words, _ = ef_words(shape.numel, shape.capacity)
         number = torch.arange(shape.capacity, device=words.device)
-        indices = ones(unpack_bits(words[..., low_words:]), shape.capacity) - number << width
+        indices = ones(unpack_bits(words[..., low_words:]), shape.capacity).sub_(number)
+        indices <<= width
         if width:
             indices |= gather(unpack_bits(words[..., :low_words])[..., : shape.capacity * width], width)
-        return torch.where(number < count.unsqueeze(-1), indices, 0)
+        return clear_from(count, indices)
 
 
 @dataclass(frozen=True)
@@ -140,6 +138,12 @@ def _slot_table(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Ten
     room = [capacity for capacity, _ in shape.slots]
     table = torch.tensor([[0, *room[:-1]], [0, *sizes[:-1]], sizes], device=device)
     return table[0].cumsum(0), table[1].cumsum(0), table[2]
+
+
+def _ascending(indices: Tensor, count: Tensor) -> bool:
+    """Whether, on the host, the indices of what is real never fall."""
+    later = (indices[..., 1:] >= indices[..., :-1]).view(count.numel(), -1)
+    return all(bool(row[: max(0, n - 1)].all()) for row, n in zip(later, count.view(-1).tolist(), strict=True))
 
 
 def ef_width(numel: int, capacity: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsync.sparse import SparseGrad
-from sparsync.wire.bits import pack_bits, unpack_bits, words_for
+from sparsync.wire.bits import clear_from, pack_bits, unpack_bits, words_for
 from sparsync.wire.shape import WORD, Shape
 
 LEAST = 2.0**-100  # scale with levels: below it everything waits
@@ -124,16 +124,15 @@ def _unpack_signs(
     words: Tensor, indices: Tensor, count: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape, planes: int
 ) -> Tensor:
     scales = words[..., : shape.segments]
-    scales = scales.expand(indices.shape) if shape.segments == 1 else scales.gather(-1, segment_of(indices))
+    if shape.segments > 1:
+        scales = scales.gather(-1, segment_of(indices))
     bits = unpack_bits(words[..., shape.segments :])
     bits = bits.view(*bits.shape[:-1], 1 + planes, 32 * words_for(shape.capacity))[..., : shape.capacity]
-    negative = bits[..., 0, :]
     if planes:  # the largest of a segment is its scale: the others are as many halvings away as their bits say
         code = sum(bits[..., 1 + plane, :].to(torch.int32) << plane for plane in range(planes))
         scales = scales - ((((scales >> 23) - code) & (2**planes - 1)) << 23)
-    size = scales.view(torch.float32).to(shape.dtype)
-    real = torch.arange(shape.capacity, device=words.device) < count.unsqueeze(-1)
-    return torch.where(real, torch.where(negative, -size, size), 0)
+    signed = (bits[..., 0, :].to(torch.int32) << 31).bitwise_or_(scales)
+    return clear_from(count, signed.view(torch.float32).to(shape.dtype))
 
 
 def _as_words(values: Tensor) -> Tensor:
