@@ -42,8 +42,8 @@ MUTANTS = [
     Mutant(
         "two of four levels look alike on the wire",
         "wire/values.py",
-        "= (exponent >> plane) & 1",
-        "= exponent & 1",
+        "(exponent >> plane & 1)",
+        "(exponent & 1)",
         "tests/test_wire.py::test_round_trip[torch.float32-levels-int]",
     ),
     Mutant(
