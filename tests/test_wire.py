@@ -325,9 +325,12 @@ def test_rows_are_messages_of_their_own(monkeypatch, way, values, indices, numel
         assert torch.equal(one.values, row.values)
 
 
-@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 31, 32])
+@pytest.mark.parametrize("way", ["host", "device"])
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 17, 31, 32])
 @pytest.mark.parametrize("count", [0, 1, 33])
-def test_numbers_of_any_width_come_back(width, count):
+def test_numbers_of_any_width_come_back(monkeypatch, width, count, way):
+    if way == "device":
+        monkeypatch.setattr("sparsync.wire.bits.on_host", lambda tensor: False)
     numbers = torch.randint(2**width, (3, count), generator=torch.Generator().manual_seed(width))
     bits = spread(numbers + (5 << width), width)  # of which only the lowest count
     assert torch.equal(gather(unpack_bits(pack_bits(bits))[:, : count * width], width), numbers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -77,20 +79,29 @@ def ones(bits: Tensor, size: int) -> Tensor:
 
 def spread(numbers: Tensor, width: int) -> Tensor:
     """The lowest ``width`` bits of each number, one number after another."""
-    numbers = numbers.to(_smallest(width))
-    return torch.stack([numbers >> bit & 1 for bit in range(width)], -1).to(torch.uint8).flatten(-2)
+    if on_host(numbers):
+        kind = _smallest(width)
+        own = numbers.numpy().astype(kind)
+        bits = np.empty((*own.shape, width), np.uint8)
+        for bit in range(width):
+            np.bitwise_and(own >> kind(bit), kind(1), out=bits[..., bit], casting="unsafe")
+        return torch.from_numpy(bits).flatten(-2)
+    place = torch.arange(width, dtype=torch.int32, device=numbers.device)
+    return (numbers.to(torch.int32).unsqueeze(-1) >> place & 1).to(torch.uint8).flatten(-2)
 
 
 def gather(bits: Tensor, width: int) -> Tensor:
     """Numbers of ``width`` bits each, as int64: the inverse of ``spread``."""
-    columns, dtype = bits.view(*bits.shape[:-1], bits.shape[-1] // width, width), _smallest(width)
-    numbers = columns[..., 0].to(dtype)
-    for bit in range(1, width):
-        numbers |= columns[..., bit].to(dtype) << bit
-    return numbers.to(torch.int64)
+    columns = bits.view(*bits.shape[:-1], bits.shape[-1] // width, width)
+    if on_host(bits):
+        kind, own = _smallest(width), columns.numpy().view(np.uint8)
+        numbers = own[..., 0].astype(kind)
+        for bit in range(1, width):
+            numbers |= own[..., bit].astype(kind) << kind(bit)
+        return torch.from_numpy(numbers.astype(np.int64))
+    return (columns.to(torch.int64) << torch.arange(width, device=bits.device)).sum(-1)
 
 
-def _smallest(width: int) -> torch.dtype:
-    """An integer type that holds so many bits."""
-    wide = ((8, torch.uint8), (15, torch.int16), (31, torch.int32), (63, torch.int64))
-    return next(dtype for most, dtype in wide if width <= most)
+def _smallest(width: int) -> type[np.unsignedinteger[Any]]:
+    """A type for numbers of so many bits, 32 at most."""
+    return np.uint8 if width <= 8 else np.uint16 if width <= 16 else np.uint32
