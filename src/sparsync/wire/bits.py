@@ -44,7 +44,7 @@ def clear_from(count: Tensor, entries: Tensor) -> Tensor:
     """``entries``, of which those from ``count`` on become 0."""
     if not on_host(entries):
         return entries.masked_fill_(torch.arange(entries.shape[-1], device=entries.device) >= count.unsqueeze(-1), 0)
-    for row, n in zip(entries.view(count.numel(), -1), count.view(-1).tolist(), strict=True):
+    for row, n in zip(entries.view(count.numel(), -1).numpy(), count.view(-1).tolist(), strict=True):
         row[n:] = 0
     return entries
 

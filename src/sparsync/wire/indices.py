@@ -142,8 +142,8 @@ def _slot_table(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Ten
 
 def _ascending(indices: Tensor, count: Tensor) -> bool:
     """Whether, on the host, the indices of what is real never fall."""
-    later = (indices[..., 1:] >= indices[..., :-1]).view(count.numel(), -1)
-    return all(bool(row[: max(0, n - 1)].all()) for row, n in zip(later, count.view(-1).tolist(), strict=True))
+    rows = zip(indices.view(count.numel(), -1).numpy(), count.view(-1).tolist(), strict=True)
+    return all(bool((row[1:n] >= row[: max(0, n - 1)]).all()) for row, n in rows)
 
 
 def ef_width(numel: int, capacity: int) -> int:
