@@ -131,6 +131,7 @@ def test_bench_step_writes_its_columns(tmp_path: Path) -> None:
         assert all(float(row[key]) > 0 for row in rows[1:]), key
     for key in ("device", "cpus", "python", "torch", "sparsync", "date", "workers", "rounds", "asked_density"):
         assert all(row[key] for row in rows), key
+    assert [float(row["asked_density"]) for row in rows] == [1.0, 1.0, 0.001, 0.001, 0.001, 0.001, 0.05]
     assert "commit" in rows[0]
     assert float(rows[2]["sent_bytes"]) < float(rows[0]["sent_bytes"]) / 10
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsync.collectives import AllGather, Balanced, Channel
-from sparsync.collectives.balanced import Cut
+from sparsync.collectives import AllGather, Balanced, Channel, balanced
 from sparsync.collectives.base import Reduced, shape_of
+from sparsync.collectives.cut import Cut, HostCut
 from sparsync.collectives.verdicts import Report
 from sparsync.compressors.base import flag
 from sparsync.errors import PeerLost, SparsyncError
@@ -245,8 +245,32 @@ def test_balanced_every_entry_has_one_owner(numel, workers):
     assert torch.equal(places.sort().values, indices)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 16, 200, 300])
+@pytest.mark.parametrize("numel", [7, 100_003, 5_000_000_000])
+def test_balanced_the_host_cuts_as_a_device_does(numel, workers):
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=min(0.3, 4000 / numel))
+    picked = torch.randint(numel, (layout.capacity,), generator=torch.Generator().manual_seed(workers)).unique()
+    indices, values = torch.zeros(layout.capacity, dtype=torch.int64), torch.zeros(layout.capacity)
+    indices[: len(picked)], values[: len(picked)] = picked, torch.randn(len(picked))
+    words = flag(-1, layout, torch.device("cpu"))
+    sent = SparseGrad(indices, values, torch.tensor(len(picked)), numel, *words)
+    (part,), (stays,) = HostCut(layout, workers, 2.0).split([sent])
+    (same,), (left,) = Cut(layout, workers, 2.0).split([sent])
+    for name in ("indices", "values", "count"):
+        assert torch.equal(getattr(part, name), getattr(same, name)), name
+    for a, b in ((stays.indices, left.indices), (stays.values, left.values)):
+        assert torch.equal(a, b[left.values != 0])
+    owners = torch.arange(workers).unsqueeze(1)
+    place = Cut(layout, workers, 2.0).place(part.indices, owners)
+    assert torch.equal(HostCut(layout, workers, 2.0).place(part.indices, owners), place)
+    whole = HostCut(layout, workers, 2.0).placed(part, owners)
+    assert torch.equal(whole.indices, place[part.values != 0])
+    assert torch.equal(torch.cat([whole.indices, stays.indices]).sort().values, picked)
+
+
+@pytest.mark.parametrize("kind", [Cut, HostCut])
 @pytest.mark.parametrize("step", [1, 2, 16, 64, 576])
-def test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors(step):
+def test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors(step, kind):
     """The large entries may be one channel, or one layer: no owner is sent much more than the others."""
     numel, workers = 200_000, 16
     layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.01)
@@ -254,9 +278,9 @@ def test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors(ste
     sent = SparseGrad(
         indices, torch.ones(layout.k), torch.tensor(layout.k), numel, *flag(-1, layout, torch.device("cpu"))
     )
-    (_, values, counts), (left,) = Cut(layout, workers, 1.0).split([sent])
-    assert int(counts.sum()) + int(left.values.count_nonzero()) == layout.k
-    assert int(values.count_nonzero()) == int(counts.sum())
+    (part,), (left,) = kind(layout, workers, 1.0).split([sent])
+    assert int(part.count.sum()) + int(left.values.count_nonzero()) == layout.k
+    assert int(part.values.count_nonzero()) == int(part.count.sum())
     assert int(left.values.count_nonzero()) < 0.02 * layout.k
 
 
@@ -290,9 +314,8 @@ def test_balanced_sends_the_largest_sums_and_keeps_the_rest():
     assert int(total.count_nonzero()) <= 4
 
 
-def test_balanced_does_not_go_by_the_order_of_entries(monkeypatch):
+def test_balanced_does_not_go_by_the_order_of_entries():
     """A GPU gives entries in any order, and some have no room."""
-    monkeypatch.setattr(Cut, "on_host", lambda cut, tensor: False)
     numel, workers = 20_000, 8
     layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.05)
     u = torch.randn(numel, generator=torch.Generator().manual_seed(3))
@@ -300,8 +323,8 @@ def test_balanced_does_not_go_by_the_order_of_entries(monkeypatch):
     cut, found = Cut(layout, workers, 1.0), []
     for seed in range(4):
         order = chosen[torch.randperm(chosen.numel(), generator=torch.Generator().manual_seed(seed))]
-        parts, (stays,) = cut.split([SparseGrad(order, u[order], torch.tensor(layout.capacity), numel, *words)])
-        found.append((parts[0], parts[1], stays.densify()))
+        (part,), (stays,) = cut.split([SparseGrad(order, u[order], torch.tensor(layout.capacity), numel, *words)])
+        found.append((part.indices, part.values, stays.densify()))
     assert found[0][2].count_nonzero() > 0  # else nothing is shown
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
@@ -321,7 +344,7 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     given = []
     for looks in (True, False):
         if not looks:
-            monkeypatch.setattr(Cut, "on_host", lambda cut, tensor: False)
+            monkeypatch.setattr(balanced, "cut_for", lambda tensor, *about: Cut(*about))
         results = Balanced().reduce_local(sents, layout, {}, wire)
         total = torch.stack([part.densify() for part in results[0].total]).sum(0)
         home = torch.stack([result.rejected.densify() for result in results]).sum(0)
@@ -331,6 +354,37 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     if values == "fp32":  # signs make many sums equal, and which of them go is left open
         assert torch.equal(*given)
     assert given[0].count_nonzero() == given[1].count_nonzero() > 0
+
+
+@pytest.mark.parametrize("kind", [Cut, HostCut])
+def test_balanced_what_comes_home_twice_does_so_in_one_order(monkeypatch, kind):
+    """A rank has no room for entries that it owns, and sums are left of them: a GPU adds each of both in one call."""
+    monkeypatch.setattr(balanced, "cut_for", lambda tensor, *about: kind(*about))
+    numel, workers = 4000, 4
+    layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.05)
+    cut, words = kind(layout, workers, 0.2), flag(-1, layout, torch.device("cpu"))
+    own = cut.place(torch.arange(layout.k), 1)  # rank 1 has no room for the last of them, which the others send it
+    sents = []
+    for rank in range(workers):
+        values = torch.randn(layout.k, generator=torch.Generator().manual_seed(rank)) + 5
+        if rank != 1:
+            values[: layout.k - 40] = 0
+        sents.append(SparseGrad(own, values, torch.tensor(layout.k), numel, *words))
+    results = Balanced(0.2).reduce_local(sents, layout, {}, Wire())
+    home = results[1].rejected
+    real = home.indices[home.values != 0]
+    assert len(real) - len(real.unique()) > 20
+    if kind is Cut:
+        for indices, values in zip(home.indices, home.values, strict=True):
+            real = indices[values != 0]
+            assert len(real) == len(real.unique())
+        assert torch.equal(home.indices[0][home.values[0] != 0].sort().values, own[cut.room :].sort().values)
+    residual = torch.randn(numel, generator=torch.Generator().manual_seed(9))
+    _, stays = cut.split(sents)
+    expected = stays[1].add_to(residual.clone())
+    sums = sum(sent.densify() - stay.densify() for sent, stay in zip(sents, stays, strict=True))
+    left = sums - torch.stack([part.densify() for part in results[0].total]).sum(0)
+    assert torch.equal(home.add_to(residual.clone()), expected + left)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,9 @@ def test_attach_moves_momentum_and_detach_brings_it_back(worlds):
         ({"recipe": "best"}, "recipe must be one of default, balanced, paper, dgc, got 'best'"),
         ({"momentum": "correct", "beta": 1.0}, "beta must be from 0 to below 1, got 1.0"),
         ({"clip": 0.0}, "clip must be a norm above 0, got 0.0"),
+        ({"momentum": "keep", "beta": 0.7}, r"beta=0.7 needs momentum='correct', and momentum is 'keep' here$"),
+        ({"compressor": "topk", "masking": False}, "masking=False needs momentum='correct'"),
+        ({"recipe": "balanced", "beta": 0.7}, "momentum is 'keep' here: without optimizer= there is no momentum"),
     ],
 )
 def test_bad_options_are_refused(options, sentence):
@@ -292,5 +295,10 @@ def test_our_recipes_do_with_momentum_what_the_optimizer_allows() -> None:
         assert fill_in(None, {"optimizer": optimizer})["momentum"] == moved
         assert fill_in("balanced", {"optimizer": optimizer})["momentum"] == corrected
     taken.undo()
+    assert fill_in("balanced", {"optimizer": sgd, "beta": 0.7})["beta"] == 0.7
+    with pytest.raises(ValueError, match=r"beta=0.7 .* 'move' here: AdamW has no momentum that could be corrected"):
+        fill_in("balanced", {"optimizer": torch.optim.AdamW(weights), "beta": 0.7})
+    with pytest.raises(ValueError, match=r"beta=0.5 .* 'keep' here: SGD has no momentum"):
+        fill_in("balanced", {"optimizer": torch.optim.SGD(weights, lr=0.1), "beta": 0.5})
     assert fill_in("balanced", {"momentum": "correct"})["momentum"] == "correct"  # whoever asks for it gets it
     assert fill_in("dgc", {})["momentum"] == "correct"

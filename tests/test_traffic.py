@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from sparsync.cli.app import run
+from sparsync.collectives.cut import Cut
 from sparsync.experiments.loopback import Count
 from sparsync.experiments.trafficbench import CASES, TOLERANCE, Row, TrafficBench
 
@@ -26,7 +28,12 @@ def test_the_interface_counts_what_traffic_says(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     if rows[0]["interface"] != "own namespace":
         pytest.skip("not allowed to make a network namespace, and others use the host's loopback interface")
-    assert [(row["collective"], row["values"], row["indices"]) for row in rows] == list(CASES)
+    recipes = [("allgather", "sign", "ef"), ("balanced", "sign", "ef")]
+    assert [(row["collective"], row["values"], row["indices"]) for row in rows] == [*CASES, *recipes]
+    assert [(row["recipe"], float(row["density"]), row["share"]) for row in rows[-2:]] == [
+        ("default", 0.00625, ""),
+        ("balanced", 0.05, "2.0"),
+    ]
     for row in rows:
         # Messages of this size are heavy enough for both: with the backend's framing and without.
         assert abs(float(row["ratio"]) - 1) <= TOLERANCE, row
@@ -35,8 +42,17 @@ def test_the_interface_counts_what_traffic_says(tmp_path: Path) -> None:
         assert int(row["control_bytes"]) < 0.02 * int(row["interface_bytes"]), row
         assert row["date"], row
     # Sent from rank to rank, or passed on by 2 others, or summed: what travels follows from what was handed over.
-    handed = {row["collective"]: int(row["handed_bytes"]) / float(row["traffic_bytes"]) for row in rows}
+    handed = {
+        (row["collective"], row["recipe"]): int(row["handed_bytes"]) / float(row["traffic_bytes"]) for row in rows
+    }
     expected = {"allgather": 1 / 2, "gtopk": 1, "balanced": 1, "shared": 3 / 4, "dense": 3 / 4}
+    parts = TrafficBench("balanced", "sign", "ef", 400_000, 0.05, share=2.0)
+    there, back = (parts.wire.bytes(shape) for shape in Cut(parts.layout, 3, 2.0).shapes(torch.float32))
+    expected = {
+        **{(name, ""): share for name, share in expected.items()},
+        ("allgather", "default"): 1 / 2,
+        ("balanced", "balanced"): (3 * there + back) / (2 * there + 2 * back),  # a part to itself is handed over too
+    }
     assert handed == pytest.approx(expected, rel=0.02)
     assert done.returncode == 0, done.stdout
 

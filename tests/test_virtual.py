@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync.collectives import DenseAllReduce, Reduced, SharedIndexAllReduce
+from sparsync.collectives import Balanced, DenseAllReduce, Reduced, SharedIndexAllReduce
 from sparsync.collectives.base import local_bad_ranks
 from sparsync.experiments.data import Images, moment
 from sparsync.experiments.models.gpt import GPT
@@ -30,6 +30,7 @@ from sparsync.experiments.virtual import (
 )
 from sparsync.schedule import ExponentialWarmup
 from sparsync.sparse import SparseGrad
+from sparsync.wire import Wire
 from tests.models import net
 
 STEPS = 24
@@ -480,3 +481,34 @@ def test_a_graph_does_what_one_pass_after_another_does(kind, name, streams):
         assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(one, other, strict=True))
     with pytest.raises(ValueError, match="as in the captured graph"):
         team.advance([tuple(t.cuda()[:2] for t in batch_of(kind, rank, 0)) for rank in range(4)])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", ["balanced", "balanced-sign", "balanced-recipe"])
+def test_every_message_of_balanced_sums_is_encoded_and_compared(monkeypatch, name, workers):
+    """Both rounds of every worker, now and then and when the cut changes; what is not as counted ends the training."""
+    rehearsed, rehearse = [], Balanced.rehearse
+
+    def noted(self, sents, layout, wire):
+        rehearsed.append(rehearse(self, sents, layout, wire))
+        return rehearsed[-1]
+
+    monkeypatch.setattr(Balanced, "rehearse", noted)
+    monkeypatch.setattr("sparsync.experiments.virtual.exchange.COUNT_EVERY", 3)
+    team = advance(team_of("net", workers, METHODS[name] | ALL_SPARSE), "net", 0, 7)
+    assert len(rehearsed) == 3
+    assert [sum(sizes) for sizes in rehearsed] == [pytest.approx(workers * team.tally.bytes / 7)] * 3
+    assert [len(sizes) for sizes in rehearsed] == [workers] * 3
+    if workers == 1:  # which sends nothing
+        assert team.tally.bytes == 0
+        return
+    encode = Wire.encode
+
+    def longer(self, sent, segment_of, shape, header):
+        message = encode(self, sent, segment_of, shape, header)
+        more = message.new_zeros(*message.shape[:-1], 1 if message.dim() == 1 else 0)  # what owners send, by a word
+        return torch.cat([message, more], -1)
+
+    monkeypatch.setattr(Wire, "encode", longer)
+    with pytest.raises(AssertionError, match="bytes a worker"):
+        advance(team, "net", 7, 10)

@@ -16,6 +16,7 @@ from sparsync.experiments.wirebench import fewest_bits
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.wire import CODECS, HEADER, INDEX_CODECS, MAGIC, VERSION, Header, Shape, Wire
+from sparsync.wire.bits import gather, pack_bits, spread, unpack_bits
 from tests.methods import KINDS, SIZES, gradient, worker
 from tests.models import loss_of, net
 
@@ -290,3 +291,46 @@ def test_bench_wire_refuses_bad_input(tmp_path, capsys):
     ]:
         assert run(["bench", "wire", option, "0", "--out", str(tmp_path / "never.csv")]) == 2
         assert sentence in capsys.readouterr().err
+
+
+# ---- several messages at once, and other ways to the same bits ------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["host", "device"])
+@pytest.mark.parametrize("indices", ["int", "ef"])
+@pytest.mark.parametrize("values", CODECS)
+@pytest.mark.parametrize(("numel", "capacity"), [(1, 1), (63, 5), (100_003, 1000), (3_000_000_000, 40)])
+def test_rows_are_messages_of_their_own(monkeypatch, way, values, indices, numel, capacity):
+    """Also as a device makes them, where nothing may wait for the host."""
+    layout = Layout.cut([Span("a", 0, numel // 2), Span("b", numel // 2, numel)], numel=numel, scope="layer", density=1)
+    rng, wire = torch.Generator().manual_seed(numel), Wire(values, indices)
+    rows = []
+    for number in (0, 1, capacity // 2, capacity):
+        picked = torch.randint(numel, (min(number, capacity),), generator=rng).unique()
+        rows.append(entries(picked, capacity, layout, number))
+    shape = Shape(numel, capacity, len(layout.segments), torch.float32, layout.slots)
+    alone = [wire.encode(row, layout.segment_of, shape, wire.header(row, 3, 1, 5)) for row in rows]
+    if way == "device":
+        monkeypatch.setattr("sparsync.wire.bits.on_host", lambda tensor: False)
+    stack = [torch.stack([getattr(row, name) for row in rows]) for name in ("indices", "values", "count")]
+    many = SparseGrad(*stack, numel, rows[0].flags, rows[0].where)
+    messages = wire.encode(many, layout.segment_of, shape, wire.header(many, 3, 1, 5))
+    assert torch.equal(messages, torch.stack(alone))
+    back = wire.decode(messages, layout.segment_of, shape)
+    for i, row in enumerate(rows):
+        assert torch.equal(back.indices[i], row.indices)
+        assert torch.equal(back.values[i], row.values)
+        one = wire.decode(alone[i], layout.segment_of, shape)
+        assert torch.equal(one.indices, row.indices)
+        assert torch.equal(one.values, row.values)
+
+
+@pytest.mark.parametrize("way", ["host", "device"])
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 15, 16, 17, 31, 32])
+@pytest.mark.parametrize("count", [0, 1, 33])
+def test_numbers_of_any_width_come_back(monkeypatch, width, count, way):
+    if way == "device":
+        monkeypatch.setattr("sparsync.wire.bits.on_host", lambda tensor: False)
+    numbers = torch.randint(2**width, (3, count), generator=torch.Generator().manual_seed(width))
+    bits = spread(numbers + (5 << width), width)  # of which only the lowest count
+    assert torch.equal(gather(unpack_bits(pack_bits(bits))[:, : count * width], width), numbers)

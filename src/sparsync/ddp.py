@@ -149,6 +149,7 @@ def attach(
             momentum delays every entry a second time. ``"correct"`` puts momentum ``beta`` before the residual, and
             steps with lr (1 - beta) / (1 - m); keep.
         beta, masking: of momentum correction: its momentum, and whether sent entries clear theirs; 0.5 and ``True``.
+            Refused where momentum is not corrected, as where a recipe finds none in the optimizer (Adam has betas).
         clip: largest norm that each worker's gradient may have in a segment (a layer, a bucket or the model, by
             ``scope``; the tensors that travel dense are one), before it is added to the residual; none.
         scaler: the ``GradScaler``, if one is used: the residual follows the loss scale and skipped steps are undone.

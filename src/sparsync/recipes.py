@@ -88,6 +88,24 @@ def fill_in(recipe: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {name: value for name, value in given.items() if value is not None}
     preset = RECIPES[recipe].options if recipe is not None else {}
     filled = {**preset, "recipe": recipe, **chosen}
+    wanted = filled.get("momentum", "keep")
     if "momentum" not in chosen and recipe in OURS:
-        filled["momentum"] = possible(filled["momentum"], chosen.get("optimizer"))
+        filled["momentum"] = possible(wanted, chosen.get("optimizer"))
+    _refuse_unused(chosen, wanted, filled.get("momentum", "keep"))
     return filled
+
+
+def _refuse_unused(chosen: Mapping[str, Any], wanted: str, momentum: str) -> None:
+    """Refuse options of momentum correction where there is none: they would be ignored.
+
+    Args:
+        wanted: ``momentum`` as the recipe has it, before the optimizer was looked at.
+    """
+    for name in ("beta", "masking"):
+        if name in chosen and momentum != "correct":
+            optimizer = chosen.get("optimizer")
+            has = "without optimizer= there is" if optimizer is None else f"{type(optimizer).__name__} has"
+            why = f": {has} no momentum that could be corrected" if wanted == "correct" else ""
+            raise ValueError(
+                f"{name}={chosen[name]!r} needs momentum='correct', and momentum is {momentum!r} here{why}"
+            )

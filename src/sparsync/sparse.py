@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -81,6 +81,10 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
             out.copy_(whole)
         return out
     out.zero_()
+    if len(terms) == 1:  # which has every index once, so that each is divided as it comes
+        quotients = (terms[0].values / divisor).to(out.dtype)
+        replace(terms[0], values=quotients).add_to(out)
+        return quotients
     touched = torch.cat([term.indices for term in terms if term.indices is not None])
     if out.dtype == terms[0].values.dtype:
         for term in terms:

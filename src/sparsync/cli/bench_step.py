@@ -147,7 +147,7 @@ def _line(bench: StepBench, row: Row, plain: Row, workers: int) -> dict[str, Any
         "scope": row.scope,
         "parameters": row.parameters,
         "workers": workers,
-        "asked_density": bench.density,
+        "asked_density": row.asked,
         "density": f"{row.density:.6f}",
         "batch": bench.batch,
         "rounds": bench.rounds,

@@ -80,7 +80,9 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _name(row: Row) -> str:
-    """The collective, and what is not the default."""
+    """The recipe; or the collective, and what is not the default."""
+    if row.bench.recipe:
+        return f"recipe {row.bench.recipe}"
     more = [codec for codec in (row.bench.values, row.bench.indices) if codec not in ("fp32", "int")]
     return " ".join([row.bench.collective, *more])
 
@@ -107,6 +109,8 @@ def _line(row: Row, interface: str) -> dict[str, Any]:
         "collective": bench.collective,
         "values": bench.values,
         "indices": bench.indices,
+        "share": "" if bench.share is None else bench.share,
+        "recipe": bench.recipe,
         "workers": row.workers,
         "entries": bench.entries,
         "density": bench.density,

@@ -41,7 +41,7 @@ class StepBench:
         parameters: size of the model, about; an MLP of four equal layers.
         rounds: steps of every method; one round is one step of each.
         batch: samples per worker and step.
-        density: share of the entries to send.
+        density: share of the entries to send, of methods that have none of their own.
     """
 
     parameters: int = 5_000_000
@@ -66,7 +66,10 @@ class StepBench:
 
 @dataclass(frozen=True)
 class Row:
-    """One method's figures; times are milliseconds: (20th percentile, median, 80th percentile) or the median alone."""
+    """One method's figures; times are milliseconds: (20th percentile, median, 80th percentile) or the median alone.
+
+    ``asked``: the density that the method was to send at; ``density``: what it sent in the last step.
+    """
 
     method: str
     scope: str
@@ -77,6 +80,7 @@ class Row:
     decode_ms: float
     sent_bytes: float
     handed_bytes: float
+    asked: float
     density: float
 
 
@@ -120,14 +124,16 @@ class Contender:
         numel = sum(p.numel() for p in self.ddp.parameters())
         low, median, high = np.percentile(self.steps[WARM_UP:], [20, 50, 80]).tolist()
         compress = exchange = decode = 0.0
-        sent, handed, density = dense_bytes(numel, workers), 4.0 * numel, 1.0
+        sent, handed, asked, density = dense_bytes(numel, workers), 4.0 * numel, 1.0, 1.0
         if self.sync is not None:
+            if not self.sync.compressor.dense:
+                asked = self.sync.density(0)  # the same in every step
             compress, exchange, decode = np.median(self.parts[WARM_UP:], axis=0).tolist()
             last = self.sync.stats().step
             sent, handed, density = last.traffic, float(last.bytes), last.density
             self.sync.detach()
         times = (low, median, high)
-        return Row(self.method, self.scope, numel, times, compress, exchange, decode, sent, handed, density)
+        return Row(self.method, self.scope, numel, times, compress, exchange, decode, sent, handed, asked, density)
 
 
 def measure(rank: int, workers: int, bench: StepBench, report: Callable[[int], None]) -> list[Row]:

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from sparsync.collectives import Channel, Collective
+from sparsync.collectives import Balanced, Channel, Collective
 from sparsync.compressors import Context, RandomK, TopK
 from sparsync.experiments import loopback
 from sparsync.experiments.loopback import SETTLED, Count
 from sparsync.experiments.workers import run
+from sparsync.handle import Options
 from sparsync.kernels import Memory
 from sparsync.layout import Layout, Span
-from sparsync.registry import COLLECTIVES
+from sparsync.registry import COLLECTIVES, make_collective, make_compressor
 from sparsync.wire import Wire
 
 # (collective, values, indices)
@@ -30,6 +31,7 @@ CASES = (
     ("shared", "fp32", "int"),
     ("dense", "fp32", "int"),
 )
+RECIPES_TOO = ("default", "balanced")  # with the density, share and codecs that they have
 TOLERANCE = 0.1  # by which bytes on the interface may differ from ``traffic``
 SMALL = 32  # entries a worker in the exchange that shows what does not depend on size
 
@@ -43,6 +45,8 @@ class TrafficBench:
         entries: length of the gradient.
         density: share of the entries to send; whatever it is, ``"dense"`` sends all.
         exchanges: how many are counted.
+        share: as ``Balanced`` takes it; of others none.
+        recipe: whose settings these are, if they are one's.
     """
 
     collective: str = "allgather"
@@ -51,6 +55,8 @@ class TrafficBench:
     entries: int = 1_000_000
     density: float = 0.001
     exchanges: int = 100
+    share: float | None = None
+    recipe: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.entries <= 1_000_000_000:
@@ -66,8 +72,8 @@ class TrafficBench:
 
     @property
     def method(self) -> Collective:
-        made: Collective = COLLECTIVES[self.collective]()
-        return made
+        kind: Callable[..., Collective] = COLLECTIVES[self.collective]
+        return kind() if self.share is None else kind(self.share)
 
     @property
     def layout(self) -> Layout:
@@ -133,12 +139,23 @@ class Row:
 
 
 def benches_for(entries: int, densities: Sequence[float], exchanges: int) -> list[TrafficBench]:
-    """Every case at every density; the dense one once."""
-    return [
+    """Every case at every density, the dense one once; and our recipes as they are."""
+    cases = [
         TrafficBench(*case, entries, density, exchanges)
         for case in CASES
         for density in ([1.0] if case[0] == "dense" else densities)
     ]
+    return [*cases, *(_bench_of(recipe, entries, exchanges) for recipe in RECIPES_TOO)]
+
+
+def _bench_of(recipe: str, entries: int, exchanges: int) -> TrafficBench:
+    options = Options.of(recipe)
+    compressor = make_compressor(options.compressor)
+    collective = make_collective(options.collective, compressor)
+    (name,) = [name for name, kind in COLLECTIVES.items() if kind is type(collective)]
+    share = collective.share if isinstance(collective, Balanced) else None
+    assert options.indices is not None
+    return TrafficBench(name, options.values, options.indices, entries, compressor.density, exchanges, share, recipe)
 
 
 def measure_all(benches: Sequence[TrafficBench], worlds: Sequence[int], progress: Callable[[int], None]) -> list[Row]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sparsync.layout import locate, run_table
 from sparsync.sparse import SparseGrad
-from sparsync.wire.shape import Shape, unpack_bits, words_for
+from sparsync.wire.bits import clear_from, gather, mark, ones, pack_bits, spread, unpack_bits, words_for
+from sparsync.wire.shape import Shape
 
 
 class IndexCodec(Protocol):
@@ -75,46 +76,31 @@ class EliasFano:
 
     def arrange(self, sent: SparseGrad) -> SparseGrad:
         assert sent.indices is not None
-        real = torch.arange(sent.indices.numel(), device=sent.indices.device) < sent.count
-        keys = torch.where(real, sent.indices, sent.numel)  # what is not real stays last
         # Most compressors sort already. Looking is far cheaper than sorting, but on a GPU it would wait for the host.
-        if keys.device.type == "cpu" and bool((keys[1:] >= keys[:-1]).all()):
+        if sent.indices.device.type == "cpu" and _ascending(sent.indices, sent.count):
             return sent
+        real = torch.arange(sent.indices.shape[-1], device=sent.indices.device) < sent.count.unsqueeze(-1)
+        keys = torch.where(real, sent.indices, sent.numel)  # what is not real stays last
         order = keys.sort(stable=True).indices
-        return replace(sent, indices=sent.indices[order], values=sent.values[order])
+        return replace(sent, indices=sent.indices.gather(-1, order), values=sent.values.gather(-1, order))
 
     def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
-        indices = sent.indices
-        assert indices is not None
+        assert sent.indices is not None
         width = ef_width(shape.numel, shape.capacity)
-        low_words, high_words = ef_words(shape.numel, shape.capacity)
-        number = torch.arange(shape.capacity, device=indices.device)
-        packed = torch.zeros(low_words + high_words, dtype=torch.int32, device=indices.device)
-        # No two additions set the same bit, so their order does not matter; to(int32) keeps the lower 32 bits.
-        if width:
-            start = number * width
-            word = start >> 5
-            low = (indices & (1 << width) - 1) << (start & 31)
-            packed.index_add_(0, word, low.to(torch.int32))
-            packed.index_add_(0, word + 1, (low >> 32).to(torch.int32))  # nothing, where this is already a high word
-        place = (indices >> width) + number
-        bit = (number < sent.count).long() << (place & 31)
-        packed.index_add_(0, (place >> 5) + low_words, bit.to(torch.int32))
-        return packed
+        _, high_words = ef_words(shape.numel, shape.capacity)
+        place = (sent.indices >> width).add_(torch.arange(shape.capacity, device=sent.indices.device))
+        high = pack_bits(mark(place, sent.count, 32 * high_words))
+        return torch.cat([pack_bits(spread(sent.indices, width)), high], -1) if width else high
 
     def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
         width = ef_width(shape.numel, shape.capacity)
         low_words, _ = ef_words(shape.numel, shape.capacity)
         number = torch.arange(shape.capacity, device=words.device)
-        # The size is known, so nothing waits for the host to learn it.
-        place = torch.nonzero_static(unpack_bits(words[low_words:]), size=shape.capacity, fill_value=0).view(-1)
-        indices = place - number << width
+        indices = ones(unpack_bits(words[..., low_words:]), shape.capacity).sub_(number)
+        indices <<= width
         if width:
-            start = number * width
-            word = start >> 5
-            both = words.index_select(0, word).long() & 0xFFFFFFFF | words.index_select(0, word + 1).long() << 32
-            indices |= both >> (start & 31) & (1 << width) - 1
-        return torch.where(number < count, indices, 0)
+            indices |= gather(unpack_bits(words[..., :low_words])[..., : shape.capacity * width], width)
+        return clear_from(count, indices)
 
 
 @dataclass(frozen=True)
@@ -152,6 +138,12 @@ def _slot_table(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Ten
     room = [capacity for capacity, _ in shape.slots]
     table = torch.tensor([[0, *room[:-1]], [0, *sizes[:-1]], sizes], device=device)
     return table[0].cumsum(0), table[1].cumsum(0), table[2]
+
+
+def _ascending(indices: Tensor, count: Tensor) -> bool:
+    """Whether, on the host, the indices of what is real never fall."""
+    rows = zip(indices.view(count.numel(), -1).numpy(), count.view(-1).tolist(), strict=True)
+    return all(bool((row[1:n] >= row[: max(0, n - 1)]).all()) for row, n in rows)
 
 
 def ef_width(numel: int, capacity: int) -> int:

@@ -3,7 +3,8 @@
     header (8 words) | indices | values
 
 Everything is viewed as integers, never converted: no arithmetic touches a bit pattern on its way. The size of a message
-follows from the layout alone, so no sizes are exchanged.
+follows from the layout alone, so no sizes are exchanged. Several gradients of one shape, a row each, become as many
+messages, a row each.
 """
 
 from __future__ import annotations
@@ -78,19 +79,19 @@ class Wire:
         """The header alone; count and flags are copied on the device they are on."""
         sequence &= 0x7FFFFFFF  # a long training wraps round
         words = torch.tensor([MAGIC << 16 | VERSION, sequence, unit, digest, 0, 0, 0, 0], dtype=torch.int32)
-        words = words.to(sent.values.device)
-        words[4], words[5], words[6] = sent.count, sent.flags, sent.where
+        words = words.to(sent.values.device).expand(*sent.count.shape, HEADER).clone()
+        words[..., 4], words[..., 5], words[..., 6] = sent.count, sent.flags, sent.where
         return words
 
     def encode(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor) -> Tensor:
-        """The message: a 1-D int32 tensor of ``bytes(shape)`` bytes."""
+        """The message: an int32 tensor of ``bytes(shape)`` bytes."""
         sent = self.index_codec.arrange(sent)
-        return torch.cat([header, self.index_codec.pack(sent, shape), self.codec.pack(sent, segment_of, shape)])
+        return torch.cat([header, self.index_codec.pack(sent, shape), self.codec.pack(sent, segment_of, shape)], -1)
 
     def decode(self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> SparseGrad:
         """The gradient a message was made from, bit for bit; its entries come in ascending order if ``"ef"`` coded."""
         split = HEADER + self.index_codec.words(shape)
-        count, flags, where = message[4].long(), message[5], message[6]
-        indices = self.index_codec.unpack(message[HEADER:split], count, shape)
-        values = self.codec.unpack(message[split:], indices, count, segment_of, shape)
+        count, flags, where = message[..., 4].long(), message[..., 5], message[..., 6]
+        indices = self.index_codec.unpack(message[..., HEADER:split], count, shape)
+        values = self.codec.unpack(message[..., split:], indices, count, segment_of, shape)
         return SparseGrad(indices, values, count, shape.numel, flags, where)

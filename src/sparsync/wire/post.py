@@ -13,9 +13,10 @@ from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.workspace import CODECS, on_device_of, usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
+from sparsync.wire.bits import words_for
 from sparsync.wire.indices import ef_width, ef_words
 from sparsync.wire.message import HEADER, MAGIC, VERSION, Wire
-from sparsync.wire.shape import Shape, words_for
+from sparsync.wire.shape import Shape
 
 BLOCK = 128  # entries
 PIECE = 4096 * 32  # entries of the gradient whose marks one program counts

@@ -1,11 +1,10 @@
-"""What a message is made for, and bits in 32-bit words."""
+"""What a message is made for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 WORD = 4  # bytes
 
@@ -32,14 +31,3 @@ class Shape:
     def runs(self) -> list[tuple[int, int]]:
         """All segments' ranges, one after another."""
         return [run for _, runs in self.slots for run in runs]
-
-
-def words_for(bits: int) -> int:
-    """Whole 32-bit words that hold ``bits``."""
-    return -(-bits // 32)
-
-
-def unpack_bits(words: Tensor) -> Tensor:
-    """The bits of 32-bit words as booleans, lowest first."""
-    lane = 1 << torch.arange(32, dtype=torch.int32, device=words.device)
-    return (words.unsqueeze(1) & lane).view(-1) != 0

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsync.sparse import SparseGrad
-from sparsync.wire.shape import WORD, Shape, unpack_bits, words_for
+from sparsync.wire.bits import clear_from, pack_bits, unpack_bits, words_for
+from sparsync.wire.shape import WORD, Shape
 
 LEAST = 2.0**-100  # scale with levels: below it everything waits
 
@@ -51,7 +52,8 @@ class ValueCodec:
         if self.signs:
             return _unpack_signs(words, indices, count, segment_of, shape, self.planes)
         # Cloned: a view needs alignment.
-        return words.clone().view(self.dtype or shape.dtype)[: shape.capacity].to(shape.dtype)
+        own = words.clone(memory_format=torch.contiguous_format).view(self.dtype or shape.dtype)
+        return own[..., : shape.capacity].to(shape.dtype)
 
 
 def _cast(dtype: torch.dtype) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -88,50 +90,55 @@ def _scales(values: Tensor, segments: Tensor, parts: int) -> Tensor:
     scale.
     """
     size = values.abs()
-    peak = size.new_zeros(parts).scatter_reduce_(0, segments, size, "amax")
     # Shares of the peak, in 2**-24ths, are integers: their sum cannot overflow, and is the same in any order.
-    share = (size / peak.clamp(min=torch.finfo(size.dtype).tiny)[segments] * 2**24).to(torch.int64)
-    total = share.new_zeros(parts).index_add_(0, segments, share).double()
-    number = share.new_zeros(parts).index_add_(0, segments, torch.ones_like(share)).double()
+    if parts == 1 and size.numel():
+        peak = size.amax(0, keepdim=True)
+        share = (size / peak.clamp(min=torch.finfo(size.dtype).tiny) * 2**24).to(torch.int64)
+        total, number = share.sum(0, keepdim=True).double(), torch.full_like(peak, size.numel(), dtype=torch.float64)
+    else:
+        peak = size.new_zeros(parts).scatter_reduce_(0, segments, size, "amax")
+        share = (size / peak.clamp(min=torch.finfo(size.dtype).tiny)[segments] * 2**24).to(torch.int64)
+        total = share.new_zeros(parts).index_add_(0, segments, share).double()
+        number = share.new_zeros(parts).index_add_(0, segments, torch.ones_like(share)).double()
     mean = peak.double() * (total / (number.clamp(min=1) * 2**24))
     scale = torch.maximum(mean, peak.double() * 2**-14).clamp(max=torch.finfo(torch.float32).max).float()
-    return (scale.view(torch.int32) & -0x10000).view(torch.float32).to(values.dtype)[segments]
+    scale = (scale.view(torch.int32) & -0x10000).view(torch.float32).to(values.dtype)
+    return scale.expand_as(values) if parts == 1 else scale[segments]
 
 
 def _pack_signs(sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, planes: int) -> Tensor:
     assert sent.indices is not None
-    device, size = sent.values.device, sent.values.abs().float()
-    scales = torch.zeros(shape.segments, dtype=torch.float32, device=device)
-    scales.scatter_reduce_(0, segment_of(sent.indices), size, "amax")
+    size = sent.values.abs().float()
+    scales = size.new_zeros(*size.shape[:-1], shape.segments)
+    if shape.segments == 1 and shape.capacity:
+        scales = size.amax(-1, keepdim=True)
+    else:
+        scales.scatter_reduce_(-1, segment_of(sent.indices), size, "amax")
     # All are the scale times a power of 2: from the last bits of its exponent one can tell which.
     exponent = size.view(torch.int32) >> 23
-    bits = torch.zeros(1 + planes, 32 * words_for(shape.capacity), dtype=torch.int32, device=device)
-    bits[0, : shape.capacity] = sent.values < 0
-    for plane in range(planes):
-        bits[1 + plane, : shape.capacity] = (exponent >> plane) & 1
-    lane = torch.arange(32, dtype=torch.int32, device=device)
-    packed = (bits.view(-1, 32) << lane).sum(1, dtype=torch.int32)
-    return torch.cat([scales.view(torch.int32), packed])
+    bits = [sent.values < 0, *((exponent >> plane & 1).to(torch.bool) for plane in range(planes))]
+    return torch.cat([scales.view(torch.int32), *map(pack_bits, bits)], -1)
 
 
 def _unpack_signs(
     words: Tensor, indices: Tensor, count: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape, planes: int
 ) -> Tensor:
-    scales = words[: shape.segments].clone()[segment_of(indices)]
-    bits = unpack_bits(words[shape.segments :]).view(1 + planes, -1)[:, : shape.capacity]
-    negative = bits[0]
+    scales = words[..., : shape.segments]
+    if shape.segments > 1:
+        scales = scales.gather(-1, segment_of(indices))
+    bits = unpack_bits(words[..., shape.segments :])
+    bits = bits.view(*bits.shape[:-1], 1 + planes, 32 * words_for(shape.capacity))[..., : shape.capacity]
     if planes:  # the largest of a segment is its scale: the others are as many halvings away as their bits say
-        code = sum(bits[1 + plane].to(torch.int32) << plane for plane in range(planes))
+        code = sum(bits[..., 1 + plane, :].to(torch.int32) << plane for plane in range(planes))
         scales = scales - ((((scales >> 23) - code) & (2**planes - 1)) << 23)
-    size = scales.view(torch.float32).to(shape.dtype)
-    real = torch.arange(shape.capacity, device=words.device) < count
-    return torch.where(real, torch.where(negative, -size, size), 0)
+    signed = (bits[..., 0, :].to(torch.int32) << 31).bitwise_or_(scales)
+    return clear_from(count, signed.view(torch.float32).to(shape.dtype))
 
 
 def _as_words(values: Tensor) -> Tensor:
     """The bits of ``values`` as 32-bit words, padded with zero bits to a whole number of them."""
-    odd = values.numel() % 2 if values.itemsize == 2 else 0
-    return (torch.cat([values, values.new_zeros(1)]) if odd else values.contiguous()).view(torch.int32)
+    odd = values.shape[-1] % 2 if values.itemsize == 2 else 0
+    return (torch.nn.functional.pad(values, (0, 1)) if odd else values.contiguous()).view(torch.int32)
 
 
 CODECS = {

@@ -25,9 +25,11 @@ QUICK_STAGES = (
 NOTES = (
     "Bytes are what one worker puts on the network in the whole training, counted step by step; of the messages, one "
     "of every unit is encoded every 100 steps and its true size compared with what was counted. The balanced recipe "
-    "cuts that message into parts, which are not encoded here: their sizes are what its collective says, and sparsync "
-    "bench traffic holds those of plain balanced sums against the counters of a network interface. Every sparse row "
-    "has the density at which it sends as much as TopK-SGD at 0.1 % (index and value of 32 bits each).",
+    "cuts that message into parts and sends sums of them: there every worker's messages of both rounds are encoded, as "
+    "real processes do it, and compared (since November 16, 2026; before, the same sizes were counted without that). "
+    "sparsync bench traffic holds the sizes, with the balanced recipe's own settings too, against the counters of a "
+    "network interface. Every sparse row has the density at which it sends as much as TopK-SGD at 0.1 % (index and "
+    "value of 32 bits each).",
     "Every row, dense too, is tuned alike: half, once and twice the same rate at the shortest length with the first "
     "seed, then a quarter or four times where the best stands at the edge (and if it stands there still, an eighth for "
     "VGG-16 and eight times for the LSTM); the best last score decides, and the longer trainings and other seeds take "

@@ -405,7 +405,8 @@ def traffic_of(run: Run) -> Callable[[float | None], float]:
         model = CATALOGUE[run.model].make()
     # What the optimizer does changes no bytes, and it is not there.
     options = _options(replace(run, front=1.0)) | {"momentum": "keep", "follow_lr": False}
-    handle, _ = comm_hook(model, **{name: value for name, value in options.items() if name != "clip"})
+    needless = ("clip", "beta", "masking")
+    handle, _ = comm_hook(model, **{name: value for name, value in options.items() if name not in needless})
     units = units_of(handle, torch.device("meta"))
 
     def at(share: float) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsync.checkpoint import SCHEMA
+from sparsync.collectives import Balanced, Collective
 from sparsync.collectives.base import shape_of
 from sparsync.compressors import Context, State
 from sparsync.compressors.base import flag
@@ -66,7 +67,7 @@ class Exchange:
         for part in self.parts:
             layouts.append(self._layout(part.unit))
             outcomes.append(self._exchange(part, layouts[-1]))
-            self._count(part, layouts[-1], outcomes[-1].sents[0])
+            self._count(part, layouts[-1], outcomes[-1].sents)
         spoilt = False
         words = torch.stack([outcome.words for outcome in outcomes]).tolist()  # once in a step the host waits
         for part, layout, (flags, where, counts, overflow) in zip(self.parts, layouts, words, strict=True):
@@ -182,22 +183,30 @@ class Exchange:
                     worker.feedback.come_home(part.unit.key, negative)
                 worker.feedback.come_home(part.unit.key, sent)
 
-    def _count(self, part: Part, layout: Layout, sent: SparseGrad) -> None:
+    def _count(self, part: Part, layout: Layout, sents: Sequence[SparseGrad]) -> None:
         collective, changed = part.unit.collective, part.counted is not layout
         if changed:
-            traffic = collective.traffic(layout, self.wire, len(self.workers), sent.values.dtype)
+            traffic = collective.traffic(layout, self.wire, len(self.workers), sents[0].values.dtype)
             part.counted, part.bytes = layout, traffic.mean_bytes
-        message = sent.indices is not None and not collective.shared  # else the values alone travel
+        message = sents[0].indices is not None and not collective.shared  # else the values alone travel
         if message and (changed or self.tally.steps % COUNT_EVERY == 0):
-            self._check_size(layout, sent)
+            self._check_size(collective, layout, sents)
         self.tally.bytes += part.bytes
         self.tally.possible += len(self.workers) * layout.sendable
 
-    def _check_size(self, layout: Layout, sent: SparseGrad) -> None:
-        """Encode a message, and see that it is as large as ``traffic`` takes it to be."""
-        shape = shape_of(layout, sent.values.dtype)
-        header = self.wire.header(sent, self.tally.steps, layout.id, layout.digest)
-        size = self.wire.encode(sent, layout.segment_of, shape, header).nbytes
+    def _check_size(self, collective: Collective, layout: Layout, sents: Sequence[SparseGrad]) -> None:
+        """Encode a message, or all that it is cut into, and see that this is what ``traffic`` takes it to be."""
+        dtype = sents[0].values.dtype
+        if isinstance(collective, Balanced):
+            sizes = collective.rehearse(sents, layout, self.wire)
+            traffic = collective.traffic(layout, self.wire, len(sents), dtype)
+            counted = traffic.mean_bytes, traffic.max_bytes
+            found = sum(sizes) / len(sizes), max(sizes)
+            assert found == counted, f"messages of {found} bytes a worker (mean, most) where {counted} were counted"
+            return
+        shape = shape_of(layout, dtype)
+        header = self.wire.header(sents[0], self.tally.steps, layout.id, layout.digest)
+        size = self.wire.encode(sents[0], layout.segment_of, shape, header).nbytes
         assert size == self.wire.bytes(shape), f"a message of {size} bytes where {self.wire.bytes(shape)} were counted"
 
 

@@ -54,7 +54,8 @@ class Tally:
     Args:
         steps: that were made.
         bytes: one worker put on the network (mean over the workers), by the collective's ``traffic``. The messages that
-            it goes by are encoded now and then, and their true size is compared.
+            it goes by, of balanced sums every worker's in both rounds, are encoded now and then, and their true size is
+            compared.
         entries: sent by all workers.
         possible: entries they could have sent.
         spoilt: steps in which a gradient was not finite.

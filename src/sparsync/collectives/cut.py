@@ -1,0 +1,233 @@
+"""Who owns which entries of a gradient that is summed in parts: the work of ``Balanced`` between its messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsync.collectives.base import as_sent, left_of, shape_of
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+from sparsync.wire import Shape, Wire
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+ROOM = 2.0  # standard deviations of a message's entries for which there is room beyond the mean
+MIXER = 0x9E3779B1  # odd, with bits all over: neighbouring rows get owners that have nothing to do with each other
+
+
+class Cut:
+    """Who owns which entries, and how many of them travel.
+
+    The flat gradient is a table of rows of P entries, and every rank owns one entry of each row, another one in each:
+    so an owner's entries are like all others, whatever the order of the tensors is. An owner knows them by their row.
+
+    Nothing here waits for the host, and entries may come in any order; ``HostCut`` does the same on the host.
+
+    Args:
+        layout: of the gradient.
+        workers: P.
+        share: as ``Balanced`` takes it.
+    """
+
+    one_by_one = False  # whether ``largest`` takes one owner at a time
+
+    def __init__(self, layout: Layout, workers: int, share: float) -> None:
+        self.layout, self.workers = layout, workers
+        self.rows = max(1, -(-layout.numel // workers))
+        self.room = min(self.rows, layout.capacity, _room(layout.capacity / workers))
+        self.kept = min(self.rows, max(1, math.ceil(share * layout.k / workers)))
+
+    def shapes(self, dtype: torch.dtype) -> tuple[Shape, Shape]:
+        """Of the messages to owners, and of those from them; ``dtype`` is the residual's."""
+        whole = shape_of(self.layout, dtype)
+        there, back = (replace(whole, numel=self.rows, capacity=own, slots=()) for own in (self.room, self.kept))
+        return there, back
+
+    def owner(self, indices: Tensor) -> Tensor:
+        return (indices + self._turn(indices // self.workers)) % self.workers
+
+    def place(self, rows: Tensor, owner: int | Tensor) -> Tensor:
+        """Where in the flat gradient an owner's entries lie."""
+        return rows * self.workers + (owner - self._turn(rows)) % self.workers
+
+    def segment(self, owner: int | Tensor, rows: Tensor) -> Tensor:
+        """The number of the segment in which each of an owner's entries lies."""
+        if len(self.layout.segments) == 1:
+            return torch.zeros_like(rows)
+        return self.layout.segment_of(self.place(rows, owner).clamp(max=self.layout.numel - 1))
+
+    def placed(self, part: SparseGrad, owner: Tensor) -> SparseGrad:
+        """All of several owners' entries, of which each has a row, with their places in the flat gradient."""
+        assert part.indices is not None
+        indices = torch.where(part.values != 0, self.place(part.indices, owner), 0)
+        return self._whole(part, indices.view(-1), part.values.view(-1))
+
+    def _whole(self, part: SparseGrad, indices: Tensor, values: Tensor) -> SparseGrad:
+        count, flags, where = part.count.sum(), part.flags.max(), part.where.max()
+        return SparseGrad(indices, values, count, self.layout.numel, flags, where)
+
+    def split(self, sents: Sequence[SparseGrad]) -> tuple[list[SparseGrad], list[SparseGrad]]:
+        """Of every sender what goes to the owners, with their rows for indices and a row for each owner; and what it
+        has no room for: the last ones stay."""
+        indices = torch.stack([sent.indices for sent in sents if sent.indices is not None])
+        values = torch.stack([sent.values for sent in sents])
+        (senders, capacity), device = values.shape, values.device
+        owner = torch.where(values != 0, self.owner(indices), self.workers)  # of nothing, nobody
+        order = torch.sort(owner * self.layout.numel + indices, stable=True).indices  # theirs must not decide who stays
+        owner, indices, values = (t.gather(1, order) for t in (owner, indices, values))
+        number = torch.zeros(senders, self.workers + 1, dtype=torch.int64, device=device)
+        number.scatter_add_(1, owner, torch.ones_like(owner))
+        place = torch.arange(capacity, device=device) - (number.cumsum(1) - number).gather(1, owner)
+        goes = (place < self.room) & (owner < self.workers)
+        size = self.workers * self.room
+        slot = torch.where(goes, owner * self.room + place, size)  # the last is thrown away
+        shape = senders, self.workers, self.room
+        rows = slot.new_zeros(senders, size + 1).scatter_(1, slot, indices // self.workers)[:, :-1].reshape(shape)
+        travel = values.new_zeros(senders, size + 1).scatter_(1, slot, values)[:, :-1].reshape(shape)
+        number, every, left = number[:, :-1].clamp(max=self.room), torch.tensor(capacity), torch.where(goes, 0, values)
+        parts, stays = [], []
+        for i, sent in enumerate(sents):
+            parts.append(replace(sent, indices=rows[i], values=travel[i], count=number[i], numel=self.rows))
+            stays.append(replace(sent, indices=indices[i], values=left[i], count=every))
+        return parts, stays
+
+    def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Owners' largest sums as they travel, and their rows; and what is left of all sums, in the flat gradient.
+
+        Of both places come first, then values, with a row for each owner.
+
+        Args:
+            sums: of every row, ``(owners, rows)``.
+            owners: their numbers, ``(owners, 1)``.
+        """
+        rows = torch.arange(self.rows, device=sums.device)
+        chosen = torch.topk(sums.abs(), self.kept, sorted=False).indices
+        values, parts = sums.gather(1, chosen), len(self.layout.segments) + 1
+        # Zeros stand apart: a mean of signs shall not count them.
+        segment = torch.where(values != 0, self.segment(owners, chosen), parts - 1)
+        number = torch.arange(len(owners), device=sums.device).unsqueeze(1)
+        sent = as_sent(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
+        left = left_of(sums.reshape(-1), (chosen + self.rows * number).view(-1), sent).view(sums.shape)
+        values = sent.view(values.shape)
+        order = torch.sort((values == 0).to(torch.int8), stable=True).indices  # what is real goes first
+        travel, indices = values.gather(1, order), chosen.gather(1, order)
+        home = self.place(rows, owners).clamp(max=self.layout.numel - 1)  # the last row may be longer than the gradient
+        return (torch.where(travel != 0, indices, 0), travel), (home, left)
+
+    def home(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
+        """All that comes home to a rank: what it had no room for, then what is left of its sums.
+
+        It may have had no room for an entry that it owns. On a GPU the additions of one call come in any order: so each
+        of both is a row of its own.
+        """
+        assert stays.indices is not None
+        size = max(stays.values.numel(), left.numel())
+        spread = torch.arange(size, device=left.device)  # zeros are added all over: in one place they would queue
+        indices = torch.stack([torch.cat([own, spread[own.numel() :]]) for own in (stays.indices, places)])
+        values = torch.stack([nn.functional.pad(own, (0, size - own.numel())) for own in (stays.values, left)])
+        return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
+
+    def _turn(self, rows: Tensor) -> Tensor:
+        return (rows * MIXER & 0xFFFFFFFF) >> 15
+
+
+def _room(mean: float) -> int:
+    """Entries for which a message has room, of which ``mean`` are expected."""
+    return math.ceil(mean + ROOM * math.sqrt(mean))
+
+
+class HostCut(Cut):
+    """The same on the host, which knows how many entries there are, and adds in their order: it goes over those alone.
+
+    Of what has no room the last entries stay, in the order in which they are given.
+    """
+
+    one_by_one = True
+
+    def place(self, rows: Tensor, owner: int | Tensor) -> Tensor:
+        number = np.uint32(owner) if isinstance(owner, int) else owner.numpy().astype(np.uint32)
+        column = self._below(number + np.uint32(self.workers) - self._turns(rows.numpy()))
+        return torch.from_numpy(column.astype(np.int64)).add_(rows, alpha=self.workers)
+
+    def placed(self, part: SparseGrad, owner: Tensor) -> SparseGrad:
+        assert part.indices is not None
+        own = list(zip(owner.tolist(), part.indices, part.values, part.count.tolist(), strict=True))
+        indices = torch.cat([self.place(rows[:n], number) for (number,), rows, _, n in own])
+        return self._whole(part, indices, torch.cat([values[:n] for _, _, values, n in own]))
+
+    def split(self, sents: Sequence[SparseGrad]) -> tuple[list[SparseGrad], list[SparseGrad]]:
+        parts, stays = zip(*map(self._deal, sents), strict=True)
+        return list(parts), list(stays)
+
+    def _deal(self, sent: SparseGrad) -> tuple[SparseGrad, SparseGrad]:
+        assert sent.indices is not None
+        indices, values = sent.indices.numpy(), sent.values.numpy()
+        if not (values != 0).all():
+            real = np.flatnonzero(values)
+            indices, values = indices[real], values[real]
+        flat: Numbers = indices.astype(np.uint32 if self.layout.numel < 2**32 else np.uint64)
+        row = flat // flat.dtype.type(self.workers)
+        owner = self._below((flat - row * flat.dtype.type(self.workers)).astype(np.uint32) + self._turns(row))
+        key = torch.from_numpy(owner.astype(np.uint8 if self.workers <= 256 else np.int64))  # a pass for every byte
+        owners, sorting = torch.sort(key, stable=True)
+        ends = torch.searchsorted(owners, torch.arange(self.workers, dtype=key.dtype), right=True).tolist()
+        order = sorting.numpy()
+        row, values_ = row[order], values[order]
+        rows, travel = np.zeros((self.workers, self.room), np.int64), np.zeros((self.workers, self.room), values.dtype)
+        count, left = [], []
+        for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            size = min(end - begin, self.room)
+            rows[number, :size], travel[number, :size] = row[begin : begin + size], values_[begin : begin + size]
+            count.append(size)
+            left.append(order[begin + size : end])
+        stay = np.concatenate(left)
+        parts = torch.from_numpy(rows), torch.from_numpy(travel), torch.tensor(count)
+        stays = torch.from_numpy(indices[stay]), torch.from_numpy(values[stay]), torch.tensor(len(stay))
+        about = sent.flags, sent.where
+        return SparseGrad(*parts, self.rows, *about), SparseGrad(*stays, self.layout.numel, *about)
+
+    def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        (whole,), owner = sums, int(owners)
+        rows = torch.from_numpy(np.flatnonzero(whole.numpy() != 0))
+        found = whole.index_select(0, rows)
+        if self.kept < rows.numel():
+            chosen = torch.topk(found.abs(), self.kept, sorted=False).indices.sort().values
+            goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
+        else:
+            chosen, goes, going = torch.arange(rows.numel()), rows, found
+        sent = as_sent(going, self.segment(owner, goes), len(self.layout.segments), wire)
+        left = left_of(found, chosen, sent)
+        real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
+        missing = 0, self.kept - real.numel()
+        travel, indices = (nn.functional.pad(own.index_select(0, real), missing) for own in (sent, goes))
+        return (indices[None], travel[None]), (self.place(rows, owner)[None], left[None])
+
+    def home(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
+        assert stays.indices is not None
+        indices, values = torch.cat([stays.indices, places]), torch.cat([stays.values, left])
+        return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
+
+    def _turns(self, rows: Numbers) -> Numbers:
+        """What ``_turn`` says, modulo the workers. A division by one number is fast in numpy, a remainder is not."""
+        turn = rows.astype(np.uint32)
+        turn *= np.uint32(MIXER)
+        turn >>= np.uint32(15)
+        turn -= turn // np.uint32(self.workers) * np.uint32(self.workers)
+        return turn
+
+    def _below(self, numbers: Numbers) -> Numbers:
+        """Numbers below twice the workers, modulo the workers: of those below them, the difference is huge."""
+        least: Numbers = np.minimum(numbers, numbers - np.uint32(self.workers))
+        return least
+
+
+def cut_for(tensor: Tensor, layout: Layout, workers: int, share: float) -> Cut:
+    """A cut that works where ``tensor`` is."""
+    return (HostCut if tensor.device.type == "cpu" else Cut)(layout, workers, share)
