@@ -32,19 +32,12 @@ from sparsync.experiments.papers.contest import (
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
+from sparsync.experiments.papers.records import History, Run, rate_at, read
 from sparsync.experiments.papers.sharing import carry_out
 from sparsync.experiments.papers.standings import difference
 from sparsync.experiments.papers.store import load, rounded, runs_of
 from sparsync.experiments.papers.tasks import Task
-from sparsync.experiments.papers.trainings import (
-    History,
-    Run,
-    Session,
-    bytes_per_step,
-    rate_at,
-    read,
-    train,
-)
+from sparsync.experiments.papers.trainings import Session, bytes_per_step, train
 from sparsync.experiments.virtual.passes import Passes
 from tests.generated import images
 

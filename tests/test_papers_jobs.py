@@ -27,9 +27,10 @@ from sparsync.experiments.papers.claims import claim
 from sparsync.experiments.papers.contest import SETTINGS, Stage
 from sparsync.experiments.papers.curves import trained
 from sparsync.experiments.papers.item import Item, Result
+from sparsync.experiments.papers.records import History, Run
 from sparsync.experiments.papers.sharing import assemble, carry_out
 from sparsync.experiments.papers.store import load, replacing
-from sparsync.experiments.papers.trainings import History, Run, train
+from sparsync.experiments.papers.trainings import train
 from sparsync.experiments.workers import WorkerFailed
 from tests.generated import images, run_forked
 from tests.test_papers import TINY, task

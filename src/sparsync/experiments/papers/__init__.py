@@ -1,7 +1,8 @@
 """Every figure and table of the papers, by one command: ``sparsync papers``. Needs the extra ``lab``.
 
 ``p1.py``, ``p2.py``, ``p3.py`` and ``beyond.py`` each hold a paper's items; ``item.py`` says what an item is,
-``trainings.py`` how those that train are cut into pieces, ``sharing.py`` how several processes share them.
+``records.py`` what a training is and what came of it, ``trainings.py`` how it is made, in pieces, ``sharing.py`` how
+several processes share them.
 """
 
 from sparsync.experiments.papers import beyond, p1, p2, p3

@@ -9,8 +9,8 @@ from sparsync.experiments.papers import standings
 from sparsync.experiments.papers.contest import BASE, SETTINGS, Contest, Setting, Stage
 from sparsync.experiments.papers.curves import outcome
 from sparsync.experiments.papers.item import Context, Item, Result
+from sparsync.experiments.papers.records import History, Run
 from sparsync.experiments.papers.sharing import work
-from sparsync.experiments.papers.trainings import History, Run
 from sparsync.report import Row, Table
 
 QUICK_SETTINGS: Mapping[str, Setting] = {
@@ -139,7 +139,7 @@ ITEMS = (
         "same bytes and are tuned alike.",
         accuracy,
         ("CIFAR-10", "MNIST", "PTB", "AN4", "a GPU"),
-        190,
+        175,
         order=order,
         trains=True,
     ),

@@ -11,8 +11,9 @@ from typing import Any
 from sparsync.collectives import AllGather
 from sparsync.experiments.papers.p1 import METHODS as NAMES
 from sparsync.experiments.papers.p1 import SPARSE
+from sparsync.experiments.papers.records import History, Run
 from sparsync.experiments.papers.steps import spans_of
-from sparsync.experiments.papers.trainings import History, Run, traffic_of
+from sparsync.experiments.papers.trainings import traffic_of
 from sparsync.layout import Layout
 from sparsync.wire import Wire
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsync.experiments.papers.item import Context, Result
+from sparsync.experiments.papers.records import History, Run, merged_data, merged_where
 from sparsync.experiments.papers.sharing import carry_out
-from sparsync.experiments.papers.trainings import History, Run, merged_data, merged_where
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 
 HALF = (

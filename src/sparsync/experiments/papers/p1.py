@@ -12,8 +12,8 @@ from sparsync.experiments.papers import shapes, steps, timing
 from sparsync.experiments.papers.curves import by_epoch, loss_by_step, quickly, scores, trained
 from sparsync.experiments.papers.item import Context, Item, Result
 from sparsync.experiments.papers.published import P1_MODELS, p1_table1, p1_table2
+from sparsync.experiments.papers.records import History, Run, title_of
 from sparsync.experiments.papers.sharing import carry_out
-from sparsync.experiments.papers.trainings import History, Run, title_of
 from sparsync.experiments.papers.watch import ratios
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 

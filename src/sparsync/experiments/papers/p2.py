@@ -10,7 +10,7 @@ from sparsync.experiments.papers import steps
 from sparsync.experiments.papers.curves import quickly, shown, trained
 from sparsync.experiments.papers.item import Context, Item, Result
 from sparsync.experiments.papers.published import P2_ACCURACY, P2_WORKERS, p2_table1
-from sparsync.experiments.papers.trainings import History, Run
+from sparsync.experiments.papers.records import History, Run
 from sparsync.report import Bar, BarChart, Figure, Row, Table
 
 SCOPES = {"layer": 0.1, "global": 0.01}  # and the learning rate of each

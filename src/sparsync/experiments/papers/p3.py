@@ -9,7 +9,7 @@ from sparsync.experiments.papers import timing
 from sparsync.experiments.papers.curves import by_epoch, loss_by_step, quickly, scores, trained
 from sparsync.experiments.papers.item import Context, Item, Result
 from sparsync.experiments.papers.p1 import SPARSE, training
-from sparsync.experiments.papers.trainings import History, Run
+from sparsync.experiments.papers.records import History, Run
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 
 DENSITIES = (0.001, 0.005, 0.01)

@@ -9,7 +9,8 @@ from pathlib import Path
 from sparsync.experiments.papers import store
 from sparsync.experiments.papers.claims import claim
 from sparsync.experiments.papers.item import Context, Item, Result
-from sparsync.experiments.papers.trainings import MARGIN, History, Run, read, train
+from sparsync.experiments.papers.records import History, Run, read
+from sparsync.experiments.papers.trainings import MARGIN, train
 
 PAUSE = 1.0  # seconds between looks at what others have done
 LEAST = 20.0  # seconds that a training must have before it is put aside again, unless it takes less

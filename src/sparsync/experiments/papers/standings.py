@@ -9,7 +9,7 @@ from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers.contest import ABLATIONS, BALANCED, BASE, FACTORS, TARGETS, Contest, goodness
 from sparsync.experiments.papers.curves import by_epoch, shown
 from sparsync.experiments.papers.item import Column
-from sparsync.experiments.papers.trainings import History
+from sparsync.experiments.papers.records import History
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 
 NOT_RUN = "not run"
