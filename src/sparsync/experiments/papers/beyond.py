@@ -26,8 +26,8 @@ NOTES = (
     "Bytes are what one worker puts on the network in the whole training, counted step by step; of the messages, one "
     "of every unit is encoded every 100 steps and its true size compared with what was counted. The balanced recipe "
     "cuts that message into parts and sends sums of them: there every worker's messages of both rounds are encoded, as "
-    "real processes do it, and compared, from commit c6060b3 on; in trainings of earlier commits (their files say which) "
-    "the same sizes were counted without that. "
+    "real processes do it, and compared, from commit c6060b3 on; in trainings of earlier commits (their files say "
+    "which) the same sizes were counted without that. "
     "sparsync bench traffic holds the sizes, with the balanced recipe's own settings too, against the counters of a "
     "network interface. Every sparse row has the density at which it sends as much as TopK-SGD at 0.1 % (index and "
     "value of 32 bits each).",
