@@ -64,8 +64,7 @@ class Balanced:
         parts, stays = cut.split(sents)
         for part in parts:  # in this order they are added
             assert part.indices is not None
-            places = (cut.rows * owners + part.indices).view(-1)
-            sums.view(-1).index_add_(0, places, part.values.reshape(-1))
+            sums.view(-1).index_add_(0, cut.within(part, owners), part.values.reshape(-1))
         chosen, homes, step = [], [], 1 if cut.one_by_one else workers
         for own, group in zip(torch.split(sums, step), torch.split(owners, step), strict=True):
             goes, left = cut.largest(own, group, wire)

@@ -66,12 +66,20 @@ class Cut:
     def placed(self, part: SparseGrad, owner: Tensor) -> SparseGrad:
         """All of several owners' entries, of which each has a row, with their places in the flat gradient."""
         assert part.indices is not None
-        indices = torch.where(part.values != 0, self.place(part.indices, owner), 0)
-        return self._whole(part, indices.view(-1), part.values.view(-1))
+        values = part.values.view(-1)
+        spread = torch.arange(values.numel(), device=values.device) % self.layout.numel  # as in ``home``
+        indices = torch.where(values != 0, self.place(part.indices, owner).view(-1), spread)
+        return self._whole(part, indices, values)
 
     def _whole(self, part: SparseGrad, indices: Tensor, values: Tensor) -> SparseGrad:
         count, flags, where = part.count.sum(), part.flags.max(), part.where.max()
         return SparseGrad(indices, values, count, self.layout.numel, flags, where)
+
+    def within(self, part: SparseGrad, owners: Tensor) -> Tensor:
+        """Where in a table of all owners' rows the entries of a sender's ``part`` lie, 1-D."""
+        assert part.indices is not None
+        places = (self.rows * owners + part.indices).view(-1)
+        return torch.where(part.values.view(-1) != 0, places, torch.arange(places.numel(), device=places.device))
 
     def split(self, sents: Sequence[SparseGrad]) -> tuple[list[SparseGrad], list[SparseGrad]]:
         """Of every sender what goes to the owners, with their rows for indices and a row for each owner; and what it
@@ -82,9 +90,10 @@ class Cut:
         owner = torch.where(values != 0, self.owner(indices), self.workers)  # of nothing, nobody
         order = torch.sort(owner * self.layout.numel + indices, stable=True).indices  # theirs must not decide who stays
         owner, indices, values = (t.gather(1, order) for t in (owner, indices, values))
-        number = torch.zeros(senders, self.workers + 1, dtype=torch.int64, device=device)
-        number.scatter_add_(1, owner, torch.ones_like(owner))
-        place = torch.arange(capacity, device=device) - (number.cumsum(1) - number).gather(1, owner)
+        bounds = torch.arange(self.workers + 2, device=device).expand(senders, -1).contiguous()
+        first = torch.searchsorted(owner, bounds)  # of every owner's, and of nobody's
+        number = first.diff(dim=1)
+        place = torch.arange(capacity, device=device) - first.gather(1, owner)
         goes = (place < self.room) & (owner < self.workers)
         size = self.workers * self.room
         slot = torch.where(goes, owner * self.room + place, size)  # the last is thrown away

@@ -12,6 +12,7 @@ from sparsync.sparse import SparseGrad
 from sparsync.wire.bits import clear_from, pack_bits, unpack_bits, words_for
 from sparsync.wire.shape import WORD, Shape
 
+QUEUES = 64  # in which a GPU adds up entries that go to few places
 LEAST = 2.0**-100  # scale with levels: below it everything waits
 
 
@@ -96,14 +97,24 @@ def _scales(values: Tensor, segments: Tensor, parts: int) -> Tensor:
         share = (size / peak.clamp(min=torch.finfo(size.dtype).tiny) * 2**24).to(torch.int64)
         total, number = share.sum(0, keepdim=True).double(), torch.full_like(peak, size.numel(), dtype=torch.float64)
     else:
-        peak = size.new_zeros(parts).scatter_reduce_(0, segments, size, "amax")
+        bins, shape = _bins(segments, parts, QUEUES if size.is_cuda else 1)
+        peak = size.new_zeros(shape).view(-1).scatter_reduce_(0, bins, size, "amax").view(shape).amax(0)
         share = (size / peak.clamp(min=torch.finfo(size.dtype).tiny)[segments] * 2**24).to(torch.int64)
-        total = share.new_zeros(parts).index_add_(0, segments, share).double()
-        number = share.new_zeros(parts).index_add_(0, segments, torch.ones_like(share)).double()
+        total = share.new_zeros(shape).view(-1).index_add_(0, bins, share).view(shape).sum(0).double()
+        ones = torch.ones_like(share)
+        number = ones.new_zeros(shape).view(-1).index_add_(0, bins, ones).view(shape).sum(0).double()
     mean = peak.double() * (total / (number.clamp(min=1) * 2**24))
     scale = torch.maximum(mean, peak.double() * 2**-14).clamp(max=torch.finfo(torch.float32).max).float()
     scale = (scale.view(torch.int32) & -0x10000).view(torch.float32).to(values.dtype)
     return scale.expand_as(values) if parts == 1 else scale[segments]
+
+
+def _bins(segments: Tensor, parts: int, queues: int) -> tuple[Tensor, tuple[int, int]]:
+    """Where each entry is added, in a table of ``(queues, parts)``: neighbours in other rows, so that none waits for
+    another."""
+    if queues > 1:
+        segments = segments + parts * (torch.arange(segments.numel(), device=segments.device) % queues)
+    return segments, (queues, parts)
 
 
 def _pack_signs(sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, planes: int) -> Tensor:

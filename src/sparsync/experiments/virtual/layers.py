@@ -10,8 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from sparsync.experiments.models import masked
 from sparsync.experiments.virtual.probes import Probes, by_worker
+from sparsync.kernels.workspace import usable_on
 
 Sizes = tuple[int, ...]  # one for each dimension of a picture
+SMALL = 32  # channels of a convolution; with more, cuDNN is faster
 
 
 class Convolution(nn.Module):
@@ -96,6 +98,11 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.how = stride, padding, groups
+        ctx.small = bias is None and takes_small(x, weight[0], stride, padding, groups)
+        if ctx.small:
+            from sparsync.experiments.virtual import convolve as small
+
+            return small.convolve(x.contiguous(), weight[0], stride[0])
         convolve: Any = nn.functional.conv1d if x.dim() == 3 else nn.functional.conv2d
         y: Tensor = convolve(x, weight[0], None if bias is None else bias[0], stride, padding, groups=groups)
         return y
@@ -105,9 +112,17 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         to_x = to_weight = to_bias = None
+        stride = ctx.how[0][0]
+        if ctx.small:
+            from sparsync.experiments.virtual import convolve as small
+
+            x, grad = x.contiguous(), grad.contiguous()
         if ctx.needs_input_grad[0]:
-            to_x = _backward(x, grad, weight[0], *ctx.how, wanted=0)
-        if ctx.needs_input_grad[1]:
+            own = ctx.small and stride == 1
+            to_x = small.to_input(grad, weight[0]) if own else _backward(x, grad, weight[0], *ctx.how, wanted=0)
+        if ctx.needs_input_grad[1] and ctx.small:
+            to_weight = small.to_weights(x, grad, len(weight), stride)
+        elif ctx.needs_input_grad[1]:
             to_weight = weight_gradients(x, grad, weight.shape, *ctx.how)
         if ctx.needs_input_grad[2]:
             to_bias = torch.unflatten(grad, 0, (-1, len(weight))).sum([0, *range(3, grad.dim() + 1)])
@@ -140,6 +155,15 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     y: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
+
+
+def takes_small(x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, groups: int) -> bool:
+    """Whether a convolution is for our own kernels: 3 x 3, of squares, with few channels, on a GPU in TF32."""
+    if weight.shape[2:] != (3, 3) or max(weight.shape[:2]) > SMALL or x.shape[2] != x.shape[3]:
+        return False
+    plain = stride in ((1, 1), (2, 2)) and padding == (1, 1) and groups == 1
+    fits = x.dtype == weight.dtype == torch.float32 and weight.is_contiguous() and x.numel() < 2**31
+    return plain and fits and usable_on(x.device) and (torch.backends.cudnn.allow_tf32 or not x.is_cuda)
 
 
 def weight_gradients(
