@@ -21,6 +21,7 @@ from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, 
 from sparsync.experiments.papers.contest import (
     ABLATIONS,
     BASE,
+    EARLY,
     METHODS,
     SETTINGS,
     TARGETS,
@@ -346,7 +347,7 @@ def test_methods_beyond_the_papers_send_the_same_bytes() -> None:
         if label != "dense":
             assert 0.97 * allowed < bytes_per_step(run) <= allowed, label
     assert runs["TopK-SGD"].options["density"] == pytest.approx(0.001, rel=0.005)
-    assert runs["ablation: density warm-up"].front == 4
+    assert runs[EARLY].front == 4
     # AdamW has no momentum that DGC could correct.
     assert contest.run("gpt", "DGC", 1.0, 0).options["momentum"] == "keep"
     with pytest.raises(ValueError, match="most of them dense, of 7,920"):

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from sparsync.experiments.models import CATALOGUE
-from sparsync.experiments.papers.contest import ABLATIONS, BALANCED, BASE, FACTORS, TARGETS, Contest, goodness
+from sparsync.experiments.papers.contest import ABLATIONS, BALANCED, BASE, EARLY, FACTORS, TARGETS, Contest, goodness
 from sparsync.experiments.papers.curves import by_epoch, shown
 from sparsync.experiments.papers.item import Column
 from sparsync.experiments.papers.records import History
@@ -29,7 +29,9 @@ def all_of(contest: Contest) -> list[Table]:
             tables.append(standing(contest, model, length, labels, "dense", where))
         if ablations:
             where = f"Ablations: {setting.title}, {setting.lengths[0]:,} steps"
-            tables.append(standing(contest, model, 0, [BASE, BALANCED, "recipe default", *ablations], BASE, where))
+            tables.append(
+                standing(contest, model, 0, [BASE, BALANCED, "recipe default", EARLY, *ablations], BASE, where)
+            )
         tables.append(search(contest, model, [*labels, *ablations]))
     return tables
 
