@@ -44,8 +44,8 @@ IMAGENET = (
 )
 ONE_SIDED = (
     "gaussiank is Algorithm 1 as printed: the one-sided quantile and at most four masks, of which the last counts. On "
-    "a normal vector that ends with half of k. In training the tails lack what was sent before: then the first mask has "
-    "too few, the next two far too many, and the last hardly any; the density column says what was sent."
+    "a normal vector that ends with half of k. In training the tails lack what was sent before: the first mask then "
+    "has too few, the next two far too many, and the last hardly any; the density column says what was sent."
 )
 
 
