@@ -148,6 +148,13 @@ MUTANTS = [
         "tests/test_lots.py::test_only_what_is_shared_is_drawn_alike[random]",
     ),
     Mutant(
+        "a graph draws in every step what it drew in the first",
+        "compressors/random.py",
+        "key_of(ctx) if ctx.key is None else ctx.key",
+        "key_of(ctx)",
+        "tests/test_virtual_random.py::test_the_same_operators_on_the_same_tensors_exchange_the_same_bits[random]",
+    ),
+    Mutant(
         "what belongs to nobody is swept",
         "kernels/reference.py",
         "            good &= mine[a:b]\n",

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparsync import BlockRandomK, RandomK
 from sparsync.compressors import Context
 from sparsync.compressors.base import Places, collect, flag
+from sparsync.compressors.random import key_of
 from sparsync.kernels import Memory, Velocity, sweep
 from sparsync.kernels.draws import STRIDE, WORD, scramble
 from sparsync.kernels.lots import TURNS, Lots
@@ -98,6 +99,14 @@ def test_entries_are_distinct_and_of_their_segment(sizes, data):
         assert own == [awake[at] for at in expected]
         assert len(set(own)) == len(own) == min(segment.k, len(awake))
     assert owner.tolist() == sorted(owner.tolist())
+
+
+@given(keys, st.booleans())
+def test_a_key_on_the_device_draws_the_same(key, scattered):
+    layout = Layout.cut(place([300, 1, 70], hole=2)[0], numel=377, scope="layer", density=0.1)
+    lots = Lots(layout, NOBODY, scattered, CPU)
+    for ours, theirs in zip(lots.draw(torch.tensor(key)), lots.draw(key), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 64, 65, 1023, 1024, 1025, 99_856, 100_003])
@@ -192,6 +201,7 @@ def test_only_what_is_shared_is_drawn_alike(kind):
     assert torch.equal(once, drawn(rank=1, step=3, seed=5))
     for other in ({"rank": 2}, {"step": 4}, {"seed": 6}):
         assert not torch.equal(once, drawn(**{"rank": 1, "step": 3, "seed": 5} | other)), other
+    assert torch.equal(once, drawn(key=torch.tensor(key_of(Context(rank=1, step=3, seed=5)))))
     alike = [drawn(rank=rank, step=3, seed=5, shared=True, whole=True) for rank in range(3)]
     assert all(torch.equal(alike[0], one) for one in alike)
 
@@ -229,8 +239,9 @@ def test_many_segments_take_no_more_calls_than_few(kind, values):
     assert calls[0] == calls[1]
 
 
+@pytest.mark.parametrize("key", [1, torch.tensor(1)], ids=["number", "tensor"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_neither_sweep_nor_draw_nor_collecting_waits_for_the_host(whole):
+def test_neither_sweep_nor_draw_nor_collecting_waits_for_the_host(whole, key):
     """On a GPU these three are all there is."""
     layout = Layout.cut(place([300, 1, 70], hole=2)[0], numel=377, scope="layer", density=0.1)
     before, after = torch.zeros(377), torch.zeros(377)
@@ -238,7 +249,7 @@ def test_neither_sweep_nor_draw_nor_collecting_waits_for_the_host(whole):
     lots, places, ctx = Lots(layout, NOBODY, True, CPU), Places(layout, CPU), Context(whole=whole)
     with Calls() as counted:
         flags = places.flag(sweep_flat(gradient("normal", 377, torch.float32, 1), memory, places.mine))
-        sent = collect(memory, *lots.draw(1), layout, ctx, *flags)
+        sent = collect(memory, *lots.draw(key), layout, ctx, *flags)
     assert not counted.waits
     assert int(sent.count) == layout.k
     with Calls() as counted:  # this sees what there is to see

@@ -295,7 +295,8 @@ def test_what_was_sent_before_a_bad_unit_comes_home_too():
     assert team.tally.spoilt == 1
 
 
-RESUMED = [("conv", "default"), ("speller", "dgc"), ("dropout", "gtopk"), ("net", "follow"), ("net", "dgc")]
+RESUMED = [("conv", "default"), ("speller", "dgc"), ("dropout", "gtopk")]
+RESUMED += [("net", "follow"), ("net", "dgc"), ("net", "random")]
 
 
 @pytest.mark.parametrize(("kind", "name"), RESUMED)

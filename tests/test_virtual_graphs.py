@@ -15,7 +15,7 @@ from sparsync.compressors import GaussianK, TopK
 from sparsync.experiments.virtual import VirtualWorkers
 from sparsync.experiments.virtual.exchange import Exchange
 from sparsync.schedule import ExponentialWarmup
-from tests.test_virtual import ALL_SPARSE, METHODS, adjust, batch_of, loss_fn, make, optimizer_of
+from tests.test_virtual import ALL_SPARSE, BACKEND_SUMS, METHODS, adjust, batch_of, loss_fn, make, optimizer_of
 from tests.test_virtual_sequences import CASES as SEQUENCES
 from tests.test_virtual_together import CASES as TOGETHER
 from tests.test_virtual_together import batches_of
@@ -44,12 +44,21 @@ EXACT: dict[str, dict[str, Any]] = {
     "gtopk-layers": METHODS["gtopk"] | ALL_SPARSE | {"scope": "layer", "values": "bf16"},
     "refine": REFINE,
     "refine-sign": REFINE | {"values": "sign", "indices": "ef"},
+    "random": METHODS["random"],
+    "random-layers": METHODS["random"] | {"scope": "layer", "values": "sign", "indices": "ef"},
+    "random-global": METHODS["random"] | ALL_SPARSE | {"scope": "global", "values": "bf16", "momentum": "keep"},
+    "random-warm-up": METHODS["random"] | {"density": ExponentialWarmup(0.01, 1, 5)},
+    "block": METHODS["block"],
+    "block-starts": METHODS["block"] | {"scope": "layer", "indices": "block"},
+    "shared": BACKEND_SUMS["shared"],
+    "shared-layers": BACKEND_SUMS["shared"] | {"scope": "layer", "values": "bf16", "momentum": "correct"},
+    "shared-block": BACKEND_SUMS["shared-block"],
     "none": {"compressor": "none"},
     "none-clip": {"compressor": "none", "clip": 0.05},
 }
 # Which of several nearly equal entries go is left open on a GPU.
 OPEN = {name: METHODS[name] for name in ("default", "gaussian", "balanced-sign", "gtopk-bf16")}
-AS_THEY_ARE = {name: METHODS[name] for name in ("dgc", "random")}
+AS_THEY_ARE = {"dgc": METHODS["dgc"], "random-clip": METHODS["random"] | {"clip": 0.05}}
 
 
 def team_of(options: dict[str, Any], graph: bool, streams: int = 1, kind: str = "net") -> VirtualWorkers:
@@ -134,7 +143,8 @@ def test_what_waits_for_the_host_has_no_graph(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["topk", "paper", "gtopk", "gtopk-layers", "refine", "none", "clip-correct", "none-clip"]
+    "name",
+    ["topk", "paper", "gtopk", "gtopk-layers", "refine", "none", "clip-correct", "none-clip", "random", "shared"],
 )
 def test_a_gradient_that_is_not_finite_comes_home_from_a_graph(name):
     eager, graph = (team_of(EXACT[name], wanted)._exchange for wanted in (False, True))
@@ -142,8 +152,9 @@ def test_a_gradient_that_is_not_finite_comes_home_from_a_graph(name):
     assert graph.tally.spoilt == 1
 
 
-def test_a_loaded_state_is_captured_anew():
-    straight, stopped, resumed = (team_of(EXACT["topk"], True)._exchange for _ in range(3))
+@pytest.mark.parametrize("name", ["topk", "random", "shared-block"])
+def test_a_loaded_state_is_captured_anew(name):
+    straight, stopped, resumed = (team_of(EXACT[name], True)._exchange for _ in range(3))
     expected = exchange(straight, 0, 14)
     exchange(stopped, 0, 7)
     exchange(resumed, 100, 107)  # a graph of buffers that are then replaced

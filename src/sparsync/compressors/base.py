@@ -34,6 +34,8 @@ class Context:
         asleep: parameters whose gradient is all zero on this rank and that must not be sent from: if no rank uses
             them, DDP throws their result away.
         workspace: lives as long as the layout; a compressor may keep buffers there.
+        key: what random kinds draw from, a 0-d int64 tensor on the gradient's device that is another one in each step;
+            ``None``, as in every process of its own: what seed, rank and step say.
     """
 
     step: int = 0
@@ -46,6 +48,7 @@ class Context:
     asleep: frozenset[str] = frozenset()
     values: str = "fp32"
     workspace: dict[str, Any] = field(default_factory=dict)
+    key: Tensor | None = None
 
 
 class Compressor(Protocol):

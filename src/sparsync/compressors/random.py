@@ -33,7 +33,7 @@ class RandomK(Selecting):
         flags, where = sweep_all(grad, memory, layout, ctx)
         asleep = frozenset() if ctx.whole else ctx.asleep
         lots = lots_of(layout, asleep, not self.block, grad.device, ctx.workspace)
-        indices, segments = lots.draw(key_of(ctx))
+        indices, segments = lots.draw(key_of(ctx) if ctx.key is None else ctx.key)
         return collect(memory, indices, segments, layout, ctx, flags, where)
 
 

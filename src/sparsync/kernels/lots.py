@@ -71,11 +71,11 @@ class Lots:
         grids = [_lengths(*grid) for grid in zip(sizes, widths, heights, strict=True)] if scattered else []
         self.length = torch.cat([torch.zeros(0, dtype=torch.int64), *grids]).to(device)
 
-    def draw(self, key: int) -> tuple[Tensor, Tensor]:
+    def draw(self, key: int | Tensor) -> tuple[Tensor, Tensor]:
         """Flat indices, segment by segment, and the number of the segment of each.
 
         Args:
-            key: 32 bits that say what is drawn.
+            key: 32 bits that say what is drawn: a number, or a 0-d int64 tensor on the device.
         """
         _, scattered, device = self.made_for
         high, low = scramble(self.start_salts ^ key)
@@ -89,7 +89,7 @@ class Lots:
         run = owner if self.ends is None else torch.bucketize(place, self.ends, right=True)
         return place.add_(self.shift.index_select(0, run)), owner
 
-    def _scatter(self, place: Tensor, owner: Tensor, key: int) -> Tensor:
+    def _scatter(self, place: Tensor, owner: Tensor, key: int | Tensor) -> Tensor:
         """Other positions in the same segments, one to one."""
         width, rows, columns = (t.index_select(0, owner) for t in (self.width, self.rows, self.columns))
         row: Tensor = place // width

@@ -18,7 +18,7 @@ from sparsync.collectives.base import shape_of
 from sparsync.compressors import Context, State
 from sparsync.compressors.base import flag
 from sparsync.experiments.virtual.graphs import Replays, Streams, repeatable, side_by_side
-from sparsync.experiments.virtual.parts import Outcome, Part, Tally, Worker, units_of
+from sparsync.experiments.virtual.parts import Keys, Outcome, Part, Tally, Worker, units_of
 from sparsync.feedback import Feedback
 from sparsync.handle import Handle
 from sparsync.layout import Layout, Parameter, Span
@@ -51,6 +51,7 @@ class Exchange:
             for unit in units_of(handle, device)
         ]
         self._places = {span.name: (part, span) for part in self.parts for span in part.unit.spans}
+        self._keys = Keys(self.seed, workers, handle.collective.shared, device) if self.compressor.random else None
         self._replays = Replays[Outcome](streams) if graph else None
         self.rates: dict[str, float] = {}
         self.tally = Tally()
@@ -64,6 +65,8 @@ class Exchange:
     def reduce(self) -> None:
         """One step: the rows hold the gradients; afterwards ``mean`` holds what every rank would be given."""
         layouts, outcomes = [], list[Outcome]()
+        if self._keys:
+            self._keys.turn(self.tally.steps)  # here, as a graph would repeat those of the step it was made in
         for part in self.parts:
             layouts.append(self._layout(part.unit))
             outcomes.append(self._exchange(part, layouts[-1]))
@@ -124,7 +127,7 @@ class Exchange:
     def _exchange(self, part: Part, layout: Layout) -> Outcome:
         """Compress, sum, write the mean and bring home: at once, or from a graph."""
         unit, act = part.unit, partial(self._act, part, layout)
-        if self._replays and repeatable(unit, self.wire, self._rounding(unit) is not None):
+        if self._replays and repeatable(unit, self.wire, self._rounding(unit) is not None, self.clip is not None):
             return self._replays.run(unit.key, layout, act)
         return act(())
 
@@ -158,6 +161,7 @@ class Exchange:
             clip=self.clip,
             values=self.wire.values,
             workspace=worker.workspaces.setdefault(unit.key, {}),
+            key=self._keys.of[worker.rank] if self._keys else None,
         )
         return unit.compressor.compress(grad, memory, layout, ctx, worker.state)
 

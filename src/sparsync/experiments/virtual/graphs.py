@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sparsync.collectives import AllGather, Balanced, DenseAllReduce, GTopK
-from sparsync.compressors import GaussianK, NoCompression, ThresholdK, TopK, TrimmedK
+from sparsync.collectives import AllGather, Balanced, DenseAllReduce, GTopK, SharedIndexAllReduce
+from sparsync.compressors import BlockRandomK, GaussianK, NoCompression, RandomK, ThresholdK, TopK, TrimmedK
 from sparsync.kernels.search import ENTRIES
 from sparsync.kernels.whole import can_send
 from sparsync.kernels.workspace import CODECS, usable_on
@@ -26,20 +26,24 @@ Streams = Sequence[torch.cuda.Stream]
 WARM_UPS = 3  # steps before a graph is captured: what is made on first use must not be captured
 
 
-def repeatable(unit: Unit, wire: Wire, rounds: bool) -> bool:
+def repeatable(unit: Unit, wire: Wire, rounds: bool, clips: bool) -> bool:
     """Whether a unit's exchange may be replayed: nothing waits for the host or depends on the step's number.
 
     Args:
         rounds: values are rounded as they travel.
+        clips: gradients are clipped.
     """
     compressor, grad = unit.compressor, unit.grad
     if not grad.is_cuda or not usable_on(grad.device):
         return False
     if type(compressor) is NoCompression:
         return type(unit.collective) is DenseAllReduce and not rounds and can_send(grad, None)
+    # Half-precision means are summed beside their bucket, which waits.
+    if type(compressor) in (RandomK, BlockRandomK):  # whose keys wait in their place; norms to clip by are asked for
+        simple = type(unit.collective) in (AllGather, SharedIndexAllReduce)
+        return simple and not clips and grad.dtype in (torch.float32, torch.float64)
     fused = type(compressor) in (ThresholdK, TopK, TrimmedK, GaussianK)
     carried = wire.values in CODECS and wire.indices != "block"
-    # Half-precision means are summed beside their bucket, which waits.
     fits = grad.dtype == torch.float32 and 0 < grad.numel() < ENTRIES
     return type(unit.collective) in (AllGather, Balanced, GTopK) and fused and carried and fits
 

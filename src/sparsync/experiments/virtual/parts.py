@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsync.collectives import Reduced
-from sparsync.compressors import State
+from sparsync.compressors import Context, State
+from sparsync.compressors.random import key_of
 from sparsync.feedback import Feedback
 from sparsync.handle import Handle
 from sparsync.layout import Layout
@@ -45,6 +46,27 @@ class Outcome:
     sents: list[SparseGrad]
     results: list[Reduced]
     words: Tensor  # (4, workers)
+
+
+class Keys:
+    """What random kinds draw from, one key a worker, in a place of the device that a graph reads again and again.
+
+    Args:
+        seed: shared by all workers.
+        shared: all of them draw the same.
+    """
+
+    def __init__(self, seed: int, workers: int, shared: bool, device: torch.device) -> None:
+        self._moment = Context(seed=seed, shared=shared)
+        self._here = torch.zeros(workers, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._there = torch.zeros(workers, dtype=torch.int64, device=device)
+        self.of = self._there.unbind()  # by rank
+
+    def turn(self, step: int) -> None:
+        """Put the keys of a step in place, without waiting: before the next turn the host must have waited for it."""
+        moments = (replace(self._moment, step=step, rank=rank) for rank in range(len(self.of)))
+        self._here.copy_(torch.tensor([key_of(moment) for moment in moments]))
+        self._there.copy_(self._here, non_blocking=True)
 
 
 @dataclass

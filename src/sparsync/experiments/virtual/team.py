@@ -40,7 +40,8 @@ class VirtualWorkers:
         carried: what every worker starts from.
         graph: replay forward and backward from a CUDA graph; by default on a GPU. Needs batches of equal shapes and a
             ``loss_fn`` that never waits for the GPU. So is the exchange, where nothing in it waits: ``threshold``,
-            ``topk``, ``trimmed``, ``gaussian`` and ``none``, by ``allgather``, ``balanced``, ``gtopk`` and ``dense``.
+            ``topk``, ``trimmed``, ``gaussian`` and ``none``, by ``allgather``, ``balanced``, ``gtopk`` and ``dense``;
+            ``random`` and ``block``, unless they are clipped, by ``allgather`` and ``shared``.
         streams: in the graph, as many workers run side by side.
         together: all workers' examples pass through the model as one batch, which is much faster on a GPU; gradients
             differ by rounding, dropout by its draws. ``loss_fn`` must be a mean over examples, no module may mix
