@@ -41,7 +41,7 @@ SCHEDULE = (
 IMAGENET = (
     "P1's third model, ResNet-50 on ImageNet, is for those who have it: --only resnet50 with --data-dir at a folder "
     "that holds train/<class>/ and val/<class>/ trains it on 16 virtual workers of 32 pictures, 70 epochs, rate 0.2 "
-    "divided by 10 after 30 and 60 (P1 prints neither batch nor rate)."
+    "divided by 10 after 30 and 60 (P1 prints no rate, and a batch of 128 with its times only)."
 )
 ONE_SIDED = (
     "gaussiank is Algorithm 1 as printed: the one-sided quantile and at most four masks, of which the last counts. On "
