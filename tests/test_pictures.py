@@ -59,3 +59,13 @@ def test_folders_that_are_not_there_are_said(tmp_path: Path) -> None:
     (tmp_path / "val" / "empty").mkdir(parents=True)
     with pytest.raises(ValueError, match="has no pictures in empty"):
         read_pictures(tmp_path, "val")
+
+
+def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train" / "ant" / "a.jpg"
+    write(path, (1, 2, 3))
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"no picture"):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"ant/a.jpg cannot be read as a picture"):
+            read_pictures(tmp_path).batch([0])

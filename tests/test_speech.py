@@ -73,6 +73,15 @@ def test_audio_and_words_are_read(tmp_path: Path, write: object, subfolder: str)
     assert [u.text for u in speech.shard(1, 2)] == ["GO HOME"]
 
 
+@pytest.mark.parametrize("left", [0, 100, 1500])
+def test_a_damaged_pack_is_named(tmp_path: Path, left: int) -> None:
+    sums = write_pack(tmp_path)
+    path = tmp_path / "an4-audio.npz"
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(ValueError, match=r"an4-audio.npz is damaged .*AN4 is at"):
+        read_an4(tmp_path, sums, digest())
+
+
 def test_what_is_wrong_with_the_audio_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"an4_train.fileids is missing: .*speech.cs.cmu.edu"):
         load_an4(tmp_path)

@@ -92,6 +92,33 @@ def test_a_shape_below_the_line_that_bends_is_no_bell() -> None:
     assert not shape.bell
 
 
+@pytest.mark.parametrize("d", [64, 500, 5000])
+def test_the_shape_of_few_entries_is_not_a_stair(d: int) -> None:
+    """Exact quantiles of a Laplace distribution: a bell, however many there are."""
+    u = -torch.log((torch.arange(d) + 0.5) / d)
+    assert theory.bell_shape(u).bell
+    assert not theory.bell_shape(1 + u / 100).bell
+
+
+def test_few_normal_entries_are_a_bell() -> None:
+    random = torch.Generator().manual_seed(0)
+    assert sum(theory.bell_shape(torch.randn(500, generator=random)).bell for _ in range(20)) >= 18
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+def test_squares_that_no_float_holds(scale: float) -> None:
+    u = drawn("normal").double()
+    assert theory.bell_shape(scale * u).excess == pytest.approx(theory.bell_shape(u).excess, abs=1e-12)
+    assert theory.topk_error(scale * u, 20) == pytest.approx(theory.topk_error(u, 20), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.bool])
+def test_whole_numbers_are_magnitudes_too(kind: torch.dtype) -> None:
+    u = torch.tensor([-128, 1, 0, 2]).to(kind)
+    assert theory.topk_error(u, 1) == theory.topk_error(u.double(), 1)
+    assert theory.bell_shape(u) == theory.bell_shape(u.double())
+
+
 def test_rand_k_leaves_exactly_its_share_on_average() -> None:
     """Over every choice of 3 out of 7 entries, in whole numbers."""
     u = [Fraction(v) for v in (3, -1, 4, 1, -5, 9, 2)]
@@ -182,6 +209,8 @@ def test_gtopk_meets_the_condition_of_p3_and_a_poor_choice_does_not() -> None:
         (lambda: theory.convergence_bound(-1, 0.5, 1, 1, 1), "steps must be 0 or more, got -1"),
         (lambda: theory.topk_catch_up(0.5), "compression must be 1 or more, got 0.5"),
         (lambda: theory.gtopk_ratio([torch.zeros(4)], torch.zeros(4), 1), "must not be 0"),
+        (lambda: theory.gtopk_ratio([torch.ones(4)], torch.ones(1), 1), "kept must have 4 entries .* got 1"),
+        (lambda: theory.gtopk_ratio([], torch.ones(1), 1), "accumulated must hold a tensor for every worker, got none"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call: object, sentence: str) -> None:

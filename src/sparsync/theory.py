@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-POINTS = 100  # at which the shape of a gradient is looked at
+POINTS = 100  # at most, at which the shape of a gradient is looked at ...
+APART = 50  # ... and the entries from one to the next at least: the largest few lie where chance puts them
 # An empirical quantile is off by chance; a bend or a step above the line as small as this says nothing.
 TOLERANCE = 0.01
 
@@ -103,8 +104,12 @@ def gtopk_ratio(accumulated: Sequence[Tensor], kept: Tensor, k: int) -> float:
         kept: the sum that the workers apply, dense, of the same size; not divided by their number.
         k: entries that are sent.
     """
+    if not accumulated:
+        raise ValueError("accumulated must hold a tensor for every worker, got none")
     total = torch.stack([u.double().flatten() for u in accumulated]).sum(0)
     _check_k(k, total.numel())
+    if kept.numel() != total.numel():
+        raise ValueError(f"kept must have {total.numel()} entries like what is accumulated, got {kept.numel()}")
     expected = randk_error(k, total.numel()) * total.square().sum()
     if not expected > 0:
         raise ValueError(f"the sum of what is accumulated must not be 0, and k below {total.numel()}, got k = {k}")
@@ -138,12 +143,16 @@ class BellShape:
 
 
 def bell_shape(u: Tensor) -> BellShape:
-    """P1's assumption (section 3.2), checked on a gradient ``u`` of any shape, not all zero. Sorts it."""
+    """P1's assumption (section 3.2), checked on a gradient ``u`` of any shape, not all zero. Sorts it.
+
+    Of fewer than a hundred entries or so it says little: even those of a normal distribution are above the line often.
+    """
     size = _magnitudes(u)
     line = reference_line(size.numel(), device=size.device)
     above = (size / size[0] - line).max()
     # The last point is where the curve meets the axis, beyond the smallest entry.
-    pi = torch.cat([profile(u, POINTS).double().square(), torch.zeros(1, dtype=torch.float64, device=size.device)])
+    points = min(POINTS, max(2, size.numel() // APART))
+    pi = torch.cat([profile(u, points).double().square(), torch.zeros(1, dtype=torch.float64, device=size.device)])
     bend = (pi[1:-1] - (pi[:-2] + pi[2:]) / 2).max()
     excess = (_tails(size)[:-1] - line.square()).max()
     return BellShape(float(above), max(0.0, float(bend)), float(excess))
@@ -165,12 +174,15 @@ def _magnitudes(u: Tensor) -> Tensor:
     """In descending order, as float64: squares of 100 million entries are summed."""
     if not u.numel() or not bool(torch.isfinite(u).all()) or not bool(u.any()):
         raise ValueError(f"a gradient must be finite and not all zero, got one of shape {tuple(u.shape)} that is not")
-    return u.detach().flatten().abs().sort(descending=True).values.double()
+    flat = u.detach().flatten()
+    # Whole numbers have magnitudes that their own kind does not hold: -128 of int8.
+    signed = flat if flat.is_floating_point() or flat.is_complex() else flat.double()
+    return signed.abs().sort(descending=True).values.double()
 
 
 def _tails(size: Tensor) -> Tensor:
     """Σ_{i > k} / Σ of the squares, for k from 0 to d."""
-    squares = size.square()
+    squares = (size / size[0]).square()  # so that they are neither 0 nor infinite
     # Summed from the smallest on, so that a short tail is exact.
     tails = squares.flip(0).cumsum(0).flip(0)
     return torch.cat([tails / tails[0], tails.new_zeros(1)])

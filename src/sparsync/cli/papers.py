@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import torch
@@ -139,6 +140,9 @@ def run(
         say=lambda line: print(f"  {line}\n", end="", flush=True),
     )
     items = chosen(item)
+    check_writable("output", output)
+    if any(one.trains for one in items):
+        check_writable("scratch", scratch)
     if helps is not None:
         end_with_starter()
         for one in items:
@@ -160,10 +164,19 @@ def run(
         path, result = assemble(context, one, command)
         print(f"  {path}, {time.monotonic() - started[one.key]:.0f} s{unfinished(result.missing)}", flush=True)
 
+    failed = []
     for one in items:
         if jobs == 1 or not one.trains:
-            train(one)
-            finish(one)
+            try:
+                train(one)
+                finish(one)
+            except (ValueError, OSError) as error:  # the others may need other data
+                if len(items) == 1:
+                    raise
+                failed.append(one.key)
+                print(f"  not made: {error}", flush=True)
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(items)} items are not made, see above: {', '.join(failed)}")
     shared = [one for one in items if one.trains]
     if jobs == 1 or not shared:
         return
@@ -191,6 +204,7 @@ def report(
 
     output.mkdir(parents=True, exist_ok=True)
     path = page or output / "report.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
     full, quick = write_report(ITEMS.values(), output, path)
     print(f"{full} results, {quick} quick ones, {len(ITEMS) - full - quick} not run yet")
     print(f"report: {path}")
@@ -202,6 +216,17 @@ def unfinished(missing: Sequence[str]) -> str:
         return ""
     more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
     return f"; not done yet: {', '.join(missing[:SHOWN])}{more}"
+
+
+def check_writable(name: str, folder: Path) -> None:
+    """Before anything is trained whose result could not be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"{name} must be a folder that can be written to, got {folder}: {reason}") from None
 
 
 def _check_packages() -> None:

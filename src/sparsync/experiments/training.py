@@ -216,6 +216,8 @@ class Session:
 
 def batches(images: int, batch: int, order: torch.Generator) -> Iterator[Tensor]:
     """Indices for every step, without end: all images in a new order each epoch, whole batches only."""
+    if not 1 <= batch <= images:
+        raise ValueError(f"batch must be from 1 to {images}, what a worker has to learn from, got {batch}")
     while True:
         shuffled = torch.randperm(images, generator=order)
         yield from shuffled[: images // batch * batch].view(-1, batch)

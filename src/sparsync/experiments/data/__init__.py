@@ -28,6 +28,7 @@ __all__ = [
     "Text",
     "augment",
     "check_workers",
+    "cifar10_there",
     "count",
     "greedy",
     "labels_of",
@@ -93,6 +94,11 @@ def count(name: str, folder: Path | None = None) -> int:
     half = name == "cifar10-half"
     cifar.check_cifar10(_cifar_folder(folder), half)
     return cifar.HALF_TRAIN * cifar.CLASSES if half else cifar.TRAIN
+
+
+def cifar10_there(folder: Path | None = None) -> str:
+    """``"cifar10"``, or ``"cifar10-half"`` where only that is there."""
+    return "cifar10-half" if cifar.only_half(_cifar_folder(folder)) else "cifar10"
 
 
 def load_ptb(folder: Path | None = None) -> Text:

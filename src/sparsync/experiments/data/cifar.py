@@ -69,6 +69,12 @@ def check_cifar10(
     raise ValueError(f"CIFAR-10 is missing: looked for {names} in {looked}{other}; {SOURCE}")
 
 
+def only_half(folder: Path) -> bool:
+    """Whether the pack with half of CIFAR-10 is there, and nothing that holds all of it. Reads no file."""
+    there = {name for name in (*PACKS, *ARCHIVES) if present(folder, "cifar10", name)}
+    return HALF_PACK in there and not there >= PACKS.keys() and not there & ARCHIVES.keys()
+
+
 def read_cifar10(
     folder: Path, half: bool = False, packs: Mapping[str, str] = PACKS, archives: Mapping[str, str] = ARCHIVES
 ) -> Images:

@@ -54,8 +54,11 @@ class Pictures:
     def _cut(self, path: Path, generator: torch.Generator | None) -> Tensor:
         from PIL import Image
 
-        with Image.open(path) as picture:
-            whole = picture.convert("RGB")
+        try:
+            with Image.open(path) as picture:
+                whole = picture.convert("RGB")
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read as a picture: {error}") from None
         width, height = whole.size
         box = _middle(width, height, 7 / 8) if generator is None else _piece(width, height, generator)
         cut = whole.resize((self.side, self.side), Image.Resampling.BILINEAR, box=box)

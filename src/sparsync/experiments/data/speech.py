@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -137,13 +138,17 @@ def _read_raw(folder: Path, names: Sequence[str]) -> Iterator[Samples]:
 def _read_pack(path: Path, names: Sequence[str]) -> Iterator[Samples]:
     """High and low bytes of the samples' differences, each utterance starting from 0, small numbers first
     (0, -1, 1, -2, ...), packed by xz."""
-    with np.load(path, allow_pickle=False) as pack:
-        if pack["ids"].tolist() != list(names):
-            raise ValueError(f"{path} holds other utterances than the file ids name; {SOURCE}")
-        high, low = (np.frombuffer(lzma.decompress(pack[part].tobytes()), np.uint8) for part in ("hi", "lo"))
-        start = 0
-        for stop in pack["n"].cumsum().tolist():
-            word = high[start:stop].astype(np.uint16) << 8 | low[start:stop]
-            difference = ((word >> 1) ^ (0 - (word & 1))).astype(np.uint16).view(np.int16)
-            yield np.cumsum(difference, dtype=np.int16)
-            start = stop
+    try:
+        with np.load(path, allow_pickle=False) as pack:
+            ids, stops = pack["ids"].tolist(), pack["n"].cumsum().tolist()
+            high, low = (np.frombuffer(lzma.decompress(pack[part].tobytes()), np.uint8) for part in ("hi", "lo"))
+    except (ValueError, KeyError, EOFError, BadZipFile, lzma.LZMAError) as error:
+        raise ValueError(f"{path} is damaged ({error}); {SOURCE}") from None
+    if ids != list(names):
+        raise ValueError(f"{path} holds other utterances than the file ids name; {SOURCE}")
+    start = 0
+    for stop in stops:
+        word = high[start:stop].astype(np.uint16) << 8 | low[start:stop]
+        difference = ((word >> 1) ^ (0 - (word & 1))).astype(np.uint16).view(np.int16)
+        yield np.cumsum(difference, dtype=np.int16)
+        start = stop

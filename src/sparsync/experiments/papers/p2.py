@@ -76,7 +76,7 @@ def table_1(context: Context) -> Result:
     )
     notes = [
         "P2's Algorithm 1 sums over the workers and its text multiplies the rate by their number: both at once would "
-        " be the square. Here the mean is taken and the rate multiplied. Line 11 keeps what the sum left over; "
+        "be the square. Here the mean is taken and the rate multiplied. Line 11 keeps what the sum left over; "
         "error feedback needs each worker's own, which is what we keep.",
         "Momentum stays in the optimizer. Images are cut and mirrored at random.",
         "With error feedback an entry of a random kind waits 100 steps on average, and then brings a hundred gradients "

@@ -106,7 +106,8 @@ ITEMS = (
     Item(
         "p3/traffic",
         "traffic of gTop-k",
-        "What a worker sends grows with P for Top-k over all-gather, with log P for gTop-k, and hardly for dense.",
+        "What a worker sends grows with P for Top-k over all-gather, and hardly for dense; what gTop-k's root sends "
+        "grows with log P.",
         timing.traffic,
     ),
 )

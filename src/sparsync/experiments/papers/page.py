@@ -78,7 +78,7 @@ def _made(stored: Stored) -> str:
 
 def needs(item: Item) -> str:
     """What the full setting asks for, in words."""
-    time = f"about {item.minutes:g} minutes" if item.minutes else "seconds"
+    time = f"about {item.minutes:g} minute{'s' if item.minutes != 1 else ''}" if item.minutes else "seconds"
     return ", ".join([*item.needs, time]) if item.needs else time
 
 

@@ -27,6 +27,9 @@ def of_pictures(
         side: of the pieces that are cut out of them.
     """
     train, test = (read_pictures(folder, split, side) for split in ("train", "val"))
+    if train.classes != test.classes:
+        odd = sorted(set(train.classes) ^ set(test.classes))
+        raise ValueError(f"train and val must hold the same classes, and only one of them has {', '.join(odd[:5])}")
     shards = [train.shard(rank, workers) for rank in range(workers)]
 
     def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:

@@ -178,7 +178,7 @@ def _exact(counts: Sequence[float]) -> list[float]:
 
 def read(path: Path, run: Run) -> History:
     """A training's history from its file."""
-    plain = json.loads(path.read_text(encoding="utf-8"))
+    plain = store.read_json(path)
     points = plain["points"]
     scores = [math.nan if value is None else value for value in points["score"]]
     losses = [math.nan if value is None else value for value in plain["steps"]["loss"]]

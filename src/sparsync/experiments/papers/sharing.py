@@ -62,6 +62,7 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
         if trained or len(done) > known:
             continue
         if not elsewhere or not context.in_time():
+            _say_if_none_fits(context, asked())
             return
         if not elsewhere <= told:
             context.say(f"waiting for other processes: {', '.join(sorted(elsewhere))}")
@@ -89,6 +90,14 @@ def assemble(context: Context, item: Item, command: str) -> tuple[Path, Result]:
 def wanted(context: Context, run: Run) -> bool:
     """Whether ``--only`` lets it be trained."""
     return not context.only or any(word in f"{run.name} {run.label}" for word in context.only)
+
+
+def _say_if_none_fits(context: Context, asked: Iterable[Run]) -> None:
+    """A word of ``--only`` may be misspelt."""
+    runs = list(asked)
+    if runs and context.in_time() and not any(wanted(context, run) for run in runs):
+        words = " or ".join(repr(word) for word in context.only)
+        context.say(f"no training that could be made now has {words} in its name; one of them is {runs[0].name}")
 
 
 def stored(context: Context, run: Run) -> History | None:

@@ -78,15 +78,17 @@ def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
         for factor in factors:
             history = tried.get(factor)
             score = f"{shown(history.last, history.score):.2f}" if history is not None else NOT_RUN
-            cells.append("–" if factor not in tried else f"{score} *" if factor == best else score)
+            mark = " * edge" if at_edge(contest, model, label) else " *"
+            cells.append("–" if factor not in tried else f"{score}{mark}" if factor == best else score)
         rows.append(Row([label, *cells]))
     return Table(
         f"The search for rates: {setting.title}, {setting.lengths[0]:,} steps, one seed",
         ["training", *(f"rate {factor * setting.rate:g}" for factor in factors)],
         rows,
         [
-            "*: chosen. –: not asked for, as the best of the middle three is not beside it, or not known yet, or an "
-            "ablation takes the rate of what it changes."
+            "*: chosen. edge: no lower or no higher rate was tried, and a better one may lie there. –: not asked for, "
+            "as the best of the middle three is not beside it, or not known yet, or an ablation takes the rate of "
+            "what it changes."
         ],
     )
 
@@ -112,10 +114,18 @@ def summary(contest: Contest) -> Table:
             verdict = "loses" if lost > 0 else "does not lose"
             if target is not None:
                 verdict = "target met" if lost <= target else "target missed"
+            if at_edge(contest, model, "dense"):
+                verdict += ", but dense may do better: its rate stands at the edge of the search"
             rows.append(Row([setting.title, f"{steps:,}", spread(dense), spread(found[best]), f"{gap:+.2f}", aim,
                              f"{best}: {verdict}"]))  # fmt: skip
     headings = ["setting", "steps", "dense, tuned", "best recipe, same rule", "difference", "may lose", "result"]
     return Table("Where the recipe stands at the bytes of 0.1 % density", headings, rows)
+
+
+def at_edge(contest: Contest, model: str, label: str) -> bool:
+    """Whether the chosen rate is the lowest or the highest of those that were tried."""
+    tried, best = contest.tried(model, label), contest.chosen(model, label)
+    return best is not None and len(tried) > 1 and best in (min(tried), max(tried))
 
 
 def figures(contest: Contest) -> list[Figure]:

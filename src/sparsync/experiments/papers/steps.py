@@ -96,12 +96,12 @@ def table_2_of_p1(context: Context) -> Result:
         notes=[
             *notes,
             "Nobody here has 16 GPUs in 4 machines. Compute is forward and backward of one worker, selection is one "
-            "worker's over the whole gradient with error feedback, both measured; exchange is the bytes of a ring over "
-            "the collectives' traffic at 10 Gbit/s and 50 µs a round, with nothing overlapped, as in P1.",
+            "worker's over the whole gradient with error feedback, both measured; exchange is what the "
+            "collectives send, around a ring, at 10 Gbit/s and 50 µs a round, with nothing overlapped.",
             "Convolutions run in TF32 where torch does so by itself; P1's V100 computed in fp32.",
             "From P1's numbers its dense exchange ran at 64 to 88 % of 10 Gbit/s, so that its dense iterations are "
-            "longer than ours of the first table; its Top-k took 0.4 s where torch.topk takes less than a millisecond "
-            "on today's GPUs, which is why P1's gap between the sparse methods is gone.",
+            "longer than ours of the first table; its Top-k took 0.4 s for ResNet-50, which today's GPUs do in "
+            "a millisecond (see p1/fig4), which is why P1's gap between the sparse methods is gone.",
         ],
         rows=columns,
     )

@@ -69,7 +69,7 @@ def save(context: Context, item: Item, result: Result, command: str, seconds: fl
 
 def load(path: Path) -> Stored:
     """A result that ``save`` wrote."""
-    plain = json.loads(path.read_text(encoding="utf-8"))
+    plain = read_json(path)
     tables = [Table(**t | {"rows": [Row(**row) for row in t["rows"]]}) for t in plain["tables"]]
     figures = [Figure(_chart_from_json(f["chart"]), f["caption"]) for f in plain["figures"]]
     result = Result(tables, figures, plain["notes"], plain["rows"], plain["runs"], plain["missing"], plain["data"])
@@ -98,6 +98,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(rounded(content), ensure_ascii=False, separators=(",", ":"))
     with replacing(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """What ``write_json`` wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it and run it again") from None
 
 
 @contextmanager

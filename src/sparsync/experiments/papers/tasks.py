@@ -93,17 +93,12 @@ def make(
 
 
 def load_images(kind: str, folder: Path | None) -> tuple[str, Images]:
-    """The images and their name: CIFAR-10 whole if it is there, else the half of it that is."""
-    if kind == "cifar10":
-        try:
-            data.count(kind, folder)
-        except ValueError as error:
-            try:
-                data.count("cifar10-half", folder)
-            except ValueError:
-                raise error from None
-            kind = "cifar10-half"
-    return kind, data.load(kind, folder)
+    """The images and their name: CIFAR-10 whole if it is there, else the half of it that is.
+
+    What is there but damaged is refused: half would be trained on without a word.
+    """
+    known_as = data.cifar10_there(folder) if kind == "cifar10" else kind
+    return known_as, data.load(known_as, folder)
 
 
 def of_images(

@@ -160,7 +160,8 @@ def perplexity(model: nn.Module, loss_fn: Loss, batches: Iterable[Batch], carrie
             loss, carried = loss_fn(model, batch, carried)
             total += loss.item() * batch[-1].numel()
             words += batch[-1].numel()
-    return math.exp(total / words)
+    mean = total / words
+    return math.exp(mean) if not mean > 700 else math.inf  # what diverged may be more than a float holds
 
 
 @contextmanager

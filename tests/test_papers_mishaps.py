@@ -1,0 +1,142 @@
+"""What goes wrong while the papers are made again: words that fit nothing, folders, damaged files, too little data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsync.cli.app import run as command
+from sparsync.experiments.papers import Context, p1, standings, tasks
+from sparsync.experiments.papers.contest import Contest
+from sparsync.experiments.papers.curves import outcome
+from sparsync.experiments.papers.photographs import of_pictures
+from sparsync.experiments.papers.records import History, Run, read
+from sparsync.experiments.papers.sharing import carry_out
+from sparsync.experiments.training import batches
+from sparsync.experiments.virtual import perplexity
+
+CPU = torch.device("cpu")
+Batch = tuple[Tensor, ...]
+
+
+def history_of(run: Run, last: float = 0.5) -> History:
+    data = {"name": "generated", "size": "none", "sha256": ""}
+    return History(run, "accuracy", [1], [last], [1.0], [0.0, 0.0], [1.0], 1.0, 1.0, 1, [], data)
+
+
+def test_a_word_that_fits_no_training_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", only=("vgg61",), say=said.append)
+    runs = [p1.training("vgg16", "dense"), p1.training("vgg16", "topk")]
+    assert len(carry_out(context, runs)[1]) == 2
+    assert len(said) == 1
+    assert said[0].startswith("no training that could be made now has 'vgg61' in its name; one of them is vgg16-dense-")
+    assert carry_out(replace(context, deadline=0.0), runs)[0] == {}  # those who only read what is there say nothing
+    assert len(said) == 1
+
+
+def test_imagenet_is_asked_for_by_any_word_that_begins_like_it(tmp_path: Path) -> None:
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", deadline=0.0)
+    assert not [n for n in p1.figure_1(context).missing if n.startswith("resnet50")]
+    for word in ("resnet50", "resnet50-dense"):
+        found = p1.figure_1(replace(context, only=(word,))).missing
+        assert [n for n in found if n.startswith("resnet50-dense")], word
+
+
+def test_a_folder_that_is_none_is_refused_before_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert command(["papers", "run", "p1/fig3", "--output", "file"]) == 2
+    assert command(["papers", "run", "p3/density", "--quick", "--output", "results", "--scratch", "file/s"]) == 2
+    shown = capsys.readouterr()
+    assert "output must be a folder that can be written to, got file" in shown.err
+    assert "scratch must be a folder that can be written to, got file/s" in shown.err
+    assert not shown.out
+    assert command(["papers", "report", "--output", "results", "--page", "new/page.html"]) == 0
+    assert (tmp_path / "new" / "page.html").is_file()
+
+
+def test_an_item_that_fails_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.data, "load", lambda name, folder: (_ for _ in ()).throw(ValueError("no such data")))
+    monkeypatch.setattr(tasks.data, "cifar10_there", lambda folder: "cifar10")
+    places = ["--output", str(tmp_path / "results"), "--scratch", str(tmp_path / "scratch")]
+    assert command(["papers", "run", "p3", "--quick", *places]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.count("not made: no such data") == 2
+    assert "2 of 3 items are not made, see above: p3/convergence, p3/density" in shown.err
+    assert (tmp_path / "results" / "p3-traffic-quick.json").is_file()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p1-fig3.json"
+    path.write_text('{"run": "topk')
+    with pytest.raises(ValueError, match=r"p1-fig3.json is damaged .*: delete it and run it again"):
+        read(path, p1.training("vgg16", "dense"))
+    assert command(["papers", "list", "--output", str(tmp_path)]) == 2
+    assert "p1-fig3.json is damaged" in capsys.readouterr().err
+
+
+def test_damaged_packs_are_not_taken_for_half_of_cifar10(tmp_path: Path) -> None:
+    for name in ("device", "rest-train", "rest-test"):
+        (tmp_path / f"cifar10-{name}.npz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"cifar10-device.npz is not the original"):
+        tasks.load_images("cifar10", tmp_path)
+    (tmp_path / "cifar10-rest-test.npz").unlink()  # only half is whole, and that is damaged
+    with pytest.raises(ValueError, match=r"cifar10-device.npz is not the original"):
+        tasks.load_images("cifar10", tmp_path)
+    (tmp_path / "cifar10-device.npz").unlink()
+    with pytest.raises(ValueError, match="CIFAR-10 is missing"):
+        tasks.load_images("cifar10", tmp_path)
+
+
+def test_a_batch_that_nobody_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch must be from 1 to 3, what a worker has to learn from, got 4"):
+        next(batches(3, 4, torch.Generator()))
+
+
+def test_pictures_of_other_classes_are_refused(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for place in ("train/ant", "train/bee", "train/cat", "val/bee", "val/cat"):
+        (tmp_path / place).mkdir(parents=True)
+        image.new("RGB", (8, 8)).save(tmp_path / place / "a.png")
+    with pytest.raises(ValueError, match="train and val must hold the same classes, and only one of them has ant"):
+        of_pictures(tmp_path, nn.Identity(), CPU, workers=1, batch=1, seed=0, side=8)
+
+
+def test_a_loss_beyond_all_bounds_is_an_infinite_perplexity() -> None:
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        return batch[0], carried
+
+    for value, expected in ((800.0, math.inf), (math.inf, math.inf), (0.0, 1.0)):
+        assert perplexity(nn.Identity(), loss, [(torch.tensor(value),)]) == expected
+    assert math.isnan(perplexity(nn.Identity(), loss, [(torch.tensor(math.nan),)]))
+
+
+def test_only_trainings_that_are_shortened_are_said_to_be() -> None:
+    context = Context(epochs=3)
+    fixed, epochs = p1.watched(context, "fnn3", "topk"), p1.training("vgg16", "dense")
+    assert not [note for note in outcome(context, [history_of(fixed)], []).notes if "Trained for" in note]
+    notes = outcome(context, [history_of(fixed), history_of(epochs)], []).notes
+    assert [note for note in notes if note.startswith("Trained for 3 epochs (2 steps)")]
+
+
+def test_a_rate_at_the_edge_of_the_search_is_marked() -> None:
+    scores = {0.1: 0.7, 0.2: 0.8, 0.4: 0.75}
+    contest = Contest(lambda run: history_of(run, scores[run.rate]) if run.rate in scores and not run.seed else None)
+    assert not standings.at_edge(contest, "resnet20", "dense")
+    scores |= {0.4: 0.85, 0.8: 0.9}
+    assert standings.at_edge(contest, "resnet20", "dense")
+    cells = standings.search(contest, "resnet20", ["dense", "ablation: values fp32"]).rows
+    assert cells[0].cells[-1] == "90.00 * edge"
+    assert cells[1].cells[-1] == "90.00 *"  # it takes the rate of another, which is marked there
+    verdict = next(row.cells[-1] for row in standings.summary(contest).rows if row.cells[1] == "1,400")
+    assert "its rate stands at the edge of the search" in verdict
