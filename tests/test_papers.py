@@ -400,7 +400,7 @@ def test_a_rate_is_chosen_alike_for_every_row() -> None:
 
 
 def test_a_rate_with_which_a_seed_does_not_learn_is_given_up() -> None:
-    scores = {(0.1, 0): 0.7, (0.2, 0): 0.9, (0.4, 0): 0.8, (0.2, 2): 0.44}
+    scores = {(0.1, 0): 0.7, (0.2, 0): 0.9, (0.4, 0): 0.8, (0.8, 0): 0.5, (0.2, 2): 0.44}
 
     def get(run: Run) -> History | None:
         found = scores.get((run.rate, run.seed))
@@ -412,6 +412,20 @@ def test_a_rate_with_which_a_seed_does_not_learn_is_given_up() -> None:
     assert contest.chosen("resnet20", "dense") == 1
     scores |= {(0.2, 2): math.nan, (0.4, 1): 0.1, (0.1, 1): 0.1}  # none is left: the best of the first seed
     assert contest.chosen("resnet20", "dense") == 1
+
+
+def test_the_search_goes_on_around_the_rate_that_all_seeds_learn_with() -> None:
+    scores = {(0.1, 0): 0.8, (0.2, 0): 0.9, (0.4, 0): 0.7, (0.2, 1): 0.1}
+
+    def get(run: Run) -> History | None:
+        found = scores.get((run.rate, run.seed))
+        return None if found is None else history_of(run, found)
+
+    contest = Contest(get)
+    assert list(contest.tried("resnet20", "dense")) == [0.25, 0.5, 1, 2]
+    assert contest.chosen("resnet20", "dense") is None
+    scores[0.05, 0] = 0.85
+    assert contest.chosen("resnet20", "dense") == 0.25
 
 
 def test_rows_are_compared_over_the_seeds_that_both_have() -> None:

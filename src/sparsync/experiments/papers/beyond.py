@@ -96,7 +96,8 @@ def accuracy(context: Context) -> Result:
     for number, stage in enumerate(contest.stages, 1):
         done, left = ledger.left(stage)
         if left:
-            missing.append(f"{number}. {name_of(contest, stage)} ({len(left)} of {done + len(left)})")
+            what = name_of(contest, stage).partition(": ")[0]  # which methods, the table of the order says
+            missing.append(f"{number}. {what} ({len(left)} of {done + len(left)})")
     result = outcome(context, ledger.histories(), missing)
     tables = [standings.summary(contest), *standings.all_of(contest), order_of(ledger)]
     figures = standings.figures(contest)

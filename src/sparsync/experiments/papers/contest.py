@@ -231,9 +231,8 @@ class Contest:
             known = {factor: history for factor, history in found.items() if history is not None}
             if len(known) < len(found):
                 return found
-            best = best_of(known)
-            asked = self.settings[model].further
-            further = [f for f in asked if f not in factors and f == best * (0.5 if f < 1 else 2)]
+            asked, bests = self.settings[model].further, (best_of(known), self._steady(model, label, known))
+            further = [f for f in asked if f not in factors and any(f == b * (0.5 if f < 1 else 2) for b in bests)]
             if not further:
                 return found
             factors += further
@@ -245,14 +244,18 @@ class Contest:
         known = {factor: history for factor, history in tried.items() if history is not None}
         if not tried or len(known) < len(tried):
             return None
-        left, best = dict(known), best_of(known)
+        return self._steady(model, label, known)
+
+    def _steady(self, model: str, label: str, known: Mapping[float, History]) -> float:
+        """The best factor with which all seeds learn that were trained with it; of none, the best."""
+        left = dict(known)
         while left:
             factor = best_of(left)
             others = (self.get(self.run(model, label, factor, 0, seed)) for seed in SEEDS[1:])
             if all(learnt(other, left[factor]) for other in others if other is not None):
                 return factor
             del left[factor]
-        return best
+        return best_of(known)
 
     def runs(self, stage: Stage) -> tuple[list[Run], list[Run]]:
         """A stage's trainings; and in place of those that wait for their rate, as many with the middle one."""

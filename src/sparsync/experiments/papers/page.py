@@ -88,5 +88,6 @@ def listed(items: Sequence[Item], folder: Path) -> list[tuple[str, str, str, str
     for item in items:
         stored = newest(item, folder)
         state = "–" if stored is None else "quick" if stored.quick else "partly" if stored.result.missing else "done"
-        lines.append((item.key, item.title, needs(item), state))
+        asked = "" if stored is None else stored.command.partition(item.key)[2].replace("--quick", "").strip()
+        lines.append((item.key, item.title, needs(item), f"{state}, {asked}" if asked else state))
     return lines
