@@ -18,6 +18,7 @@ from torch import Tensor
 from sparsync.compressors import Compressor, Selecting
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
+from tests.fence import fenced
 from tests.methods import Worker, gradient, place
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -26,6 +27,17 @@ MARKS = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs TRITON_INTERPRET=1 or a GPU"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def within_bounds() -> Iterator[None]:
+    """In files that import it: the interpreter's kernels touch nothing beside their tensors."""
+    if not INTERPRETED:
+        yield
+        return
+    with fenced() as fence:
+        yield
+    assert fence.looks
 
 
 def specified(compressor: Compressor) -> Compressor:

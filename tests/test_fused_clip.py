@@ -9,22 +9,11 @@ import torch
 
 from sparsync.compressors import TopK
 from sparsync.kernels import clip, clip_scale
-from tests.fence import fenced
 from tests.methods import gradient
-from tests.pairs import DEVICE, INTERPRETED, MARKS, layout_of
+from tests.pairs import DEVICE, MARKS, layout_of, within_bounds  # noqa: F401
 
 pytestmark = MARKS
 SIZES = {"one": [1], "odd": [1023, 1, 5000, 129], "many": [3 * i % 97 + 1 for i in range(60)], "long": [70_001, 20_000]}
-
-
-@pytest.fixture(autouse=True)
-def within_bounds():
-    if not INTERPRETED:
-        yield
-        return
-    with fenced() as fence:
-        yield
-    assert fence.looks
 
 
 def expected(grad, layout, most):

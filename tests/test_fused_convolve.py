@@ -7,24 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from sparsync.experiments.virtual import VirtualWorkers, layers
-from tests.fence import fenced
-from tests.pairs import DEVICE, INTERPRETED, MARKS
+from tests.pairs import DEVICE, MARKS, within_bounds  # noqa: F401
 
 pytestmark = MARKS
 Batch = tuple[Tensor, ...]
 WORKERS, EXAMPLES = 3, 2
 # Channels in and out, stride, side.
 CASES = [(3, 16, 1, 8), (16, 16, 1, 8), (16, 32, 2, 8), (32, 32, 1, 4), (20, 24, 1, 7), (5, 7, 2, 7)]
-
-
-@pytest.fixture(autouse=True)
-def within_bounds():
-    if not INTERPRETED:
-        yield
-        return
-    with fenced() as fence:
-        yield
-    assert fence.looks
 
 
 def made(inputs: int, outputs: int, stride: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,7 +51,7 @@ def test_forward_and_both_gradients_are_those_of_torch(case: tuple[int, int, int
 
 
 class Small(nn.Module):
-    """Two convolutions for the kernels, and a third that is not for them."""
+    """Three convolutions for the kernels, and a fourth that is not for them."""
 
     def __init__(self) -> None:
         super().__init__()

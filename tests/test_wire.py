@@ -17,6 +17,7 @@ from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.wire import CODECS, HEADER, INDEX_CODECS, MAGIC, VERSION, Header, Shape, Wire
 from sparsync.wire.bits import gather, pack_bits, spread, unpack_bits
+from sparsync.wire.values import QUEUES, _bins
 from tests.methods import KINDS, SIZES, gradient, worker
 from tests.models import loss_of, net
 
@@ -334,3 +335,13 @@ def test_numbers_of_any_width_come_back(monkeypatch, width, count, way):
     numbers = torch.randint(2**width, (3, count), generator=torch.Generator().manual_seed(width))
     bits = spread(numbers + (5 << width), width)  # of which only the lowest count
     assert torch.equal(gather(unpack_bits(pack_bits(bits))[:, : count * width], width), numbers)
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 1000])
+def test_entries_that_are_added_in_several_queues_have_the_same_sums(count):
+    rng = torch.Generator().manual_seed(count)
+    segments, values = torch.randint(3, (count,), generator=rng), torch.randint(100, (count,), generator=rng)
+    bins, shape = _bins(segments, 3, QUEUES)
+    table = torch.zeros(shape, dtype=torch.int64).view(-1).index_add_(0, bins, values).view(shape)
+    assert torch.equal(table.sum(0), torch.zeros(3, dtype=torch.int64).index_add_(0, segments, values))
+    assert (table > 0).sum(1).max() <= max(1, -(-count // QUEUES))  # neighbours are in other rows

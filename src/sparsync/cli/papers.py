@@ -164,7 +164,7 @@ def run(
         path, result = assemble(context, one, command)
         print(f"  {path}, {time.monotonic() - started[one.key]:.0f} s{unfinished(result.missing)}", flush=True)
 
-    failed = []
+    failed: list[str] = []
     for one in items:
         if jobs == 1 or not one.trains:
             try:
@@ -175,10 +175,9 @@ def run(
                     raise
                 failed.append(one.key)
                 print(f"  not made: {error}", flush=True)
-    if failed:
-        raise ValueError(f"{len(failed)} of {len(items)} items are not made, see above: {', '.join(failed)}")
     shared = [one for one in items if one.trains]
     if jobs == 1 or not shared:
+        check_made(items, failed)
         return
     threads = max(1, torch.get_num_threads() // jobs)
     torch.set_num_threads(threads)
@@ -190,6 +189,7 @@ def run(
     for one in shared:
         finish(one)
     others.check()
+    check_made(items, failed)
 
 
 @papers.command("report")
@@ -216,6 +216,12 @@ def unfinished(missing: Sequence[str]) -> str:
         return ""
     more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
     return f"; not done yet: {', '.join(missing[:SHOWN])}{more}"
+
+
+def check_made(items: Sequence[object], failed: Sequence[str]) -> None:
+    """At the end, when all that can be made is."""
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(items)} items are not made, see above: {', '.join(failed)}")
 
 
 def check_writable(name: str, folder: Path) -> None:

@@ -63,7 +63,6 @@ class Balanced:
         owners = torch.arange(workers, device=sums.device).unsqueeze(1)
         parts, stays = cut.split(sents)
         for part in parts:  # in this order they are added
-            assert part.indices is not None
             sums.view(-1).index_add_(0, cut.within(part, owners), part.values.reshape(-1))
         chosen, homes, step = [], [], 1 if cut.one_by_one else workers
         for own, group in zip(torch.split(sums, step), torch.split(owners, step), strict=True):

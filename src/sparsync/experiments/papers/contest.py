@@ -162,7 +162,7 @@ class Stage:
 
 MAIN = ("dense", "TopK-SGD", BASE, BALANCED, "recipe default")
 REST = ("GaussianK-SGD", "DGC")
-# Other seeds only where rows differ by less than a point or so.
+# Of long trainings there are other seeds only where a row comes near dense.
 STAGES = (
     Stage("resnet20", 0, (0,), (*MAIN, LEVELS, WARM, EARLY)),
     Stage("resnet20", 1, (0,), (*MAIN, LEVELS, WARM, EARLY)),
