@@ -90,7 +90,7 @@ WHOLE = {"dense_below": 0, "dense_1d": False}
 BASE, BALANCED = "recipe default, nothing dense", "recipe balanced, nothing dense"
 LEVELS = "recipe balanced with levels, nothing dense"
 WARM = "recipe balanced, density warm-up, nothing dense"
-EARLY = "recipe default, density warm-up, nothing dense"
+EARLY = "recipe default, momentum corrected, density warm-up, nothing dense"
 METHODS = {
     m.label: m
     for m in (
@@ -100,7 +100,7 @@ METHODS = {
         Method(BALANCED, "balanced", WHOLE),
         Method(LEVELS, "balanced", {**WHOLE, "values": "levels"}),
         Method(WARM, "balanced", WHOLE, front=4.0),
-        Method(EARLY, "default", WHOLE, front=4.0),
+        Method(EARLY, "default", {**WHOLE, "momentum": "correct", "beta": 0.5}, front=8.0),
         Method("recipe default", "default"),
         Method("GaussianK-SGD", NAMES["gaussiank"], SPARSE, {"refine": True}),
         Method("DGC", "dgc", WHOLE),
@@ -111,6 +111,7 @@ METHODS = {
 ABLATIONS = {
     m.label: m
     for m in (
+        Method("recipe default, density warm-up, nothing dense", "default", WHOLE, front=4.0, like=BASE),
         Method("ablation: momentum kept", "default", {**WHOLE, "momentum": "keep"}),
         Method("ablation: momentum corrected, 0.5", "default", {**WHOLE, "momentum": "correct", "beta": 0.5}),
         Method("ablation: momentum corrected, 0.9", "default", {**WHOLE, "momentum": "correct", "beta": 0.9}),
