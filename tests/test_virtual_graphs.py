@@ -198,10 +198,13 @@ def test_a_training_with_graphs_has_the_same_weights(name, streams):
 @pytest.fixture
 def exact():
     """Without TF32."""
-    before = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "ieee"
+    kinds = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    before = [kind.fp32_precision for kind in kinds]
+    for kind in kinds:
+        kind.fp32_precision = "ieee"
     yield
-    torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = before
+    for kind, precision in zip(kinds, before, strict=True):
+        kind.fp32_precision = precision
 
 
 def gradients(team: VirtualWorkers, rank: int) -> Tensor:

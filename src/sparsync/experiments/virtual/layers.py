@@ -163,7 +163,13 @@ def takes_small(x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, groups
         return False
     plain = stride in ((1, 1), (2, 2)) and padding == (1, 1) and groups == 1
     fits = x.dtype == weight.dtype == torch.float32 and weight.is_contiguous() and x.numel() < 2**31
-    return plain and fits and usable_on(x.device) and (torch.backends.cudnn.allow_tf32 or not x.is_cuda)
+    return plain and fits and usable_on(x.device) and (not x.is_cuda or _in_tf32())
+
+
+def _in_tf32() -> bool:
+    """Whether cuDNN's convolutions are; asked by kind, as its ``allow_tf32`` raises where kinds differ."""
+    kind = getattr(torch.backends.cudnn, "conv", None)  # not in PyTorch before 2.9
+    return torch.backends.cudnn.allow_tf32 if kind is None else bool(kind.fp32_precision == "tf32")
 
 
 def weight_gradients(
