@@ -168,8 +168,7 @@ def takes_small(x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, groups
 
 def _in_tf32() -> bool:
     """Whether cuDNN's convolutions are; asked by kind, as its ``allow_tf32`` raises where kinds differ."""
-    kind = getattr(torch.backends.cudnn, "conv", None)  # not in PyTorch before 2.9
-    return torch.backends.cudnn.allow_tf32 if kind is None else bool(kind.fp32_precision == "tf32")
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def weight_gradients(
