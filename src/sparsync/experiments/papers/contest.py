@@ -296,9 +296,12 @@ def method_of(label: str) -> Method:
 def options_in(setting: Setting, method: Method) -> dict[str, Any]:
     """A method's options; where the optimizer has no momentum of SGD's kind, there is none to correct."""
     options = dict(method.options)
-    if method.name == "dgc" and (setting.momentum == 0 or setting.optimizer != "sgd"):
-        options["momentum"] = "keep"
-    return options
+    if setting.momentum > 0 and setting.optimizer == "sgd":
+        return options
+    if method.name == "dgc":
+        return options | {"momentum": "keep"}
+    corrects = options.get("momentum") == "correct"
+    return {name: value for name, value in options.items() if not (corrects and name in ("momentum", "beta"))}
 
 
 def best_of(known: Mapping[float, History]) -> float:
