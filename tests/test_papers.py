@@ -347,9 +347,10 @@ def test_methods_beyond_the_papers_send_the_same_bytes() -> None:
         if label != "dense":
             assert 0.97 * allowed < bytes_per_step(run) <= allowed, label
     assert runs["TopK-SGD"].options["density"] == pytest.approx(0.001, rel=0.005)
-    assert runs[EARLY].front == 4
-    # AdamW has no momentum that DGC could correct.
+    assert (runs[EARLY].front, runs[EARLY].options["beta"]) == (8, 0.5)
+    # AdamW has no momentum that could be corrected.
     assert contest.run("gpt", "DGC", 1.0, 0).options["momentum"] == "keep"
+    assert not {"momentum", "beta"} & set(contest.run("gpt", EARLY, 1.0, 0).options)
     with pytest.raises(ValueError, match="most of them dense, of 7,920"):
         contest.run("lenet5", "recipe default", 1.0, 0)
 
@@ -392,7 +393,8 @@ def test_a_rate_is_chosen_alike_for_every_row() -> None:
     scores[0.4] = 0.9
     assert list(contest.tried("resnet20", "dense")) == [0.5, 1, 2, 4]
     assert contest.chosen("resnet20", "dense") is None
-    scores[0.8] = 0.91
+    assert contest.chosen("resnet20", "dense", so_far=True) == 2
+    scores |= {0.8: 0.91, 1.6: 0.9}
     assert contest.chosen("resnet20", "dense") == 4
     assert [h.run.rate for h in contest.repeats("resnet20", "dense", 1)] == [0.8]
     scores |= {0.0005: 120.0, 0.001: 100.0, 0.002: 110.0}  # perplexities
@@ -424,8 +426,25 @@ def test_the_search_goes_on_around_the_rate_that_all_seeds_learn_with() -> None:
     contest = Contest(get)
     assert list(contest.tried("resnet20", "dense")) == [0.25, 0.5, 1, 2]
     assert contest.chosen("resnet20", "dense") is None
-    scores[0.05, 0] = 0.85
+    scores |= {(0.05, 0): 0.85, (0.025, 0): 0.7}
     assert contest.chosen("resnet20", "dense") == 0.25
+
+
+def test_a_longer_training_is_shown_with_the_best_rate_that_it_was_made_with() -> None:
+    short = {0.1: 0.7, 0.2: 0.8, 0.4: 0.9, 0.8: 0.7}
+    long: dict[tuple[float, int], float] = {}
+
+    def get(run: Run) -> History | None:
+        found = long.get((run.rate, run.seed)) if run.steps == 3500 else short.get(run.rate) if run.seed == 0 else None
+        return None if found is None else history_of(run, found)
+
+    contest, longer = Contest(get), Stage("resnet20", 1, (0, 1), ("dense",))
+    assert contest.repeats("resnet20", "dense", 1) == []
+    long |= {(0.2, 0): 0.93, (0.4, 0): 0.92, (0.4, 1): 0.91, (0.2, 2): 0.94}
+    assert [(h.run.rate, h.run.seed) for h in contest.repeats("resnet20", "dense", 1)] == [(0.2, 0), (0.2, 2)]
+    assert [run.rate for run in contest.runs(longer)[0]] == [0.4, 0.4]  # what was chosen is trained all the same
+    assert {run.rate for run in contest.others(longer)} == {0.1, 0.2, 0.4, 0.8}
+    assert [h.run.rate for h in contest.repeats("resnet20", "dense", 0)] == [0.4]
 
 
 def test_rows_are_compared_over_the_seeds_that_both_have() -> None:
@@ -452,6 +471,17 @@ def test_an_ablation_takes_the_rate_of_what_it_changes_unless_that_is_momentum()
     assert contest.chosen("resnet20", same) == 0.5
     asked, waiting = contest.runs(Stage("resnet20", 0, (0,), (same, moved)))
     assert ([run.rate for run in asked], waiting) == ([0.1, 0.05, 0.1, 0.2, 0.4], [])
+
+
+def test_an_ablation_that_was_trained_before_another_rate_was_chosen_stays() -> None:
+    scores = {0.1: 0.8, 0.2: 0.7, 0.4: 0.6, 0.05: 0.5}
+
+    def get(run: Run) -> History | None:
+        known = run.seed == 0 and (run.rate == 0.2 if "fp16" in run.label else run.rate in scores)
+        return history_of(run, scores[run.rate]) if known else None
+
+    assert list(Contest(get).tried("resnet20", "ablation: values fp16")) == [1]
+    assert Contest(get).chosen("resnet20", "ablation: values fp16") == 1
 
 
 def test_a_density_that_begins_high_ends_low(context: Context) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsync.cli.app import run as command
-from sparsync.experiments.papers import Context, p1, standings, tasks
+from sparsync.experiments.papers import Context, p1, sharing, standings, tasks
 from sparsync.experiments.papers.contest import Contest
 from sparsync.experiments.papers.curves import outcome
 from sparsync.experiments.papers.photographs import of_pictures
@@ -19,6 +20,7 @@ from sparsync.experiments.papers.records import History, Run, read
 from sparsync.experiments.papers.sharing import carry_out
 from sparsync.experiments.training import batches
 from sparsync.experiments.virtual import perplexity
+from tests.generated import images
 
 CPU = torch.device("cpu")
 Batch = tuple[Tensor, ...]
@@ -72,8 +74,34 @@ def test_an_item_that_fails_does_not_stop_the_others(
     assert command(["papers", "run", "p3", "--quick", *places]) == 2
     shown = capsys.readouterr()
     assert shown.out.count("not made: no such data") == 2
-    assert "2 of 3 items are not made, see above: p3/convergence, p3/density" in shown.err
+    assert "2 of 3 items are not made, or without trainings that failed, see above: p3/conv" in shown.err
     assert (tmp_path / "results" / "p3-traffic-quick.json").is_file()
+
+
+def test_a_training_that_fails_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(3, 32)))
+    whole = sharing.train
+
+    def train(run: Run, context: Context) -> History | None:
+        if "topk" in run.name:
+            raise RuntimeError("out of memory")
+        return whole(run, context)
+
+    monkeypatch.setattr(sharing, "train", train)
+    places = ["--output", str(tmp_path / "results"), "--scratch", str(tmp_path / "scratch")]
+    assert command(["papers", "run", "p3/convergence", "--quick", *places]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.count("out of memory") == 1
+    assert "1 trainings failed, see above: resnet20-topk-" in shown.out
+    assert "1 of 1 items are not made, or without trainings that failed" in shown.err
+    made = json.loads((tmp_path / "results" / "p3-convergence-quick.json").read_text())
+    assert len(made["missing"]) == 1
+    assert len(list((tmp_path / "results" / "runs").glob("*.json"))) == 2
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
+    with pytest.raises(RuntimeError, match="out of memory"):  # where nothing is done, as it is
+        carry_out(context, [p1.training("vgg16", "topk")])
 
 
 def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,9 +162,11 @@ def test_a_rate_at_the_edge_of_the_search_is_marked() -> None:
     contest = Contest(lambda run: history_of(run, scores[run.rate]) if run.rate in scores and not run.seed else None)
     assert not standings.at_edge(contest, "resnet20", "dense")
     scores |= {0.4: 0.85, 0.8: 0.9}
+    assert standings.search(contest, "resnet20", ["dense"]).rows[0].cells[-2:] == ["90.00 * edge", "not run"]
+    scores[1.6] = 0.92
     assert standings.at_edge(contest, "resnet20", "dense")
     cells = standings.search(contest, "resnet20", ["dense", "ablation: values fp32"]).rows
-    assert cells[0].cells[-1] == "90.00 * edge"
-    assert cells[1].cells[-1] == "90.00 *"  # it takes the rate of another, which is marked there
+    assert cells[0].cells[-1] == "92.00 * edge"
+    assert cells[1].cells[-1] == "92.00 *"  # it takes the rate of another, which is marked there
     verdict = next(row.cells[-1] for row in standings.summary(contest).rows if row.cells[1] == "1,400")
     assert "its rate stands at the edge of the search" in verdict

@@ -111,7 +111,7 @@ def run(
     """
     _check_packages()
     from sparsync.experiments.papers import Context, Item, chosen
-    from sparsync.experiments.papers.sharing import assemble
+    from sparsync.experiments.papers.sharing import SomeFailed, assemble
 
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be above 0, got {minutes:g}")
@@ -152,19 +152,23 @@ def run(
     words = [f"--{name} {value}" for name, value in (("seed", seed or None), ("epochs", epochs)) if value is not None]
 
     started: dict[str, float] = {}
+    failed: list[str] = []
 
     def train(one: Item) -> None:
         started[one.key] = time.monotonic()
         print(f"{one.key}: {one.title}", flush=True)
         if one.trains:
-            one.run(context)
+            try:
+                one.run(context)
+            except SomeFailed as error:  # the result is made from the others
+                failed.append(one.key)
+                print(f"  {error}", flush=True)
 
     def finish(one: Item) -> None:
         command = " ".join(["sparsync papers run", one.key, *(["--quick"] if quick else []), *words])
         path, result = assemble(context, one, command)
         print(f"  {path}, {time.monotonic() - started[one.key]:.0f} s{unfinished(result.missing)}", flush=True)
 
-    failed: list[str] = []
     for one in items:
         if jobs == 1 or not one.trains:
             try:
@@ -221,7 +225,8 @@ def unfinished(missing: Sequence[str]) -> str:
 def check_made(items: Sequence[object], failed: Sequence[str]) -> None:
     """At the end, when all that can be made is."""
     if failed:
-        raise ValueError(f"{len(failed)} of {len(items)} items are not made, see above: {', '.join(failed)}")
+        whole = "not made, or without trainings that failed"
+        raise ValueError(f"{len(failed)} of {len(items)} items are {whole}, see above: {', '.join(failed)}")
 
 
 def check_writable(name: str, folder: Path) -> None:

@@ -73,9 +73,15 @@ class Ledger:
         work(self.context, self.ready, self.done)
 
     def ready(self) -> Iterator[Run]:
-        """What can be trained by now, done or not: a stage is asked when those before it have been gone through."""
+        """What can be trained by now, done or not: a stage is asked when those before it have been gone through.
+        Then what was trained with other rates of the search, when they were the best, and is stored."""
         for stage in self.contest.stages:
             yield from [run.made(self.context) for run in self.contest.runs(stage)[0]]
+        for stage in self.contest.stages:
+            for run in self.contest.others(stage):
+                made = run.made(self.context)
+                if (self.context.output / "runs" / f"{made.name}.json").is_file():
+                    yield made
 
     def histories(self) -> list[History]:
         """What is there, in the order of the stages: whoever trained it, and when."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import floor, isnan, log10
@@ -130,6 +130,7 @@ ABLATIONS = {
 }
 # Of these, what may matter to a transformer and AdamW.
 OF_GPT = (
+    "recipe default, density warm-up, nothing dense",
     "ablation: momentum kept",
     "ablation: values levels",
     "ablation: scope layer",
@@ -225,9 +226,11 @@ class Contest:
     def tried(self, model: str, label: str) -> dict[float, History | None]:
         """The search for a rate: by factor, those that are asked for so far; ``None`` where there is nothing yet."""
         like = method_of(label).like
-        if like:
-            taken = self.chosen(model, like)
-            return {} if taken is None else {taken: self.get(self.run(model, label, taken, 0))}
+        if like:  # the rate of what it changes, or, if it was trained before that was chosen, its own
+            taken, made = self.chosen(model, like), self.made(model, label, 0, self.tried(model, like))
+            if taken is None or (made and taken not in made):
+                return dict(made)
+            return {taken: made.get(taken)}
         factors = list(FACTORS)
         while True:
             found = {factor: self.get(self.run(model, label, factor, 0)) for factor in sorted(factors)}
@@ -240,14 +243,18 @@ class Contest:
                 return found
             factors += further
 
-    def chosen(self, model: str, label: str) -> float | None:
+    def made(self, model: str, label: str, length: int, factors: Iterable[float]) -> dict[float, History]:
+        """Of these factors, what was trained with the first seed."""
+        found = {factor: self.get(self.run(model, label, factor, length)) for factor in factors}
+        return {factor: history for factor, history in found.items() if history is not None}
+
+    def chosen(self, model: str, label: str, so_far: bool = False) -> float | None:
         """The factor with the best last score, once the search is complete; if other seeds do not learn with it, the
-        next best."""
+        next best. ``so_far``: also if there is nothing yet beyond the edge at which it stands."""
         tried = self.tried(model, label)
         known = {factor: history for factor, history in tried.items() if history is not None}
-        if not tried or len(known) < len(tried):
-            return None
-        return self._steady(model, label, known)
+        enough = set(FACTORS) & set(tried) if so_far else set(tried)
+        return self._steady(model, label, known) if known and enough <= set(known) else None
 
     def _steady(self, model: str, label: str, known: Mapping[float, History]) -> float:
         """The best factor with which all seeds learn that were trained with it; of none, the best."""
@@ -275,11 +282,25 @@ class Contest:
             (waiting if factor is None else ready).extend(own)
         return ready, waiting
 
+    def others(self, stage: Stage) -> list[Run]:
+        """A stage's trainings with all rates of the search: they may have been made when another one was the best."""
+        likes = {label: method_of(label).like for label in stage.methods}
+        return [
+            self.run(stage.model, label, factor, stage.length, seed)
+            for label, like in likes.items()
+            if like or not stage.search
+            for factor in self.tried(stage.model, like or label)
+            for seed in stage.seeds
+        ]
+
     def repeats(self, model: str, label: str, length: int) -> list[History]:
-        """What was trained with the chosen rate, seed by seed."""
-        factor = self.chosen(model, label)
+        """What was trained with the chosen rate, seed by seed; a longer training that was made with several, with the
+        best of them."""
+        factor = self.chosen(model, label, so_far=True)
         if factor is None:
             return []
+        longer = self.made(model, label, length, self.tried(model, label)) if length else {}
+        factor = best_of(longer) if longer else factor
         found = (self.get(self.run(model, label, factor, length, seed)) for seed in SEEDS)
         return [history for history in found if history is not None]
 

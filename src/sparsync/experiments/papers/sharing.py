@@ -16,6 +16,10 @@ PAUSE = 1.0  # seconds between looks at what others have done
 LEAST = 20.0  # seconds that a training must have before it is put aside again, unless it takes less
 
 
+class SomeFailed(ValueError):
+    """Trainings failed, and all others that could be made are made."""
+
+
 def carry_out(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], list[str]]:
     """Train what is not trained yet; the histories by label, and the names of the runs that are not done in time.
 
@@ -35,15 +39,18 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
     process waits, since their results may be what other trainings need. All that is stored has been looked at right
     before the end.
 
+    A training that fails stops no other: the error is raised at the end, as ``SomeFailed`` if anything is done.
+
     Args:
         asked: what is to be trained as far as that is known by now, the most important first.
         done: histories by the names of their runs; grows.
     """
     told: set[str] = set()
+    failed: dict[str, Exception] = {}
     while True:
         known, elsewhere, trained = len(done), set(), False
         for run in asked():
-            if run.name in done:
+            if run.name in done or run.name in failed:
                 continue
             history = stored(context, run)
             if history is None and wanted(context, run) and context.in_time():
@@ -53,8 +60,13 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
                         continue
                     history = stored(context, run)  # by whoever had the claim when we looked first
                     if history is None and context.in_time(MARGIN + min(LEAST, run.seconds or LEAST)):
-                        history = train(run, context)
                         trained = True
+                        try:
+                            history = train(run, context)
+                        except (ValueError, OSError, RuntimeError) as error:
+                            if str(error) not in map(str, failed.values()):
+                                context.say(f"{run.name}: {error}")
+                            failed[run.name] = error
             if history is not None:
                 done[run.name] = history
             if trained:
@@ -62,12 +74,16 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
         if trained or len(done) > known:
             continue
         if not elsewhere or not context.in_time():
-            _say_if_none_fits(context, asked())
-            return
+            break
         if not elsewhere <= told:
             context.say(f"waiting for other processes: {', '.join(sorted(elsewhere))}")
             told |= elsewhere
         time.sleep(PAUSE)
+    _say_if_none_fits(context, asked())
+    if failed and done:
+        raise SomeFailed(f"{len(failed)} trainings failed, see above: {', '.join(failed)}")
+    if failed:
+        raise next(iter(failed.values()))
 
 
 def assemble(context: Context, item: Item, command: str) -> tuple[Path, Result]:

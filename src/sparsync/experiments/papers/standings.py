@@ -73,7 +73,7 @@ def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
     factors = sorted((*FACTORS, *setting.further))
     rows = []
     for label in labels:
-        tried, best = contest.tried(model, label), contest.chosen(model, label)
+        tried, best = contest.tried(model, label), contest.chosen(model, label, so_far=True)
         cells = []
         for factor in factors:
             history = tried.get(factor)
@@ -124,8 +124,9 @@ def summary(contest: Contest) -> Table:
 
 def at_edge(contest: Contest, model: str, label: str) -> bool:
     """Whether the chosen rate is the lowest or the highest of those that were tried."""
-    tried, best = contest.tried(model, label), contest.chosen(model, label)
-    return best is not None and len(tried) > 1 and best in (min(tried), max(tried))
+    best = contest.chosen(model, label, so_far=True)
+    known = [factor for factor, history in contest.tried(model, label).items() if history is not None]
+    return best is not None and len(known) > 1 and best in (min(known), max(known))
 
 
 def figures(contest: Contest) -> list[Figure]:
