@@ -32,9 +32,10 @@ NOTES = (
     "network interface. Every sparse row has the density at which it sends as much as TopK-SGD at 0.1 % (index and "
     "value of 32 bits each).",
     "Every row, dense too, is tuned alike: half, once and twice the same rate at the shortest length with the first "
-    "seed, then a quarter or four times where the best stands at the edge (and if it stands there still, an eighth for "
-    "VGG-16 and eight times for LSTM-PTB); the best last score decides, and the longer trainings and other seeds take "
-    "that rate; where one of the seeds does not learn with it (not half the accuracy), it is the next best for all. "
+    "seed, then a quarter or four times where the best stands at the edge, and if it stands there still, further out "
+    "(the table of rates says how far); the best last score decides, and the longer trainings and other seeds take that "
+    "rate (one that was made with several is shown with the best); where one of the seeds does not learn with it (not "
+    "half the accuracy), it is the next best for all. "
     "The search is the table of rates. The scores that choose are those of the test set (PTB: of the validation set), "
     "for all rows alike, and the seed that chose is one of those shown.",
     "LSTM-AN4's middle rate is four times P1's. Seven trainings with half and once P1's, which are not asked for any "
@@ -43,9 +44,9 @@ NOTES = (
     "AdamW. Where gradients are clipped (GPT 1, LSTM-PTB 0.25, LSTM-AN4 400), each worker clips its own.",
     "GaussianK-SGD has its count held near k (refine=True): as printed, its messages need room for 8 k. DGC has no "
     "warm-up of the density, and nothing travels dense; ablations add both. The warm-up (FrontLoaded) begins with four "
-    "times the density and ends after a tenth of the training, at less than without: the bytes are the same. LSTM-PTB "
-    "has no momentum and AdamW none of SGD's kind, so that DGC has nothing to correct there; the default recipe lowers "
-    "AdamW's betas to 0.5 and 0.99.",
+    "times the density, where momentum is corrected with eight times, and ends after a tenth of the training, at less "
+    "than without: the bytes are the same. LSTM-PTB has no momentum and AdamW none of SGD's kind, so that there is "
+    "nothing to correct there; the default recipe lowers AdamW's betas to 0.5 and 0.99.",
     "Ablations change one thing of the default recipe with nothing dense (momentum moved, signs, all-gather, global "
     "scope, constant density, rate outside the residual) or of the balanced one (sums in parts, of twice as many "
     "entries as each worker sends; momentum of 0.5 before the residual) or of DGC. Where that is momentum, which moves "
