@@ -33,9 +33,9 @@ NOTES = (
     "value of 32 bits each).",
     "Every row, dense too, is tuned alike: half, once and twice the same rate at the shortest length with the first "
     "seed, then a quarter or four times where the best stands at the edge, and if it stands there still, further out "
-    "(the table of rates says how far); the best last score decides, and the longer trainings and other seeds take that "
-    "rate (one that was made with several is shown with the best); where one of the seeds does not learn with it (not "
-    "half the accuracy), it is the next best for all. "
+    "(the table of rates says how far); the best last score decides, and the longer trainings and other seeds take "
+    "that rate (one that was made with several is shown with the best); where one of the seeds does not learn with it "
+    "(not half the accuracy), it is the next best for all. "
     "The search is the table of rates. The scores that choose are those of the test set (PTB: of the validation set), "
     "for all rows alike, and the seed that chose is one of those shown.",
     "LSTM-AN4's middle rate is four times P1's. Seven trainings with half and once P1's, which are not asked for any "
