@@ -86,7 +86,8 @@ class Ledger:
 
     def histories(self) -> list[History]:
         """What is there, in the order of the stages: whoever trained it, and when."""
-        return [self.done[run.name] for run in self.ready() if run.name in self.done]
+        names = dict.fromkeys(run.name for run in self.ready())
+        return [self.done[name] for name in names if name in self.done]
 
     def left(self, stage: Stage) -> tuple[int, list[Run]]:
         """How many of a stage's trainings are done, and those that are not."""
