@@ -593,3 +593,4 @@ def test_what_was_trained_is_still_found(tmp_path: Path) -> None:
     lengths = tuple(f"{model}-{length}-" for model, setting in SETTINGS.items() for length in setting.lengths)
     assert ledger.done
     assert sorted(ledger.done) == [path.stem for path in stored if path.name.startswith(lengths)]
+    assert sorted(history.run.name for history in ledger.histories()) == sorted(ledger.done)
