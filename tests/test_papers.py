@@ -6,12 +6,15 @@ import json
 import math
 import re
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from sparsync.cli.app import run as command
 from sparsync.cli.papers import unfinished
@@ -39,6 +42,7 @@ from sparsync.experiments.papers.standings import difference
 from sparsync.experiments.papers.store import load, rounded, runs_of
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.trainings import Session, bytes_per_step, train
+from sparsync.experiments.virtual import VirtualWorkers
 from sparsync.experiments.virtual.passes import Passes
 from tests.generated import images
 
@@ -353,6 +357,19 @@ def test_methods_beyond_the_papers_send_the_same_bytes() -> None:
     assert not {"momentum", "beta"} & set(contest.run("gpt", EARLY, 1.0, 0).options)
     with pytest.raises(ValueError, match="most of them dense, of 7,920"):
         contest.run("lenet5", "recipe default", 1.0, 0)
+
+
+def test_every_method_goes_with_the_optimizer_of_its_setting() -> None:
+    """Before hours of a GPU are spent: none is refused when its turn comes."""
+    contest = Contest(lambda run: None)
+    asked = {(stage.model, label) for stage in contest.stages for label in stage.methods}
+    assert {model for model, _ in asked} == set(SETTINGS)
+    for model, label in sorted(asked):
+        run, small = contest.run(model, label, 1.0, 0), nn.Linear(8, 8)
+        optimizer = trainings.optimizer_of(run, SimpleNamespace(model=small))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            VirtualWorkers(small, lambda *_: None, optimizer, 2, **trainings._options(run)).detach()
 
 
 def test_every_stage_waits_for_its_rate_and_every_target_has_a_length() -> None:
