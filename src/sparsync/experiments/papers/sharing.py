@@ -50,10 +50,10 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
     while True:
         known, elsewhere, trained = len(done), set(), False
         for run in asked():
-            if run.name in done or run.name in failed:
+            if run.name in done:
                 continue
             history = stored(context, run)
-            if history is None and wanted(context, run) and context.in_time():
+            if history is None and run.name not in failed and wanted(context, run) and context.in_time():
                 with claim(context.scratch / f"{run.name}.lock") as ours:
                     if not ours:
                         elsewhere.add(run.name)
@@ -69,6 +69,7 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
                             failed[run.name] = error
             if history is not None:
                 done[run.name] = history
+                failed.pop(run.name, None)  # another process could do it
             if trained:
                 break  # others have not been idle: what is most important may be another by now
         if trained or len(done) > known:
