@@ -107,7 +107,7 @@ METHODS = {
     )
 }
 # Each changes one thing of BASE, BALANCED or DGC. That 1-D tensors travel dense is the default recipe itself, and a
-# density warm-up a row of its own.
+# density warm-up of BALANCED is a row.
 ABLATIONS = {
     m.label: m
     for m in (
