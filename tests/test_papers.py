@@ -21,20 +21,10 @@ from sparsync.cli.papers import unfinished
 from sparsync.experiments.data import Text
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, tasks, trainings, watch
-from sparsync.experiments.papers.contest import (
-    ABLATIONS,
-    BASE,
-    EARLY,
-    METHODS,
-    SETTINGS,
-    TARGETS,
-    Contest,
-    Stage,
-    budget,
-    method_of,
-)
+from sparsync.experiments.papers.contest import Contest, budget
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
+from sparsync.experiments.papers.programme import ABLATIONS, BASE, EARLY, METHODS, SETTINGS, TARGETS, Stage, method_of
 from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
 from sparsync.experiments.papers.records import History, Run, rate_at, read
 from sparsync.experiments.papers.sharing import carry_out

@@ -24,9 +24,9 @@ from sparsync.cli.jobs import Others, arguments_of, end_with_starter
 from sparsync.cli.papers import papers
 from sparsync.experiments.papers import ITEMS, Context, beyond, claims, sharing, store, tasks
 from sparsync.experiments.papers.claims import claim
-from sparsync.experiments.papers.contest import SETTINGS, Stage
 from sparsync.experiments.papers.curves import trained
 from sparsync.experiments.papers.item import Item, Result
+from sparsync.experiments.papers.programme import SETTINGS, Stage
 from sparsync.experiments.papers.records import History, Run
 from sparsync.experiments.papers.sharing import assemble, carry_out
 from sparsync.experiments.papers.store import load, replacing

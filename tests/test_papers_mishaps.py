@@ -78,6 +78,20 @@ def test_an_item_that_fails_does_not_stop_the_others(
     assert (tmp_path / "results" / "p3-traffic-quick.json").is_file()
 
 
+def test_with_several_jobs_an_item_that_fails_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARSYNC_DATA", raising=False)
+    places = ["--output", str(tmp_path / "results"), "--scratch", str(tmp_path / "scratch")]
+    assert command(["papers", "run", "p3", "--quick", "--jobs", "2", *places]) == 2
+    shown = capsys.readouterr()
+    own = [line for line in shown.out.splitlines() if line.startswith("  not made: ")]
+    theirs = [line for line in shown.out.splitlines() if line.startswith("  [2] not made: ")]
+    assert len(own) == len(theirs) == 2, shown.out
+    assert "2 of 3 items are not made, or without trainings that failed, see above: p3/conv" in shown.err
+    assert (tmp_path / "results" / "p3-traffic-quick.json").is_file()
+
+
 def test_a_training_that_fails_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

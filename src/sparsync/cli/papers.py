@@ -143,43 +143,50 @@ def run(
     check_writable("output", output)
     if any(one.trains for one in items):
         check_writable("scratch", scratch)
-    if helps is not None:
-        end_with_starter()
-        for one in items:
-            if one.trains:
-                one.run(context)
-        return
-    words = [f"--{name} {value}" for name, value in (("seed", seed or None), ("epochs", epochs)) if value is not None]
-
     started: dict[str, float] = {}
     failed: list[str] = []
 
-    def train(one: Item) -> None:
+    def train(one: Item) -> bool:
+        """Whether its result can be made: what goes wrong stops no other item, which may need other data."""
         started[one.key] = time.monotonic()
         print(f"{one.key}: {one.title}", flush=True)
-        if one.trains:
-            try:
+        try:
+            if one.trains:
                 one.run(context)
-            except SomeFailed as error:  # the result is made from the others
-                failed.append(one.key)
-                print(f"  {error}", flush=True)
+        except SomeFailed as error:  # the result is made from the others
+            failed.append(one.key)
+            print(f"  {error}", flush=True)
+        except (ValueError, OSError) as error:
+            return give_up(one, error)
+        return True
 
     def finish(one: Item) -> None:
         command = " ".join(["sparsync papers run", one.key, *(["--quick"] if quick else []), *words])
-        path, result = assemble(context, one, command)
+        try:
+            path, result = assemble(context, one, command)
+        except (ValueError, OSError) as error:
+            give_up(one, error)
+            return
         print(f"  {path}, {time.monotonic() - started[one.key]:.0f} s{unfinished(result.missing)}", flush=True)
 
-    for one in items:
-        if jobs == 1 or not one.trains:
-            try:
-                train(one)
-                finish(one)
-            except (ValueError, OSError) as error:  # the others may need other data
-                if len(items) == 1:
-                    raise
-                failed.append(one.key)
-                print(f"  not made: {error}", flush=True)
+    def give_up(one: Item, error: Exception) -> bool:
+        if len(items) == 1:
+            raise error
+        failed.append(one.key)
+        print(f"  not made: {error}", flush=True)
+        return False
+
+    words = [f"--{name} {value}" for name, value in (("seed", seed or None), ("epochs", epochs)) if value is not None]
     shared = [one for one in items if one.trains]
+    if helps is not None:
+        end_with_starter()
+        for one in shared:
+            train(one)
+        check_made(items, failed)
+        return
+    for one in items:
+        if (jobs == 1 or not one.trains) and train(one):
+            finish(one)
     if jobs == 1 or not shared:
         check_made(items, failed)
         return
@@ -187,13 +194,12 @@ def run(
     torch.set_num_threads(threads)
     same = ["papers", "run", *arguments_of(ctx, without=("jobs", "helps")), f"--helps={begun}"]
     with Others(same, jobs - 1, threads) as others:
-        for one in shared:
-            train(one)
+        ready = [one for one in shared if train(one)]
         others.wait()
-    for one in shared:
+    for one in ready:
         finish(one)
-    others.check()
     check_made(items, failed)
+    others.check()
 
 
 @papers.command("report")

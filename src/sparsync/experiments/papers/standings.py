@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Sequence
 
 from sparsync.experiments.models import CATALOGUE
-from sparsync.experiments.papers.contest import ABLATIONS, BALANCED, BASE, EARLY, FACTORS, TARGETS, Contest, goodness
+from sparsync.experiments.papers.contest import Contest, goodness
 from sparsync.experiments.papers.curves import by_epoch, shown
 from sparsync.experiments.papers.item import Column
+from sparsync.experiments.papers.programme import ABLATIONS, BALANCED, BASE, EARLY, FACTORS, TARGETS
 from sparsync.experiments.papers.records import History
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 
@@ -74,11 +75,10 @@ def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
     rows = []
     for label in labels:
         tried, best = contest.tried(model, label), contest.chosen(model, label, so_far=True)
-        cells = []
+        mark, cells = " * edge" if at_edge(contest, model, label) else " *", []
         for factor in factors:
             history = tried.get(factor)
             score = f"{shown(history.last, history.score):.2f}" if history is not None else NOT_RUN
-            mark = " * edge" if at_edge(contest, model, label) else " *"
             cells.append("–" if factor not in tried else f"{score}{mark}" if factor == best else score)
         rows.append(Row([label, *cells]))
     return Table(
