@@ -20,7 +20,7 @@ from sparsync.cli.app import run as command
 from sparsync.cli.papers import unfinished
 from sparsync.experiments.data import Text
 from sparsync.experiments.models import CATALOGUE
-from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, tasks, trainings, watch
+from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, store, tasks, trainings, watch
 from sparsync.experiments.papers.contest import Contest, budget
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
@@ -31,7 +31,7 @@ from sparsync.experiments.papers.sharing import carry_out
 from sparsync.experiments.papers.standings import difference
 from sparsync.experiments.papers.store import load, rounded, runs_of
 from sparsync.experiments.papers.tasks import Task
-from sparsync.experiments.papers.trainings import Session, bytes_per_step, train
+from sparsync.experiments.papers.trainings import Session, traffic_of, train
 from sparsync.experiments.virtual import VirtualWorkers
 from sparsync.experiments.virtual.passes import Passes
 from tests.generated import images
@@ -103,23 +103,23 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_result_says_where_it_is_from(results: Path) -> None:
     for name in ("p1-table1", "p1-fig3", "p1-fig4", "p3-traffic"):
-        plain = json.loads((results / f"{name}.json").read_text())
+        plain = json.loads((results / f"{name}-seed-3.json").read_text())
         assert plain["seed"] == 3
         assert plain["command"] == f"sparsync papers run {plain['item']} --seed 3"
         assert {"device", "cpus", "torch", "commit", "date"} <= set(plain["environment"])
         assert plain["rows"]
-        assert (results / f"{name}.png").is_file() == (name != "p1-table1")
-    figure = load(results / "p1-fig3.json").result.figures[1]
+        assert (results / f"{name}-seed-3.png").is_file() == (name != "p1-table1")
+    figure = load(results / "p1-fig3-seed-3.json").result.figures[1]
     assert [curve.label for curve in figure.chart.curves] == ["1 − i/d", "π"]  # type: ignore[union-attr]
 
 
 def test_the_models_have_the_published_sizes(results: Path) -> None:
-    rows = json.loads((results / "p1-table1.json").read_text())["rows"]
+    rows = json.loads((results / "p1-table1-seed-3.json").read_text())["rows"]
     assert rows["parameters"] == rows["published"] == [row[2] for row in P1_MODELS]
 
 
 def test_traffic_grows_as_p3_says(results: Path) -> None:
-    rows = json.loads((results / "p3-traffic.json").read_text())["rows"]
+    rows = json.loads((results / "p3-traffic-seed-3.json").read_text())["rows"]
     lines = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
     for line in lines:
         k = round(25_557_032 * line["density"])
@@ -153,7 +153,9 @@ def test_the_report_loads_nothing_and_has_the_published_numbers(
 # ---- trainings ------------------------------------------------------------------------------------------------------
 
 
-def test_a_training_in_slices_equals_one_that_was_not_interrupted(context: Context) -> None:
+def test_a_training_in_slices_equals_one_that_was_not_interrupted(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = train(TINY, context, task(TINY))
     assert whole is not None
     (context.output / "runs" / f"{TINY.name}.json").unlink()
@@ -161,9 +163,12 @@ def test_a_training_in_slices_equals_one_that_was_not_interrupted(context: Conte
     history = None
     while history is None:
         # The time is always over: every call makes one step.
+        commit = "first" if steps < 3 else "second"
+        monkeypatch.setattr(store, "environment", lambda commit=commit: {"commit": commit, "device": "", "date": ""})
         history = train(TINY, replace(context, deadline=time.monotonic()), task(TINY))
         steps += 1
     assert steps == 8
+    assert history.where["commit"] == "first, second"
     assert history.losses == whole.losses
     assert history.scores == whole.scores
     assert history.bytes == whole.bytes
@@ -176,6 +181,7 @@ def test_a_training_s_file_holds_all_there_is_to_know(context: Context) -> None:
     assert history is not None
     path = context.output / "runs" / f"{run.name}.json"
     plain = json.loads(path.read_text())
+    assert Run(**plain["run"]).name == run.name
     assert len(plain["steps"]["loss"]) == 8
     assert len(plain["data"]["sha256"]) == 64
     assert plain["run"]["seed"] == 0
@@ -289,8 +295,13 @@ def test_an_item_that_trains(
     assert "Quick: a tiny setting" in (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_pictures_in_folders_are_a_task(tmp_path: Path, context: Context) -> None:
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=ON_GPU)], ids=str)
+def test_pictures_in_folders_are_a_task(tmp_path: Path, context: Context, device: torch.device) -> None:
     """What ResNet-50 is trained on, by those who have it."""
+    context = replace(context, device=device)
     image = pytest.importorskip("PIL.Image")
     for split, count in (("train", 8), ("val", 2)):
         for label in range(2):
@@ -301,7 +312,9 @@ def test_pictures_in_folders_are_a_task(tmp_path: Path, context: Context) -> Non
                 )
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
-    made = of_pictures(tmp_path, model, CPU, workers=2, batch=4, seed=0, side=32)
+    how = {"workers": 2, "batch": 4, "seed": 0, "side": 32}
+    assert of_pictures(tmp_path, model, device, **how, limit=8).size == "8 pictures, 4 test pictures"
+    made = of_pictures(tmp_path, model.to(device), device, **how)
     assert made.epoch == 2
     assert made.size == "16 pictures, 4 test pictures"
     run = replace(TINY, steps=12, options={**p1.SPARSE, "density": 0.2})
@@ -339,7 +352,7 @@ def test_methods_beyond_the_papers_send_the_same_bytes() -> None:
     runs = {label: contest.run("resnet20", label, 1.0, 0) for label in (*METHODS, *ABLATIONS)}
     for label, run in runs.items():
         if label != "dense":
-            assert 0.97 * allowed < bytes_per_step(run) <= allowed, label
+            assert 0.97 * allowed < traffic_of(run)(run.options["density"]) <= allowed, label
     assert runs["TopK-SGD"].options["density"] == pytest.approx(0.001, rel=0.005)
     assert (runs[EARLY].front, runs[EARLY].options["beta"]) == (8, 0.5)
     # AdamW has no momentum that could be corrected.
@@ -496,7 +509,7 @@ def test_a_density_that_begins_high_ends_low(context: Context) -> None:
     assert run.name != replace(TINY, steps=40).name
     history = train(run, context, task(run))
     assert history is not None
-    assert sum(history.sent) == history.bytes[-1] == pytest.approx(40 * bytes_per_step(run))
+    assert sum(history.sent) == history.bytes[-1] == pytest.approx(40 * traffic_of(run)(run.options["density"]))
     assert len(set(history.sent)) == 5
     with pytest.raises(ValueError, match="front must be 1 without steps"):
         replace(TINY, front=2.0, steps=None)
@@ -555,11 +568,12 @@ def test_the_item_grows_with_its_trainings(
 
 
 def test_bytes_of_a_step_are_those_that_are_counted(context: Context) -> None:
-    for method, options in (("default", {}), ("dgc", {}), ("topk", p1.SPARSE), ("dense", {})):
+    whole = {"density": 0.01}
+    for method, options in (("default", whole), ("dgc", whole), ("topk", p1.SPARSE), ("dense", {})):
         run = replace(TINY, label=method, method=method, options=options, steps=2)
         history = train(run, context, task(run))
         assert history is not None
-        assert history.bytes[-1] / 2 == pytest.approx(bytes_per_step(run)), method
+        assert history.bytes[-1] / 2 == pytest.approx(traffic_of(run)(options.get("density", 1.0))), method
 
 
 def test_the_trainings_of_p2_are_those_of_its_table() -> None:
@@ -601,3 +615,5 @@ def test_what_was_trained_is_still_found(tmp_path: Path) -> None:
     assert ledger.done
     assert sorted(ledger.done) == [path.stem for path in stored if path.name.startswith(lengths)]
     assert sorted(history.run.name for history in ledger.histories()) == sorted(ledger.done)
+    for path in stored:
+        assert Run(**json.loads(path.read_text())["run"]).name == path.stem

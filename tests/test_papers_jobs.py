@@ -84,7 +84,7 @@ def check_complete(context: Context, here: list[str], there: list[str]) -> None:
     assert there
     names = sorted(here + there)
     assert len(set(names)) == len(names) == 3
-    path = store.place(context.output, ITEM, True)
+    path = store.place(context, ITEM)
     assert sorted(load(path).result.runs) == names
     assert not load(path).result.missing
     assert path.with_suffix(".png").is_file()
@@ -120,9 +120,7 @@ def test_one_command_with_several_jobs(
     theirs = [line for line in lines if line.startswith("  [2] ")]
     check_complete(context, trained_here, TRAINED.findall("\n".join(theirs)))
     assert len(TRAINED.findall("\n".join(lines))) == 3
-    assert [line.partition(",")[0] for line in lines if ".json" in line] == [
-        f"  {store.place(context.output, ITEM, True)}"
-    ]
+    assert [line.partition(",")[0] for line in lines if ".json" in line] == [f"  {store.place(context, ITEM)}"]
 
 
 @pytest.fixture
@@ -153,7 +151,7 @@ def test_ctrl_c_ends_all(
     assert "sparsync: interrupted" in capsys.readouterr().err
     with pytest.raises(ProcessLookupError):
         os.kill(int(told.read_text()[:-1]), 0)
-    assert not store.place(context.output, ITEM, True).exists()
+    assert not store.place(context, ITEM).exists()
 
 
 # ---- claims ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from sparsync.cli.app import run as command
-from sparsync.experiments.papers import Context, p1, sharing, standings, tasks
+from sparsync.experiments.papers import Context, p1, sharing, standings, tasks, trainings
 from sparsync.experiments.papers.contest import Contest
 from sparsync.experiments.papers.curves import outcome
 from sparsync.experiments.papers.photographs import of_pictures
-from sparsync.experiments.papers.records import History, Run, read
-from sparsync.experiments.papers.sharing import carry_out
+from sparsync.experiments.papers.records import History, Run, read, write
+from sparsync.experiments.papers.sharing import NoneFits, carry_out
 from sparsync.experiments.training import batches
 from sparsync.experiments.virtual import perplexity
 from tests.generated import images
+from tests.test_papers import TINY, task
 
 CPU = torch.device("cpu")
 Batch = tuple[Tensor, ...]
@@ -31,15 +33,35 @@ def history_of(run: Run, last: float = 0.5) -> History:
     return History(run, "accuracy", [1], [last], [1.0], [0.0, 0.0], [1.0], 1.0, 1.0, 1, [], data)
 
 
-def test_a_word_that_fits_no_training_is_said(tmp_path: Path) -> None:
-    said: list[str] = []
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", only=("vgg61",), say=said.append)
+def test_a_word_that_fits_no_training_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", only=("vgg61",))
     runs = [p1.training("vgg16", "dense"), p1.training("vgg16", "topk")]
-    assert len(carry_out(context, runs)[1]) == 2
-    assert len(said) == 1
-    assert said[0].startswith("no training that could be made now has 'vgg61' in its name; one of them is vgg16-dense-")
+    said = "no training that could be made now has 'vgg61' in its name; one of them is vgg16-dense-"
+    with pytest.raises(NoneFits, match=said):
+        carry_out(context, runs)
     assert carry_out(replace(context, deadline=0.0), runs)[0] == {}  # those who only read what is there say nothing
-    assert len(said) == 1
+    where = ["--output", str(tmp_path / "o"), "--scratch", str(tmp_path / "s")]
+    assert command(["papers", "run", "p1/fig6", "--only", "vgg61", *where]) == 2
+    assert "has 'vgg61' in its name" in capsys.readouterr().err
+    assert not list((tmp_path / "o").iterdir())
+    # Of several items, others may have it.
+    assert command(["papers", "run", "p3", "--quick", "--only", "vgg61", *where]) == 0
+    assert capsys.readouterr().out.count("has 'vgg61' in its name") == 2
+
+
+def test_another_seed_or_length_has_a_result_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--output", str(tmp_path / "o"), "--scratch", str(tmp_path / "s"), "--minutes", "0.001"]
+    for asked in ([], ["--epochs", "20"], ["--seed", "1", "--epochs", "0.5"], ["--quick"]):
+        assert command(["papers", "run", "p1/fig1", *asked, *where]) == 0
+    assert sorted(path.name for path in (tmp_path / "o").glob("*.json")) == [
+        "p1-fig1-epochs-20.json", "p1-fig1-quick.json", "p1-fig1-seed-1-epochs-0.5.json", "p1-fig1.json"
+    ]  # fmt: skip
+    assert command(["papers", "report", "--output", str(tmp_path / "o")]) == 0
+    assert capsys.readouterr().out.splitlines()[-2].startswith("1 results, 0 quick ones")
+    page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
+    for words in ("Dense-SGD<", "fig1. Seed 0", "Dense-SGD (--epochs 20.0)", "fig1 --seed 1 --epochs 0.5. Seed 1"):
+        assert words in page
+    assert "Quick:" not in page  # beside a full one
 
 
 def test_imagenet_is_asked_for_by_any_word_that_begins_like_it(tmp_path: Path) -> None:
@@ -184,3 +206,36 @@ def test_a_rate_at_the_edge_of_the_search_is_marked() -> None:
     assert cells[1].cells[-1] == "92.00 *"  # it takes the rate of another, which is marked there
     verdict = next(row.cells[-1] for row in standings.summary(contest).rows if row.cells[1] == "1,400")
     assert "its rate stands at the edge of the search" in verdict
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 cut off"])
+def test_a_training_whose_checkpoint_is_damaged_begins_anew(tmp_path: Path, content: bytes) -> None:
+    said: list[str] = []
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", say=said.append)
+    context.scratch.mkdir()
+    (context.scratch / f"{TINY.name}.pt").write_bytes(content)
+    history = trainings.train(TINY, context, task(TINY))
+    assert history is not None
+    assert len(history.losses) == TINY.steps
+    assert re.search(r"\.pt cannot be read, the run is damaged: .*; it begins anew", said[0])
+    assert not list(context.scratch.iterdir())
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"points": 1, "steps": {"bytes": [1]}}', "{"])
+def test_a_training_s_file_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"a.json is damaged \(.*\): delete it and run it again"):
+        read(path, TINY)
+
+
+def test_an_item_of_several_models_says_where_all_of_them_were_trained(tmp_path: Path) -> None:
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
+    for model, commit in (("resnet20", "one"), ("vgg16", "two")):
+        run = p1.training(model, "dense")
+        write(context.output / "runs" / f"{run.name}.json", replace(history_of(run), where={"commit": commit}))
+    result = p1.figure_1(context.as_stored())
+    assert len(result.tables) == len(result.figures) == 2
+    assert result.where == {"commit": "one, two"}
+    assert len(result.runs) == 2
+    assert len(result.missing) == 4

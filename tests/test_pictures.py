@@ -46,6 +46,7 @@ def test_the_middle_and_random_pieces(tmp_path: Path) -> None:
     assert (middle.permute(1, 2, 0).int().numpy() - cut).__abs__().max() <= 4  # half a pixel off at most
     drawn = pictures.batch([0] * 40, torch.Generator().manual_seed(1))[0].int()
     assert torch.equal(drawn, pictures.batch([0] * 40, torch.Generator().manual_seed(1))[0].int())
+    assert torch.equal(drawn[:3], pictures.batch([0] * 3, torch.Generator().manual_seed(1))[0].int())
     leftwards = drawn[:, 0, 20, 0] > drawn[:, 0, 20, -1]
     assert 8 < leftwards.sum() < 32  # half of them mirrored
     spans = (drawn[:, 1, -1, 0] - drawn[:, 1, 0, 0]).float() / 4  # heights, in pixels of the picture

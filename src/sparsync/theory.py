@@ -152,7 +152,7 @@ def bell_shape(u: Tensor) -> BellShape:
     above = (size / size[0] - line).max()
     # The last point is where the curve meets the axis, beyond the smallest entry.
     points = min(POINTS, max(2, size.numel() // APART))
-    pi = torch.cat([profile(u, points).double().square(), torch.zeros(1, dtype=torch.float64, device=size.device)])
+    pi = torch.cat([_spread(size, points).square(), torch.zeros(1, dtype=torch.float64, device=size.device)])
     bend = (pi[1:-1] - (pi[:-2] + pi[2:]) / 2).max()
     excess = (_tails(size)[:-1] - line.square()).max()
     return BellShape(float(above), max(0.0, float(bend)), float(excess))
@@ -165,7 +165,10 @@ def reference_line(d: int, device: torch.device | str = "cpu") -> Tensor:
 
 def profile(u: Tensor, points: int) -> Tensor:
     """π at ``points`` places from the largest entry on, spread evenly over the entries (P1, Fig. 3)."""
-    size = _magnitudes(u)
+    return _spread(_magnitudes(u), points)
+
+
+def _spread(size: Tensor, points: int) -> Tensor:
     places = torch.arange(points, device=size.device) * size.numel() // points
     return (size / size[0])[places]
 

@@ -111,7 +111,7 @@ def run(
     """
     _check_packages()
     from sparsync.experiments.papers import Context, Item, chosen
-    from sparsync.experiments.papers.sharing import SomeFailed, assemble
+    from sparsync.experiments.papers.sharing import NoneFits, SomeFailed, assemble
 
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be above 0, got {minutes:g}")
@@ -153,6 +153,10 @@ def run(
         try:
             if one.trains:
                 one.run(context)
+        except NoneFits as error:
+            if len(items) == 1:
+                raise
+            print(f"  {error}", flush=True)
         except SomeFailed as error:  # the result is made from the others
             failed.append(one.key)
             print(f"  {error}", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 import platform
 import subprocess
@@ -38,7 +39,8 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit of this package's own checkout, ``+`` if files differ from it; empty if it is not in one."""
+    """The commit of this package's own checkout, empty if it is not in one; where its files differ from that, ``+`` and
+    the beginning of a checksum of them."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -46,6 +48,14 @@ def _commit() -> str:
 
     try:
         git("ls-files", "--error-unmatch", "../version.py")
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--", "..") else "")
+        commit = git("rev-parse", "--short", "HEAD")
+        return f"{commit}+{_checksum(here.parent)}" if git("status", "--porcelain", "--", "..") else commit
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def _checksum(package: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:8]

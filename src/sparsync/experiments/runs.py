@@ -75,7 +75,7 @@ class Run:
         if step is None:
             return None
         path = self._checkpoint(step) / "model.pt"
-        plain = _load(path)
+        plain = load_whole(path)
         try:
             _check_schema(plain)
             common = plain["checkpoint"]
@@ -85,7 +85,7 @@ class Run:
 
     def rank_states(self, checkpoint: Checkpoint, ranks: Sequence[int]) -> list[dict[str, Any]]:
         """What these ranks kept."""
-        return [_load(self._checkpoint(checkpoint.step) / f"rank-{rank}.pt") for rank in ranks]
+        return [load_whole(self._checkpoint(checkpoint.step) / f"rank-{rank}.pt") for rank in ranks]
 
     def points(self) -> list[Point]:
         """The points of the curve up to the last checkpoint; later ones are going to be made again."""
@@ -185,14 +185,14 @@ def same(asked: Training, there: Training, where: str) -> None:
             raise ValueError(f"{where} was trained with {field.name} {old}, not {new}; start anew in another --out")
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_whole(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """A checkpoint's file, whole: a file that is cut off, or whose bytes have changed, is refused."""
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
         if broken is not None:
             raise ValueError(f"{broken} has changed")
-        loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        loaded: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         return loaded
     except FileNotFoundError:
         raise ValueError(f"{path} is missing, the run is damaged") from None

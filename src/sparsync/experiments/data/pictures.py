@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +51,16 @@ class Pictures:
                 of the picture, whose shorter side is 8/7 of the piece's.
         """
         numbers = [int(i) for i in picked]
-        return torch.stack([self._cut(self.paths[i], generator) for i in numbers]), self.labels[numbers]
+        # Every picture's own draws, so that it does not matter which one is read first.
+        seeds = [None] * len(numbers) if generator is None else _seeds(len(numbers), generator)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            cut = list(pool.map(self._cut, [self.paths[i] for i in numbers], seeds))
+        return torch.stack(cut), self.labels[numbers]
 
-    def _cut(self, path: Path, generator: torch.Generator | None) -> Tensor:
+    def _cut(self, path: Path, seed: int | None) -> Tensor:
         from PIL import Image
 
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
         try:
             with Image.open(path) as picture:
                 whole = picture.convert("RGB")
@@ -111,4 +118,8 @@ def _piece(width: int, height: int, generator: torch.Generator) -> tuple[float, 
 
 
 def _draw(generator: torch.Generator) -> float:
-    return torch.rand((), generator=generator, device=generator.device).item()
+    return torch.rand((), generator=generator).item()
+
+
+def _seeds(count: int, generator: torch.Generator) -> list[int]:
+    return torch.randint(2**62, (count,), generator=generator).tolist()

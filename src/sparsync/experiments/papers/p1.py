@@ -10,7 +10,7 @@ from sparsync import theory
 from sparsync.experiments import models
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import shapes, steps, timing
-from sparsync.experiments.papers.curves import by_epoch, loss_by_step, quickly, scores, trained
+from sparsync.experiments.papers.curves import by_epoch, loss_by_step, outcome, quickly, scores, trained
 from sparsync.experiments.papers.item import Context, Item, Result
 from sparsync.experiments.papers.published import P1_MODELS, p1_table1, p1_table2
 from sparsync.experiments.papers.records import History, Run, title_of
@@ -51,6 +51,18 @@ ONE_SIDED = (
     "sends."
 )
 
+RANDOM = (
+    "RandK-SGD diverges here, and in P1 it learns, if slowly. With error feedback an entry waits a thousand steps on "
+    "average and then brings a thousand gradients at once, of which momentum in the optimizer makes ten thousand; the "
+    "learning rate is dense SGD's. P1 does not say what it did about that; its authors' code begins with densities "
+    "that are four to sixteen times as high."
+)
+SLOW = (
+    "The fewer steps there are, the more a residual that waits costs: VGG-16 has 960, in which TopK-SGD (and "
+    "Gaussian-k with its count held) falls far behind dense and is still learning when the rate falls. P1's have "
+    "120 epochs, or three times as many."
+)
+
 
 def training(model: str, method: str, **changes: Any) -> Run:
     """A training with P1's settings."""
@@ -61,9 +73,8 @@ def training(model: str, method: str, **changes: Any) -> Run:
         run = Run(method, model, METHODS[method], options, rate=0.2, weight_decay=1e-4, epochs=70, warmup=5 / 70)
         return replace(run, decay=(30 / 70, 60 / 70), **changes)
     spec = CATALOGUE[model]
-    momentum = 0.0 if model == "lstm-ptb" else 0.9
     made = Run(
-        method, model, METHODS[method], options, batch=spec.batch, rate=spec.rate, momentum=momentum, clip=spec.clip,
+        method, model, METHODS[method], options, batch=spec.batch, rate=spec.rate, momentum=spec.momentum, clip=spec.clip,
         epochs=SHORTER.get(model, 120), autocast=model == "vgg16",
     )  # fmt: skip
     return replace(made, **changes)
@@ -71,32 +82,35 @@ def training(model: str, method: str, **changes: Any) -> Run:
 
 def convergence(context: Context, methods: Sequence[str], remarks: Sequence[str]) -> Result:
     """Test accuracy of ResNet-20 and VGG-16 with each method; of ResNet-50 if it is asked for."""
-    figures, tables, parts = [], [], []
+    figures: list[Figure] = []
+    tables: list[Table] = []
+    histories: list[History] = []
     imagenet = any(word.startswith("resnet5") for word in context.only)
     names = ("resnet20", "vgg16", *(["resnet50"] if imagenet else []))
     asked = {model: [training(model, method) for method in methods] for model in names}
     if context.quick:
         asked = {model: [replace(run, **quickly(run)) for run in runs] for model, runs in asked.items()}
     # Those of all models in one go, so that several processes have enough to share.
-    carry_out(context, [run for runs in asked.values() for run in runs])
+    missing = carry_out(context, [run for runs in asked.values() for run in runs])[1]
     for model, runs in asked.items():
-        done, result = trained(context.as_stored(), runs)
-        parts.append(result)
+        done, _ = carry_out(context.as_stored(), runs)
+        histories += done.values()
         if done:
             title = title_of(model)
             on = next(iter(done.values())).data["name"]
             figures.append(by_epoch(f"{title}, test accuracy", done, f"{title}, data {on}."))
             tables.append(scores(f"{title}: test accuracy", done, "dense"))
-    return joined(parts, tables, figures, [*remarks, SCHEDULE, IMAGENET])
+    result = outcome(context, histories, missing)
+    return replace(result, tables=tables, figures=figures, notes=[*remarks, SCHEDULE, IMAGENET, *result.notes])
 
 
 def figure_1(context: Context) -> Result:
-    return convergence(context, ("dense", "topk", "randk"), [])
+    return convergence(context, ("dense", "topk", "randk"), [RANDOM, SLOW])
 
 
 def figure_6(context: Context) -> Result:
     held = f"{HELD}: where the last count is more than 10 % off k, the k largest go instead."
-    return convergence(context, ("dense", "topk", "gaussiank", HELD), [ONE_SIDED, held])
+    return convergence(context, ("dense", "topk", "gaussiank", HELD), [ONE_SIDED, held, SLOW])
 
 
 def histograms(context: Context, method: str, remarks: Sequence[str] = ()) -> Result:
@@ -119,19 +133,22 @@ def histograms(context: Context, method: str, remarks: Sequence[str] = ()) -> Re
     )
     curves = loss_by_step("Training loss", done, "To see that they learn.")
     notes = [
+        f"All have {STEPS:,} steps: the learning rate grows over the first tenth of them and stays. VGG-16's passes are "
+        "in bfloat16 where torch's autocast takes that to be safe.",
         "LSTM-PTB is trained without momentum and both LSTM are clipped, as in the authors' code.",
         "P1 trains by 16 workers, as here but for the two LSTM, which have 2: what is drawn is one worker's, and the "
         "others matter by the mean alone.",
     ]
-    return joined([result], [table], [*figures, curves], [*remarks, *notes])
+    return replace(result, tables=[table], figures=[*figures, curves], notes=[*remarks, *notes, *result.notes])
 
 
 def watched(context: Context, model: str, method: str) -> Run:
     """A training of which histograms are taken."""
     run = training(
-        model, method, label=title_of(model), steps=STEPS, warmup=0.1, decay=(), watch="shape", watch_every=EVERY
-    )
-    run = replace(run, label=f"{title_of(model)} {method}", workers=FEWER.get(model, run.workers))
+        model, method, label=f"{title_of(model)} {method}", steps=STEPS, warmup=0.1, decay=(), watch="shape",
+        watch_every=EVERY,
+    )  # fmt: skip
+    run = replace(run, workers=FEWER.get(model, run.workers))
     return replace(run, **quickly(run, watch_every=2)) if context.quick else run
 
 
@@ -169,21 +186,6 @@ def figure_5(context: Context) -> Result:
         if history.snapshots and "errors" in history.snapshots[-1]
     ]
     return shapes.figure_5(context, found, result)
-
-
-def joined(parts: Sequence[Result], tables: Sequence[Table], figures: Sequence[Figure], notes: Sequence[str]) -> Result:
-    """Several sets of trainings as one result."""
-    said = dict.fromkeys([*notes, *(note for part in parts for note in part.notes)])
-    return Result(
-        tables,
-        figures,
-        list(said),
-        runs=[name for part in parts for name in part.runs],
-        missing=[name for part in parts for name in part.missing],
-        data={name: value for part in parts for name, value in part.data.items()},
-        where={name: value for part in parts for name, value in part.where.items()},
-        seconds=sum(part.seconds for part in parts),
-    )
 
 
 def table1(context: Context) -> Result:

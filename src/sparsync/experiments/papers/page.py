@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparsync.experiments.environment import environment
 from sparsync.experiments.papers.item import Item
-from sparsync.experiments.papers.store import Stored, load, place
+from sparsync.experiments.papers.store import Stored, results_of
 from sparsync.report import Page, Section, Text, write
 
 TITLE = "The papers' figures and tables, made again"
@@ -26,26 +26,19 @@ def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, 
     sections: list[Section] = []
     counts = [0, 0]
     for item in items:
-        stored = newest(item, folder)
-        sections += _sections(item, stored)
-        if stored is not None:
-            counts[stored.quick] += 1
+        found = results_of(item, folder)
+        for stored in found or [None]:
+            sections += _sections(item, stored)
+        if found:
+            counts[found[0].quick] += 1
     write(Page(TITLE, INTRO, sections, environment()), path)
     return counts[0], counts[1]
 
 
-def newest(item: Item, folder: Path) -> Stored | None:
-    """The item's full result, else its quick one, else nothing."""
-    for quick in (False, True):
-        path = place(folder, item, quick)
-        if path.is_file():
-            return load(path)
-    return None
-
-
 def _sections(item: Item, stored: Stored | None) -> list[Section]:
     part = PARTS[item.key.split("/")[0]]
-    heading = f"{part}: {item.title}"
+    asked = "" if stored is None else _asked(item, stored)
+    heading = f"{part}: {item.title}{f' ({asked})' if asked else ''}"
     opening = [item.shows]
     published: list[Section] = [item.published] if item.published is not None else []
     if stored is None:
@@ -67,6 +60,11 @@ def _sections(item: Item, stored: Stored | None) -> list[Section]:
     ]
 
 
+def _asked(item: Item, stored: Stored) -> str:
+    """What the command says beside the item."""
+    return stored.command.partition(item.key)[2].replace("--quick", "").strip()
+
+
 def _made(stored: Stored) -> str:
     where = stored.where
     data = "".join(f" Data: {name}, SHA-256 {sum_[:12]}…." for name, sum_ in stored.result.data.items())
@@ -86,8 +84,8 @@ def listed(items: Sequence[Item], folder: Path) -> list[tuple[str, str, str, str
     """Key, title, needs and state of every item."""
     lines = []
     for item in items:
-        stored = newest(item, folder)
+        stored = next(iter(results_of(item, folder)), None)
         state = "–" if stored is None else "quick" if stored.quick else "partly" if stored.result.missing else "done"
-        asked = "" if stored is None else stored.command.partition(item.key)[2].replace("--quick", "").strip()
+        asked = "" if stored is None else _asked(item, stored)
         lines.append((item.key, item.title, needs(item), f"{state}, {asked}" if asked else state))
     return lines

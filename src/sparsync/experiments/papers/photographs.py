@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,22 +20,31 @@ TEST_BATCH = 100
 
 
 def of_pictures(
-    folder: Path, model: nn.Module, device: torch.device, workers: int, batch: int, seed: int, side: int = 224
+    folder: Path,
+    model: nn.Module,
+    device: torch.device,
+    workers: int,
+    batch: int,
+    seed: int,
+    limit: int | None = None,
+    side: int = 224,
 ) -> Task:
     """Classification of the pictures in ``folder/train`` and ``folder/val``.
 
     Args:
+        limit: for a tiny setting: pictures that are trained on and tested with.
         side: of the pieces that are cut out of them.
     """
     train, test = (read_pictures(folder, split, side) for split in ("train", "val"))
     if train.classes != test.classes:
         odd = sorted(set(train.classes) ^ set(test.classes))
         raise ValueError(f"train and val must hold the same classes, and only one of them has {', '.join(odd[:5])}")
+    train, test = (_few(split, limit) if limit is not None else split for split in (train, test))
     shards = [train.shard(rank, workers) for rank in range(workers)]
 
     def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
         pictures, labels = batch
-        return nn.functional.cross_entropy(model(standardise(pictures)), labels), carried
+        return nn.functional.cross_entropy(model(pictures), labels), carried
 
     def batches(start: int) -> Iterator[list[Batch]]:
         generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(workers)]
@@ -43,7 +53,7 @@ def of_pictures(
             made: list[Batch] = []
             for rank, picked in enumerate(chosen):
                 pictures, labels = train.batch(shards[rank][picked], moment(seed, rank, step))
-                made.append((pictures.to(device), labels.to(device)))
+                made.append((standardise(pictures.to(device)), labels.to(device)))
             yield made
 
     def evaluate() -> float:
@@ -62,6 +72,12 @@ def of_pictures(
         model, loss, (), batches, epoch, evaluate, "accuracy", False, device.type == "cuda", "imagenet", size,
         _checksum([train, test]),
     )  # fmt: skip
+
+
+def _few(split: Pictures, limit: int) -> Pictures:
+    """Some of the pictures, from first to last, so that many classes are among them."""
+    chosen = range(0, len(split.paths), max(1, len(split.paths) // limit))[:limit]
+    return replace(split, paths=tuple(split.paths[i] for i in chosen), labels=split.labels[list(chosen)])
 
 
 def _checksum(splits: list[Pictures]) -> str:

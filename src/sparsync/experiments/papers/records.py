@@ -153,7 +153,6 @@ def write(path: Path, history: History) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     each = max(1, len(history.losses))
     content = {
-        "run": asdict(history.run),
         "environment": dict(history.where),
         "data": dict(history.data),
         "seconds": history.seconds,
@@ -168,7 +167,7 @@ def write(path: Path, history: History) -> None:
         },
         "snapshots": history.snapshots,
     }
-    store.write_json(path, content)
+    store.write_json(path, content, run=asdict(history.run))
 
 
 def _exact(counts: Sequence[float]) -> list[float]:
@@ -179,14 +178,20 @@ def _exact(counts: Sequence[float]) -> list[float]:
 def read(path: Path, run: Run) -> History:
     """A training's history from its file."""
     plain = store.read_json(path)
-    points = plain["points"]
-    scores = [math.nan if value is None else value for value in points["score"]]
-    losses = [math.nan if value is None else value for value in plain["steps"]["loss"]]
-    sent = [value for value, count in plain["steps"]["bytes"] for _ in range(count)]
-    return History(
-        run, plain["score"], points["step"], scores, points["bytes"], losses, sent, plain["density"], plain["seconds"],
-        plain["epoch_steps"], plain["snapshots"], plain["data"], plain["environment"],
-    )  # fmt: skip
+    try:
+        points, steps = plain["points"], plain["steps"]
+        sent = [value for value, count in steps["bytes"] for _ in range(count)]
+        return History(
+            run, plain["score"], points["step"], _numbers(points["score"]), points["bytes"], _numbers(steps["loss"]),
+            sent, plain["density"], plain["seconds"], plain["epoch_steps"], plain["snapshots"], plain["data"],
+            plain["environment"],
+        )  # fmt: skip
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}): delete it and run it again") from None
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
 
 
 def merged_where(histories: Sequence[History]) -> dict[str, str]:

@@ -16,6 +16,10 @@ PAUSE = 1.0  # seconds between looks at what others have done
 LEAST = 20.0  # seconds that a training must have before it is put aside again, unless it takes less
 
 
+class NoneFits(ValueError):
+    """No training has a word of ``--only`` in its name."""
+
+
 class SomeFailed(ValueError):
     """Trainings failed, and all others that could be made are made."""
 
@@ -80,7 +84,7 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
             context.say(f"waiting for other processes: {', '.join(sorted(elsewhere))}")
             told |= elsewhere
         time.sleep(PAUSE)
-    _say_if_none_fits(context, asked())
+    _check_some_fits(context, asked())
     if failed and done:
         raise SomeFailed(f"{len(failed)} trainings failed, see above: {', '.join(failed)}")
     if failed:
@@ -99,7 +103,7 @@ def assemble(context: Context, item: Item, command: str) -> tuple[Path, Result]:
     if not item.trains:
         result = item.run(context)
         return store.save(context, item, result, command, time.monotonic() - started), result
-    with claim(context.scratch / f"{store.place(context.output, item, context.quick).stem}.lock", wait=True):
+    with claim(context.scratch / f"{store.place(context, item).stem}.lock", wait=True):
         result = item.run(context.as_stored())
         return store.save(context, item, result, command, result.seconds), result
 
@@ -109,12 +113,12 @@ def wanted(context: Context, run: Run) -> bool:
     return not context.only or any(word in f"{run.name} {run.label}" for word in context.only)
 
 
-def _say_if_none_fits(context: Context, asked: Iterable[Run]) -> None:
+def _check_some_fits(context: Context, asked: Iterable[Run]) -> None:
     """A word of ``--only`` may be misspelt."""
     runs = list(asked)
     if runs and context.in_time() and not any(wanted(context, run) for run in runs):
         words = " or ".join(repr(word) for word in context.only)
-        context.say(f"no training that could be made now has {words} in its name; one of them is {runs[0].name}")
+        raise NoneFits(f"no training that could be made now has {words} in its name; one of them is {runs[0].name}")
 
 
 def stored(context: Context, run: Run) -> History | None:

@@ -43,7 +43,7 @@ class Stored:
 def save(context: Context, item: Item, result: Result, command: str, seconds: float) -> Path:
     """Write the item's files into ``context.output``; the path of the JSON file."""
     context.output.mkdir(parents=True, exist_ok=True)
-    path = place(context.output, item, context.quick)
+    path = place(context, item)
     content = {
         "item": item.key,
         "quick": context.quick,
@@ -78,9 +78,22 @@ def load(path: Path) -> Stored:
     )
 
 
-def place(folder: Path, item: Item, quick: bool) -> Path:
-    """Where an item's JSON lies; what is quick does not overwrite what is not."""
-    return folder / f"{item.file}{'-quick' if quick else ''}.json"
+def place(context: Context, item: Item) -> Path:
+    """Where an item's JSON lies; what is quick, of another seed or length does not overwrite what is not."""
+    asked = [
+        "quick" if context.quick else "",
+        f"seed-{context.seed}" if context.seed else "",
+        f"epochs-{context.epochs:g}" if context.epochs is not None else "",
+    ]
+    return context.output / f"{'-'.join([item.file, *filter(None, asked)])}.json"
+
+
+def results_of(item: Item, folder: Path) -> list[Stored]:
+    """All that lies in a folder of an item: the full result first; those of a tiny setting only if there is no other."""
+    plain = folder / f"{item.file}.json"
+    paths = [*([plain] if plain.is_file() else []), *sorted(folder.glob(f"{item.file}-*.json"))]
+    found = [load(path) for path in paths]
+    return [stored for stored in found if not stored.quick] or found
 
 
 def hardware(context: Context) -> dict[str, str]:
@@ -93,9 +106,13 @@ def hardware(context: Context) -> dict[str, str]:
     return where
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Compact, and as a whole or not at all: numbers to 5 digits, ``null`` for what is not finite."""
-    text = json.dumps(rounded(content), ensure_ascii=False, separators=(",", ":"))
+def write_json(path: Path, content: Mapping[str, Any], **exact: Any) -> None:
+    """Compact, and as a whole or not at all: numbers to 5 digits, ``null`` for what is not finite.
+
+    Args:
+        exact: comes first, with all digits.
+    """
+    text = json.dumps({**exact, **rounded(content)}, ensure_ascii=False, separators=(",", ":"))
     with replacing(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from sparsync.experiments import data, virtual
 from sparsync.experiments.data import Images, Speech, Text
 from sparsync.experiments.data.speech import Utterance
+from sparsync.experiments.lessons import BPTT, CONTEXT
 from sparsync.experiments.models import CATALOGUE, GPT, LSTMAN4, LSTMPTB
 from sparsync.experiments.training import batches as orders
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch, Batch], tuple[Tensor, Batch]]
-LENGTH, CONTEXT = 35, 128  # words of a window: of the LSTM, of the GPT
 TINY_WIDTH, TINY_LENGTH = 32, 8
 
 
@@ -147,7 +147,7 @@ def of_images(
 
 def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
     model = (LSTMPTB() if limit is None else LSTMPTB(width=TINY_WIDTH)).to(device)
-    length = LENGTH if limit is None else TINY_LENGTH
+    length = BPTT if limit is None else TINY_LENGTH
     words = text.train[: None if limit is None else limit * workers * batch]
     valid = text.valid[: None if limit is None else limit * batch].to(device)
     count = virtual.epoch_steps(words, workers, batch, length)

@@ -23,6 +23,7 @@ from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.records import History, Run, rate_at, write
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.watch import Watch
+from sparsync.experiments.runs import load_whole
 from sparsync.experiments.virtual import VirtualWorkers, can_go_together
 from sparsync.experiments.virtual.parts import units_of
 from sparsync.recipes import RECIPES
@@ -59,7 +60,12 @@ def _train(run: Run, context: Context, task: Task) -> History | None:
     session = Session(run, task, steps)
     saved = context.scratch / f"{run.name}.pt"
     if context.uses(saved):
-        session.load(torch.load(saved, map_location=context.device, weights_only=True))
+        try:
+            session.load(load_whole(saved, context.device))
+        except ValueError as error:
+            context.say(f"{error}; it begins anew")
+    where = store.hardware(context)
+    session.commits = list(dict.fromkeys([*session.commits, where["commit"]]))
     begun = time.monotonic()
     last_saved, last_said = begun, 0.0
     every = max(1, steps // (POINTS if run.limit is None else FEW))
@@ -84,7 +90,8 @@ def _train(run: Run, context: Context, task: Task) -> History | None:
         if over and step < steps:
             return None
     session.seconds += time.monotonic() - begun
-    where = {**store.hardware(context), "passes": session.passes, "precision": session.precision}
+    own = {"commit": ", ".join(session.commits), "passes": session.passes, "precision": session.precision}
+    where = {**where, **own, "date": store.hardware(context)["date"]}
     history = replace(session.history(), where=where)
     write(context.output / "runs" / f"{run.name}.json", history)
     saved.unlink(missing_ok=True)
@@ -97,11 +104,11 @@ def _task(run: Run, context: Context) -> Task:
         raise ValueError(f"autocast is for models of MNIST and CIFAR-10, got {run.model!r}")
     if run.model in IMAGENET:
         folder = data_folder(context.data, "ImageNet", SOURCE)
-        return of_pictures(folder, models.build(run.model).to(context.device), context.device, **how)
+        return of_pictures(folder, models.build(run.model).to(context.device), context.device, limit=run.limit, **how)
     return tasks.make(run.model, context.data, context.device, limit=run.limit, autocast=run.autocast, **how)
 
 
-CARRIED = ("known", "sent", "points", "scores", "bytes", "snapshots", "seconds")
+CARRIED = ("known", "sent", "points", "scores", "bytes", "snapshots", "seconds", "commits")
 
 
 class Session:
@@ -130,7 +137,6 @@ class Session:
             )
         density = run.options.get("density") or run.settings.get("density", 0.001)
         self.watch = Watch(self.team, run.watch, run.clip, density) if run.watch else None
-        # What is moved out of the optimizer changes its rate; schedules multiply what it is now.
         self.rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.losses: list[torch.Tensor] = []  # stay on the device until a point
         self.known: list[float] = []
@@ -140,6 +146,7 @@ class Session:
         self.bytes: list[float] = []
         self.snapshots: list[dict[str, Any]] = []
         self.seconds = 0.0
+        self.commits: list[str] = []  # with which it was begun and gone on with
 
     def advance(self, batch: list[tuple[torch.Tensor, ...]]) -> None:
         """One step."""
@@ -219,13 +226,8 @@ def _options(run: Run) -> dict[str, Any]:
     return {**options, "seed": run.seed, **extra}
 
 
-def bytes_per_step(run: Run) -> float:
-    """What a worker sends in a step, on average if the density changes."""
-    return traffic_of(run)(None)
-
-
-def traffic_of(run: Run) -> Callable[[float | None], float]:
-    """The bytes that a worker sends in a step, from the density of what is compressed; ``None``: the run's own."""
+def traffic_of(run: Run) -> Callable[[float], float]:
+    """The bytes that a worker sends in a step, on average if the density changes, from that of what is compressed."""
     with torch.device("meta"):
         model = CATALOGUE[run.model].make()
     # What the optimizer does changes no bytes, and it is not there.
@@ -239,12 +241,11 @@ def traffic_of(run: Run) -> Callable[[float | None], float]:
         costs = (u.collective.traffic(cut, handle.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
         return sum(cost.mean_bytes for cost in costs)
 
-    def mean(density: float | None) -> float:
-        share = handle.density(10**9) if density is None else density
+    def mean(density: float) -> float:
         if run.front == 1:
-            return at(share)
+            return at(density)
         assert run.steps is not None
-        stages = FrontLoaded(share, run.steps, run.front).stages()
+        stages = FrontLoaded(density, run.steps, run.front).stages()
         return sum(count * at(now) for now, count in stages) / run.steps
 
     return mean

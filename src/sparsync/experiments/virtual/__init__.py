@@ -13,10 +13,12 @@ real processes bit for bit where sums run in rank order: ``VirtualWorkers``.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     team = VirtualWorkers(model, loss_fn, optimizer, workers=16, recipe="default")   # options: those of attach
     batches = image_batches(images, workers=16, batch=32, device="cuda", start=team.step)
-    curve = train(team, batches, steps=1000, evaluate=lambda: accuracy(model, images))
+    for batch in islice(batches, 1000):
+        team.advance(batch)                    # every worker's passes, the exchange, a step of the optimizer
+    accuracy(model, images)
     team.tally.bytes                           # that one worker has put on the network
 
-In slices: ``train(..., seconds=500)``, ``torch.save(team.state_dict(), path)``; later, on a team made alike,
+In slices: ``torch.save(team.state_dict(), path)``; later, on a team made alike,
 ``team.load_state_dict(torch.load(path, weights_only=True))``, then as above.
 
 A language model reads ``token_batches`` and carries its hidden state on::
@@ -29,24 +31,15 @@ A language model reads ``token_batches`` and carries its hidden state on::
 
     zeros = torch.zeros(20, 2, 1500, device="cuda")
     team = VirtualWorkers(model, loss_fn, optimizer, 4, carried=(zeros, zeros), recipe="paper", together=True)
-    train(team, token_batches(text, 4, 20, 35, start=team.step), steps, forget_every=epoch_steps(text, 4, 20, 35))
+    batches = token_batches(text, 4, 20, 35, start=team.step)    # as above; team.forget() every epoch_steps(...) steps
 """
 
+from sparsync.experiments.virtual.batches import accuracy, epoch_steps, image_batches, perplexity, token_batches
 from sparsync.experiments.virtual.kinds import can_go_together
-from sparsync.experiments.virtual.loop import (
-    Point,
-    accuracy,
-    epoch_steps,
-    image_batches,
-    perplexity,
-    token_batches,
-    train,
-)
 from sparsync.experiments.virtual.parts import Tally
 from sparsync.experiments.virtual.team import VirtualWorkers
 
 __all__ = [
-    "Point",
     "Tally",
     "VirtualWorkers",
     "accuracy",
@@ -55,5 +48,4 @@ __all__ = [
     "image_batches",
     "perplexity",
     "token_batches",
-    "train",
 ]

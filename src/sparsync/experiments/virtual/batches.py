@@ -1,13 +1,11 @@
-"""The loop of a training on virtual workers, its batches and its measures."""
+"""Batches for virtual workers, and how well a model does."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -16,73 +14,6 @@ from torch import Tensor, nn
 from sparsync.experiments.data import Images, check_workers, moment, streams
 from sparsync.experiments.training import batches as orders
 from sparsync.experiments.virtual.passes import Batch, Carried, Loss
-from sparsync.experiments.virtual.team import VirtualWorkers
-
-
-@dataclass(frozen=True)
-class Point:
-    """Where a training stands after ``step`` steps.
-
-    Args:
-        loss: mean over the workers and the steps since the point before.
-        score: what ``evaluate`` gave: an accuracy, a perplexity; nan without it.
-        bytes: put on the network by one worker, since step 0.
-        density: share of the entries that was sent, since step 0.
-    """
-
-    step: int
-    loss: float
-    score: float
-    bytes: float
-    density: float
-
-
-def train(
-    team: VirtualWorkers,
-    batches: Iterable[list[Batch]],
-    steps: int,
-    *,
-    rate: Callable[[int], float] | None = None,
-    evaluate: Callable[[], float] = lambda: math.nan,
-    every: int | None = None,
-    seconds: float = math.inf,
-    max_norm: float | None = None,
-    forget_every: int | None = None,
-    on_point: Callable[[Point], None] = lambda point: None,
-) -> list[Point]:
-    """Train until ``steps`` steps are made in all, or until the time is over; the points of this call.
-
-    Args:
-        batches: from the team's step on.
-        rate: step -> learning rate, before each step; ``None`` leaves it to the optimizer.
-        evaluate: measures the model.
-        every: steps between points; a tenth of ``steps``. There is one after the last step, too.
-        seconds: stop after the first step that ends later; ``team.step`` tells how many were made.
-        max_norm: clip the norm of the exchanged mean. (``clip`` of the team clips each worker's own.)
-        forget_every: steps after which the workers forget what they carry.
-    """
-    begun, curve = time.monotonic(), list[Point]()
-    every = max(1, steps // 10) if every is None else every
-    losses, counted = torch.zeros((), device=next(team.model.parameters()).device), 0
-    for batch in islice(batches, max(0, steps - team.step)):
-        if rate is not None:
-            for group in team.optimizer.param_groups:
-                group["lr"] = rate(team.step)
-        if forget_every is not None and team.step % forget_every == 0:
-            team.forget()
-        losses = losses + team.backward(batch)
-        counted += 1
-        if max_norm is not None:
-            nn.utils.clip_grad_norm_(team.model.parameters(), max_norm)
-        team.optimizer.step()
-        over = time.monotonic() - begun > seconds
-        if team.step % every == 0 or team.step == steps or over:
-            curve.append(Point(team.step, losses.item() / counted, evaluate(), team.tally.bytes, team.tally.density))
-            losses, counted = torch.zeros_like(losses), 0
-            on_point(curve[-1])
-        if over:
-            break
-    return curve
 
 
 def image_batches(
@@ -111,7 +42,7 @@ def token_batches(text: Tensor, workers: int, batch: int, length: int, *, start:
     """Windows of a text from step ``start`` on, without end: ``(batch, length)`` words, and those that follow them.
 
     Every worker reads on in its own streams, those of ``Text.shard``, and all begin again after ``epoch_steps`` steps:
-    there ``train(forget_every=)`` should forget. Windows are whole; what is left at the end is not read.
+    there ``VirtualWorkers.forget`` is due. Windows are whole; what is left at the end is not read.
 
     Args:
         text: ``(words,)``, on the model's device.
