@@ -36,6 +36,9 @@ TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 DDP = "tests/test_failures_ddp.py"
 DATA = "tests/test_failures_data.py"
 DEFERRED = "tests/test_deferred.py"
+ACTIVATIONS = "tests/test_activations.py"
+RELU = f"{ACTIVATIONS}::test_models_of_images_have_relu"
+AN4_CUT_OFF = f"{ACTIVATIONS}::test_lstm_an4_has_tanh_and_relu_cut_off_at_20_round_it"
 FROM_A_FAILURE_ON = f"{DEFERRED}::test_from_a_failed_exchange_on_nothing_is_applied_and_all_is_kept[header]"
 
 MUTANTS = [
@@ -392,6 +395,104 @@ MUTANTS = [
         "return self.gap > TOLERANCE",
         "return False",
         "tests/test_compare.py::test_more_than_a_point_under_dense_misses_it[0.0101-True]",
+    ),
+    Mutant(
+        "FNN-3 has tanh",
+        "experiments/models/plain.py",
+        "nn.Linear(wide, narrow), nn.ReLU()",
+        "nn.Linear(wide, narrow), nn.Tanh()",
+        f"{RELU}[fnn3]",
+    ),
+    Mutant(
+        "FNN-3 ends in ReLU",
+        "experiments/models/plain.py",
+        "nn.Sequential(*layers[:-1])",
+        "nn.Sequential(*layers)",
+        f"{RELU}[fnn3]",
+    ),
+    Mutant(
+        "LeNet-5 has tanh after its first convolution",
+        "experiments/models/plain.py",
+        "nn.ReLU(),\n        nn.MaxPool2d(2),\n        nn.Conv2d",
+        "nn.Tanh(),\n        nn.MaxPool2d(2),\n        nn.Conv2d",
+        f"{RELU}[lenet5]",
+    ),
+    Mutant(
+        "LeNet-5 has nothing after its second convolution",
+        "experiments/models/plain.py",
+        "nn.ReLU(),\n        nn.MaxPool2d(2),\n        nn.Flatten",
+        "nn.MaxPool2d(2),\n        nn.Flatten",
+        f"{RELU}[lenet5]",
+    ),
+    Mutant(
+        "VGG-16 has tanh",
+        "experiments/models/convolutional.py",
+        "nn.BatchNorm2d(width), nn.ReLU()",
+        "nn.BatchNorm2d(width), nn.Tanh()",
+        f"{RELU}[vgg16]",
+    ),
+    Mutant(
+        "ResNet-20 has tanh after its first layer",
+        "experiments/models/convolutional.py",
+        "nn.BatchNorm2d(widths[0]), nn.ReLU()",
+        "nn.BatchNorm2d(widths[0]), nn.Tanh()",
+        f"{RELU}[resnet20]",
+    ),
+    Mutant(
+        "ResNet-20's blocks have tanh inside",
+        "experiments/models/convolutional.py",
+        "self.first_norm(self.first(x)).relu()",
+        "self.first_norm(self.first(x)).tanh()",
+        f"{RELU}[resnet20]",
+    ),
+    Mutant(
+        "ResNet-18's blocks have nothing after their sum",
+        "experiments/models/convolutional.py",
+        "return x.relu()",
+        "return x",
+        f"{RELU}[resnet18]",
+    ),
+    Mutant(
+        "LSTM-PTB has ReLU after its LSTM",
+        "experiments/models/recurrent.py",
+        "self.decoder(self.dropout(hidden))",
+        "self.decoder(self.dropout(hidden).relu())",
+        f"{ACTIVATIONS}::test_lstm_ptb_has_tanh_and_no_other",
+    ),
+    Mutant(
+        "LSTM-AN4's convolutions have tanh",
+        "experiments/models/recurrent.py",
+        "norm(convolution(x), real).clamp(0, 20)",
+        "norm(convolution(x), real).tanh()",
+        AN4_CUT_OFF,
+    ),
+    Mutant(
+        "LSTM-AN4's convolutions are not cut off",
+        "experiments/models/recurrent.py",
+        "norm(convolution(x), real).clamp(0, 20)",
+        "norm(convolution(x), real).relu()",
+        AN4_CUT_OFF,
+    ),
+    Mutant(
+        "LSTM-AN4 has nothing after its look-ahead",
+        "experiments/models/recurrent.py",
+        "self.look_ahead(ahead).clamp(0, 20)",
+        "self.look_ahead(ahead)",
+        AN4_CUT_OFF,
+    ),
+    Mutant(
+        "LSTM-AN4 has ReLU before its look-ahead",
+        "experiments/models/recurrent.py",
+        "(x * real.unsqueeze(2))",
+        "(x * real.unsqueeze(2)).relu()",
+        AN4_CUT_OFF,
+    ),
+    Mutant(
+        "GPT has ReLU",
+        "experiments/models/gpt.py",
+        "nn.functional.gelu(",
+        "nn.functional.relu(",
+        f"{ACTIVATIONS}::test_gpt_has_gelu",
     ),
     Mutant(
         "a page does not escape what it is given",
