@@ -208,6 +208,20 @@ def test_a_rate_at_the_edge_of_the_search_is_marked() -> None:
     assert "its rate stands at the edge of the search" in verdict
 
 
+def test_a_rate_with_which_another_seed_does_not_learn_is_shown_as_given_up() -> None:
+    def get(run: Run) -> History | None:
+        if run.model != "resnet20" or run.label.split(",")[0] != "1400 dense" or run.rate not in (0.1, 0.2, 0.4):
+            return None
+        return history_of(run, 0.1 if (run.rate, run.seed) == (0.4, 1) else run.rate + 0.5)
+
+    contest = Contest(get)
+    cells = standings.search(contest, "resnet20", ["dense"]).rows[0].cells
+    assert [cell for cell in cells if cell[0].isdigit()] == ["60.00", "70.00 *", "90.00, given up"]
+    columns = standings.columns(contest)
+    given_up = [r for r, rate in zip(columns["run"], columns["rate"], strict=True) if rate == 0.4]
+    assert len(given_up) == 3  # all seeds
+
+
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 cut off"])
 def test_a_training_whose_checkpoint_is_damaged_begins_anew(tmp_path: Path, content: bytes) -> None:
     said: list[str] = []

@@ -44,7 +44,9 @@ NOTES = (
     "LSTM-AN4's middle rate is four times P1's. Seven trainings with half and once P1's, which are not asked for any "
     "more, are in this project's commit 6084a41: each that has a neighbour with twice its rate was worse.",
     "All schedules: linear warm-up over 3 % (GPT 10 %) of the steps, then a cosine to 0; no weight decay but 0.01 in "
-    "AdamW. Where gradients are clipped (GPT 1, LSTM-PTB 0.25, LSTM-AN4 400), each worker clips its own.",
+    "AdamW. Where gradients are clipped (GPT 1, LSTM-PTB 0.25, LSTM-AN4 400), each worker clips its own: where "
+    "it chooses layer by layer or sends tensors dense (DGC, the default recipe, scope layer) that is every layer's or "
+    "tensor's norm, which cuts less off than dense's clipping of the whole.",
     "GaussianK-SGD has its count held near k (refine=True): as printed, its messages need room for 8 k. DGC has no "
     "warm-up of the density, and nothing travels dense; ablations add both. The warm-up (FrontLoaded) begins with four "
     "times the density, where momentum is corrected with eight times, and ends after a tenth of the training, at less "

@@ -97,11 +97,20 @@ class Contest:
         left = dict(known)
         while left:
             factor = best_of(left)
-            others = (self.get(self.run(model, label, factor, 0, seed)) for seed in SEEDS[1:])
-            if all(learnt(other, left[factor]) for other in others if other is not None):
+            if not self.given_up(model, label, factor):
                 return factor
             del left[factor]
         return best_of(known)
+
+    def given_up(self, model: str, label: str, factor: float) -> bool:
+        """Whether another seed does not learn with a factor with which the first does."""
+        found = self.seeds(model, label, factor)
+        return not all(learnt(other, found[0]) for other in found[1:])
+
+    def seeds(self, model: str, label: str, factor: float, length: int = 0) -> list[History]:
+        """What was trained with a factor, seed by seed."""
+        found = (self.get(self.run(model, label, factor, length, seed)) for seed in SEEDS)
+        return [history for history in found if history is not None]
 
     def runs(self, stage: Stage) -> tuple[list[Run], list[Run]]:
         """A stage's trainings; and in place of those that wait for their rate, as many with the middle one."""
@@ -137,8 +146,7 @@ class Contest:
             return []
         longer = self.made(model, label, length, self.tried(model, label)) if length else {}
         factor = best_of(longer) if longer else factor
-        found = (self.get(self.run(model, label, factor, length, seed)) for seed in SEEDS)
-        return [history for history in found if history is not None]
+        return self.seeds(model, label, factor, length)
 
     def methods(self, model: str) -> list[str]:
         """Labels of the methods that are compared on a model, without ablations."""

@@ -74,8 +74,8 @@ def training(model: str, method: str, **changes: Any) -> Run:
         return replace(run, decay=(30 / 70, 60 / 70), **changes)
     spec = CATALOGUE[model]
     made = Run(
-        method, model, METHODS[method], options, batch=spec.batch, rate=spec.rate, momentum=spec.momentum, clip=spec.clip,
-        epochs=SHORTER.get(model, 120), autocast=model == "vgg16",
+        method, model, METHODS[method], options, batch=spec.batch, rate=spec.rate, momentum=spec.momentum,
+        clip=spec.clip, epochs=SHORTER.get(model, 120), autocast=model == "vgg16",
     )  # fmt: skip
     return replace(made, **changes)
 
@@ -133,8 +133,8 @@ def histograms(context: Context, method: str, remarks: Sequence[str] = ()) -> Re
     )
     curves = loss_by_step("Training loss", done, "To see that they learn.")
     notes = [
-        f"All have {STEPS:,} steps: the learning rate grows over the first tenth of them and stays. VGG-16's passes are "
-        "in bfloat16 where torch's autocast takes that to be safe.",
+        f"All have {STEPS:,} steps: the learning rate grows over the first tenth of them and stays. VGG-16's passes "
+        "are in bfloat16 where torch's autocast takes that to be safe.",
         "LSTM-PTB is trained without momentum and both LSTM are clipped, as in the authors' code.",
         "P1 trains by 16 workers, as here but for the two LSTM, which have 2: what is drawn is one worker's, and the "
         "others matter by the mean alone.",

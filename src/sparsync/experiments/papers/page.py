@@ -27,8 +27,7 @@ def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, 
     counts = [0, 0]
     for item in items:
         found = results_of(item, folder)
-        for stored in found or [None]:
-            sections += _sections(item, stored)
+        sections += [part for stored in found for part in _sections(item, stored)] or _sections(item, None)
         if found:
             counts[found[0].quick] += 1
     write(Page(TITLE, INTRO, sections, environment()), path)

@@ -14,8 +14,9 @@ from sparsync.experiments.papers.records import History
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 
 NOT_RUN = "not run"
+GIVEN_UP = "given up"
 RECIPE = "recipe"
-KINDS = {"ptb": "perplexity", "an4": "word error rate"}  # by data; else accuracy
+KINDS = {"ptb": "validation perplexity", "an4": "word error rate"}  # by data; else accuracy
 
 
 def all_of(contest: Contest) -> list[Table]:
@@ -79,6 +80,7 @@ def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
         for factor in factors:
             history = tried.get(factor)
             score = f"{shown(history.last, history.score):.2f}" if history is not None else NOT_RUN
+            score += f", {GIVEN_UP}" if factor in tried and contest.given_up(model, label, factor) else ""
             cells.append("–" if factor not in tried else f"{score}{mark}" if factor == best else score)
         rows.append(Row([label, *cells]))
     return Table(
@@ -86,7 +88,8 @@ def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
         ["training", *(f"rate {factor * setting.rate:g}" for factor in factors)],
         rows,
         [
-            "*: chosen. edge: no lower or no higher rate was tried, and a better one may lie there. –: not asked for, "
+            f"*: chosen. {GIVEN_UP}: another seed does not learn with it (not half the accuracy, or twice the error). "
+            "edge: no lower or no higher rate was tried, and a better one may lie there. –: not asked for, "
             "as the best of the middle three is not beside it, or not known yet, or an ablation takes the rate of "
             "what it changes."
         ],
@@ -153,7 +156,9 @@ def columns(contest: Contest) -> dict[str, Column]:
     for model, setting in contest.settings.items():
         labels = dict.fromkeys(n for stage in contest.stages if stage.model == model for n in stage.methods)
         for label in labels:
-            known = {h.run.name: h for h in contest.tried(model, label).values() if h is not None}
+            tried = contest.tried(model, label)
+            known = {h.run.name: h for h in tried.values() if h is not None}
+            known |= {h.run.name: h for factor in tried for h in contest.seeds(model, label, factor)}
             for length in range(len(setting.lengths)):
                 known |= {h.run.name: h for h in contest.repeats(model, label, length)}
             rows += [

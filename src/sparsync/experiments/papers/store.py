@@ -89,7 +89,7 @@ def place(context: Context, item: Item) -> Path:
 
 
 def results_of(item: Item, folder: Path) -> list[Stored]:
-    """All that lies in a folder of an item: the full result first; those of a tiny setting only if there is no other."""
+    """All of an item that lies in a folder: the full result first; tiny settings only if there is nothing else."""
     plain = folder / f"{item.file}.json"
     paths = [*([plain] if plain.is_file() else []), *sorted(folder.glob(f"{item.file}-*.json"))]
     found = [load(path) for path in paths]
