@@ -20,7 +20,7 @@ from sparsync.cli.app import run as command
 from sparsync.cli.papers import unfinished
 from sparsync.experiments.data import Text
 from sparsync.experiments.models import CATALOGUE
-from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, store, tasks, trainings, watch
+from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, steps, store, tasks, trainings, watch
 from sparsync.experiments.papers.contest import Contest, budget
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
@@ -128,6 +128,17 @@ def test_traffic_grows_as_p3_says(results: Path) -> None:
             assert line["mean_bytes"] == pytest.approx((workers - 1) * (8 * k + 32), rel=1e-4)
         if line["collective"].startswith("gTop-k"):
             assert line["max_bytes"] == pytest.approx(math.log2(workers) * (8 * k + 32), rel=1e-4)
+
+
+def test_messages_of_table_2_have_the_room_that_their_methods_need() -> None:
+    network = steps.Network(latency=0.0)
+    methods = ("Dense", *steps.THEIRS, *steps.OURS)
+    seconds = {method: steps.exchange_seconds(10**6, method, 16, network) for method in methods}
+    assert seconds["Dense"] == pytest.approx(2 * 15 / 16 * 4e6 / 1.25e9, rel=1e-3)
+    assert seconds["TopK"] == pytest.approx(15 * (8 * 1000 + 32) / 1.25e9)
+    room = {"DGC": 1.3, "Gaussian": 8, "ours: Gaussian, count held": 1.1, "ours: threshold": 1}
+    for method, times in room.items():
+        assert seconds[method] == pytest.approx(times * seconds["TopK"], rel=0.01), method
 
 
 def test_figure_4_needs_what_was_measured(context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -313,7 +324,9 @@ def test_pictures_in_folders_are_a_task(tmp_path: Path, context: Context, device
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
     how = {"workers": 2, "batch": 4, "seed": 0, "side": 32}
-    assert of_pictures(tmp_path, model, device, **how, limit=8).size == "8 pictures, 4 test pictures"
+    few = of_pictures(tmp_path, model, device, **how, limit=8)
+    assert few.size == "8 pictures, 4 test pictures"
+    assert {int(label) for batch in next(few.batches(0)) for label in batch[1]} == {0, 1}
     made = of_pictures(tmp_path, model.to(device), device, **how)
     assert made.epoch == 2
     assert made.size == "16 pictures, 4 test pictures"

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from sparsync.cli.app import run as command
-from sparsync.experiments.papers import Context, p1, sharing, standings, tasks, trainings
+from sparsync.experiments.papers import ITEMS, Context, beyond, p1, sharing, standings, store, tasks, trainings
 from sparsync.experiments.papers.contest import Contest
 from sparsync.experiments.papers.curves import outcome
+from sparsync.experiments.papers.page import listed
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.records import History, Run, read, write
-from sparsync.experiments.papers.sharing import NoneFits, carry_out
+from sparsync.experiments.papers.sharing import NoneFits, carry_out, check_words
 from sparsync.experiments.training import batches
 from sparsync.experiments.virtual import perplexity
 from tests.generated import images
@@ -34,34 +37,53 @@ def history_of(run: Run, last: float = 0.5) -> History:
 
 
 def test_a_word_that_fits_no_training_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", only=("vgg61",))
+    said: list[str] = []
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", only=("vgg61",), say=said.append)
     runs = [p1.training("vgg16", "dense"), p1.training("vgg16", "topk")]
-    said = "no training that could be made now has 'vgg61' in its name; one of them is vgg16-dense-"
-    with pytest.raises(NoneFits, match=said):
+    words = "no training has 'vgg61' in its name; one of them is vgg16-dense-"
+    with pytest.raises(NoneFits, match=words):
         carry_out(context, runs)
     assert carry_out(replace(context, deadline=0.0), runs)[0] == {}  # those who only read what is there say nothing
+    assert not said
+    check_words(replace(context, only=("vgg61", "topk")), runs)
+    assert said[0].startswith(words)
     where = ["--output", str(tmp_path / "o"), "--scratch", str(tmp_path / "s")]
     assert command(["papers", "run", "p1/fig6", "--only", "vgg61", *where]) == 2
     assert "has 'vgg61' in its name" in capsys.readouterr().err
     assert not list((tmp_path / "o").iterdir())
-    # Of several items, others may have it.
-    assert command(["papers", "run", "p3", "--quick", "--only", "vgg61", *where]) == 0
-    assert capsys.readouterr().out.count("has 'vgg61' in its name") == 2
+    # Of several items, another may have it; none does.
+    assert command(["papers", "run", "p3", "--quick", "--only", "vgg61", *where]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.count("has 'vgg61' in its name") == 2
+    assert "no training of any item has a word of --only" in shown.err
+    assert [path.name for path in (tmp_path / "o").glob("*.json")] == ["p3-traffic-quick.json"]
+
+
+def test_a_word_may_fit_a_training_whose_rate_is_not_chosen_yet(tmp_path: Path) -> None:
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
+    for word in ("resnet20-11700", "11700-dense-rate-0-4-seed-2", "1400-ablation-momentum-kept-rate-0-025"):
+        assert beyond.accuracy(replace(context, only=(word,), deadline=time.monotonic() + 0.1)).missing, word
+    with pytest.raises(NoneFits, match="'resnet20-11701' in its name"):
+        beyond.accuracy(replace(context, only=("resnet20-11701",)))
 
 
 def test_another_seed_or_length_has_a_result_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--output", str(tmp_path / "o"), "--scratch", str(tmp_path / "s"), "--minutes", "0.001"]
-    for asked in ([], ["--epochs", "20"], ["--seed", "1", "--epochs", "0.5"], ["--quick"]):
+    for asked in ([], ["--epochs", "20"], ["--seed", "1", "--epochs", "0.5"], ["--quick", "--epochs", "3"]):
         assert command(["papers", "run", "p1/fig1", *asked, *where]) == 0
     assert sorted(path.name for path in (tmp_path / "o").glob("*.json")) == [
         "p1-fig1-epochs-20.json", "p1-fig1-quick.json", "p1-fig1-seed-1-epochs-0.5.json", "p1-fig1.json"
     ]  # fmt: skip
     assert command(["papers", "report", "--output", str(tmp_path / "o")]) == 0
-    assert capsys.readouterr().out.splitlines()[-2].startswith("1 results, 0 quick ones")
+    assert capsys.readouterr().out.splitlines()[-2] == "3 results, 0 quick ones, 15 not run yet"
     page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
-    for words in ("Dense-SGD<", "fig1. Seed 0", "Dense-SGD (--epochs 20.0)", "fig1 --seed 1 --epochs 0.5. Seed 1"):
+    for words in ("Dense-SGD<", "fig1. Seed 0", "Dense-SGD (--epochs 20)", "fig1 --seed 1 --epochs 0.5. Seed 1"):
         assert words in page
     assert "Quick:" not in page  # beside a full one
+    states = listed([ITEMS["p1/fig1"]], tmp_path / "o")[0][3]
+    assert states == "partly; partly, --epochs 20; partly, --seed 1 --epochs 0.5"
+    assert command(["papers", "run", "p1/fig2", "--epochs", "20", *where]) == 2
+    assert "p1/fig2 has no training whose length is given in epochs" in capsys.readouterr().err
 
 
 def test_imagenet_is_asked_for_by_any_word_that_begins_like_it(tmp_path: Path) -> None:
@@ -215,6 +237,8 @@ def test_a_rate_with_which_another_seed_does_not_learn_is_shown_as_given_up() ->
         return history_of(run, 0.1 if (run.rate, run.seed) == (0.4, 1) else run.rate + 0.5)
 
     contest = Contest(get)
+    assert contest.given_up("resnet20", "dense", 2.0)
+    assert not Contest(lambda run: get(run) if run.seed else None).given_up("resnet20", "dense", 2.0)
     cells = standings.search(contest, "resnet20", ["dense"]).rows[0].cells
     assert [cell for cell in cells if cell[0].isdigit()] == ["60.00", "70.00 *", "90.00, given up"]
     columns = standings.columns(contest)
@@ -222,34 +246,82 @@ def test_a_rate_with_which_another_seed_does_not_learn_is_shown_as_given_up() ->
     assert len(given_up) == 3  # all seeds
 
 
-@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 cut off"])
-def test_a_training_whose_checkpoint_is_damaged_begins_anew(tmp_path: Path, content: bytes) -> None:
+def damaged_states(good: dict[str, Any]) -> dict[str, Any]:
+    """Files that are checkpoints and do not fit."""
+    short = {**good, "team": {**good["team"], "ranks": good["team"]["ranks"][:1]}}
+    strange = {**good, "team": {**good["team"], "model": {}}}
+    return {"nothing": {}, "a list": [1], "a rank is missing": short, "other weights": strange}
+
+
+@pytest.mark.parametrize("kind", ["empty", "no file of ours", "cut off", *damaged_states({"team": {"ranks": []}})])
+def test_a_training_whose_checkpoint_is_damaged_begins_anew(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainings, "_task", lambda run, context: task(run))
     said: list[str] = []
     context = Context(output=tmp_path / "o", scratch=tmp_path / "s", say=said.append)
-    context.scratch.mkdir()
-    (context.scratch / f"{TINY.name}.pt").write_bytes(content)
-    history = trainings.train(TINY, context, task(TINY))
+    whole = trainings.train(TINY, context)
+    (context.output / "runs" / f"{TINY.name}.json").unlink()
+    saved = context.scratch / f"{TINY.name}.pt"
+    for _ in range(3):
+        assert trainings.train(TINY, replace(context, deadline=time.monotonic())) is None
+    content = {"empty": b"", "no file of ours": b"no checkpoint", "cut off": saved.read_bytes()[:1000]}
+    if kind in content:
+        saved.write_bytes(content[kind])
+    else:
+        torch.save(damaged_states(torch.load(saved, weights_only=True))[kind], saved)
+    said.clear()
+    history = trainings.train(TINY, context)
+    assert whole is not None
     assert history is not None
-    assert len(history.losses) == TINY.steps
-    assert re.search(r"\.pt cannot be read, the run is damaged: .*; it begins anew", said[0])
-    assert not list(context.scratch.iterdir())
+    assert history.losses == whole.losses
+    assert re.search(r"\.damaged, as it is called now, cannot be gone on with: .*; it begins anew", said[0])
+    assert [path.suffix for path in context.scratch.iterdir()] == [".damaged"]
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"points": 1, "steps": {"bytes": [1]}}', "{"])
-def test_a_training_s_file_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
+DAMAGED = ["{}", "[]", '{"points": 1, "steps": {"bytes": [1]}}', "{"]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_file_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"a.json is damaged \(.*\): delete it and run it again"):
-        read(path, TINY)
+    for reads in (lambda path: read(path, TINY), store.load):
+        with pytest.raises(ValueError, match=r"a.json is damaged \(.*\): delete it and run it again"):
+            reads(path)
+
+
+def test_a_quick_result_that_is_damaged_does_not_matter_beside_a_full_one(tmp_path: Path) -> None:
+    assert command(["papers", "run", "p1/table1", "--output", str(tmp_path)]) == 0
+    (tmp_path / "p1-table1-quick.json").write_text("{}")
+    assert len(store.results_of(ITEMS["p1/table1"], tmp_path)) == 1
+
+
+def test_a_training_s_file_that_is_damaged_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(3, 32)))
+    arguments = ["papers", "run", "p3/density", "--quick", "--output", str(tmp_path), "--scratch", str(tmp_path / "s")]
+    assert command([*arguments, "--only", "0-001"]) == 0
+    (damaged,) = (tmp_path / "runs").iterdir()
+    damaged.write_text("{}")
+    capsys.readouterr()
+    assert command(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out.count("is damaged") == 1
+    assert f"1 trainings failed, see above: {damaged.stem}" in shown.out
+    found = store.load(tmp_path / "p3-density-quick.json").result
+    assert (len(found.runs), found.missing) == (2, [damaged.stem])
+    assert damaged.read_text() == "{}"
 
 
 def test_an_item_of_several_models_says_where_all_of_them_were_trained(tmp_path: Path) -> None:
     context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
-    for model, commit in (("resnet20", "one"), ("vgg16", "two")):
+    for model, commit in (("resnet20", "one, two"), ("vgg16", "two, three")):
         run = p1.training(model, "dense")
         write(context.output / "runs" / f"{run.name}.json", replace(history_of(run), where={"commit": commit}))
     result = p1.figure_1(context.as_stored())
     assert len(result.tables) == len(result.figures) == 2
-    assert result.where == {"commit": "one, two"}
+    assert result.where == {"commit": "one, two, three"}
     assert len(result.runs) == 2
     assert len(result.missing) == 4

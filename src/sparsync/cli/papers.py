@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
@@ -16,6 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sparsync.cli.jobs import Others, arguments_of, end_with_starter
+
+if TYPE_CHECKING:
+    from sparsync.experiments.papers import Item
 
 OUTPUT = Path("results/papers")
 SHOWN = 3  # of the trainings that are not done yet
@@ -110,7 +113,7 @@ def run(
     for the others' as long as there is time. What measures time (p1/table2, p2/table2) should run alone.
     """
     _check_packages()
-    from sparsync.experiments.papers import Context, Item, chosen
+    from sparsync.experiments.papers import Context, chosen
     from sparsync.experiments.papers.sharing import NoneFits, SomeFailed, assemble
 
     if minutes is not None and not minutes > 0:
@@ -140,11 +143,14 @@ def run(
         say=lambda line: print(f"  {line}\n", end="", flush=True),
     )
     items = chosen(item)
+    if epochs is not None and not any(one.by_epochs for one in items):
+        raise ValueError(f"epochs: {item} has no training whose length is given in epochs")
     check_writable("output", output)
     if any(one.trains for one in items):
         check_writable("scratch", scratch)
     started: dict[str, float] = {}
     failed: list[str] = []
+    unfit: list[str] = []
 
     def train(one: Item) -> bool:
         """Whether its result can be made: what goes wrong stops no other item, which may need other data."""
@@ -153,10 +159,12 @@ def run(
         try:
             if one.trains:
                 one.run(context)
-        except NoneFits as error:
+        except NoneFits as error:  # of several items, another may have it
             if len(items) == 1:
                 raise
             print(f"  {error}", flush=True)
+            unfit.append(one.key)
+            return False
         except SomeFailed as error:  # the result is made from the others
             failed.append(one.key)
             print(f"  {error}", flush=True)
@@ -165,7 +173,11 @@ def run(
         return True
 
     def finish(one: Item) -> None:
-        command = " ".join(["sparsync papers run", one.key, *(["--quick"] if quick else []), *words])
+        length = f"{epochs:g}" if epochs is not None and one.by_epochs and not quick else None
+        asked = [
+            f"--{name} {value}" for name, value in (("seed", seed or None), ("epochs", length)) if value is not None
+        ]
+        command = " ".join(["sparsync papers run", one.key, *(["--quick"] if quick else []), *asked])
         try:
             path, result = assemble(context, one, command)
         except (ValueError, OSError) as error:
@@ -180,19 +192,18 @@ def run(
         print(f"  not made: {error}", flush=True)
         return False
 
-    words = [f"--{name} {value}" for name, value in (("seed", seed or None), ("epochs", epochs)) if value is not None]
     shared = [one for one in items if one.trains]
     if helps is not None:
         end_with_starter()
         for one in shared:
             train(one)
-        check_made(items, failed)
+        check_made(items, failed, unfit)
         return
     for one in items:
         if (jobs == 1 or not one.trains) and train(one):
             finish(one)
     if jobs == 1 or not shared:
-        check_made(items, failed)
+        check_made(items, failed, unfit)
         return
     threads = max(1, torch.get_num_threads() // jobs)
     torch.set_num_threads(threads)
@@ -202,7 +213,7 @@ def run(
         others.wait()
     for one in ready:
         finish(one)
-    check_made(items, failed)
+    check_made(items, failed, unfit)
     others.check()
 
 
@@ -219,8 +230,8 @@ def report(
     output.mkdir(parents=True, exist_ok=True)
     path = page or output / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    full, quick = write_report(ITEMS.values(), output, path)
-    print(f"{full} results, {quick} quick ones, {len(ITEMS) - full - quick} not run yet")
+    full, quick, left = write_report(ITEMS.values(), output, path)
+    print(f"{full} results, {quick} quick ones, {left} not run yet")
     print(f"report: {path}")
 
 
@@ -232,8 +243,10 @@ def unfinished(missing: Sequence[str]) -> str:
     return f"; not done yet: {', '.join(missing[:SHOWN])}{more}"
 
 
-def check_made(items: Sequence[object], failed: Sequence[str]) -> None:
+def check_made(items: Sequence[Item], failed: Sequence[str], unfit: Sequence[str]) -> None:
     """At the end, when all that can be made is."""
+    if unfit and len(unfit) == sum(one.trains for one in items):
+        raise ValueError("no training of any item has a word of --only in its name, see above")
     if failed:
         whole = "not made, or without trainings that failed"
         raise ValueError(f"{len(failed)} of {len(items)} items are {whole}, see above: {', '.join(failed)}")

@@ -67,7 +67,7 @@ class Run:
             _check_schema(plain)
             return Training.from_json(plain["training"]), int(plain["workers"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} cannot be read, the run is damaged: {_cause(error)}") from None
+            raise ValueError(f"{path} cannot be read, the run is damaged: {cause(error)}") from None
 
     def checkpoint(self) -> Checkpoint | None:
         """The last complete checkpoint; ``None`` before the first."""
@@ -81,7 +81,7 @@ class Run:
             common = plain["checkpoint"]
             return Checkpoint(**{**common, "training": Training.from_json(common["training"])})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be read, the run is damaged: {_cause(error)}") from None
+            raise ValueError(f"{path} cannot be read, the run is damaged: {cause(error)}") from None
 
     def rank_states(self, checkpoint: Checkpoint, ranks: Sequence[int]) -> list[dict[str, Any]]:
         """What these ranks kept."""
@@ -99,7 +99,7 @@ class Run:
                 found.append(Point.from_json(json.loads(line)))
             except (ValueError, TypeError) as error:
                 if number < len(lines):  # the last line may be cut off in its middle
-                    raise ValueError(f"{path}, line {number} cannot be read: {_cause(error)}") from None
+                    raise ValueError(f"{path}, line {number} cannot be read: {cause(error)}") from None
         return [point for point in found if point.step <= until]
 
     def check(self, training: Training, resume: bool) -> None:
@@ -197,7 +197,7 @@ def load_whole(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]
     except FileNotFoundError:
         raise ValueError(f"{path} is missing, the run is damaged") from None
     except Exception as error:  # torch.load raises nearly anything for a file that is not its own
-        raise ValueError(f"{path} cannot be read, the run is damaged: {_cause(error)}") from None
+        raise ValueError(f"{path} cannot be read, the run is damaged: {cause(error)}") from None
 
 
 def _check_schema(plain: Any) -> None:
@@ -212,6 +212,6 @@ def _write(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def _cause(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """An error in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].strip()

@@ -11,7 +11,7 @@ from sparsync.experiments.papers.curves import outcome
 from sparsync.experiments.papers.item import Context, Item, Result
 from sparsync.experiments.papers.programme import BASE, SETTINGS, Setting, Stage
 from sparsync.experiments.papers.records import History, Run
-from sparsync.experiments.papers.sharing import work
+from sparsync.experiments.papers.sharing import check_words, work
 from sparsync.report import Row, Table
 
 QUICK_SETTINGS: Mapping[str, Setting] = {
@@ -76,6 +76,8 @@ class Ledger:
 
     def carry_out(self) -> None:
         """Stage by stage, as far as time and ``--only`` allow; what is stored is read."""
+        if self.context.only:
+            check_words(self.context, (run.made(self.context) for run in self.contest.possible()))
         work(self.context, self.ready, self.done)
 
     def ready(self) -> Iterator[Run]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from math import floor, isnan, log10
 from typing import Any
 
@@ -104,8 +105,8 @@ class Contest:
 
     def given_up(self, model: str, label: str, factor: float) -> bool:
         """Whether another seed does not learn with a factor with which the first does."""
-        found = self.seeds(model, label, factor)
-        return not all(learnt(other, found[0]) for other in found[1:])
+        first = self.get(self.run(model, label, factor, 0))
+        return first is not None and not all(learnt(other, first) for other in self.seeds(model, label, factor))
 
     def seeds(self, model: str, label: str, factor: float, length: int = 0) -> list[History]:
         """What was trained with a factor, seed by seed."""
@@ -126,6 +127,13 @@ class Contest:
             own = [self.run(stage.model, label, factor or 1.0, stage.length, seed) for seed in stage.seeds]
             (waiting if factor is None else ready).extend(own)
         return ready, waiting
+
+    def possible(self) -> Iterator[Run]:
+        """All trainings that may be asked for, whatever rates are chosen."""
+        for stage in self.stages:
+            factors = (*FACTORS, *self.settings[stage.model].further)
+            for label, factor, seed in product(stage.methods, factors, stage.seeds):
+                yield self.run(stage.model, label, factor, stage.length, seed)
 
     def others(self, stage: Stage) -> list[Run]:
         """A stage's trainings with all rates of the search: they may have been made when another one was the best."""

@@ -59,8 +59,8 @@ class Context:
         return path.is_file() and (self.resume or path.stat().st_mtime >= self.begun)
 
     def as_stored(self) -> Context:
-        """The same for those who train nothing and take what is there."""
-        return replace(self, deadline=0.0)
+        """The same for those who train nothing and take what is there, without a word about what is damaged."""
+        return replace(self, deadline=0.0, say=lambda line: None)
 
 
 Column = Sequence[float | int | str | None]
@@ -106,6 +106,7 @@ class Item:
         minutes: that the full setting takes on one large GPU, about; 0: seconds on any machine.
         published: the paper's numbers, where it prints any.
         order: of an item with many trainings, the order in which they are made and what of them is done.
+        by_epochs: the length of its trainings is given in epochs, which ``Context.epochs`` changes.
         trains: it is made of trainings, which several processes can share; else it should run alone.
     """
 
@@ -118,6 +119,7 @@ class Item:
     published: Table | None = None
     order: Callable[[Context], Table] | None = None
     trains: bool = False
+    by_epochs: bool = False
 
     @property
     def file(self) -> str:

@@ -107,6 +107,7 @@ ITEMS = (
         round(40 * EPOCHS * 50_000 / 128 * STEP_SECONDS / 60),
         p2_table1(),
         trains=True,
+        by_epochs=True,
     ),
     Item(
         "p2/table2",

@@ -93,6 +93,7 @@ ITEMS = (
         ("CIFAR-10", "a GPU"),
         7,
         trains=True,
+        by_epochs=True,
     ),
     Item(
         "p3/density",
@@ -102,6 +103,7 @@ ITEMS = (
         ("CIFAR-10", "a GPU"),
         9,
         trains=True,
+        by_epochs=True,
     ),
     Item(
         "p3/traffic",

@@ -21,17 +21,18 @@ INTRO = (
 PARTS = {"p1": "P1", "p2": "P2", "p3": "P3", "beyond": "Beyond the papers"}
 
 
-def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, int]:
-    """Write the page from what lies in ``folder``; how many items are on it with a full and with a quick result."""
+def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, int, int]:
+    """Write the page from what lies in ``folder``; how many full and quick results are on it, and items without any."""
     sections: list[Section] = []
-    counts = [0, 0]
+    full = quick = left = 0
     for item in items:
         found = results_of(item, folder)
         sections += [part for stored in found for part in _sections(item, stored)] or _sections(item, None)
-        if found:
-            counts[found[0].quick] += 1
+        quick += sum(stored.quick for stored in found)
+        full += sum(not stored.quick for stored in found)
+        left += not found
     write(Page(TITLE, INTRO, sections, environment()), path)
-    return counts[0], counts[1]
+    return full, quick, left
 
 
 def _sections(item: Item, stored: Stored | None) -> list[Section]:
@@ -83,8 +84,10 @@ def listed(items: Sequence[Item], folder: Path) -> list[tuple[str, str, str, str
     """Key, title, needs and state of every item."""
     lines = []
     for item in items:
-        stored = next(iter(results_of(item, folder)), None)
-        state = "–" if stored is None else "quick" if stored.quick else "partly" if stored.result.missing else "done"
-        asked = "" if stored is None else _asked(item, stored)
-        lines.append((item.key, item.title, needs(item), f"{state}, {asked}" if asked else state))
+        states = []
+        for stored in results_of(item, folder):
+            state = "quick" if stored.quick else "partly" if stored.result.missing else "done"
+            asked = _asked(item, stored)
+            states.append(f"{state}, {asked}" if asked else state)
+        lines.append((item.key, item.title, needs(item), "; ".join(states) or "–"))
     return lines

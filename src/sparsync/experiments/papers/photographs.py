@@ -76,8 +76,9 @@ def of_pictures(
 
 def _few(split: Pictures, limit: int) -> Pictures:
     """Some of the pictures, from first to last, so that many classes are among them."""
-    chosen = range(0, len(split.paths), max(1, len(split.paths) // limit))[:limit]
-    return replace(split, paths=tuple(split.paths[i] for i in chosen), labels=split.labels[list(chosen)])
+    count = min(limit, len(split.paths))
+    chosen = [i * len(split.paths) // count for i in range(count)]
+    return replace(split, paths=tuple(split.paths[i] for i in chosen), labels=split.labels[chosen])
 
 
 def _checksum(splits: list[Pictures]) -> str:

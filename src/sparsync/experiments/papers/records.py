@@ -178,7 +178,7 @@ def _exact(counts: Sequence[float]) -> list[float]:
 def read(path: Path, run: Run) -> History:
     """A training's history from its file."""
     plain = store.read_json(path)
-    try:
+    with store.whole(path):
         points, steps = plain["points"], plain["steps"]
         sent = [value for value, count in steps["bytes"] for _ in range(count)]
         return History(
@@ -186,8 +186,6 @@ def read(path: Path, run: Run) -> History:
             sent, plain["density"], plain["seconds"], plain["epoch_steps"], plain["snapshots"], plain["data"],
             plain["environment"],
         )  # fmt: skip
-    except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}): delete it and run it again") from None
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
@@ -197,7 +195,8 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 def merged_where(histories: Sequence[History]) -> dict[str, str]:
     """Where trainings ran: what differs between them stands side by side."""
     names = dict.fromkeys(name for history in histories for name in history.where)
-    return {name: ", ".join(dict.fromkeys(h.where[name] for h in histories if name in h.where)) for name in names}
+    parts = {name: [part for h in histories for part in h.where.get(name, "").split(", ") if part] for name in names}
+    return {name: ", ".join(dict.fromkeys(own)) for name, own in parts.items()}
 
 
 def merged_data(histories: Sequence[History]) -> dict[str, str]:

@@ -30,6 +30,7 @@ def carry_out(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History]
     What was done before is read from its file, what was begun is gone on with.
     """
     asked = [run.made(context) for run in runs]
+    check_words(context, asked)
     done: dict[str, History] = {}
     work(context, lambda: asked, done)
     found = {run.label: done[run.name] for run in asked if run.name in done}
@@ -56,7 +57,11 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
         for run in asked():
             if run.name in done:
                 continue
-            history = stored(context, run)
+            try:
+                history = stored(context, run)
+            except ValueError as error:  # damaged: it may be all there is of it, and is not made anew
+                _note(context, failed, run, error)
+                continue
             if history is None and run.name not in failed and wanted(context, run) and context.in_time():
                 with claim(context.scratch / f"{run.name}.lock") as ours:
                     if not ours:
@@ -68,9 +73,7 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
                         try:
                             history = train(run, context)
                         except (ValueError, OSError, RuntimeError) as error:
-                            if str(error) not in map(str, failed.values()):
-                                context.say(f"{run.name}: {error}")
-                            failed[run.name] = error
+                            _note(context, failed, run, error)
             if history is not None:
                 done[run.name] = history
                 failed.pop(run.name, None)  # another process could do it
@@ -84,7 +87,8 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
             context.say(f"waiting for other processes: {', '.join(sorted(elsewhere))}")
             told |= elsewhere
         time.sleep(PAUSE)
-    _check_some_fits(context, asked())
+    if context.deadline <= 0:  # ``as_stored``
+        return
     if failed and done:
         raise SomeFailed(f"{len(failed)} trainings failed, see above: {', '.join(failed)}")
     if failed:
@@ -113,12 +117,28 @@ def wanted(context: Context, run: Run) -> bool:
     return not context.only or any(word in f"{run.name} {run.label}" for word in context.only)
 
 
-def _check_some_fits(context: Context, asked: Iterable[Run]) -> None:
-    """A word of ``--only`` may be misspelt."""
-    runs = list(asked)
-    if runs and context.in_time() and not any(wanted(context, run) for run in runs):
-        words = " or ".join(repr(word) for word in context.only)
-        raise NoneFits(f"no training that could be made now has {words} in its name; one of them is {runs[0].name}")
+def check_words(context: Context, possible: Iterable[Run]) -> None:
+    """Words of ``--only`` may be misspelt.
+
+    Args:
+        possible: all trainings that there may be, of which one must fit.
+    """
+    if not context.only or not context.in_time():
+        return
+    names = [f"{run.name} {run.label}" for run in possible]
+    lost = [word for word in context.only if not any(word in name for name in names)]
+    if not lost or not names:
+        return
+    said = f"no training has {' or '.join(map(repr, lost))} in its name; one of them is {names[0].partition(' ')[0]}"
+    if len(lost) == len(context.only):
+        raise NoneFits(said)
+    context.say(said)
+
+
+def _note(context: Context, failed: dict[str, Exception], run: Run, error: Exception) -> None:
+    if str(error) not in map(str, failed.values()):
+        context.say(f"{run.name}: {error}")
+    failed[run.name] = error
 
 
 def stored(context: Context, run: Run) -> History | None:

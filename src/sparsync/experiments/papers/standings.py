@@ -88,7 +88,8 @@ def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
         ["training", *(f"rate {factor * setting.rate:g}" for factor in factors)],
         rows,
         [
-            f"*: chosen. {GIVEN_UP}: another seed does not learn with it (not half the accuracy, or twice the error). "
+            f"*: chosen. {GIVEN_UP}: another seed does not learn with it (less than half the accuracy, or more than "
+            "twice the error); the best stays if that is so with all. "
             "edge: no lower or no higher rate was tried, and a better one may lie there. –: not asked for, "
             "as the best of the middle three is not beside it, or not known yet, or an ablation takes the rate of "
             "what it changes."
@@ -157,9 +158,8 @@ def columns(contest: Contest) -> dict[str, Column]:
         labels = dict.fromkeys(n for stage in contest.stages if stage.model == model for n in stage.methods)
         for label in labels:
             tried = contest.tried(model, label)
-            known = {h.run.name: h for h in tried.values() if h is not None}
-            known |= {h.run.name: h for factor in tried for h in contest.seeds(model, label, factor)}
-            for length in range(len(setting.lengths)):
+            known = {h.run.name: h for factor in tried for h in contest.seeds(model, label, factor)}
+            for length in range(1, len(setting.lengths)):
                 known |= {h.run.name: h for h in contest.repeats(model, label, length)}
             rows += [
                 (model, label, h.run.steps, h.run.rate, h.run.seed, h.last, h.bytes[-1], name)

@@ -105,13 +105,13 @@ def table_2_of_p1(context: Context) -> Result:
             "Nobody here has 16 GPUs in 4 machines. Compute is forward and backward of one worker, selection is one "
             "worker's over the whole gradient with error feedback, both measured; exchange is what the "
             "collectives send, around a ring, at 10 Gbit/s and 50 µs a round, with nothing overlapped.",
-            "A message has the room that its method may need and travels whole: Top-k's k entries, DGC's a third "
-            "more, Gaussian-k's as printed, whose count is anything, eight times as many; with its count held it is a "
-            "tenth more than k. P1 does not say how it exchanged counts that differ.",
+            "A message has the room that its method may need and travels whole: k entries of Top-k and of threshold, "
+            "three tenths more of DGC, a tenth more of Gaussian-k with its count held, and eight times as many of "
+            "Gaussian-k as printed, whose count is anything. P1 does not say how it exchanged counts that differ.",
             "Convolutions run in TF32 where torch does so by itself; P1's V100 computed in fp32.",
             "From P1's numbers its dense exchange ran at 64 to 88 % of 10 Gbit/s, so that its dense iterations are "
             "longer than ours of the first table; its Top-k took 0.4 s for ResNet-50, which today's GPUs do in "
-            "a millisecond (see p1/fig4), which is why P1's gap between the sparse methods is gone.",
+            "a millisecond (see p1/fig4), which is why P1's gap between Top-k and the others is gone.",
         ],
         rows=columns,
     )

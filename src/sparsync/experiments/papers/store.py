@@ -70,20 +70,22 @@ def save(context: Context, item: Item, result: Result, command: str, seconds: fl
 def load(path: Path) -> Stored:
     """A result that ``save`` wrote."""
     plain = read_json(path)
-    tables = [Table(**t | {"rows": [Row(**row) for row in t["rows"]]}) for t in plain["tables"]]
-    figures = [Figure(_chart_from_json(f["chart"]), f["caption"]) for f in plain["figures"]]
-    result = Result(tables, figures, plain["notes"], plain["rows"], plain["runs"], plain["missing"], plain["data"])
-    return Stored(
-        result, plain["quick"], plain["command"], plain["environment"], plain["seed"], float(plain["seconds"])
-    )
+    with whole(path):
+        tables = [Table(**t | {"rows": [Row(**row) for row in t["rows"]]}) for t in plain["tables"]]
+        figures = [Figure(_chart_from_json(f["chart"]), f["caption"]) for f in plain["figures"]]
+        result = Result(tables, figures, plain["notes"], plain["rows"], plain["runs"], plain["missing"], plain["data"])
+        return Stored(
+            result, plain["quick"], plain["command"], plain["environment"], plain["seed"], float(plain["seconds"])
+        )
 
 
 def place(context: Context, item: Item) -> Path:
     """Where an item's JSON lies; what is quick, of another seed or length does not overwrite what is not."""
+    length = context.epochs if item.by_epochs and not context.quick else None
     asked = [
         "quick" if context.quick else "",
         f"seed-{context.seed}" if context.seed else "",
-        f"epochs-{context.epochs:g}" if context.epochs is not None else "",
+        f"epochs-{length:g}" if length is not None else "",
     ]
     return context.output / f"{'-'.join([item.file, *filter(None, asked)])}.json"
 
@@ -92,8 +94,8 @@ def results_of(item: Item, folder: Path) -> list[Stored]:
     """All of an item that lies in a folder: the full result first; tiny settings only if there is nothing else."""
     plain = folder / f"{item.file}.json"
     paths = [*([plain] if plain.is_file() else []), *sorted(folder.glob(f"{item.file}-*.json"))]
-    found = [load(path) for path in paths]
-    return [stored for stored in found if not stored.quick] or found
+    full = [path for path in paths if not path.name.startswith(f"{item.file}-quick")]
+    return [load(path) for path in full or paths]
 
 
 def hardware(context: Context) -> dict[str, str]:
@@ -119,10 +121,18 @@ def write_json(path: Path, content: Mapping[str, Any], **exact: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """What ``write_json`` wrote."""
-    try:
+    with whole(path):
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it and run it again") from None
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[None]:
+    """What is read from a file there must be what was written."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        cause = error if isinstance(error, ValueError) else repr(error)
+        raise ValueError(f"{path} is damaged ({cause}): delete it and run it again") from None
 
 
 @contextmanager

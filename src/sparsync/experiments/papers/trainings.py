@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.records import History, Run, rate_at, write
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.watch import Watch
-from sparsync.experiments.runs import load_whole
+from sparsync.experiments.runs import cause, load_whole
 from sparsync.experiments.virtual import VirtualWorkers, can_go_together
 from sparsync.experiments.virtual.parts import units_of
 from sparsync.recipes import RECIPES
@@ -41,7 +42,15 @@ def train(run: Run, context: Context, task: Task | None = None) -> History | Non
     Where several processes are at work, only the one that has claimed the run may call this.
     """
     with _products(context.device):
-        return _train(run, context, task or _task(run, context))
+        try:
+            return _train(run, context, task or _task(run, context))
+        except Damaged as error:
+            context.say(f"{error}; it begins anew")
+            return _train(run, context, _task(run, context))  # the model may hold half of what was loaded
+
+
+class Damaged(ValueError):
+    """A checkpoint cannot be gone on with."""
 
 
 @contextmanager
@@ -60,10 +69,7 @@ def _train(run: Run, context: Context, task: Task) -> History | None:
     session = Session(run, task, steps)
     saved = context.scratch / f"{run.name}.pt"
     if context.uses(saved):
-        try:
-            session.load(load_whole(saved, context.device))
-        except ValueError as error:
-            context.say(f"{error}; it begins anew")
+        _go_on(session, saved, context.device)
     where = store.hardware(context)
     session.commits = list(dict.fromkeys([*session.commits, where["commit"]]))
     begun = time.monotonic()
@@ -96,6 +102,18 @@ def _train(run: Run, context: Context, task: Task) -> History | None:
     write(context.output / "runs" / f"{run.name}.json", history)
     saved.unlink(missing_ok=True)
     return history
+
+
+def _go_on(session: Session, saved: Path, device: torch.device) -> None:
+    """From a checkpoint; one that does not fit is put aside."""
+    try:
+        session.load(load_whole(saved, device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # what is in the file may be anything
+        aside = saved.with_suffix(".damaged")
+        saved.replace(aside)
+        raise Damaged(f"{aside}, as it is called now, cannot be gone on with: {cause(error)}") from None
 
 
 def _task(run: Run, context: Context) -> Task:
