@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 # The page has a light and a dark value for each; the first is its text's colour. These are the light ones.
 INK, PAPER = "#1b1f24", "#ffffff"
@@ -26,6 +27,9 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)), (
 MARKERS = "os^Dv*XP"
 COLUMNS = 3  # charts of a picture side by side
 SIZE = (4.5, 3.6)  # inches; 432 pixels wide, so that text of 10 points has 10 pixels on a phone
+ROW = 0.35  # inches of that are for a legend; what it needs beyond them is added
+SMALL = 8.5  # points, in a legend that is one chart's own
+LABEL = 46  # letters of a line of a legend
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10.0,
@@ -103,6 +107,10 @@ class LineChart:
             axes.set_xscale("log")
         if self.log_y:
             axes.set_yscale("log", nonpositive="mask")
+            least, most = axes.get_ylim()
+            if most < 100 * least:  # powers of ten alone would be one or two
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_minor_formatter(NullFormatter())
         if self.x_unit or max((abs(x) for curve in self.curves for x in curve.x), default=0) >= 1000:
             axes.xaxis.set_major_formatter(EngFormatter(self.x_unit, sep=" " if self.x_unit else ""))
         else:
@@ -183,32 +191,58 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def _figure(charts: Sequence[Chart]) -> Figure:
+    """Charts with the same curves have one legend below all of them, others one each: what it needs is added to the
+    height."""
     columns = min(COLUMNS, len(charts))
-    rows = -(-len(charts) // columns)
-    figure = Figure(figsize=(SIZE[0] * columns, SIZE[1] * rows), layout="constrained")
-    places = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in places[len(charts) :]:
-        axes.set_axis_off()
-    places = places[: len(charts)]
+    rows = [charts[i : i + columns] for i in range(0, len(charts), columns)]
+    own = len({tuple(labels) for labels in map(_labels, charts) if labels}) > 1
+    heights = [SIZE[1] + (max(_legend_inches(chart) for chart in row) if own else 0) for row in rows]
+    figure = Figure(figsize=(SIZE[0] * columns, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(rows), columns, squeeze=False, height_ratios=heights)
+    places = [part.subplots() for part in parts.flat[: len(charts)]]
     for chart, axes in zip(charts, places, strict=True):
         chart.draw(axes)
-    legends = [axes.get_legend_handles_labels() for axes in places if axes.lines]
-    if any(labels != legends[0][1] for _, labels in legends):
-        for axes in places:
-            if axes.lines:
-                axes.legend(fontsize="small")
-    elif legends:
-        _add_legend(figure, *legends[0])
+        if own and axes.lines:
+            handles, _ = axes.get_legend_handles_labels()
+            axes.figure.legend(
+                handles, _labels(chart), loc="outside lower center", ncols=_legend_columns(chart), fontsize=SMALL
+            )
+    lined = [axes for axes in places if axes.lines]
+    if lined and not own:
+        _add_legend(figure, lined[0].get_legend_handles_labels()[0], _labels(charts[places.index(lined[0])]))
     return figure
+
+
+def _labels(chart: Chart) -> list[str]:
+    """Of its curves, broken where they are long."""
+    return ["\n".join(wrap(curve.label, LABEL)) for curve in chart.curves] if isinstance(chart, LineChart) else []
+
+
+def _legend_columns(chart: Chart) -> int:
+    longest = max(len(line) for label in _labels(chart) for line in label.splitlines())
+    return max(1, int(SIZE[0] / (0.65 + 0.0075 * SMALL * longest)))
+
+
+def _legend_inches(chart: Chart) -> float:
+    labels = _labels(chart)
+    if not labels:
+        return 0.0
+    columns = _legend_columns(chart)
+    each = [label.count("\n") + 1 for label in labels]
+    height = -(-len(each) // columns)  # as matplotlib fills them: one column after another
+    return 1.45 / 72 * SMALL * max(sum(each[i : i + height]) for i in range(0, len(each), height))
 
 
 def _add_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
     """Below the axes, in as many columns as there is room for."""
+    height = figure.get_figheight()
     for rows in range(1, len(labels) + 1):
         columns = -(-len(labels) // rows)
         legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns)
         figure.draw_without_rendering()
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+        extent = legend.get_window_extent()
+        if columns == 1 or extent.width <= figure.bbox.width:
+            figure.set_figheight(height + max(0.0, extent.height / figure.dpi - ROW))
             return
         legend.remove()
 

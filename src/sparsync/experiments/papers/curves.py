@@ -63,8 +63,9 @@ def by_epoch(title: str, histories: Mapping[str, History], caption: str) -> Figu
     for label, history in histories.items():
         epochs = [step / history.epoch for step in history.points]
         curves.append(Curve(label, epochs, [shown(score, history.score) for score in history.scores]))
-    unit = "%" if any(history.score == "accuracy" for history in histories.values()) else ""
-    return Figure(LineChart(title, "epochs", curves, y_unit=unit), caption)
+    kinds = {history.score for history in histories.values()}
+    unit = "%" if "accuracy" in kinds else ""
+    return Figure(LineChart(title, "epochs", curves, y_unit=unit, log_y=kinds == {"perplexity"}), caption)
 
 
 def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> Figure:

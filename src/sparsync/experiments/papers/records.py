@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Run:
         if self.front != 1 and (self.steps is None or "density" not in self.options):
             raise ValueError(f"front must be 1 without steps and options['density'], got {self.front!r}")
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Of its file: what it is, and a checksum of all that makes it so."""
         plain = {k: v for k, v in asdict(self).items() if k not in ("label", "seconds") and v != LATER.get(k)}
@@ -87,7 +88,7 @@ class Run:
 
     def made(self, context: Context) -> Run:
         """With the seed and the length that were asked for."""
-        asked = replace(self, seed=self.seed + context.seed)
+        asked = replace(self, seed=self.seed + context.seed) if context.seed else self
         return asked if context.epochs is None or self.steps is not None else replace(asked, epochs=context.epochs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers.contest import Contest, goodness
@@ -146,7 +147,10 @@ def figures(contest: Contest) -> list[Figure]:
             made.append(by_epoch(title, first, "One seed of each, with its chosen rate."))
             if length == 0:
                 curves = [Curve(name, h.bytes, [shown(s, h.score) for s in h.scores]) for name, h in first.items()]
-                chart = LineChart(f"{title}: over bytes", "sent by a worker", curves, log_x=True, x_unit="B")
+                first_of = made[-1].chart
+                assert isinstance(first_of, LineChart)
+                chart = replace(first_of, title=f"{title}: over bytes", x_label="sent by a worker", curves=curves,
+                                log_x=True, x_unit="B")  # fmt: skip
                 made.append(Figure(chart, "All sparse methods send the same bytes in all."))
     return made
 
