@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -19,6 +19,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from PIL import Image  # matplotlib needs it, too
 
 # The page has a light and a dark value for each; the first is its text's colour. These are the light ones.
 INK, PAPER = "#1b1f24", "#ffffff"
@@ -29,6 +30,7 @@ COLUMNS = 3  # charts of a picture side by side
 SIZE = (4.5, 3.6)  # inches; 432 pixels wide, so that text of 10 points has 10 pixels on a phone
 ROW = 0.35  # inches of that are for a legend; what it needs beyond them is added
 SMALL = 8.5  # points, in a legend that is one chart's own
+PALETTE = 128  # colours of a picture
 LABEL = 46  # letters of a line of a legend
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -178,8 +180,11 @@ Chart = LineChart | BarChart
 
 def png(charts: Sequence[Chart], path: Path) -> None:
     """Charts on white, three in a row at most, for places that show pictures only."""
+    drawn = BytesIO()
     with matplotlib.rc_context(STYLE):
-        _figure(charts).savefig(path, format="png", dpi=160, metadata={"Software": None})
+        _figure(charts).savefig(drawn, format="png", dpi=160)
+    few = Image.open(drawn).convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE)  # a third of the bytes
+    few.save(path, "PNG", optimize=True)
 
 
 def svg(chart: Chart, name: str) -> str:
