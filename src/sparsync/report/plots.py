@@ -25,7 +25,7 @@ from PIL import Image  # matplotlib needs it, too
 INK, PAPER = "#1b1f24", "#ffffff"
 COLOURS = (INK, "#0b66b0", "#c34a00", "#007d5a", "#9c3f86", "#8a6400", "#0a7f94", "#b0263e")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (6, 2, 1, 2)), (0, (3, 1)), (0, (8, 2, 1, 1, 1, 2)))
-MARKERS = "os^Dv*XP"
+MARKERS = "os^Dv*XP<>hd"
 COLUMNS = 3  # charts of a picture side by side
 SIZE = (4.5, 3.6)  # inches; 432 pixels wide, so that text of 10 points has 10 pixels on a phone
 ROW = 0.35  # inches of that are for a legend; what it needs beyond them is added
