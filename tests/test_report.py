@@ -9,6 +9,7 @@ import re
 import shutil
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,15 @@ def test_curves_differ_without_colour() -> None:
         r'<path d="[^"]*" clip-path="[^"]*" style="fill: none; (stroke-dasharray: [^;]*;)?[^"]*stroke-width: 1.7', drawn
     )
     assert len(lines) == len(set(lines)) == len(NAMES)
+
+
+def test_a_curve_may_look_as_in_another_chart() -> None:
+    both = [Curve("a", [1, 2], [1, 2]), Curve("b", [1, 2], [2, 3])]
+    (first, second), (alone,) = (
+        _figure([LineChart("t", "x", curves)]).axes[0].lines for curves in (both, [replace(both[1], look=1)])
+    )
+    look = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in (first, second, alone)]
+    assert look[0] != look[1] == look[2]
 
 
 def test_the_same_page_is_the_same_text(rendered: str) -> None:

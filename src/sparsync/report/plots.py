@@ -55,13 +55,18 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart: ``y`` over ``x``, and the band from ``low`` to ``high`` around it, if there is one."""
+    """One line of a chart: ``y`` over ``x``, and the band from ``low`` to ``high`` around it, if there is one.
+
+    Args:
+        look: number of its colour, dash and marker, where several charts show the same; else its place in the chart.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    look: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ class LineChart:
         for i, curve in enumerate(self.curves):
             shown = [j for j, x in enumerate(curve.x) if x > 0 or not self.log_x]
             x, y = [curve.x[j] for j in shown], [curve.y[j] for j in shown]
-            colour, dash, marker = (looks[i % len(looks)] for looks in (COLOURS, DASHES, MARKERS))
+            look = i if curve.look is None else curve.look
+            colour, dash, marker = (looks[look % len(looks)] for looks in (COLOURS, DASHES, MARKERS))
             every = max(1, len(x) // 6)
             (line,) = axes.plot(x, y, color=colour, linestyle=dash, linewidth=1.7, marker=marker, markersize=4.5)
             line.set(label=curve.label, zorder=3 - 0.01 * i)

@@ -57,12 +57,19 @@ def outcome(context: Context, histories: Sequence[History], missing: Sequence[st
     )
 
 
-def by_epoch(title: str, histories: Mapping[str, History], caption: str) -> Figure:
-    """Scores over epochs; accuracies in %."""
+def by_epoch(
+    title: str, histories: Mapping[str, History], caption: str, looks: Mapping[str, int] | None = None
+) -> Figure:
+    """Scores over epochs; accuracies in %.
+
+    Args:
+        looks: as in ``Curve``, by label.
+    """
     curves = []
     for label, history in histories.items():
         epochs = [step / history.epoch for step in history.points]
-        curves.append(Curve(label, epochs, [shown(score, history.score) for score in history.scores]))
+        values = [shown(score, history.score) for score in history.scores]
+        curves.append(Curve(label, epochs, values, look=(looks or {}).get(label)))
     kinds = {history.score for history in histories.values()}
     unit = "%" if "accuracy" in kinds else ""
     return Figure(LineChart(title, "epochs", curves, y_unit=unit, log_y=kinds == {"perplexity"}), caption)

@@ -10,10 +10,11 @@ from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers.contest import Contest, goodness
 from sparsync.experiments.papers.curves import by_epoch, shown
 from sparsync.experiments.papers.item import Column
-from sparsync.experiments.papers.programme import ABLATIONS, BALANCED, BASE, EARLY, FACTORS, TARGETS
+from sparsync.experiments.papers.programme import ABLATIONS, BALANCED, BASE, EARLY, FACTORS, METHODS, TARGETS
 from sparsync.experiments.papers.records import History
-from sparsync.report import Curve, Figure, LineChart, Row, Table
+from sparsync.report import Figure, LineChart, Row, Table
 
+LOOKS = {label: number for number, label in enumerate(METHODS)}  # a method has the same in all charts
 NOT_RUN = "not run"
 GIVEN_UP = "given up"
 RECIPE = "recipe"
@@ -144,13 +145,19 @@ def figures(contest: Contest) -> list[Figure]:
             if len(first) < 2:
                 continue
             title = f"{setting.title}, {steps:,} steps"
-            made.append(by_epoch(title, first, "One seed of each, with its chosen rate."))
+            whole = by_epoch(title, first, "One seed of each, with its chosen rate.", LOOKS)
+            made.append(whole)
             if length == 0:
-                curves = [Curve(name, h.bytes, [shown(s, h.score) for s in h.scores]) for name, h in first.items()]
-                first_of = made[-1].chart
-                assert isinstance(first_of, LineChart)
-                chart = replace(first_of, title=f"{title}: over bytes", x_label="sent by a worker", curves=curves,
-                                log_x=True, x_unit="B")  # fmt: skip
+                assert isinstance(whole.chart, LineChart)
+                curves = [replace(curve, x=first[curve.label].bytes) for curve in whole.chart.curves]
+                chart = replace(
+                    whole.chart,
+                    title=f"{title}: over bytes",
+                    x_label="sent by a worker",
+                    curves=curves,
+                    log_x=True,
+                    x_unit="B",
+                )
                 made.append(Figure(chart, "All sparse methods send the same bytes in all."))
     return made
 
