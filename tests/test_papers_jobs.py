@@ -231,7 +231,7 @@ def test_the_last_result_has_seen_everything(context: Context) -> None:
     item = Item("p9/fig1", "", "", lambda context: trained(context, [TINY])[1], trains=True)
     found: list[Result] = []
     with claim(context.scratch / "p9-fig1-quick.lock"):
-        waits = threading.Thread(target=lambda: found.append(assemble(context, item, "")[1]))
+        waits = threading.Thread(target=lambda: found.append(assemble(context, item)[1]))
         waits.start()
         time.sleep(0.2)
         assert train(TINY, context, task(TINY)) is not None

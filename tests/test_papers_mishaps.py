@@ -83,7 +83,7 @@ def test_another_seed_or_length_has_a_result_of_its_own(tmp_path: Path, capsys: 
     states = listed([ITEMS["p1/fig1"]], tmp_path / "o")[0][3]
     assert states == "partly; partly, --epochs 20; partly, --seed 1 --epochs 0.5"
     assert command(["papers", "run", "p1/fig2", "--epochs", "20", *where]) == 2
-    assert "p1/fig2 has no training whose length is given in epochs" in capsys.readouterr().err
+    assert "p1/fig2 has no training whose length is given in them" in capsys.readouterr().err
 
 
 def test_imagenet_is_asked_for_by_any_word_that_begins_like_it(tmp_path: Path) -> None:

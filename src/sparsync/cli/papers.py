@@ -144,7 +144,9 @@ def run(
     )
     items = chosen(item)
     if epochs is not None and not any(one.by_epochs for one in items):
-        raise ValueError(f"epochs: {item} has no training whose length is given in epochs")
+        raise ValueError(
+            f"epochs must be left out: {item} has no training whose length is given in them, got {epochs:g}"
+        )
     check_writable("output", output)
     if any(one.trains for one in items):
         check_writable("scratch", scratch)
@@ -173,13 +175,8 @@ def run(
         return True
 
     def finish(one: Item) -> None:
-        length = f"{epochs:g}" if epochs is not None and one.by_epochs and not quick else None
-        asked = [
-            f"--{name} {value}" for name, value in (("seed", seed or None), ("epochs", length)) if value is not None
-        ]
-        command = " ".join(["sparsync papers run", one.key, *(["--quick"] if quick else []), *asked])
         try:
-            path, result = assemble(context, one, command)
+            path, result = assemble(context, one)
         except (ValueError, OSError) as error:
             give_up(one, error)
             return

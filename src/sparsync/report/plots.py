@@ -218,9 +218,10 @@ def _figure(charts: Sequence[Chart]) -> Figure:
             axes.figure.legend(
                 handles, _labels(chart), loc="outside lower center", ncols=_legend_columns(chart), fontsize=SMALL
             )
-    lined = [axes for axes in places if axes.lines]
+    lined = [(axes, chart) for axes, chart in zip(places, charts, strict=True) if axes.lines]
     if lined and not own:
-        _add_legend(figure, lined[0].get_legend_handles_labels()[0], _labels(charts[places.index(lined[0])]))
+        axes, chart = lined[0]
+        _add_legend(figure, axes.get_legend_handles_labels()[0], _labels(chart))
     return figure
 
 

@@ -76,8 +76,7 @@ class Ledger:
 
     def carry_out(self) -> None:
         """Stage by stage, as far as time and ``--only`` allow; what is stored is read."""
-        if self.context.only:
-            check_words(self.context, (run.made(self.context) for run in self.contest.possible()))
+        check_words(self.context, (run.made(self.context) for run in self.contest.possible()))
         work(self.context, self.ready, self.done)
 
     def ready(self) -> Iterator[Run]:

@@ -43,14 +43,14 @@ class Contest:
     seed: int = 0
     settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
     stages: Sequence[Stage] = STAGES
-    known: dict[tuple[Any, ...], Run] = field(default_factory=dict, init=False, repr=False)
+    made_before: dict[tuple[Any, ...], Run] = field(default_factory=dict, init=False, repr=False)
 
     def run(self, model: str, label: str, factor: float, length: int, seed: int = 0) -> Run:
         """One training, within the bytes of TopK-SGD at 0.1 %; always the same object, which knows its name."""
         key = model, label, factor, length, seed
-        if key not in self.known:
-            self.known[key] = self._run(*key)
-        return self.known[key]
+        if key not in self.made_before:
+            self.made_before[key] = self._run(*key)
+        return self.made_before[key]
 
     def _run(self, model: str, label: str, factor: float, length: int, seed: int) -> Run:
         setting, method = self.settings[model], method_of(label)

@@ -58,6 +58,11 @@ class Context:
         """Whether a training's file is there and is to be used."""
         return path.is_file() and (self.resume or path.stat().st_mtime >= self.begun)
 
+    @property
+    def only_reads(self) -> bool:
+        """Whether it is one that ``as_stored`` made."""
+        return self.deadline <= 0
+
     def as_stored(self) -> Context:
         """The same for those who train nothing and take what is there, without a word about what is damaged."""
         return replace(self, deadline=0.0, say=lambda line: None)

@@ -87,7 +87,7 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
             context.say(f"waiting for other processes: {', '.join(sorted(elsewhere))}")
             told |= elsewhere
         time.sleep(PAUSE)
-    if context.deadline <= 0:  # ``as_stored``
+    if context.only_reads:
         return
     if failed and done:
         raise SomeFailed(f"{len(failed)} trainings failed, see above: {', '.join(failed)}")
@@ -95,21 +95,18 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
         raise next(iter(failed.values()))
 
 
-def assemble(context: Context, item: Item, command: str) -> tuple[Path, Result]:
+def assemble(context: Context, item: Item) -> tuple[Path, Result]:
     """Make an item's files: from the trainings that are stored, or, where there are none, now.
 
     One process at a time does it, and reads what is stored when its turn has come: whoever is the last has seen all.
-
-    Args:
-        command: that makes it again.
     """
     started = time.monotonic()
     if not item.trains:
         result = item.run(context)
-        return store.save(context, item, result, command, time.monotonic() - started), result
+        return store.save(context, item, result, time.monotonic() - started), result
     with claim(context.scratch / f"{store.place(context, item).stem}.lock", wait=True):
         result = item.run(context.as_stored())
-        return store.save(context, item, result, command, result.seconds), result
+        return store.save(context, item, result, result.seconds), result
 
 
 def wanted(context: Context, run: Run) -> bool:

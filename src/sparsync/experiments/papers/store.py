@@ -40,14 +40,14 @@ class Stored:
     seconds: float
 
 
-def save(context: Context, item: Item, result: Result, command: str, seconds: float) -> Path:
+def save(context: Context, item: Item, result: Result, seconds: float) -> Path:
     """Write the item's files into ``context.output``; the path of the JSON file."""
     context.output.mkdir(parents=True, exist_ok=True)
     path = place(context, item)
     content = {
         "item": item.key,
         "quick": context.quick,
-        "command": command,
+        "command": " ".join(["sparsync papers run", item.key, *(f"--{word}" for word in _asked(context, item))]),
         "seed": context.seed,
         "seconds": round(result.seconds or seconds, 1),
         "environment": dict(result.where) or hardware(context),
@@ -81,13 +81,18 @@ def load(path: Path) -> Stored:
 
 def place(context: Context, item: Item) -> Path:
     """Where an item's JSON lies; what is quick, of another seed or length does not overwrite what is not."""
-    length = context.epochs if item.by_epochs and not context.quick else None
-    asked = [
-        "quick" if context.quick else "",
-        f"seed-{context.seed}" if context.seed else "",
-        f"epochs-{length:g}" if length is not None else "",
-    ]
-    return context.output / f"{'-'.join([item.file, *filter(None, asked)])}.json"
+    words = (word.replace(" ", "-") for word in _asked(context, item))
+    return context.output / f"{'-'.join([item.file, *words])}.json"
+
+
+def _asked(context: Context, item: Item) -> list[str]:
+    """The options that make the result another one."""
+    asked = {
+        "quick": context.quick,
+        f"seed {context.seed}": context.seed != 0,
+        f"epochs {context.epochs or 0:g}": context.epochs is not None and item.by_epochs and not context.quick,
+    }
+    return [word for word, holds in asked.items() if holds]
 
 
 def results_of(item: Item, folder: Path) -> list[Stored]:

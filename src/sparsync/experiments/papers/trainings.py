@@ -97,8 +97,7 @@ def _train(run: Run, context: Context, task: Task) -> History | None:
             return None
     session.seconds += time.monotonic() - begun
     own = {"commit": ", ".join(session.commits), "passes": session.passes, "precision": session.precision}
-    where = {**where, **own, "date": store.hardware(context)["date"]}
-    history = replace(session.history(), where=where)
+    history = replace(session.history(), where={**where, **own})
     write(context.output / "runs" / f"{run.name}.json", history)
     saved.unlink(missing_ok=True)
     return history
