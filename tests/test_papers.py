@@ -22,13 +22,13 @@ from sparsync.experiments.data import Text
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, steps, store, tasks, trainings, watch
 from sparsync.experiments.papers.contest import Contest, budget
+from sparsync.experiments.papers.curves import difference, scores
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.programme import ABLATIONS, BASE, EARLY, METHODS, SETTINGS, TARGETS, Stage, method_of
 from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
 from sparsync.experiments.papers.records import History, Run, rate_at, read
 from sparsync.experiments.papers.sharing import carry_out
-from sparsync.experiments.papers.standings import difference
 from sparsync.experiments.papers.store import load, rounded, runs_of
 from sparsync.experiments.papers.tasks import Task
 from sparsync.experiments.papers.trainings import Session, traffic_of, train
@@ -590,9 +590,13 @@ def test_bytes_of_a_step_are_those_that_are_counted(context: Context) -> None:
 
 
 def test_the_trainings_of_p2_are_those_of_its_table() -> None:
-    runs = p2.runs_of(Context())
+    every = p2.runs_of(Context())
+    assert len({run.name for run in every}) == len(every)
+    runs = [run for run in every if run.momentum]
     assert len(runs) == 4 + 3 * 2 + 3 * 5 * 2  # with one worker the ways to exchange are the same
-    assert len({run.name for run in runs}) == len(runs)
+    plain = [run for run in every if not run.momentum]
+    one = {run.label.removesuffix(", no momentum") for run in plain}
+    assert one == {run.label for run in runs if run.workers == 1}
     assert {run.method for run in runs} == {"dense", *P2_ACCURACY} - {"standard"}
     rates = {(run.options["scope"], run.workers): run.rate for run in runs if run.options}
     assert rates["layer", 8] == pytest.approx(0.8)
@@ -608,8 +612,31 @@ def test_numbers_are_kept_to_five_digits() -> None:
 
 def test_an_unfinished_item_says_what_is_missing(context: Context) -> None:
     result: Result = ITEMS["p3/density"].run(replace(context, deadline=0.0))
-    assert len(result.missing) == 3
+    assert len(result.missing) == 3 + 1 + 3 + 3  # dense, and gTop-k at three densities, of which two come near
     assert not result.runs
+
+
+def test_trainings_that_are_close_have_three_seeds(context: Context) -> None:
+    runs = p1.repeats(context, "resnet20", "topk")
+    assert [run.seed for run in runs] == [0, 1, 2]
+    assert len({run.name for run in runs}) == 3
+    assert [replace(run, seed=0, label="topk") for run in runs] == [runs[0]] * 3
+    assert len(p1.repeats(context, "vgg16", "topk")) == 1
+    # Whoever asks for a seed gets that one.
+    assert len(p1.repeats(replace(context, seed=4), "resnet20", "topk")) == 1
+    assert len(p1.repeats(replace(context, quick=True), "resnet20", "topk")) == 1
+
+
+def test_a_row_of_several_seeds_is_their_mean() -> None:
+    whole = Context()
+    dense, topk = (p1.repeats(whole, "resnet20", name) for name in ("dense", "topk"))
+    lasts = {0: (0.90, 0.89), 1: (0.91, 0.89), 2: (0.80, 0.91)}
+    done = {run.label: history_of(run, lasts[run.seed][0]) for run in dense[:2]}
+    done |= {run.label: history_of(run, lasts[run.seed][1]) for run in topk}
+    table = scores("", done, "dense")
+    assert [row.cells[0] for row in table.rows] == ["dense", "topk"]
+    assert table.rows[0].cells[1:5] == ["90.50 ± 0.71", "90.50", "–", "2"]
+    assert table.rows[1].cells[1:5] == ["89.67 ± 1.15", "89.67", "-1.50", "3"]  # over the seeds that dense has, too
 
 
 def test_settings_are_of_compressors() -> None:

@@ -13,7 +13,6 @@ from sparsync.collectives import AllGather
 from sparsync.experiments.papers.programme import (
     FACTORS,
     METHODS,
-    SEEDS,
     SETTINGS,
     STAGES,
     Method,
@@ -21,7 +20,7 @@ from sparsync.experiments.papers.programme import (
     Stage,
     method_of,
 )
-from sparsync.experiments.papers.records import History, Run
+from sparsync.experiments.papers.records import SEEDS, History, Run
 from sparsync.experiments.papers.steps import spans_of
 from sparsync.experiments.papers.trainings import traffic_of
 from sparsync.layout import Layout

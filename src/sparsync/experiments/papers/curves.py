@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparsync.experiments.papers.item import Context, Result
-from sparsync.experiments.papers.records import History, Run, merged_data, merged_where
+from sparsync.experiments.papers.records import SEEDS, History, Run, merged_data, merged_where
 from sparsync.experiments.papers.sharing import carry_out
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 
+SEED = ", seed "  # of a label
 HALF = (
     "Where the data folder holds only half of CIFAR-10 (25,000 training images, 3,000 test images), that is what is "
     "trained on: an epoch has half the steps, and accuracies are lower than with all of it."
@@ -87,22 +89,24 @@ def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> 
 
 
 def scores(caption: str, histories: Mapping[str, History], against: str | None = None) -> Table:
-    """Best and last score, bytes and density of every training."""
+    """Best and last score, bytes and density of every training; of several seeds the mean and deviation."""
     rows = []
-    base = histories[against].last if against is not None and against in histories else math.nan
-    for label, history in histories.items():
-        gap = shown(history.last, history.score) - shown(base, history.score)
+    rest = by_seed(histories)
+    base = rest.get(against or "", [])
+    for label, own in rest.items():
+        gap = difference(own, base)
         rows.append(
             Row(
                 [
                     label,
-                    f"{shown(history.last, history.score):.2f}",
-                    f"{shown(history.best, history.score):.2f}",
-                    "–" if math.isnan(gap) or label == against else f"{gap:+.2f}",
-                    f"{(history.bytes[-1] if history.bytes else 0) / 1e6:,.2f} MB",
-                    f"{100 * history.density:.3g} %",
-                    f"{len(history.losses):,}",
-                    f"{history.seconds:,.0f} s",
+                    spread(own),
+                    f"{statistics.mean(shown(h.best, h.score) for h in own):.2f}",
+                    "–" if gap is None or label == against else f"{gap:+.2f}",
+                    str(len(own)),
+                    f"{statistics.mean(h.bytes[-1] if h.bytes else 0 for h in own) / 1e6:,.2f} MB",
+                    f"{100 * statistics.mean(h.density for h in own):.3g} %",
+                    f"{len(own[0].losses):,}",
+                    f"{statistics.mean(h.seconds for h in own):,.0f} s",
                 ]
             )
         )
@@ -110,9 +114,47 @@ def scores(caption: str, histories: Mapping[str, History], against: str | None =
     kind = f"{next(iter(kinds))}{', %' if kinds == {'accuracy'} else ''}" if len(kinds) == 1 else "score"
     last = f"to {against}" if against else "to dense"
     headings = [
-        "training", f"{kind}, last", "best", last, "sent by a worker", "density", "steps", "time"
+        "training", f"{kind}, last", "best", last, "seeds", "sent by a worker", "density", "steps", "time"
     ]  # fmt: skip
     return Table(caption, headings, rows)
+
+
+def repeated(context: Context, run: Run, **changes: Any) -> list[Run]:
+    """A training with all seeds; alone in a tiny setting, and where a seed is asked for.
+
+    Args:
+        changes: of those with another seed than the first.
+    """
+    if context.quick or context.seed:
+        return [run]
+    others = [replace(run, label=f"{run.label}{SEED}{seed}", seed=seed, **changes) for seed in SEEDS[1:]]
+    return [run, *others]
+
+
+def by_seed(histories: Mapping[str, History]) -> dict[str, list[History]]:
+    """Trainings by label, those together that differ by the seed."""
+    found: dict[str, list[History]] = {}
+    for label, history in histories.items():
+        found.setdefault(label.partition(SEED)[0], []).append(history)
+    return found
+
+
+def first_of(histories: Mapping[str, History]) -> dict[str, History]:
+    """One training of each label, that with the first seed if it is there."""
+    return {label: own[0] for label, own in by_seed(histories).items()}
+
+
+def difference(histories: Sequence[History], others: Sequence[History]) -> float | None:
+    """Between the means of two rows, over the seeds that both have."""
+    both = [{h.run.seed: shown(h.last, h.score) for h in row} for row in (histories, others)]
+    common = both[0].keys() & both[1].keys()
+    return statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else None
+
+
+def spread(histories: Sequence[History]) -> str:
+    """Mean and, of two seeds or more, standard deviation."""
+    scores = [shown(h.last, h.score) for h in histories]
+    return f"{statistics.mean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else "")
 
 
 def shown(score: float, kind: str) -> float:

@@ -8,10 +8,10 @@ from typing import Any
 
 from sparsync.experiments.papers.p1 import METHODS as NAMES
 from sparsync.experiments.papers.p1 import SPARSE
+from sparsync.experiments.papers.records import SEEDS
 
 FACTORS = (0.5, 1.0, 2.0)  # of a setting's rate, tried for every method ...
 FURTHER = (0.25, 4.0)  # ... and of these the next one, while the best stands at the edge
-SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)

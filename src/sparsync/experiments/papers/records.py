@@ -17,6 +17,7 @@ from sparsync.experiments.papers import store, tasks
 from sparsync.experiments.papers.item import Context
 
 OPTIMIZERS = ("sgd", "adamw")
+SEEDS = (0, 1, 2)  # of trainings that are made more than once
 # Came later: where they are left alone, names are what they were.
 LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False}
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers.contest import Contest, goodness
-from sparsync.experiments.papers.curves import by_epoch, shown
+from sparsync.experiments.papers.curves import by_epoch, difference, shown, spread
 from sparsync.experiments.papers.item import Column
 from sparsync.experiments.papers.programme import ABLATIONS, BALANCED, BASE, EARLY, FACTORS, METHODS, TARGETS
-from sparsync.experiments.papers.records import History
 from sparsync.report import Figure, LineChart, Row, Table
 
 LOOKS = {label: number for number, label in enumerate(METHODS)}  # a method has the same in all charts
@@ -185,16 +184,3 @@ def names(labels: Sequence[str]) -> str:
     if all(label in ABLATIONS for label in labels):
         return "ablations"
     return "; ".join(labels)
-
-
-def difference(histories: Sequence[History], others: Sequence[History]) -> float | None:
-    """Between the means of two rows, over the seeds that both have."""
-    both = [{h.run.seed: shown(h.last, h.score) for h in row} for row in (histories, others)]
-    common = both[0].keys() & both[1].keys()
-    return statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else None
-
-
-def spread(histories: Sequence[History]) -> str:
-    """Mean and, of two seeds or more, standard deviation."""
-    scores = [shown(h.last, h.score) for h in histories]
-    return f"{statistics.mean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else "")
