@@ -83,7 +83,7 @@ def check_complete(context: Context, here: list[str], there: list[str]) -> None:
     assert here
     assert there
     names = sorted(here + there)
-    assert len(set(names)) == len(names) == 3
+    assert len(set(names)) == len(names) == 4
     path = store.place(context, ITEM)
     assert sorted(load(path).result.runs) == names
     assert not load(path).result.missing
@@ -119,7 +119,7 @@ def test_one_command_with_several_jobs(
     lines = capsys.readouterr().out.splitlines()
     theirs = [line for line in lines if line.startswith("  [2] ")]
     check_complete(context, trained_here, TRAINED.findall("\n".join(theirs)))
-    assert len(TRAINED.findall("\n".join(lines))) == 3
+    assert len(TRAINED.findall("\n".join(lines))) == 4
     assert [line.partition(",")[0] for line in lines if ".json" in line] == [f"  {store.place(context, ITEM)}"]
 
 

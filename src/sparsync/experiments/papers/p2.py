@@ -82,9 +82,9 @@ def table_1(context: Context) -> Result:
         "for sparsified SGD in MLBench, of which P2 says that it holds its code: hence the second table, with one "
         "worker. Images are cut and mirrored at random.",
         "With error feedback an entry of a random kind waits 100 steps on average, and then brings a hundred gradients "
-        "at once: at P2's rates, whose momentum of 0.9 makes them ten times as large, that diverges or hardly learns. "
-        "P2's accuracies are of 300 epochs, of which the last 50 have a hundredth of the rate, where such bursts may "
-        "do no harm; a short schedule has few steps of that. How its code treats what is left over we do not know.",
+        "at once. Momentum makes ten times as much of that, with which random and block kinds diverge at P2's rates or "
+        "hardly learn. Without it random-k comes near Top-k, and P2's order is there: Top-k, random-k, block-random-k, "
+        "and each of them layer by layer before globally, where the rate is ten times lower.",
         f"P2 trains for 300 epochs and divides the rate by 10 after 150 and 250. Here it is {EPOCHS} epochs, the "
         "schedule shortened in proportion, unless --epochs says otherwise; what the schemes reach is less, and how "
         "they rank may differ from what it is after 300. Passes compute in bfloat16 where torch's autocast takes that "
