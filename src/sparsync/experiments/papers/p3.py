@@ -44,7 +44,7 @@ def convergence(context: Context) -> Result:
     figures = [
         by_epoch("Test accuracy", first, "ResNet-20 on CIFAR-10, 16 workers, density 0.001."),
         loss_by_step("Training loss", first, "The same, the loss."),
-        *_condition(done),
+        *_condition(first),
     ]
     tables = [scores("ResNet-20", done, "dense"), *_ratios(done)]
     return replace(result, tables=tables, figures=figures, notes=[ABSTRACT, OURS, *result.notes])
@@ -59,20 +59,17 @@ def density(context: Context) -> Result:
     figures = [
         by_epoch("Test accuracy", first, "gTop-k at three densities."),
         loss_by_step("Training loss", first, "The same, the loss."),
-        *_condition(done),
+        *_condition(first),
     ]
     tables = [scores("gTop-k at three densities", done, "dense"), *_ratios(done)]
     return replace(result, tables=tables, figures=figures, notes=[ABSTRACT, OURS, *result.notes])
 
 
-def _seen(done: dict[str, History]) -> dict[str, History]:
-    return {label: history for label, history in done.items() if history.snapshots}
-
-
 def _condition(done: dict[str, History]) -> list[Figure]:
     curves = [
-        Curve(label, [s["step"] for s in history.snapshots], [s["ratio"] for s in history.snapshots])
-        for label, history in _seen(done).items()
+        Curve(label, [s["step"] for s in history.snapshots], [s["ratio"] for s in history.snapshots], look=number)
+        for number, (label, history) in enumerate(done.items())  # as in the other charts
+        if history.snapshots
     ]
     caption = "‖Σu − gTop_k‖² over the expectation of ‖Σu − Rand_k(Σu)‖²: P3 assumes that it is at most 1."
     return [Figure(LineChart("P3's condition", "steps", curves), caption)] if curves else []
@@ -80,8 +77,10 @@ def _condition(done: dict[str, History]) -> list[Figure]:
 
 def _ratios(done: dict[str, History]) -> list[Table]:
     rows = []
-    for label, history in _seen(done).items():
+    for label, history in done.items():
         ratios = [snapshot["ratio"] for snapshot in history.snapshots]
+        if not ratios:
+            continue
         over = sum(ratio > 1 for ratio in ratios)
         rows.append(Row([label, str(len(ratios)), f"{max(ratios):.4f}", f"{sum(ratios) / len(ratios):.4f}", str(over)]))
     headings = ["training", "looks", "largest ratio", "mean", "above 1"]

@@ -1,0 +1,62 @@
+"""The README's tables of accuracy against the results they are taken from."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from sparsync.experiments.papers.programme import BALANCED, BASE, EARLY, LEVELS, WARM
+from sparsync.experiments.papers.store import load
+
+ROOT = Path(__file__).parent.parent
+# Rows of the two tables as the README has them, the tables' columns as the captions of the results begin.
+OF_RESNET = ("dense", EARLY, BASE, "recipe default", BALANCED, WARM, LEVELS, "GaussianK-SGD", "TopK-SGD", "DGC")
+OF_OTHERS = ("dense", EARLY, BASE, BALANCED, WARM, LEVELS, "GaussianK-SGD", "TopK-SGD", "DGC")
+LENGTHS = tuple(f"ResNet-20 on CIFAR-10, 16 workers of 32, {steps} steps" for steps in ("1,400", "3,500", "11,700"))
+MODELS = ("LeNet-5 on MNIST, 16", "VGG-16 on CIFAR-10, 16", "LSTM-PTB, 4", "LSTM-AN4, 4", "GPT on PTB, AdamW, 16")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def standings() -> dict[str, dict[str, str]]:
+    """Of every table of the result: what each method reached, as it is printed there."""
+    tables = load(ROOT / "results" / "papers" / "beyond-accuracy.json").result.tables
+    return {table.caption: {row.cells[0]: row.cells[1] for row in table.rows} for table in tables}
+
+
+def rows_below(heading: str) -> list[list[str]]:
+    """The cells of a table, without the names of its rows."""
+    lines = (ROOT / "README.md").read_text().partition(heading)[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")][1:] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("heading", "labels", "columns"),
+    [("| | 1,400 steps |", OF_RESNET, LENGTHS), ("| | LeNet-5 on MNIST,", OF_OTHERS, MODELS)],
+)
+def test_accuracies_are_those_of_the_results(heading: str, labels: tuple[str, ...], columns: tuple[str, ...]) -> None:
+    found = standings()
+    of_column = [next(own for caption, own in found.items() if caption.startswith(column)) for column in columns]
+    rows = rows_below(heading)
+    assert [len(row) for row in rows] == [len(columns)] * len(labels)
+    for label, cells in zip(labels, rows, strict=True):
+        for cell, own in zip(cells, of_column, strict=True):
+            assert agree(cell.partition("(")[0], own.get(label, "–")), f"{label}: {cell} is not {own.get(label)}"
+
+
+def agree(shown: str, stored: str) -> bool:
+    """The same numbers, rounded; or none in both."""
+    ours, theirs = NUMBER.findall(shown), NUMBER.findall(stored)
+    if len(ours) != len(theirs):
+        return False
+    half = [Decimal(10) ** Decimal(number).as_tuple().exponent / 2 for number in ours]
+    return all(abs(Decimal(a) - Decimal(b)) <= h for a, b, h in zip(ours, theirs, half, strict=True))
+
+
+def test_numbers_agree_when_they_are_rounded() -> None:
+    assert agree("84.9 ± 0.5", "84.86 ± 0.48")
+    assert not agree("84.8 ± 0.5", "84.86 ± 0.48")
+    assert not agree("84.9", "84.86 ± 0.48")
+    assert agree("not run", "–")
