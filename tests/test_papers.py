@@ -22,12 +22,12 @@ from sparsync.experiments.data import Text
 from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, steps, store, tasks, trainings, watch
 from sparsync.experiments.papers.contest import Contest, budget
-from sparsync.experiments.papers.curves import difference, scores
+from sparsync.experiments.papers.curves import difference, outcome, scores
 from sparsync.experiments.papers.item import Result
 from sparsync.experiments.papers.photographs import of_pictures
 from sparsync.experiments.papers.programme import ABLATIONS, BASE, EARLY, METHODS, SETTINGS, TARGETS, Stage, method_of
 from sparsync.experiments.papers.published import P1_MODELS, P2_ACCURACY
-from sparsync.experiments.papers.records import History, Run, rate_at, read
+from sparsync.experiments.papers.records import History, Run, rate_at, read, write
 from sparsync.experiments.papers.sharing import carry_out
 from sparsync.experiments.papers.store import load, rounded, runs_of
 from sparsync.experiments.papers.tasks import Task
@@ -622,8 +622,9 @@ def test_trainings_that_are_close_have_three_seeds(context: Context) -> None:
     assert len({run.name for run in runs}) == 3
     assert [replace(run, seed=0, label="topk") for run in runs] == [runs[0]] * 3
     assert len(p1.repeats(context, "vgg16", "topk")) == 1
-    # Whoever asks for a seed gets that one.
-    assert len(p1.repeats(replace(context, seed=4), "resnet20", "topk")) == 1
+    # Whoever asks for a seed gets that one, and what is there of it.
+    (first,) = p1.repeats(replace(context, seed=1), "resnet20", "topk")
+    assert first.made(replace(context, seed=1)).name == runs[1].name
     assert len(p1.repeats(replace(context, quick=True), "resnet20", "topk")) == 1
 
 
@@ -633,10 +634,49 @@ def test_a_row_of_several_seeds_is_their_mean() -> None:
     lasts = {0: (0.90, 0.89), 1: (0.91, 0.89), 2: (0.80, 0.91)}
     done = {run.label: history_of(run, lasts[run.seed][0]) for run in dense[:2]}
     done |= {run.label: history_of(run, lasts[run.seed][1]) for run in topk}
-    table = scores("", done, "dense")
+    table = scores("", done)
     assert [row.cells[0] for row in table.rows] == ["dense", "topk"]
     assert table.rows[0].cells[1:5] == ["90.50 ± 0.71", "90.50", "–", "2"]
     assert table.rows[1].cells[1:5] == ["89.67 ± 1.15", "89.67", "-1.50", "3"]  # over the seeds that dense has, too
+    done["topk, seed 1"] = history_of(topk[1], math.nan)
+    assert scores("", done).rows[1].cells[1:5] == ["nan", "nan", "–", "3"]
+
+
+def test_what_was_found_is_said_of_the_full_trainings_alone(context: Context) -> None:
+    for changes in ({"quick": True}, {"seed": 1}, {"epochs": 3.0}, {}):  # the last: nothing is trained
+        for key in ("p1/fig1", "p2/table1"):
+            notes = " ".join(ITEMS[key].run(replace(context, **changes).as_stored()).notes)
+            assert "diverge" not in notes
+    assert "diverges here" in " ".join(load(ROOT / "results" / "papers" / "p1-fig1.json").result.notes)
+
+
+def test_bars_are_of_one_kind(context: Context) -> None:
+    for run in p2.runs_of(context):
+        if run.workers == 1:
+            data = {"name": "generated", "size": "none", "sha256": ""}
+            history = replace(history_of(run, 0.5), score="accuracy", data=data)
+            write(context.output / "runs" / f"{run.name}.json", history)
+    (figure,) = ITEMS["p2/table1"].run(context.as_stored()).figures
+    labels = [bar.label for bar in figure.chart.bars]  # type: ignore[union-attr]
+    assert sorted(labels) == sorted({*labels})
+    assert len(labels) == 7
+
+
+def test_data_that_differ_are_said_to(context: Context) -> None:
+    run = p1.training("resnet20", "dense")
+    data = [{"name": name, "size": "none", "sha256": name} for name in ("half", "whole")]
+    both = [replace(history_of(run, 0.5), data=own) for own in data]
+    said = [note for note in outcome(context, both, []).notes if "same data" in note]
+    assert said == ["ResNet-20 was not always trained with the same data, but with half (none) or whole (none)."]
+    assert not [note for note in outcome(context, both[:1], []).notes if "same data" in note]
+
+
+def test_a_look_at_what_is_not_finite_shows_nothing(context: Context) -> None:
+    run = replace(TINY, watch="gtopk", watch_every=1, rate=1e30)
+    history = train(run, context, task(run))
+    assert history is not None
+    assert any("ratio" in snapshot for snapshot in history.snapshots)
+    assert any("ratio" not in snapshot for snapshot in history.snapshots)
 
 
 def test_settings_are_of_compressors() -> None:
@@ -657,3 +697,17 @@ def test_what_was_trained_is_still_found(tmp_path: Path) -> None:
     assert sorted(history.run.name for history in ledger.histories()) == sorted(ledger.done)
     for path in stored:
         assert Run(**json.loads(path.read_text())["run"]).name == path.stem
+
+
+def test_all_that_the_papers_figures_ask_for_is_there(tmp_path: Path) -> None:
+    """And nothing is stored that nobody asks for."""
+    context = Context(output=ROOT / "results" / "papers", scratch=tmp_path).as_stored()
+    asked: set[str] = set()
+    for item in ITEMS.values():
+        if item.trains:
+            result = item.run(context)
+            assert not result.missing or item.key == "beyond/accuracy", item.key
+            asked |= set(result.runs)
+            shown = load(context.output / f"{item.file}.json").result
+            assert not set(shown.runs) - set(result.runs), item.key
+    assert asked == {path.stem for path in (context.output / "runs").glob("*.json")}

@@ -20,6 +20,7 @@ from sparsync.experiments.papers.contest import Contest
 from sparsync.experiments.papers.curves import outcome
 from sparsync.experiments.papers.page import listed
 from sparsync.experiments.papers.photographs import of_pictures
+from sparsync.experiments.papers.programme import Stage
 from sparsync.experiments.papers.records import History, Run, read, write
 from sparsync.experiments.papers.sharing import NoneFits, carry_out, check_words
 from sparsync.experiments.training import batches
@@ -218,11 +219,11 @@ def test_only_trainings_that_are_shortened_are_said_to_be() -> None:
 def test_a_rate_at_the_edge_of_the_search_is_marked() -> None:
     scores = {0.1: 0.7, 0.2: 0.8, 0.4: 0.75}
     contest = Contest(lambda run: history_of(run, scores[run.rate]) if run.rate in scores and not run.seed else None)
-    assert not standings.at_edge(contest, "resnet20", "dense")
+    assert not contest.at_edge("resnet20", "dense")
     scores |= {0.4: 0.85, 0.8: 0.9}
     assert standings.search(contest, "resnet20", ["dense"]).rows[0].cells[-2:] == ["90.00 * edge", "not run"]
     scores[1.6] = 0.92
-    assert standings.at_edge(contest, "resnet20", "dense")
+    assert contest.at_edge("resnet20", "dense")
     cells = standings.search(contest, "resnet20", ["dense", "ablation: values fp32"]).rows
     assert cells[0].cells[-1] == "92.00 * edge"
     assert cells[1].cells[-1] == "92.00 *"  # it takes the rate of another, which is marked there
@@ -244,6 +245,84 @@ def test_a_rate_with_which_another_seed_does_not_learn_is_shown_as_given_up() ->
     columns = standings.columns(contest)
     given_up = [r for r, rate in zip(columns["run"], columns["rate"], strict=True) if rate == 0.4]
     assert len(given_up) == 3  # all seeds
+
+
+def test_rows_without_a_seed_in_common_are_not_compared() -> None:
+    def get(run: Run) -> History | None:
+        if run.model != "resnet20" or run.steps not in (1400, 3500) or run.rate not in (0.1, 0.2, 0.4):
+            return None
+        if run.steps == 3500 and run.seed != (1 if run.method == "dense" else 0):
+            return None
+        return history_of(run, 0.5 + run.rate)
+
+    row = next(row for row in standings.summary(Contest(get)).rows if row.cells[1] == "3,500")
+    assert row.cells[4] == "–"
+    assert "no seed in common" in row.cells[-1]
+
+
+def test_where_the_best_rate_stands_at_the_edge_longer_trainings_have_its_neighbour_too() -> None:
+    scores = {0.025: 0.7, 0.05: 0.6, 0.1: 0.5, 0.2: 0.4, 0.4: 0.3}
+
+    def get(run: Run) -> History | None:
+        return history_of(run, scores[run.rate]) if run.steps == 1400 and run.rate in scores and not run.seed else None
+
+    contest = Contest(get)
+    for label in ("TopK-SGD", "GaussianK-SGD"):
+        ready, waiting = contest.runs(Stage("resnet20", 1, (0,), (label,)))
+        assert [run.rate for run in ready] == [0.025, 0.05]
+        assert not waiting
+    assert [run.rate for run in contest.runs(Stage("resnet20", 1, (1, 2), ("TopK-SGD",)))[0]] == [0.025, 0.025]
+    scores[0.05] = 0.8
+    assert [run.rate for run in contest.runs(Stage("resnet20", 1, (0,), ("TopK-SGD",)))[0]] == [0.05]
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--output", str(tmp_path)]
+    assert command(["papers", "run", "p1/fig3", "--only", "topk", *where]) == 2
+    assert "only must be left out: p1/fig3 trains nothing, got topk" in capsys.readouterr().err
+    assert command(["papers", "run", "p1/fig3", "--seed", "-1", *where]) == 2
+    assert "seed must not be below 0, got -1" in capsys.readouterr().err
+    assert command(["papers", "report", "--output", str(tmp_path / "typo")]) == 2
+    assert "output must be a folder with results" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_of_other_data_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", say=said.append)
+    assert trainings.train(TINY, replace(context, deadline=time.monotonic()), task(TINY)) is None
+    other = replace(task(TINY), checksum="other")
+    monkeypatch.setattr(trainings, "_task", lambda run, context: other)
+    history = trainings.train(TINY, context)
+    assert history is not None
+    assert history.data["sha256"] == "other"
+    assert any("it was begun with other data; it begins anew" in line for line in said)
+
+
+def test_a_checkpoint_for_which_there_is_no_memory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
+    assert trainings.train(TINY, replace(context, deadline=time.monotonic()), task(TINY)) is None
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "load", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainings.train(TINY, context, task(TINY))
+    assert [path.suffix for path in context.scratch.iterdir()] == [".pt"]
+
+
+def test_an_item_without_memory_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run: Run, context: Context) -> History | None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(sharing, "train", full)
+    places = ["--output", str(tmp_path / "results"), "--scratch", str(tmp_path / "scratch")]
+    assert command(["papers", "run", "p3", "--quick", *places]) == 2
+    assert capsys.readouterr().out.count("not made: out of memory") == 2
+    assert (tmp_path / "results" / "p3-traffic-quick.json").is_file()
 
 
 def damaged_states(good: dict[str, Any]) -> dict[str, Any]:

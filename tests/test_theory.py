@@ -208,7 +208,7 @@ def test_gtopk_meets_the_condition_of_p3_and_a_poor_choice_does_not() -> None:
         (lambda: theory.convergence_bound(1, 0.0, 1, 1, 1), "delta must be above 0 and at most 1, got 0"),
         (lambda: theory.convergence_bound(-1, 0.5, 1, 1, 1), "steps must be 0 or more, got -1"),
         (lambda: theory.topk_catch_up(0.5), "compression must be 1 or more, got 0.5"),
-        (lambda: theory.gtopk_ratio([torch.zeros(4)], torch.zeros(4), 1), "must not be 0"),
+        (lambda: theory.gtopk_ratio([torch.zeros(4)], torch.zeros(4), 1), "must be finite and not 0"),
         (lambda: theory.gtopk_ratio([torch.ones(4)], torch.ones(1), 1), "kept must have 4 entries .* got 1"),
         (lambda: theory.gtopk_ratio([], torch.ones(1), 1), "accumulated must hold a tensor for every worker, got none"),
     ],

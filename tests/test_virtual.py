@@ -238,10 +238,16 @@ def test_with_the_backends_order_of_sums_dense_tensors_are_equal_too(worlds, mon
     assert_equal(advance(team_of("net", 3, BACKEND_SUMS[name]), "net", 0, STEPS), real)
 
 
-@pytest.mark.parametrize("name", [*BACKEND_SUMS, "none"])
+IN_BF16 = {
+    "shared-bf16": BACKEND_SUMS["shared"] | {"values": "bf16"},
+    "none-bf16": {"compressor": "none", "values": "bf16"},
+}
+
+
+@pytest.mark.parametrize("name", [*BACKEND_SUMS, *IN_BF16, "none"])
 def test_two_workers_are_two_processes(worlds, name):
     """Two numbers have one sum, whoever adds them."""
-    options = BACKEND_SUMS.get(name, {"compressor": "none"})
+    options = (BACKEND_SUMS | IN_BF16).get(name, {"compressor": "none"})
     real = worlds[2].run(case_real, kind="conv", options=options)
     assert_equal(advance(team_of("conv", 2, options), "conv", 0, STEPS), real)
 
@@ -331,6 +337,18 @@ def case_go_on(rank: int, size: int, saved: dict[str, Any], options: dict[str, A
     del ddp
     gc.collect()
     return outcome
+
+
+def test_a_state_stays_what_it_was_while_the_training_goes_on():
+    options = METHODS["topk"]
+    team = advance(team_of("net", 2, options), "net", 0, 5)
+    state = team.state_dict()
+    advance(team, "net", 5, 10)
+    resumed = team_of("net", 2, options)
+    resumed.load_state_dict(state)
+    advance(resumed, "net", 5, 10)
+    for key, tensor in team.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[key], tensor), key
 
 
 def test_processes_go_on_where_virtual_workers_stopped(worlds):

@@ -111,8 +111,10 @@ def gtopk_ratio(accumulated: Sequence[Tensor], kept: Tensor, k: int) -> float:
     if kept.numel() != total.numel():
         raise ValueError(f"kept must have {total.numel()} entries like what is accumulated, got {kept.numel()}")
     expected = randk_error(k, total.numel()) * total.square().sum()
-    if not expected > 0:
-        raise ValueError(f"the sum of what is accumulated must not be 0, and k below {total.numel()}, got k = {k}")
+    if not (expected > 0 and expected.isfinite()):
+        raise ValueError(
+            f"the sum of what is accumulated must be finite and not 0, and k below {total.numel()}, got k = {k}"
+        )
     return float((total - kept.double().flatten()).square().sum() / expected)
 
 

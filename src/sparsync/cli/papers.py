@@ -147,6 +147,10 @@ def run(
         raise ValueError(
             f"epochs must be left out: {item} has no training whose length is given in them, got {epochs:g}"
         )
+    if seed < 0:
+        raise ValueError(f"seed must not be below 0, got {seed}")
+    if only and not any(one.trains for one in items):
+        raise ValueError(f"only must be left out: {item} trains nothing, got {', '.join(only)}")
     check_writable("output", output)
     if any(one.trains for one in items):
         check_writable("scratch", scratch)
@@ -170,7 +174,7 @@ def run(
         except SomeFailed as error:  # the result is made from the others
             failed.append(one.key)
             print(f"  {error}", flush=True)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RuntimeError) as error:
             return give_up(one, error)
         return True
 
@@ -224,7 +228,8 @@ def report(
     from sparsync.experiments.papers import ITEMS
     from sparsync.experiments.papers.page import write_report
 
-    output.mkdir(parents=True, exist_ok=True)
+    if not output.is_dir():
+        raise ValueError(f"output must be a folder with results, and there is no {output}")
     path = page or output / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     full, quick, left = write_report(ITEMS.values(), output, path)

@@ -65,11 +65,13 @@ class DenseAllReduce:
         return Reduced([self._dense(total, sent)], divisor=channel.size, bad=bad_ranks(headers))
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
-        total = torch.zeros_like(sents[0].densify())
+        own, dtype = sents[0].values.dtype, self._dtype(wire)
+        part, divisor = (1 / len(sents), 1) if dtype is None else (1.0, len(sents))
+        total = torch.zeros_like(sents[0].densify(), dtype=dtype or own)
         for sent in sents:
-            total = total + sent.densify() * (1 / len(sents))
+            total = total + (sent.densify() * part).to(total.dtype)
         bad = local_bad_ranks(sents)
-        return [Reduced([self._dense(total, sent)], divisor=1, bad=bad) for sent in sents]
+        return [Reduced([self._dense(total.to(own), sent)], divisor=divisor, bad=bad) for sent in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         itemsize = (self._dtype(wire) or dtype).itemsize

@@ -53,10 +53,11 @@ class SharedIndexAllReduce:
         return Reduced([total], divisor=channel.size, bad=bad_ranks(headers))
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
-        values = torch.zeros_like(sents[0].values)
+        dtype = wire.codec.dtype or sents[0].values.dtype
+        values = torch.zeros_like(sents[0].values, dtype=dtype)
         for sent in sents:
-            values = values + sent.values
-        bad = local_bad_ranks(sents)
+            values = values + sent.values.to(dtype)
+        values, bad = values.to(sents[0].values.dtype), local_bad_ranks(sents)
         return [Reduced([replace(sent, values=values)], divisor=len(sents), bad=bad) for sent in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:

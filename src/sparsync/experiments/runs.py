@@ -194,6 +194,8 @@ def load_whole(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]
             raise ValueError(f"{broken} has changed")
         loaded: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         return loaded
+    except torch.OutOfMemoryError:  # nothing is wrong with the file
+        raise
     except FileNotFoundError:
         raise ValueError(f"{path} is missing, the run is damaged") from None
     except Exception as error:  # torch.load raises nearly anything for a file that is not its own

@@ -49,8 +49,8 @@ def originals(folder: Path, within: str, checksums: Mapping[str, str], source: s
     for name, expected in checksums.items():
         path = present(folder, within, name)
         if path is None:
-            first, second = places(folder, within, name)
-            raise ValueError(f"{name} is missing: looked for {first} and {second}; {source}")
+            looked = " and ".join(dict.fromkeys(str(place) for place in places(folder, within, name)))
+            raise ValueError(f"{name} is missing: looked for {looked}; {source}")
         kind = "MD5" if len(expected) == 32 else "SHA-256"
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, kind.lower().replace("-", "")).hexdigest()

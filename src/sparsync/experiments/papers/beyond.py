@@ -35,7 +35,8 @@ NOTES = (
     "Every row, dense too, is tuned alike: half, once and twice the same rate at the shortest length with the first "
     "seed, then a quarter or four times where the best stands at the edge, and if it stands there still, further out "
     "(the table of rates says how far); the best last score decides, and the longer trainings and other seeds take "
-    "that rate (one that was made with several is shown with the best); where one of the seeds does not learn with it "
+    "that rate; where it stands at the edge, longer ones are trained with the one beside it, too (one that was made "
+    "with several is shown with the best); where one of the seeds does not learn with it "
     "(not half the accuracy), it is the next best for all. "
     "The search is the table of rates. The scores that choose are those of the test set (PTB: of the validation set), "
     "for all rows alike, and the seed that chose is one of those shown. The row with momentum corrected and a density "
@@ -132,13 +133,15 @@ def order_of(ledger: Ledger) -> Table:
     rows, total = [], 0.0
     for number, stage in enumerate(ledger.contest.stages, 1):
         done, left = ledger.left(stage)
+        every = [run.seconds / 60 for runs in ledger.contest.runs(stage) for run in runs]
         minutes = sum(run.seconds for run in left) / 60
         total += minutes
         word = f"{stage.model}-{ledger.contest.settings[stage.model].lengths[stage.length]}"
-        cells = [str(number), name_of(ledger.contest, stage), word, f"{done} of {done + len(left)}", f"{minutes:.1f}"]
+        cells = [str(number), name_of(ledger.contest, stage), word, f"{done} of {done + len(left)}"]
+        cells += [f"{sum(every) / len(every):.1f}", f"{minutes:.1f}"]
         rows.append(Row(cells))
     notes = ["A search has one more training where its best rate stands at the edge."]
-    headings = ["", f"trainings, {total:.0f} minutes left in all", "--only", "done", "minutes left"]
+    headings = ["", f"trainings, {total:.0f} minutes left in all", "--only", "done", "minutes each", "minutes left"]
     return Table("The order of the trainings", headings, rows, notes)
 
 

@@ -99,6 +99,12 @@ class Contest:
         enough = set(FACTORS) & set(tried) if so_far else set(tried)
         return self._steady(model, label, known) if known and enough <= set(known) else None
 
+    def at_edge(self, model: str, label: str) -> bool:
+        """Whether the chosen rate is the lowest or the highest of those that were tried."""
+        best = self.chosen(model, label, so_far=True)
+        known = [factor for factor, history in self.tried(model, label).items() if history is not None]
+        return best is not None and len(known) > 1 and best in (min(known), max(known))
+
     def _steady(self, model: str, label: str, known: Mapping[float, History]) -> float:
         """The best factor with which all seeds learn that were trained with it; of none, the best."""
         left = dict(known)
@@ -132,7 +138,13 @@ class Contest:
             factor = self.chosen(stage.model, label)
             own = [self.run(stage.model, label, factor or 1.0, stage.length, seed) for seed in stage.seeds]
             (waiting if factor is None else ready).extend(own)
+            if factor is not None and stage.length and stage.seeds == SEEDS[:1] and self.at_edge(stage.model, label):
+                ready.append(self.run(stage.model, label, self.inside(stage.model, label, factor), stage.length))
         return ready, waiting
+
+    def inside(self, model: str, label: str, edge: float) -> float:
+        """Of the factors that were tried, the one beside that at the edge."""
+        return min((f for f in self.tried(model, label) if f != edge), key=lambda f: abs(log10(f / edge)))
 
     def possible(self) -> Iterator[Run]:
         """All trainings that may be asked for, whatever rates are chosen."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sparsync.experiments.methods import DENSE
 from sparsync.experiments.papers.item import Context, Result
-from sparsync.experiments.papers.records import SEEDS, History, Run, merged_data, merged_where
+from sparsync.experiments.papers.records import SEEDS, History, Run, merged_data, merged_where, title_of
 from sparsync.experiments.papers.sharing import carry_out
 from sparsync.report import Curve, Figure, LineChart, Row, Table
 
@@ -30,9 +32,12 @@ VIRTUAL = (
 def trained(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], Result]:
     """The runs' histories by label, and a result that holds what all such items have in common."""
     done, missing = carry_out(context, runs)
-    if not done and not missing:
-        raise ValueError("there is nothing to train")
     return done, outcome(context, list(done.values()), missing)
+
+
+def findings(context: Context, missing: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
+    """What is said of the full trainings, if it is these that are there."""
+    return [] if context.quick or context.seed or context.epochs is not None or missing else notes
 
 
 def outcome(context: Context, histories: Sequence[History], missing: Sequence[str]) -> Result:
@@ -44,6 +49,10 @@ def outcome(context: Context, histories: Sequence[History], missing: Sequence[st
     notes = [VIRTUAL]
     if any(history.data["name"] == "cifar10-half" for history in histories):
         notes.append(HALF)
+    for model in dict.fromkeys(history.run.model for history in histories):
+        sets = merged_data([history for history in histories if history.run.model == model])
+        if len(sets) > 1:
+            notes.append(f"{title_of(model)} was not always trained with the same data, but with {' or '.join(sets)}.")
     # Trainings of so many steps have them whatever is asked for.
     lengths = sorted({len(history.losses) for history in histories if history.run.steps is None})
     if context.epochs is not None and lengths:
@@ -88,11 +97,11 @@ def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> 
     return Figure(LineChart(title, "steps", curves, log_y=True), caption)
 
 
-def scores(caption: str, histories: Mapping[str, History], against: str | None = None) -> Table:
+def scores(caption: str, histories: Mapping[str, History]) -> Table:
     """Best and last score, bytes and density of every training; of several seeds the mean and deviation."""
     rows = []
     rest = by_seed(histories)
-    base = rest.get(against or "", [])
+    base = rest.get(DENSE, [])
     for label, own in rest.items():
         gap = difference(own, base)
         rows.append(
@@ -101,7 +110,7 @@ def scores(caption: str, histories: Mapping[str, History], against: str | None =
                     label,
                     spread(own),
                     f"{statistics.mean(shown(h.best, h.score) for h in own):.2f}",
-                    "–" if gap is None or label == against else f"{gap:+.2f}",
+                    "–" if gap is None or label == DENSE else f"{gap:+.2f}",
                     str(len(own)),
                     f"{statistics.mean(h.bytes[-1] if h.bytes else 0 for h in own) / 1e6:,.2f} MB",
                     f"{100 * statistics.mean(h.density for h in own):.3g} %",
@@ -112,9 +121,8 @@ def scores(caption: str, histories: Mapping[str, History], against: str | None =
         )
     kinds = {history.score for history in histories.values()}
     kind = f"{next(iter(kinds))}{', %' if kinds == {'accuracy'} else ''}" if len(kinds) == 1 else "score"
-    last = f"to {against}" if against else "to dense"
     headings = [
-        "training", f"{kind}, last", "best", last, "seeds", "sent by a worker", "density", "steps", "time"
+        "training", f"{kind}, last", "best", "to dense", "seeds", "sent by a worker", "density", "steps", "time"
     ]  # fmt: skip
     return Table(caption, headings, rows)
 
@@ -125,7 +133,9 @@ def repeated(context: Context, run: Run, **changes: Any) -> list[Run]:
     Args:
         changes: of those with another seed than the first.
     """
-    if context.quick or context.seed:
+    if context.seed:
+        return [replace(run, label=f"{run.label}{SEED}{context.seed}")]  # called as it is among the others
+    if context.quick:
         return [run]
     others = [replace(run, label=f"{run.label}{SEED}{seed}", seed=seed, **changes) for seed in SEEDS[1:]]
     return [run, *others]
@@ -145,16 +155,18 @@ def first_of(histories: Mapping[str, History]) -> dict[str, History]:
 
 
 def difference(histories: Sequence[History], others: Sequence[History]) -> float | None:
-    """Between the means of two rows, over the seeds that both have."""
+    """Between the means of two rows, over the seeds that both have; ``None`` if there is none, or one went astray."""
     both = [{h.run.seed: shown(h.last, h.score) for h in row} for row in (histories, others)]
     common = both[0].keys() & both[1].keys()
-    return statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else None
+    gap = statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else math.nan
+    return gap if math.isfinite(gap) else None
 
 
 def spread(histories: Sequence[History]) -> str:
-    """Mean and, of two seeds or more, standard deviation."""
+    """Mean and, of two seeds or more, standard deviation; the mean alone where one of them went astray."""
     scores = [shown(h.last, h.score) for h in histories]
-    return f"{statistics.mean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else "")
+    several = len(scores) > 1 and all(map(math.isfinite, scores))
+    return f"{statistics.mean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if several else "")
 
 
 def shown(score: float, kind: str) -> float:

@@ -68,8 +68,9 @@ def _asked(item: Item, stored: Stored) -> str:
 def _made(stored: Stored) -> str:
     where = stored.where
     data = "".join(f" Data: {name}, SHA-256 {sum_[:12]}…." for name, sum_ in stored.result.data.items())
+    seeds = f"{stored.seed} (others where a table has several)" if stored.result.runs else str(stored.seed)
     return (
-        f"Command: {stored.command}. Seed {stored.seed}, {stored.seconds:,.0f} s, {where['device']} "
+        f"Command: {stored.command}. Seed {seeds}, {stored.seconds:,.0f} s, {where['device']} "
         f"({where['cpus']} CPUs), torch {where['torch']}, commit {where['commit'] or '–'}, {where['date']}.{data}"
     )
 

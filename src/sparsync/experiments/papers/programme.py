@@ -119,6 +119,14 @@ ABLATIONS = {
         Method("ablation: DGC, 1-D dense", "dgc", like="DGC"),
     )
 }
+# Of these, what is less than a point from what it changes.
+NEAR = (
+    "recipe default, density warm-up, nothing dense",
+    "ablation: momentum corrected, 0.5",
+    "ablation: scope layer",
+    "ablation: rate inside the residual",
+    "ablation: balanced, momentum moved",
+)
 # Of these, what may matter to a transformer and AdamW.
 OF_GPT = (
     "recipe default, density warm-up, nothing dense",
@@ -157,7 +165,7 @@ class Stage:
 
 MAIN = ("dense", "TopK-SGD", BASE, BALANCED, "recipe default")
 REST = ("GaussianK-SGD", "DGC")
-# Of long trainings there are other seeds only where a row comes near dense.
+# Of long trainings there are other seeds only where a row is less than a point below dense.
 STAGES = (
     Stage("resnet20", 0, (0,), (*MAIN, LEVELS, WARM, EARLY)),
     Stage("resnet20", 1, (0,), (*MAIN, LEVELS, WARM, EARLY)),
@@ -180,6 +188,9 @@ STAGES = (
     Stage("vgg16", 0, (1, 2), ("dense", BASE, BALANCED, EARLY)),
     Stage("gpt", 0, (1, 2), ("dense", BASE, BALANCED, LEVELS, EARLY)),
     Stage("resnet20", 0, (1, 2), REST),
+    Stage("resnet20", 1, (1, 2), (WARM,)),
+    Stage("resnet20", 2, (1, 2), (BASE, BALANCED, "recipe default")),
+    Stage("resnet20", 0, (1, 2), NEAR),
 )
 
 

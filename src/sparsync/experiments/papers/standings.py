@@ -77,7 +77,7 @@ def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
     rows = []
     for label in labels:
         tried, best = contest.tried(model, label), contest.chosen(model, label, so_far=True)
-        mark, cells = " * edge" if at_edge(contest, model, label) else " *", []
+        mark, cells = " * edge" if contest.at_edge(model, label) else " *", []
         for factor in factors:
             history = tried.get(factor)
             score = f"{shown(history.last, history.score):.2f}" if history is not None else NOT_RUN
@@ -113,25 +113,21 @@ def summary(contest: Contest) -> Table:
                 rows.append(Row([setting.title, f"{steps:,}", "–", "–", "–", aim, f"{missing} is not run"]))
                 continue
             best = max(found, key=lambda label: statistics.mean(goodness(h) for h in found[label]))
+            ends = [spread(dense), spread(found[best])]
             gap = difference(found[best], dense)
-            assert gap is not None  # the first seed is always there
+            if gap is None:
+                why = "they have no seed in common, or went astray"
+                rows.append(Row([setting.title, f"{steps:,}", *ends, "–", aim, f"{best}: {why}"]))
+                continue
             lost = -gap if dense[0].score == "accuracy" else gap
             verdict = "loses" if lost > 0 else "does not lose"
             if target is not None:
                 verdict = "target met" if lost <= target else "target missed"
-            if at_edge(contest, model, "dense"):
+            if contest.at_edge(model, "dense"):
                 verdict += ", but dense may do better: its rate stands at the edge of the search"
-            rows.append(Row([setting.title, f"{steps:,}", spread(dense), spread(found[best]), f"{gap:+.2f}", aim,
-                             f"{best}: {verdict}"]))  # fmt: skip
+            rows.append(Row([setting.title, f"{steps:,}", *ends, f"{gap:+.2f}", aim, f"{best}: {verdict}"]))
     headings = ["setting", "steps", "dense, tuned", "best recipe, same rule", "difference", "may lose", "result"]
     return Table("Where the recipe stands at the bytes of 0.1 % density", headings, rows)
-
-
-def at_edge(contest: Contest, model: str, label: str) -> bool:
-    """Whether the chosen rate is the lowest or the highest of those that were tried."""
-    best = contest.chosen(model, label, so_far=True)
-    known = [factor for factor, history in contest.tried(model, label).items() if history is not None]
-    return best is not None and len(known) > 1 and best in (min(known), max(known))
 
 
 def figures(contest: Contest) -> list[Figure]:

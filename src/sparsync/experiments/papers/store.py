@@ -60,10 +60,12 @@ def save(context: Context, item: Item, result: Result, seconds: float) -> Path:
         "rows": {name: list(column) for name, column in result.rows.items()},
     }
     write_json(path, content)
-    charts = [figure.chart for figure in result.figures]
+    charts, picture = [figure.chart for figure in result.figures], path.with_suffix(".png")
     if charts:
-        with replacing(path.with_suffix(".png")) as part:
+        with replacing(picture) as part:
             png(charts, part)
+    else:
+        picture.unlink(missing_ok=True)
     return path
 
 

@@ -38,7 +38,7 @@ def figure_4(context: Context) -> Result:
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise ValueError(
-            f"p1/fig4 is drawn from {MEASURED}, and there is none in {places[0].parent}: run "
+            f"p1/fig4 is drawn from {MEASURED}, and there is none in {places[0].parent} or {places[1].parent}: run "
             "'sparsync bench select --device cuda' on a machine with a GPU"
         )
     with path.open(encoding="utf-8", newline="") as file:
@@ -124,7 +124,9 @@ def traffic(context: Context) -> Result:
                         column.append(value)
         figures.append(
             Figure(
-                LineChart(f"Sent per step, density {density:g}", "workers", curves, None, "MB", log_x=True, log_y=True),
+                LineChart(
+                    f"Sent per step, density {density:g}", "workers", curves, y_unit="MB", log_x=True, log_y=True
+                ),
                 f"Bytes a worker puts on the network for ResNet-50's {RESNET50:,} entries.",
             )
         )
@@ -181,5 +183,5 @@ def _recipes(spans: Sequence[Span]) -> Table:
         "The library's recipes: how many times less than dense a worker sends",
         ["recipe", *(f"{workers} workers" for workers in WORKERS)],
         rows,
-        ["All entries in one message. DGC's threshold is an estimate: its messages have room for a third more."],
+        ["All entries in one message. DGC's threshold is an estimate: its messages have room for three tenths more."],
     )

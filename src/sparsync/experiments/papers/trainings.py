@@ -193,13 +193,14 @@ class Session:
     def state(self) -> dict[str, Any]:
         self._fetch()
         own = {name: getattr(self, name) for name in CARRIED}
-        return {"team": self.team.state_dict(), **own}
+        return {"team": self.team.state_dict(), "data": self.task.checksum, **own}
 
     def load(self, state: Mapping[str, Any]) -> None:
+        if state["data"] != self.task.checksum:
+            raise ValueError("it was begun with other data")
         self.team.load_state_dict(state["team"])
-        for name, value in state.items():
-            if name != "team":
-                setattr(self, name, value)
+        for name in CARRIED:
+            setattr(self, name, state[name])
 
     def history(self) -> History:
         self._fetch()

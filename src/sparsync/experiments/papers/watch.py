@@ -45,6 +45,8 @@ class Watch:
         if self.kind == "shape":
             return {"step": self.team.step, **shape_of(us[0])}
         mean = torch.cat([self._grad(name).flatten() for name in self.names])
+        if not all(u.isfinite().all() for u in us):
+            return {"step": self.team.step}
         k = entries_for(self.density, mean.numel())
         return {"step": self.team.step, "ratio": theory.gtopk_ratio(us, mean * self.team.workers, k)}
 

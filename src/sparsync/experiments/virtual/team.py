@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,8 @@ class VirtualWorkers:
     On the CPU, with one thread, the weights equal those of real processes bit for bit wherever sums run in rank order:
     with ``AllGather``, ``GTopK`` and ``Balanced``, and with two workers always. Dense sums (small tensors that travel
     dense, ``NoCompression``) and ``SharedIndexAllReduce`` are the backend's own there; here they run in rank order,
-    which differs by rounding. Workers draw from one random state, one after another: their dropout is not that of
+    which differs by rounding. ``NoCompression`` with ``clip`` clips each of DDP's buckets there, and here, where there
+    are none, the whole gradient. Workers draw from one random state, one after another: their dropout is not that of
     processes.
 
     Args:
@@ -173,7 +175,7 @@ class VirtualWorkers:
             "workers": self.workers,
             "step": self.step,
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "ranks": self._exchange.state_dict(),
             "carried": [tuple(tensor.clone() for tensor in state) for state in self._passes.carried],
             "tally": dict(vars(tally)),
