@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from sparsync.experiments import virtual
 from sparsync.experiments.data import Pictures, moment, read_pictures
 from sparsync.experiments.data.pictures import standardise
 from sparsync.experiments.papers.tasks import Batch, Task
-from sparsync.experiments.training import batches as orders
 
 TEST_BATCH = 100
 
@@ -47,9 +46,7 @@ def of_pictures(
         return nn.functional.cross_entropy(model(pictures), labels), carried
 
     def batches(start: int) -> Iterator[list[Batch]]:
-        generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(workers)]
-        streams = [islice(orders(len(shards[0]), batch, generator), start, None) for generator in generators]
-        for step, chosen in enumerate(zip(*streams, strict=False), start):
+        for step, chosen in enumerate(virtual.picks([len(shards[0])] * workers, batch, seed, start), start):
             made: list[Batch] = []
             for rank, picked in enumerate(chosen):
                 pictures, labels = train.batch(shards[rank][picked], moment(seed, rank, step))
@@ -57,21 +54,26 @@ def of_pictures(
             yield made
 
     def evaluate() -> float:
-        model.eval()
         right = 0
-        with torch.no_grad():
+        with virtual.evaluating(model):
             for at in range(0, len(test.paths), TEST_BATCH):
                 pictures, labels = test.batch(range(at, min(at + TEST_BATCH, len(test.paths))))
                 right += int((model(standardise(pictures.to(device))).argmax(1).cpu() == labels).sum())
-        model.train()
         return right / len(test.paths)
 
     size = f"{len(train.paths):,} pictures, {len(test.paths):,} test pictures"
-    epoch = max(1, len(shards[0]) // batch)
     return Task(
-        model, loss, (), batches, epoch, evaluate, "accuracy", False, device.type == "cuda", "imagenet", size,
-        _checksum([train, test]),
-    )  # fmt: skip
+        model,
+        loss,
+        batches,
+        epoch=max(1, len(shards[0]) // batch),
+        evaluate=evaluate,
+        score="accuracy",
+        graph=device.type == "cuda",
+        name="imagenet",
+        size=size,
+        checksum=_checksum([train, test]),
+    )
 
 
 def _few(split: Pictures, limit: int) -> Pictures:

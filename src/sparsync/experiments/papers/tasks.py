@@ -17,7 +17,6 @@ from sparsync.experiments.data import Images, Speech, Text
 from sparsync.experiments.data.speech import Utterance
 from sparsync.experiments.lessons import BPTT, CONTEXT
 from sparsync.experiments.models import CATALOGUE, GPT, LSTMAN4, LSTMPTB
-from sparsync.experiments.training import batches as orders
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch, Batch], tuple[Tensor, Batch]]
@@ -31,31 +30,31 @@ class Task:
     Args:
         model: with fresh weights, on its device.
         loss: as ``VirtualWorkers`` takes it.
-        carried: what every worker starts from; with a row for each example if ``mean``.
         batches: from a step on, one batch a worker.
         epoch: steps in which all data are seen once.
         evaluate: what the model has learnt by now ...
         score: ... and what that is called: ``"accuracy"``, ``"perplexity"``, ``"word error rate"``.
-        forgets: every epoch begins from ``carried`` again.
         graph: whether passes can be replayed from a CUDA graph.
         name: of the data set.
         size: how much is trained on, in words.
         checksum: SHA-256 of what was read.
+        carried: what every worker starts from; with a row for each example if ``mean``.
+        forgets: every epoch begins from ``carried`` again.
         mean: the loss is a mean over examples, which all workers' may be taken from at once: ``together``.
     """
 
     model: nn.Module
     loss: Loss
-    carried: Batch
     batches: Callable[[int], Iterator[list[Batch]]]
     epoch: int
     evaluate: Callable[[], float]
     score: str
-    forgets: bool
     graph: bool
     name: str
     size: str
     checksum: str
+    carried: Batch = ()
+    forgets: bool = False
     mean: bool = False
 
 
@@ -131,16 +130,14 @@ def of_images(
     return Task(
         model,
         loss,
-        (),
         batches,
-        max(1, len(own.train_x) // workers // batch),
-        lambda: virtual.accuracy(model, own),
-        "accuracy",
-        False,
-        device.type == "cuda",
-        name,
-        f"{len(own.train_x):,} images, {len(own.test_x):,} test images",
-        checksum,
+        epoch=max(1, len(own.train_x) // workers // batch),
+        evaluate=lambda: virtual.accuracy(model, own),
+        score="accuracy",
+        graph=device.type == "cuda",
+        name=name,
+        size=f"{len(own.train_x):,} images, {len(own.test_x):,} test images",
+        checksum=checksum,
         mean=True,
     )
 
@@ -161,24 +158,19 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
         lost = nn.functional.cross_entropy(scores.flatten(0, 1), after.flatten())
         return lost, tuple(tensor.detach().transpose(0, 1) for tensor in state)
 
-    def evaluate() -> float:
-        steps = virtual.epoch_steps(valid, 1, batch, length)
-        stream = islice(virtual.token_batches(valid, 1, batch, length), steps)
-        return virtual.perplexity(model, loss, (one[0] for one in stream), carried)
-
     return Task(
         model,
         loss,
-        carried,
         lambda start: virtual.token_batches(words, workers, batch, length, start=start),
-        count,
-        evaluate,
-        "perplexity",
-        True,
-        device.type == "cuda",
-        "ptb",
-        f"{len(words):,} words",
-        _checksum((text.train, text.valid)),
+        epoch=count,
+        evaluate=lambda: _perplexity(model, loss, valid, batch, length, carried),
+        score="perplexity",
+        graph=device.type == "cuda",
+        name="ptb",
+        size=f"{len(words):,} words",
+        checksum=_checksum((text.train, text.valid)),
+        carried=carried,
+        forgets=True,
         mean=True,
     )
 
@@ -195,26 +187,26 @@ def _windows(text: Text, device: torch.device, workers: int, batch: int, limit: 
         here, after = batch
         return nn.functional.cross_entropy(model(here).flatten(0, 1), after.flatten()), carried
 
-    def evaluate() -> float:
-        steps = virtual.epoch_steps(valid, 1, batch, length)
-        stream = islice(virtual.token_batches(valid, 1, batch, length), steps)
-        return virtual.perplexity(model, loss, (one[0] for one in stream))
-
     return Task(
         model,
         loss,
-        (),
         lambda start: virtual.token_batches(words, workers, batch, length, start=start),
-        virtual.epoch_steps(words, workers, batch, length),
-        evaluate,
-        "perplexity",
-        False,
-        device.type == "cuda",
-        "ptb",
-        f"{len(words):,} words",
-        _checksum((text.train, text.valid)),
+        epoch=virtual.epoch_steps(words, workers, batch, length),
+        evaluate=lambda: _perplexity(model, loss, valid, batch, length),
+        score="perplexity",
+        graph=device.type == "cuda",
+        name="ptb",
+        size=f"{len(words):,} words",
+        checksum=_checksum((text.train, text.valid)),
         mean=True,
     )
+
+
+def _perplexity(model: nn.Module, loss: Loss, words: Tensor, batch: int, length: int, carried: Batch = ()) -> float:
+    """Of a text that is read once, in as many streams as a worker has."""
+    steps = virtual.epoch_steps(words, 1, batch, length)
+    stream = islice(virtual.token_batches(words, 1, batch, length), steps)
+    return virtual.perplexity(model, loss, (one[0] for one in stream), carried)
 
 
 def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed: int, limit: int | None) -> Task:
@@ -234,39 +226,30 @@ def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed
         return total / len(frames), carried
 
     def batches(start: int) -> Iterator[list[Batch]]:
-        generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(workers)]
-        streams = [
-            islice(orders(len(shard), batch, generator), start, None)
-            for shard, generator in zip(shards, generators, strict=True)
-        ]
-        for chosen in zip(*streams, strict=False):
+        for chosen in virtual.picks([len(shard) for shard in shards], batch, seed, start):
             # All are padded alike, which changes nothing, so that they may go together.
             everyone = tensors([s[i] for s, picked in zip(shards, chosen, strict=True) for i in picked.tolist()])
             yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in everyone), strict=True))
 
     def evaluate() -> float:
-        model.eval()
         heard: list[str] = []
-        with torch.no_grad():
+        with virtual.evaluating(model):
             for at in range(0, len(test), 10):
                 spectrograms, frames, _, _ = tensors(test[at : at + 10])
                 heard += data.greedy(*model(spectrograms, frames))
-        model.train()
         return data.word_error_rate(heard, [utterance.text for utterance in test])
 
     return Task(
         model,
         loss,
-        (),
         batches,
-        max(1, len(shards[0]) // batch),
-        evaluate,
-        "word error rate",
-        False,
-        False,
-        "an4",
-        f"{sum(map(len, shards)):,} utterances",
-        _checksum([utterance.samples for utterance in (*speech.train, *speech.test)]),
+        epoch=max(1, len(shards[0]) // batch),
+        evaluate=evaluate,
+        score="word error rate",
+        graph=False,
+        name="an4",
+        size=f"{sum(map(len, shards)):,} utterances",
+        checksum=_checksum([utterance.samples for utterance in (*speech.train, *speech.test)]),
         mean=True,
     )
 

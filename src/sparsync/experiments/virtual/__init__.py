@@ -34,7 +34,15 @@ A language model reads ``token_batches`` and carries its hidden state on::
     batches = token_batches(text, 4, 20, 35, start=team.step)    # as above; team.forget() every epoch_steps(...) steps
 """
 
-from sparsync.experiments.virtual.batches import accuracy, epoch_steps, image_batches, perplexity, token_batches
+from sparsync.experiments.virtual.batches import (
+    accuracy,
+    epoch_steps,
+    evaluating,
+    image_batches,
+    perplexity,
+    picks,
+    token_batches,
+)
 from sparsync.experiments.virtual.kinds import can_go_together
 from sparsync.experiments.virtual.parts import Tally
 from sparsync.experiments.virtual.team import VirtualWorkers
@@ -45,7 +53,9 @@ __all__ = [
     "accuracy",
     "can_go_together",
     "epoch_steps",
+    "evaluating",
     "image_batches",
     "perplexity",
+    "picks",
     "token_batches",
 ]

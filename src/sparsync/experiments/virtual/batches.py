@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
@@ -27,15 +27,23 @@ def image_batches(
     """
     check_workers(workers, len(images.train_x), batch)
     x, y = images.train_x.to(device), images.train_y.to(device)
-    size = len(x) // workers
-    generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(workers)]
-    own = [islice(orders(size, batch, generator), start, None) for generator in generators]
     ranks = torch.arange(workers).unsqueeze(1)
-    for step, chosen in enumerate(zip(*own, strict=False), start):
+    for step, chosen in enumerate(picks([len(x) // workers] * workers, batch, seed, start), start):
         places = (torch.stack(chosen) * workers + ranks).view(-1).to(device)
         crops = [moment(seed, rank, step) for rank in range(workers)]
         both = images.inputs(x.index_select(0, places), crops), y.index_select(0, places)
         yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in both), strict=True))
+
+
+def picks(sizes: Sequence[int], batch: int, seed: int, start: int) -> Iterator[tuple[Tensor, ...]]:
+    """What every worker takes of its shard, for every step from ``start`` on, without end: the order of real workers.
+
+    Args:
+        sizes: of the shards.
+    """
+    generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(len(sizes))]
+    own = (orders(size, batch, generator) for size, generator in zip(sizes, generators, strict=True))
+    return zip(*(islice(order, start, None) for order in own), strict=False)
 
 
 def token_batches(text: Tensor, workers: int, batch: int, length: int, *, start: int = 0) -> Iterator[list[Batch]]:
@@ -70,7 +78,7 @@ def accuracy(model: nn.Module, images: Images, batch: int = 1000) -> float:
     """Share of the test images that the model, in evaluation mode, classifies correctly."""
     device = next(model.parameters()).device
     right = torch.zeros((), dtype=torch.int64, device=device)
-    with _evaluating(model):
+    with evaluating(model):
         for at in range(0, len(images.test_y), batch):
             x, y = (part[at : at + batch].to(device) for part in (images.test_x, images.test_y))
             right += (model(images.inputs(x)).argmax(1) == y).sum()
@@ -86,7 +94,7 @@ def perplexity(model: nn.Module, loss_fn: Loss, batches: Iterable[Batch], carrie
         carried: what the first batch starts from; the others carry on.
     """
     total, words = 0.0, 0
-    with _evaluating(model):
+    with evaluating(model):
         for batch in batches:
             loss, carried = loss_fn(model, batch, carried)
             total += loss.item() * batch[-1].numel()
@@ -96,7 +104,8 @@ def perplexity(model: nn.Module, loss_fn: Loss, batches: Iterable[Batch], carrie
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, without gradients; afterwards in the mode it was in."""
     training = model.training
     model.eval()
     try:
