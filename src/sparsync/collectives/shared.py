@@ -20,8 +20,8 @@ from sparsync.wire import HEADER, WORD, Wire
 class SharedIndexAllReduce:
     """The values of entries that all ranks draw alike are summed by the backend's own all-reduce.
 
-    Goes with the random kinds. Traffic is 2(P-1)/P values a worker, however many workers there are. A header is
-    gathered first, with a checksum of the indices.
+    Goes with the random kinds. Traffic is 2(P-1)/P values a worker, however many workers there are. With
+    ``values="bf16"`` they are summed in bf16, which rounds. A header is gathered first, with a checksum of the indices.
     """
 
     shared = True
