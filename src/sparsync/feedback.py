@@ -115,6 +115,17 @@ class Feedback:
         if velocity:
             self._velocities.rescale(ratios)
 
+    def follow(self, last: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
+        """Divide the residuals by each change of the learning rate; a rate of 0 leaves them alone.
+
+        Args:
+            last: what it returned before: the rates that the residuals are in.
+            rates: by parameter name, from now on.
+        """
+        now = {name: rate for name, rate in rates.items() if rate}
+        self.rescale({name: last[name] / now[name] for name in now if last.get(name, now[name]) != now[name]})
+        return {**last, **now}
+
     def residual(self, name: str, newest: bool = False) -> Tensor | None:
         """The residual of a parameter in logical order and shape, or ``None`` if it never had one.
 

@@ -238,7 +238,7 @@ class Handle:
             seed=options.seed,
             debug=options.debug,
             loss_scale=options.scaler.get_scale if options.scaler is not None else None,
-            rates=self._rates if options.follow_lr else None,
+            rates=self.rates if options.follow_lr else None,
             correction=self.correction,
             clip=options.clip,
         )
@@ -261,7 +261,8 @@ class Handle:
         parameter = self.module.get_parameter(name)
         return parameter.numel() < self.options.dense_below or (self.options.dense_1d and parameter.dim() < 2)
 
-    def _rates(self) -> dict[str, float]:
+    def rates(self) -> dict[str, float]:
+        """The optimizer's learning rates, by parameter name."""
         assert self.options.optimizer is not None
         groups = self.options.optimizer.param_groups
         return {self._names[id(p)]: float(g["lr"]) for g in groups for p in g["params"] if id(p) in self._names}

@@ -355,12 +355,7 @@ class Reducer:
                 self.compressor.rescale(self.state, ratio)
             self.last_scale = scale
         if self.rates is not None:
-            now = {name: rate for name, rate in self.rates().items() if rate}  # a rate of 0 leaves it alone
-            last = self.last_rates
-            self.feedback.rescale(
-                {name: last[name] / now[name] for name in now if last.get(name, now[name]) != now[name]}
-            )
-            self.last_rates = last | now
+            self.last_rates = self.feedback.follow(self.last_rates, self.rates())
 
     # ---- when things go wrong -------------------------------------------------------------------------------------
 

@@ -89,13 +89,10 @@ class Exchange:
         self.tally.spoilt += spoilt
 
     def follow(self, rates: Mapping[str, float]) -> None:
-        """Divide the residuals by each change of the learning rate; a rate of 0 leaves them alone."""
-        now = {name: rate for name, rate in rates.items() if rate}
+        """Divide the residuals by each change of the learning rate."""
         last = self.rates
-        ratios = {name: last[name] / now[name] for name in now if last.get(name, now[name]) != now[name]}
         for worker in self.workers:
-            worker.feedback.rescale(ratios)
-        self.rates = last | now
+            self.rates = worker.feedback.follow(last, rates)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Of every worker, what its handle's ``state_dict()`` would be in a process of its own."""

@@ -80,7 +80,7 @@ class VirtualWorkers:
                 "scope must be 'layer' or 'global' with virtual workers: only DDP has buckets, got 'bucket'"
             )
         self.model, self.optimizer, self.options = model, optimizer, asked
-        self._names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+        self._rates = handle.rates
         on_gpu = next(model.parameters()).is_cuda
         graph = on_gpu if graph is None else graph
         if graph and not on_gpu:
@@ -197,7 +197,3 @@ class VirtualWorkers:
         torch.set_rng_state(state["random"].cpu())
         if state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"].cpu(), self._parameters[0].device)
-
-    def _rates(self) -> dict[str, float]:
-        groups = self.optimizer.param_groups
-        return {self._names[id(p)]: float(g["lr"]) for g in groups for p in g["params"] if id(p) in self._names}
