@@ -41,7 +41,7 @@ NOTES = (
     "The search is the table of rates. The scores that choose are those of the test set (PTB: of the validation set), "
     "for all rows alike, and the seed that chose is one of those shown. The row with momentum corrected and a density "
     "warm-up was itself found by trying some variants of ResNet-20's 1,400 steps with the first seed, which are not "
-    "stored; of dense only the rate was tuned.",
+    "stored; ablations show what lies around it. Of dense only the rate was tuned.",
     "LSTM-AN4's middle rate is four times P1's. Seven trainings with half and once P1's, which are not asked for any "
     "more, are in this project's commit 6084a41: each that has a neighbour with twice its rate was worse.",
     "All schedules: linear warm-up over 3 % (GPT 10 %) of the steps, then a cosine to 0; no weight decay but 0.01 in "

@@ -82,6 +82,13 @@ BASE, BALANCED = "recipe default, nothing dense", "recipe balanced, nothing dens
 LEVELS = "recipe balanced with levels, nothing dense"
 WARM = "recipe balanced, density warm-up, nothing dense"
 EARLY = "recipe default, momentum corrected, density warm-up, nothing dense"
+
+
+def _corrected(beta: float) -> dict[str, Any]:
+    """Nothing dense, and momentum before the residual."""
+    return {**WHOLE, "momentum": "correct", "beta": beta}
+
+
 METHODS = {
     m.label: m
     for m in (
@@ -91,21 +98,21 @@ METHODS = {
         Method(BALANCED, "balanced", WHOLE),
         Method(LEVELS, "balanced", {**WHOLE, "values": "levels"}),
         Method(WARM, "balanced", WHOLE, front=4.0),
-        Method(EARLY, "default", {**WHOLE, "momentum": "correct", "beta": 0.5}, front=8.0),
+        Method(EARLY, "default", _corrected(0.5), front=8.0),
         Method("recipe default", "default"),
         Method("GaussianK-SGD", NAMES["gaussiank"], SPARSE, {"refine": True}),
         Method("DGC", "dgc", WHOLE),
     )
 }
-# Each changes one thing of BASE, BALANCED or DGC. That 1-D tensors travel dense is the default recipe itself, and a
-# density warm-up of BALANCED is a row.
+# Each changes one thing of BASE, BALANCED, DGC or EARLY. That 1-D tensors travel dense is the default recipe itself,
+# and a density warm-up of BALANCED is a row.
 ABLATIONS = {
     m.label: m
     for m in (
         Method("recipe default, density warm-up, nothing dense", "default", WHOLE, front=4.0, like=BASE),
         Method("ablation: momentum kept", "default", {**WHOLE, "momentum": "keep"}),
-        Method("ablation: momentum corrected, 0.5", "default", {**WHOLE, "momentum": "correct", "beta": 0.5}),
-        Method("ablation: momentum corrected, 0.9", "default", {**WHOLE, "momentum": "correct", "beta": 0.9}),
+        Method("ablation: momentum corrected, 0.5", "default", _corrected(0.5)),
+        Method("ablation: momentum corrected, 0.9", "default", _corrected(0.9)),
         Method("ablation: values fp32", "default", {**WHOLE, "values": "fp32"}, like=BASE),
         Method("ablation: values fp16", "default", {**WHOLE, "values": "fp16"}, like=BASE),
         Method("ablation: values levels", "default", {**WHOLE, "values": "levels"}, like=BASE),
@@ -117,6 +124,12 @@ ABLATIONS = {
         Method("ablation: balanced, 1-D dense", "balanced", like=BALANCED),
         Method("ablation: DGC, density warm-up", "dgc", WHOLE, front=4.0, like="DGC"),
         Method("ablation: DGC, 1-D dense", "dgc", like="DGC"),
+        # What lies around EARLY.
+        Method("ablation: warm-up from 4 times, corrected, 0.5", "default", _corrected(0.5), front=4.0, like=EARLY),
+        Method("ablation: warm-up from 16 times, corrected, 0.5", "default", _corrected(0.5), front=16.0, like=EARLY),
+        Method("ablation: warm-up from 8 times, corrected, 0.3", "default", _corrected(0.3), front=8.0, like=EARLY),
+        Method("ablation: warm-up from 8 times, corrected, 0.7", "default", _corrected(0.7), front=8.0, like=EARLY),
+        Method("ablation: warm-up from 8 times, moved", "default", WHOLE, front=8.0, like=EARLY),
     )
 }
 # Of these, what is less than a point from what it changes.
