@@ -50,9 +50,10 @@ def outcome(context: Context, histories: Sequence[History], missing: Sequence[st
     if any(history.data["name"] == "cifar10-half" for history in histories):
         notes.append(HALF)
     for model in dict.fromkeys(history.run.model for history in histories):
-        sets = merged_data([history for history in histories if history.run.model == model])
+        sets = {h.data["sha256"]: f"{h.data['name']} ({h.data['size']})" for h in histories if h.run.model == model}
         if len(sets) > 1:
-            notes.append(f"{title_of(model)} was not always trained with the same data, but with {' or '.join(sets)}.")
+            those = " or ".join(sets.values())
+            notes.append(f"{title_of(model)} was not always trained with the same data, but with {those}.")
     # Trainings of so many steps have them whatever is asked for.
     lengths = sorted({len(history.losses) for history in histories if history.run.steps is None})
     if context.epochs is not None and lengths:
@@ -100,9 +101,9 @@ def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> 
 def scores(caption: str, histories: Mapping[str, History]) -> Table:
     """Best and last score, bytes and density of every training; of several seeds the mean and deviation."""
     rows = []
-    rest = by_seed(histories)
-    base = rest.get(DENSE, [])
-    for label, own in rest.items():
+    groups = by_seed(histories)
+    base = groups.get(DENSE, [])
+    for label, own in groups.items():
         gap = difference(own, base)
         rows.append(
             Row(

@@ -17,7 +17,7 @@ DENSITIES = (0.001, 0.005, 0.01)
 EVERY = 50  # steps between looks at the condition
 ABSTRACT = (
     "We have P3's abstract only: model, workers and schedule are those of P1 (ResNet-20, 16 workers), not P3's own. "
-    "What is less than a point below dense has three seeds, the condition is looked at with the first."
+    "dense, topk and what is less than a point below dense have three seeds; the condition is looked at with the first."
 )
 OURS = (
     "Our gTop-k keeps what the tree drops in the residual of the worker that dropped it; the published form loses "

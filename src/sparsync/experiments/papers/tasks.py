@@ -143,12 +143,8 @@ def of_images(
 
 
 def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
+    """A recurrent network's: it reads on, and carries its state."""
     model = (LSTMPTB() if limit is None else LSTMPTB(width=TINY_WIDTH)).to(device)
-    length = BPTT if limit is None else TINY_LENGTH
-    words = text.train[: None if limit is None else limit * workers * batch]
-    valid = text.valid[: None if limit is None else limit * batch].to(device)
-    count = virtual.epoch_steps(words, workers, batch, length)
-    words = words.to(device)
     shape = batch, model.lstm.num_layers, model.lstm.hidden_size
     carried = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
 
@@ -158,55 +154,61 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
         lost = nn.functional.cross_entropy(scores.flatten(0, 1), after.flatten())
         return lost, tuple(tensor.detach().transpose(0, 1) for tensor in state)
 
-    return Task(
-        model,
-        loss,
-        lambda start: virtual.token_batches(words, workers, batch, length, start=start),
-        epoch=count,
-        evaluate=lambda: _perplexity(model, loss, valid, batch, length, carried),
-        score="perplexity",
-        graph=device.type == "cuda",
-        name="ptb",
-        size=f"{len(words):,} words",
-        checksum=_checksum((text.train, text.valid)),
-        carried=carried,
-        forgets=True,
-        mean=True,
-    )
+    return replace(_of_words(text, model, loss, BPTT, device, workers, batch, limit, carried), forgets=True)
 
 
 def _windows(text: Text, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
     """A transformer's: every window stands for itself."""
     tiny = GPT(layers=1, width=TINY_WIDTH, context=TINY_LENGTH) if limit is not None else None
     model = (tiny or GPT()).to(device)
-    length = CONTEXT if limit is None else TINY_LENGTH
-    words = text.train[: None if limit is None else limit * workers * batch].to(device)
-    valid = text.valid[: None if limit is None else limit * batch].to(device)
 
     def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
         here, after = batch
         return nn.functional.cross_entropy(model(here).flatten(0, 1), after.flatten()), carried
+
+    return _of_words(text, model, loss, CONTEXT, device, workers, batch, limit)
+
+
+def _of_words(
+    text: Text,
+    model: nn.Module,
+    loss: Loss,
+    length: int,
+    device: torch.device,
+    workers: int,
+    batch: int,
+    limit: int | None,
+    carried: Batch = (),
+) -> Task:
+    """A language model's.
+
+    Args:
+        length: of a window, in words.
+        carried: as ``Task`` has it.
+    """
+    length = length if limit is None else TINY_LENGTH
+    words = text.train[: None if limit is None else limit * workers * batch].to(device)
+    valid = text.valid[: None if limit is None else limit * batch].to(device)
+
+    def evaluate() -> float:
+        steps = virtual.epoch_steps(valid, 1, batch, length)
+        stream = islice(virtual.token_batches(valid, 1, batch, length), steps)
+        return virtual.perplexity(model, loss, (one[0] for one in stream), carried)
 
     return Task(
         model,
         loss,
         lambda start: virtual.token_batches(words, workers, batch, length, start=start),
         epoch=virtual.epoch_steps(words, workers, batch, length),
-        evaluate=lambda: _perplexity(model, loss, valid, batch, length),
+        evaluate=evaluate,
         score="perplexity",
         graph=device.type == "cuda",
         name="ptb",
         size=f"{len(words):,} words",
         checksum=_checksum((text.train, text.valid)),
+        carried=carried,
         mean=True,
     )
-
-
-def _perplexity(model: nn.Module, loss: Loss, words: Tensor, batch: int, length: int, carried: Batch = ()) -> float:
-    """Of a text that is read once, in as many streams as a worker has."""
-    steps = virtual.epoch_steps(words, 1, batch, length)
-    stream = islice(virtual.token_batches(words, 1, batch, length), steps)
-    return virtual.perplexity(model, loss, (one[0] for one in stream), carried)
 
 
 def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed: int, limit: int | None) -> Task:
