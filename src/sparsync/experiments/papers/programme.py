@@ -139,6 +139,7 @@ NEAR = (
     "ablation: scope layer",
     "ablation: rate inside the residual",
     "ablation: balanced, momentum moved",
+    "ablation: warm-up from 8 times, moved",
 )
 # Of these, what may matter to a transformer and AdamW.
 OF_GPT = (
