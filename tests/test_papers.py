@@ -20,7 +20,20 @@ from sparsync.cli.app import run as command
 from sparsync.cli.papers import unfinished
 from sparsync.experiments.data import Text
 from sparsync.experiments.models import CATALOGUE
-from sparsync.experiments.papers import ITEMS, Context, beyond, chosen, p1, p2, steps, store, tasks, trainings, watch
+from sparsync.experiments.papers import (
+    ITEMS,
+    Context,
+    beyond,
+    chosen,
+    p1,
+    p2,
+    standings,
+    steps,
+    store,
+    tasks,
+    trainings,
+    watch,
+)
 from sparsync.experiments.papers.contest import Contest, budget
 from sparsync.experiments.papers.curves import difference, outcome, scores
 from sparsync.experiments.papers.item import Result
@@ -402,6 +415,18 @@ def test_every_stage_waits_for_its_rate_and_every_target_has_a_length() -> None:
     searched = {(stage.model, label) for stage in contest.stages if stage.search for label in stage.methods}
     assert searched >= {(stage.model, label) for stage in contest.stages for label in stage.methods}
     assert tuple(TARGETS["resnet20"]) == SETTINGS["resnet20"].lengths
+
+
+def test_no_table_has_a_row_twice() -> None:
+    tables = standings.all_of(Contest(lambda run: None))
+    assert sum(table.caption.startswith("Ablations: ResNet-20") for table in tables) == 4
+    stored = load(ROOT / "results" / "papers" / "beyond-accuracy.json").result.tables
+    assert [table.caption for table in stored if table.caption.startswith("Ablations")] == [
+        table.caption for table in tables if table.caption.startswith("Ablations")
+    ]
+    for table in (*tables, *(table for table in stored if table.headings[0] == "training")):
+        names = [row.cells[0] for row in table.rows]
+        assert len(set(names)) == len(names), table.caption
 
 
 def history_of(run: Run, last: float) -> History:

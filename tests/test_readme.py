@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsync.experiments.papers.programme import BALANCED, BASE, EARLY, LEVELS, WARM
+from sparsync.experiments.papers.programme import BALANCED, BASE, EARLY, LEVELS, PLAIN, WARM
 from sparsync.experiments.papers.store import load
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +35,45 @@ OF_OTHERS = {
     "GaussianK-SGD": "GaussianK-SGD",
     "TopK-SGD": "TopK-SGD",
     "DGC": "DGC",
+}
+# By what they change.
+OF_ABLATIONS = {
+    BASE: (
+        ("**of `default`", BASE),
+        ("bytes spent early", "recipe default, density warm-up, nothing dense"),
+        ("rate inside", "ablation: rate inside the residual"),
+        ("layer by layer", "ablation: scope layer"),
+        ("momentum of 0.5 corrected", PLAIN),
+        ('`values="levels"`', "ablation: values levels"),
+        ("the 1-D tensors", "recipe default"),
+        ('`values="fp16"`', "ablation: values fp16"),
+        ('`values="fp32"`', "ablation: values fp32"),
+        ("momentum kept", "ablation: momentum kept"),
+    ),
+    BALANCED: (
+        ("**of `balanced`", BALANCED),
+        ("bytes spent early", WARM),
+        ('`values="levels"`', LEVELS),
+        ("momentum moved", "ablation: balanced, momentum moved"),
+        ("momentum kept", "ablation: balanced, momentum kept"),
+        ("the 1-D tensors", "ablation: balanced, 1-D dense"),
+        ('`values="fp16"`', "ablation: balanced, values fp16"),
+    ),
+    "DGC": (
+        ("**of `dgc`", "DGC"),
+        ("the 1-D tensors dense", "ablation: DGC, 1-D dense"),
+        ("bytes spent early", "ablation: DGC, density warm-up"),
+        ("both", "ablation: DGC, density warm-up, 1-D dense"),
+    ),
+    EARLY: (
+        ("**of the second row", EARLY),
+        ("nothing spent early", PLAIN),
+        ("momentum moved", "ablation: warm-up from 8 times, moved"),
+        ("16 times", "ablation: warm-up from 16 times, corrected, 0.5"),
+        ("4 times", "ablation: warm-up from 4 times, corrected, 0.5"),
+        ("momentum of 0.7", "ablation: warm-up from 8 times, corrected, 0.7"),
+        ("momentum of 0.3", "ablation: warm-up from 8 times, corrected, 0.3"),
+    ),
 }
 LENGTHS = tuple(f"ResNet-20 on CIFAR-10, 16 workers of 32, {steps} steps" for steps in ("1,400", "3,500", "11,700"))
 MODELS = ("LeNet-5 on MNIST, 16", "VGG-16 on CIFAR-10, 16", "LSTM-PTB, 4", "LSTM-AN4, 4", "GPT on PTB, AdamW, 16")
@@ -66,6 +105,18 @@ def test_accuracies_are_those_of_the_results(heading: str, labels: dict[str, str
         assert name.startswith(begin)
         for cell, own in zip(cells, of_column, strict=True):
             assert agree(cell.partition("(")[0], own.get(label, "–")), f"{label}: {cell} is not {own.get(label)}"
+
+
+def test_ablations_are_those_of_the_results() -> None:
+    found = standings()
+    stored = [
+        (begin, found[f"Ablations: ResNet-20 on CIFAR-10, 1,400 steps, {base}"][label])
+        for base, rows in OF_ABLATIONS.items()
+        for begin, label in rows
+    ]
+    for (name, cell), (begin, own) in zip(rows_below("| one change |"), stored, strict=True):
+        assert name.startswith(begin)
+        assert agree(cell.partition("(")[0], own), f"{name}: {cell} is not {own}"
 
 
 def agree(shown: str, stored: str) -> bool:

@@ -100,6 +100,14 @@ def test_the_shape_of_few_entries_is_not_a_stair(d: int) -> None:
     assert not theory.bell_shape(1 + u / 100).bell
 
 
+def test_a_single_large_entry_hides_nothing() -> None:
+    """All others are equal, and 200 times smaller: π lies below its line, and Theorem 1 does not hold."""
+    shape = theory.bell_shape(torch.cat([torch.tensor([200.0]), torch.ones(100_000)]))
+    assert max(shape.above_line, shape.bend) < 0.01
+    assert not shape.theorem_1
+    assert not shape.bell
+
+
 def test_few_normal_entries_are_a_bell() -> None:
     random = torch.Generator().manual_seed(0)
     assert sum(theory.bell_shape(torch.randn(500, generator=random)).bell for _ in range(20)) >= 18

@@ -68,9 +68,11 @@ def _asked(item: Item, stored: Stored) -> str:
 def _made(stored: Stored) -> str:
     where = stored.where
     data = "".join(f" Data: {name}, SHA-256 {sum_[:12]}…." for name, sum_ in stored.result.data.items())
-    seeds = f"{stored.seed} (others where a table has several)" if stored.result.runs else str(stored.seed)
+    trained = bool(stored.result.runs)
+    seeds = f"{stored.seed} (others where a table has several)" if trained else str(stored.seed)
+    time = f"{stored.seconds:,.0f} s{' in all trainings, many of them side by side' if trained else ''}"
     return (
-        f"Command: {stored.command}. Seed {seeds}, {stored.seconds:,.0f} s, {where['device']} "
+        f"Command: {stored.command}. Seed {seeds}, {time}, {where['device']} "
         f"({where['cpus']} CPUs), torch {where['torch']}, commit {where['commit'] or '–'}, {where['date']}.{data}"
     )
 

@@ -82,6 +82,7 @@ BASE, BALANCED = "recipe default, nothing dense", "recipe balanced, nothing dens
 LEVELS = "recipe balanced with levels, nothing dense"
 WARM = "recipe balanced, density warm-up, nothing dense"
 EARLY = "recipe default, momentum corrected, density warm-up, nothing dense"
+PLAIN = "ablation: momentum corrected, 0.5"  # EARLY without its warm-up
 
 
 def _corrected(beta: float) -> dict[str, Any]:
@@ -111,7 +112,7 @@ ABLATIONS = {
     for m in (
         Method("recipe default, density warm-up, nothing dense", "default", WHOLE, front=4.0, like=BASE),
         Method("ablation: momentum kept", "default", {**WHOLE, "momentum": "keep"}),
-        Method("ablation: momentum corrected, 0.5", "default", _corrected(0.5)),
+        Method(PLAIN, "default", _corrected(0.5)),
         Method("ablation: momentum corrected, 0.9", "default", _corrected(0.9)),
         Method("ablation: values fp32", "default", {**WHOLE, "values": "fp32"}, like=BASE),
         Method("ablation: values fp16", "default", {**WHOLE, "values": "fp16"}, like=BASE),
@@ -124,6 +125,7 @@ ABLATIONS = {
         Method("ablation: balanced, 1-D dense", "balanced", like=BALANCED),
         Method("ablation: DGC, density warm-up", "dgc", WHOLE, front=4.0, like="DGC"),
         Method("ablation: DGC, 1-D dense", "dgc", like="DGC"),
+        Method("ablation: DGC, density warm-up, 1-D dense", "dgc", front=4.0, like="DGC"),
         # What lies around EARLY.
         Method("ablation: warm-up from 4 times, corrected, 0.5", "default", _corrected(0.5), front=4.0, like=EARLY),
         Method("ablation: warm-up from 16 times, corrected, 0.5", "default", _corrected(0.5), front=16.0, like=EARLY),
@@ -132,10 +134,13 @@ ABLATIONS = {
         Method("ablation: warm-up from 8 times, moved", "default", WHOLE, front=8.0, like=EARLY),
     )
 }
-# Of these, what is less than a point from what it changes.
+# What they are compared with, by the method's name where none is named; and rows that change one thing of it, too.
+BASES = {"default": BASE, "balanced": BALANCED, "dgc": "DGC"}
+ALSO = {BASE: ("recipe default",), BALANCED: (LEVELS, WARM), EARLY: (PLAIN,)}
+# Of these, what is less than a point from what it changes and no search of EARLY's own settings.
 NEAR = (
     "recipe default, density warm-up, nothing dense",
-    "ablation: momentum corrected, 0.5",
+    PLAIN,
     "ablation: scope layer",
     "ablation: rate inside the residual",
     "ablation: balanced, momentum moved",
@@ -206,6 +211,12 @@ STAGES = (
     Stage("resnet20", 2, (1, 2), (BASE, BALANCED, "recipe default")),
     Stage("resnet20", 0, (1, 2), NEAR),
 )
+
+
+def base_of(label: str) -> str:
+    """What an ablation changes one thing of."""
+    method = ABLATIONS[label]
+    return method.like or BASES[method.name]
 
 
 def method_of(label: str) -> Method:
