@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsync.experiments.papers.programme import BALANCED, BASE, EARLY, LEVELS, PLAIN, WARM
+from sparsync.experiments.papers.programme import BALANCED, BASE, CORRECTED, EARLY, LEVELS, WARM
 from sparsync.experiments.papers.store import load
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +43,7 @@ OF_ABLATIONS = {
         ("bytes spent early", "recipe default, density warm-up, nothing dense"),
         ("rate inside", "ablation: rate inside the residual"),
         ("layer by layer", "ablation: scope layer"),
-        ("momentum of 0.5 corrected", PLAIN),
+        ("momentum of 0.5 corrected", CORRECTED),
         ('`values="levels"`', "ablation: values levels"),
         ("the 1-D tensors", "recipe default"),
         ('`values="fp16"`', "ablation: values fp16"),
@@ -67,7 +67,7 @@ OF_ABLATIONS = {
     ),
     EARLY: (
         ("**of the second row", EARLY),
-        ("nothing spent early", PLAIN),
+        ("nothing spent early", CORRECTED),
         ("momentum moved", "ablation: warm-up from 8 times, moved"),
         ("16 times", "ablation: warm-up from 16 times, corrected, 0.5"),
         ("4 times", "ablation: warm-up from 4 times, corrected, 0.5"),

@@ -174,10 +174,13 @@ class Contest:
         factor = best_of(longer) if longer else factor
         return self.seeds(model, label, factor, length)
 
+    def asked(self, model: str) -> list[str]:
+        """Labels of all that is trained on a model, each once."""
+        return list(dict.fromkeys(label for stage in self.stages if stage.model == model for label in stage.methods))
+
     def methods(self, model: str) -> list[str]:
-        """Labels of the methods that are compared on a model, without ablations."""
-        asked = dict.fromkeys(label for stage in self.stages if stage.model == model for label in stage.methods)
-        return [label for label in asked if label in METHODS]
+        """Of these, the methods that are compared, without ablations."""
+        return [label for label in self.asked(model) if label in METHODS]
 
 
 def options_in(setting: Setting, method: Method) -> dict[str, Any]:

@@ -39,7 +39,7 @@ SPARSE: Mapping[str, Any] = {
 METHODS = {"dense": "dense", "topk": "topk", "randk": "random+allgather", "gaussiank": "gaussian"}
 HELD = "gaussiank, count held"
 STEPS, EVERY = 1600, 200  # of the histograms
-# Less than a point apart with the first seed: three of each.
+# Close to one another: three seeds of each.
 CLOSE = {"lenet5": ("dense", "topk", "gaussiank", HELD), "resnet20": ("dense", "topk", HELD)}
 FEWER = {"lstm-ptb": 2, "lstm-an4": 2}  # workers whose gradients make the histograms, instead of 16
 MODELS = tuple(row[0] for row in P1_MODELS)

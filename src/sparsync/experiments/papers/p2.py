@@ -20,7 +20,7 @@ STEP_SECONDS = 0.03  # of a worker on an H200, beside eight other trainings; alo
 BURSTS = (
     "With error feedback an entry of a random kind waits 100 steps on average, and then brings a hundred gradients "
     "at once. Momentum makes ten times as much of that, with which random and block kinds diverge at P2's rates or "
-    "hardly learn. Without it they learn, but block-random-k globally, and layer by layer the three stand as in P2: "
+    "hardly learn. Without it all learn but block-random-k globally, and layer by layer the three stand as in P2: "
     "Top-k, random-k, block-random-k. Globally, where the rate is ten times lower, all are behind, as in P2, which has "
     "random-k ahead of Top-k by 0.3 points there. That dense is behind Top-k here may be the few epochs."
 )

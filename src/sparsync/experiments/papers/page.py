@@ -70,7 +70,7 @@ def _made(stored: Stored) -> str:
     data = "".join(f" Data: {name}, SHA-256 {sum_[:12]}…." for name, sum_ in stored.result.data.items())
     trained = bool(stored.result.runs)
     seeds = f"{stored.seed} (others where a table has several)" if trained else str(stored.seed)
-    time = f"{stored.seconds:,.0f} s{' in all trainings, many of them side by side' if trained else ''}"
+    time = f"{stored.seconds:,.0f} s{' of trainings, which may have run side by side' if trained else ''}"
     return (
         f"Command: {stored.command}. Seed {seeds}, {time}, {where['device']} "
         f"({where['cpus']} CPUs), torch {where['torch']}, commit {where['commit'] or '–'}, {where['date']}.{data}"

@@ -82,7 +82,7 @@ BASE, BALANCED = "recipe default, nothing dense", "recipe balanced, nothing dens
 LEVELS = "recipe balanced with levels, nothing dense"
 WARM = "recipe balanced, density warm-up, nothing dense"
 EARLY = "recipe default, momentum corrected, density warm-up, nothing dense"
-PLAIN = "ablation: momentum corrected, 0.5"  # EARLY without its warm-up
+CORRECTED = "ablation: momentum corrected, 0.5"  # EARLY without its warm-up
 
 
 def _corrected(beta: float) -> dict[str, Any]:
@@ -112,7 +112,7 @@ ABLATIONS = {
     for m in (
         Method("recipe default, density warm-up, nothing dense", "default", WHOLE, front=4.0, like=BASE),
         Method("ablation: momentum kept", "default", {**WHOLE, "momentum": "keep"}),
-        Method(PLAIN, "default", _corrected(0.5)),
+        Method(CORRECTED, "default", _corrected(0.5)),
         Method("ablation: momentum corrected, 0.9", "default", _corrected(0.9)),
         Method("ablation: values fp32", "default", {**WHOLE, "values": "fp32"}, like=BASE),
         Method("ablation: values fp16", "default", {**WHOLE, "values": "fp16"}, like=BASE),
@@ -136,11 +136,11 @@ ABLATIONS = {
 }
 # What they are compared with, by the method's name where none is named; and rows that change one thing of it, too.
 BASES = {"default": BASE, "balanced": BALANCED, "dgc": "DGC"}
-ALSO = {BASE: ("recipe default",), BALANCED: (LEVELS, WARM), EARLY: (PLAIN,)}
-# Of these, what is less than a point from what it changes and no search of EARLY's own settings.
+RELATED = {BASE: ("recipe default",), BALANCED: (LEVELS, WARM), EARLY: (CORRECTED,)}
+# Of these, what was less than a point from what it changes with the first seed, and is no search of EARLY's settings.
 NEAR = (
     "recipe default, density warm-up, nothing dense",
-    PLAIN,
+    CORRECTED,
     "ablation: scope layer",
     "ablation: rate inside the residual",
     "ablation: balanced, momentum moved",

@@ -10,26 +10,17 @@ from sparsync.experiments.models import CATALOGUE
 from sparsync.experiments.papers.contest import Contest, goodness
 from sparsync.experiments.papers.curves import by_epoch, difference, shown, spread
 from sparsync.experiments.papers.item import Column
-from sparsync.experiments.papers.programme import (
-    ABLATIONS,
-    ALSO,
-    EARLY,
-    FACTORS,
-    METHODS,
-    TARGETS,
-    base_of,
-)
+from sparsync.experiments.papers.programme import ABLATIONS, EARLY, FACTORS, METHODS, RELATED, TARGETS, base_of
 from sparsync.report import Figure, LineChart, Row, Table
 
 LOOKS = {label: number for number, label in enumerate(METHODS)}  # a method has the same in all charts
 NOT_RUN = "not run"
 GIVEN_UP = "given up"
 RECIPE = "recipe"
-SETTLED = (
-    "What makes the recipe has three seeds: with the warm-up taken away, and with momentum moved instead of corrected. "
-    "How far the warm-up and the correction go is a search like that of rates, with one seed: it finds nothing better, "
-    "and what differs by less than the seeds do is no ranking. All but the first two take the first one's rate, which "
-    "may not be their best."
+OF_EARLY = (
+    "Other seeds are for what makes the recipe: the warm-up (taken away in the second row) and momentum (moved instead "
+    "of corrected in the last). How far both go is a search like that of rates, with one seed: what differs by less "
+    "than seeds do is no ranking. All but the first two rows take the first one's rate, which may not be their best."
 )
 KINDS = {"ptb": "validation perplexity", "an4": "word error rate"}  # by data; else accuracy
 
@@ -39,16 +30,15 @@ def all_of(contest: Contest) -> list[Table]:
     tables = []
     for model, setting in contest.settings.items():
         labels = contest.methods(model)
-        asked = dict.fromkeys(label for stage in contest.stages if stage.model == model for label in stage.methods)
-        ablations = [label for label in asked if label in ABLATIONS]
+        ablations = [label for label in contest.asked(model) if label in ABLATIONS]
         for length, steps in enumerate(setting.lengths):
             where = f"{setting.title}, {setting.workers} workers of {setting.batch}, {steps:,} steps"
             tables.append(standing(contest, model, length, labels, "dense", where))
         for base in dict.fromkeys(base_of(label) for label in ablations):
-            rows = [base, *ALSO.get(base, ()), *(label for label in ablations if base_of(label) == base)]
+            rows = [base, *RELATED.get(base, ()), *(label for label in ablations if base_of(label) == base)]
             caption = f"Ablations: {setting.title}, {setting.lengths[0]:,} steps, {base}"
             table = standing(contest, model, 0, rows, base, caption)
-            tables.append(replace(table, notes=[SETTLED]) if base == EARLY else table)
+            tables.append(replace(table, notes=[OF_EARLY]) if base == EARLY else table)
         tables.append(search(contest, model, [*labels, *ablations]))
     return tables
 
@@ -180,8 +170,7 @@ def columns(contest: Contest) -> dict[str, Column]:
     """All finished trainings of the tables, one row each."""
     rows = []
     for model, setting in contest.settings.items():
-        labels = dict.fromkeys(n for stage in contest.stages if stage.model == model for n in stage.methods)
-        for label in labels:
+        for label in contest.asked(model):
             tried = contest.tried(model, label)
             known = {h.run.name: h for factor in tried for h in contest.seeds(model, label, factor)}
             for length in range(1, len(setting.lengths)):
