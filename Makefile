@@ -2,16 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-KERNELS := $(wildcard tests/test_fused*.py) tests/test_mail.py tests/test_deferred.py
+KERNELS := $(wildcard tests/test_fused*.py) tests/lab/test_fused_convolve.py tests/test_mail.py tests/test_deferred.py
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants lint format bench papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable lab
 	touch $@
 
 demo: install
@@ -39,7 +39,7 @@ test-mutants: install
 	$(BIN)/python -m tests.mutants
 
 # On a machine with a GPU and torch: needs nothing installed but torch and pytest. Several files at a time.
-GPU_TEST = PYTHONPATH=src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
+GPU_TEST = PYTHONPATH=src:lab/src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
 test-gpu:
 	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0], 'commit', '$(shell git describe --always --dirty)')" > results/test-gpu.txt
 	rm -rf runs/test-gpu && mkdir -p runs/test-gpu
@@ -51,7 +51,7 @@ SANITIZED := half_precision or momentum or not_finite or mean_is or rejects or f
 test-sanitizer:
 	rm -rf runs/sanitizer && mkdir -p runs/sanitizer
 	for tool in memcheck racecheck; do for file in $(KERNELS); do echo $$tool $$file; done; done | xargs -P 10 -L 1 sh -c \
-	  'PYTHONPATH=src:. compute-sanitizer --tool $$0 $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -q -W ignore \
+	  'PYTHONPATH=src:lab/src:. compute-sanitizer --tool $$0 $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -q -W ignore \
 	  -p no:cacheprovider -k "$(SANITIZED)" $$1 > runs/sanitizer/$$0-$$(basename $$1).txt 2>&1'; \
 	  status=$$?; head -1 results/test-gpu.txt > results/test-sanitizer.txt; \
 	  grep -E "SUMMARY|passed|failed" runs/sanitizer/*.txt | sed 's|^runs/sanitizer/||' >> results/test-sanitizer.txt; \

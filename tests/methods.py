@@ -26,7 +26,7 @@ from sparsync import (
 )
 from sparsync.collectives import Channel, Collective, Reduced
 from sparsync.compressors import Compressor, Context, State
-from sparsync.feedback import Correction, accumulation_dtype
+from sparsync.feedback.residual import Correction, accumulation_dtype
 from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad

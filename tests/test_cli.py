@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparsync.cli import main
-from sparsync.cli.app import run
+from sparsync_lab.cli.app import run
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 240  # seconds, for a command that hangs; a machine may be busy
@@ -33,7 +33,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_info_lists_versions_and_methods_and_needs_no_lab() -> None:
     ask = "print({'matplotlib', 'jinja2', 'sklearn'} & set(sys.modules))"
-    code = f"import sys; from sparsync.cli.app import run; code = run(['info']); {ask}; sys.exit(code)"
+    code = f"import sys; from sparsync_lab.cli.app import run; code = run(['info']); {ask}; sys.exit(code)"
     wide = os.environ | {"COLUMNS": "200"}
     done = subprocess.run([sys.executable, "-c", code], env=wide, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from sparsync.collectives import AllGather, Balanced, Channel, balanced
 from sparsync.collectives.base import Reduced, shape_of
-from sparsync.collectives.cut import Cut, HostCut
-from sparsync.collectives.verdicts import Report
+from sparsync.collectives.comm.device_status import Report
+from sparsync.collectives.partition import Cut, HostCut
 from sparsync.compressors.base import flag
 from sparsync.errors import PeerLost, SparsyncError
 from sparsync.layout import Layout, Span
@@ -86,7 +86,7 @@ def test_law_2_holds_with_coded_indices(worlds, collective, size):
 
 def case_bytes(rank: int, size: int, collective: str) -> tuple[int, int]:
     """Bytes handed to torch.distributed: as counted, and as seen by wrappers around its calls."""
-    from sparsync.collectives import channel as module
+    from sparsync.collectives.comm import channel as module
 
     seen = 0
 

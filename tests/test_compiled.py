@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsync import kernels
-from sparsync.feedback import Correction
+from sparsync.feedback.residual import Correction
 from sparsync.kernels import Memory, Rows, Velocity, compiled, floors, reference
 from tests.methods import DTYPES, KINDS, SIZES, gradient, worker
 

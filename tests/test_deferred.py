@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 
 from sparsync import DGCK, AllGather, DenseAllReduce, GaussianK, Mismatch, NoCompression, ThresholdK, TopK
-from sparsync.checkpoint import state_dict
 from sparsync.collectives import Channel
+from sparsync.engine.bucketing import Bucket
+from sparsync.engine.checkpoint import state_dict
+from sparsync.engine.reducer import Reducer
 from sparsync.errors import PeerFailed, SparsyncError
-from sparsync.feedback import Correction, Feedback
+from sparsync.feedback.residual import Correction, Feedback
 from sparsync.layout import Parameter
-from sparsync.reducer import Reducer
 from sparsync.schedule import Constant
-from sparsync.units import Bucket
 from sparsync.wire import Wire
-from sparsync.wire.post import Post
+from sparsync.wire.device import Post
 from tests import pairs
 from tests.fence import fenced
 from tests.methods import Dropping
@@ -204,7 +204,7 @@ def test_a_rank_that_failed_applies_nothing_and_is_heard_of_two_steps_later():
 def test_a_foreign_message_applies_nothing():
     ours = reducer(DEVICE, TopK(0.02))
     step(ours, DEVICE, gradients(0, torch.float32))
-    with patch("sparsync.wire.post.MAGIC", 77):
+    with patch("sparsync.wire.device.MAGIC", 77):
         result = step(ours, DEVICE, gradients(1, torch.float32))
     assert not result[: SIZES["b"] + SIZES["c"]].any()
     with pytest.raises(Mismatch, match="not a message of format"):
@@ -342,7 +342,7 @@ def test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once(compressor,
         if odd and number == 0:
             grads[odd[0]][7] = odd[1]
             came[0][odd[0]][7] = 0  # never enters
-        with patch("sparsync.collectives.channel.Channel.verify", fail_first(number)):
+        with patch("sparsync.collectives.comm.channel.Channel.verify", fail_first(number)):
             result = step(ours, DEVICE, grads, THREE)
         assert result.isnan().any() if odd and number == 0 else not result.any()
     with pytest.raises(Mismatch, match="not a message of format"):

@@ -22,15 +22,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import AllGather, Mismatch, PeerLost, ThresholdK, TopK
-from sparsync.checkpoint import load_state_dict, state_dict
 from sparsync.collectives import Channel
 from sparsync.compressors import Context
+from sparsync.engine.bucketing import Bucket
+from sparsync.engine.checkpoint import load_state_dict, state_dict
+from sparsync.engine.reducer import Reducer
 from sparsync.kernels import Memory, largest, reference, sweep
 from sparsync.layout import Layout, Parameter, Span, entries_for
-from sparsync.reducer import Reducer
 from sparsync.schedule import Constant
 from sparsync.sparse import SparseGrad, write_mean
-from sparsync.units import Bucket
 from sparsync.wire import HEADER, Header, Shape, Wire
 from tests.world import World
 

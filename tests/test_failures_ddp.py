@@ -32,10 +32,10 @@ from torch.profiler import ProfilerActivity, profile
 import sparsync
 from sparsync import AllGather, PeerFailed, PeerLost, SparsyncError, StepFailed, ThresholdK, TopK
 from sparsync.collectives import Channel
+from sparsync.engine.bucketing import Bucket
+from sparsync.engine.reducer import Reducer
 from sparsync.layout import Parameter
-from sparsync.reducer import Reducer
 from sparsync.schedule import Constant
-from sparsync.units import Bucket
 from sparsync.wire import Wire
 from tests.models import loss_of as simple_loss
 from tests.models import net

@@ -7,7 +7,7 @@ import torch
 
 from sparsync import ThresholdK
 from sparsync.compressors import threshold
-from sparsync.feedback import Correction
+from sparsync.feedback.residual import Correction
 from sparsync.kernels import launch, reference, workspace
 from sparsync.wire import CODECS
 from tests.methods import gradient

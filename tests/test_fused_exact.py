@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsync import DGCK, TopK, TrimmedK
-from sparsync.feedback import Correction
+from sparsync.feedback.residual import Correction
 from sparsync.kernels import launch, launch_exact
 from sparsync.kernels.draws import positions, seed_of
 from sparsync.layout import Layout

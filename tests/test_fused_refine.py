@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsync import GaussianK
-from sparsync.feedback import Correction
+from sparsync.feedback.residual import Correction
 from sparsync.kernels import launch_exact, launch_gaussian, workspace_gaussian
 from tests.methods import gradient
 from tests.pairs import INTERPRETED, MARKS, assert_same, assert_told, fading, pair_of, specified

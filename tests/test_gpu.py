@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync.collectives import AllGather, Channel
 from sparsync.compressors import Context, GaussianK
+from sparsync.engine.bucketing import Bucket
+from sparsync.engine.reducer import Reducer
 from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Parameter
-from sparsync.reducer import Reducer
 from sparsync.schedule import Constant
-from sparsync.units import Bucket
 from sparsync.wire import CODECS, Wire
 from tests.methods import SPARSE, Worker, gradient, make, worker
 from tests.models import net, weights

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsync.feedback import Correction
+from sparsync.feedback.residual import Correction
 from sparsync.sparse import NONFINITE, write_mean
 from sparsync.wire import Wire
 from tests.methods import COLLECTIVES, DTYPES, KINDS, PAIRS, SIZES, SPARSE, Worker, gradient, worker

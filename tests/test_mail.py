@@ -11,7 +11,7 @@ from sparsync.collectives.base import shape_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad, write_mean
 from sparsync.wire import CODECS, Wire
-from sparsync.wire.post import TILE, Post, carries
+from sparsync.wire.device import TILE, Post, carries
 from tests.fence import fenced
 from tests.methods import place
 from tests.pairs import DEVICE, INTERPRETED, MARKS

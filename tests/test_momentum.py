@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync.momentum import TakenMomentum
-from sparsync.recipes import fill_in
+from sparsync.config.recipes import fill_in
+from sparsync.feedback.momentum import TakenMomentum
 from tests.models import local_gradients, loss_of, net, weights
 
 

@@ -7,10 +7,10 @@ import torch
 
 import sparsync
 from sparsync.collectives import Channel
+from sparsync.config.registry import compressors, make_compressor
+from sparsync.engine.bucketing import Bucket
+from sparsync.engine.reducer import Reducer
 from sparsync.layout import Parameter
-from sparsync.reducer import Reducer
-from sparsync.registry import compressors, make_compressor
-from sparsync.units import Bucket
 from sparsync.wire import Wire
 from tests.methods import Odd
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsync.experiments.papers.programme import BALANCED, BASE, CORRECTED, EARLY, LEVELS, WARM
-from sparsync.experiments.papers.store import load
+from sparsync_lab.papers.store import load
+from sparsync_lab.papers.sweep import BALANCED, BASE, CORRECTED, EARLY, LEVELS, WARM
 
 ROOT = Path(__file__).parent.parent
 # Rows of the two tables, by how they begin in the README; the tables' columns as the captions of the results begin.

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sparsync import DGCK, BlockRandomK, GaussianK, RandomK, TopK, TrimmedK
 from sparsync.compressors import Compressor
+from sparsync.config.registry import make_compressor
 from sparsync.kernels import Memory, Rows, sweep
 from sparsync.layout import Layout
-from sparsync.registry import make_compressor
 from tests.methods import KINDS, SIZES, Worker, gradient, place
 
 MILLIONS = 8_000_000

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsync.cli.app import run
-from sparsync.collectives.cut import Cut
-from sparsync.experiments.loopback import Count
-from sparsync.experiments.trafficbench import CASES, TOLERANCE, Row, TrafficBench
+from sparsync.collectives.partition import Cut
+from sparsync_lab.bench.loopback import Count
+from sparsync_lab.bench.traffic import CASES, TOLERANCE, Row, TrafficBench
+from sparsync_lab.cli.app import run
 
 SPARSYNC = [sys.executable, "-c", "from sparsync.cli import main; main()"]
 

@@ -17,10 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync.collectives import Balanced, DenseAllReduce, Reduced, SharedIndexAllReduce
 from sparsync.collectives.base import local_bad_ranks
-from sparsync.experiments.data import Images, moment
-from sparsync.experiments.models.gpt import GPT
-from sparsync.experiments.training import batches as orders
-from sparsync.experiments.virtual import (
+from sparsync.schedule import ExponentialWarmup
+from sparsync.sparse import SparseGrad
+from sparsync.wire import Wire
+from sparsync_lab.data import Images, moment
+from sparsync_lab.models.gpt import GPT
+from sparsync_lab.training.loop import batches as orders
+from sparsync_lab.virtual import (
     VirtualWorkers,
     accuracy,
     epoch_steps,
@@ -28,9 +31,6 @@ from sparsync.experiments.virtual import (
     perplexity,
     token_batches,
 )
-from sparsync.schedule import ExponentialWarmup
-from sparsync.sparse import SparseGrad
-from sparsync.wire import Wire
 from tests.models import net
 
 STEPS = 24
@@ -518,7 +518,7 @@ def test_every_message_of_balanced_sums_is_encoded_and_compared(monkeypatch, nam
         return rehearsed[-1]
 
     monkeypatch.setattr(Balanced, "rehearse", noted)
-    monkeypatch.setattr("sparsync.experiments.virtual.exchange.COUNT_EVERY", 3)
+    monkeypatch.setattr("sparsync.simulate.exchange.COUNT_EVERY", 3)
     team = advance(team_of("net", workers, METHODS[name] | ALL_SPARSE), "net", 0, 7)
     assert len(rehearsed) == 3
     assert [sum(sizes) for sizes in rehearsed] == [pytest.approx(workers * team.tally.bytes / 7)] * 3

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from sparsync.compressors import GaussianK, TopK
-from sparsync.experiments.virtual import VirtualWorkers
-from sparsync.experiments.virtual.exchange import Exchange
 from sparsync.schedule import ExponentialWarmup
+from sparsync.simulate.exchange import Exchange
+from sparsync_lab.virtual import BatchedPasses, VirtualWorkers
+from tests.lab.test_virtual_sequences import CASES as SEQUENCES
+from tests.lab.test_virtual_together import CASES as TOGETHER
+from tests.lab.test_virtual_together import batches_of
 from tests.test_virtual import ALL_SPARSE, BACKEND_SUMS, METHODS, adjust, batch_of, loss_fn, make, optimizer_of
-from tests.test_virtual_sequences import CASES as SEQUENCES
-from tests.test_virtual_together import CASES as TOGETHER
-from tests.test_virtual_together import batches_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -221,7 +221,7 @@ def test_together_in_a_graph_is_one_eager_pass_after_another(exact, name, dtype,
     kind = getattr(torch, dtype)
     build, shape, _, _ = TOGETHER[name]
     teams = []
-    for how in ({"graph": False}, {"graph": True, "together": True}):
+    for how in ({"graph": False}, {"graph": True, "passes": BatchedPasses}):
         torch.manual_seed(0)
         model = build().to(DEVICE, kind)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -246,7 +246,7 @@ def test_sequences_together_are_one_eager_pass_after_another(exact, name, dtype,
         return tuple(t.to(DEVICE, dtype if t.is_floating_point() else t.dtype) for t in tensors)
 
     case, teams = SEQUENCES[name], []
-    for how in ({"graph": False}, {"graph": case.graph, "together": True}):
+    for how in ({"graph": False}, {"graph": case.graph, "passes": BatchedPasses}):
         torch.manual_seed(0)
         model = case.make().to(DEVICE, dtype)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)

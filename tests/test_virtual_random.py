@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_leaves
 from sparsync.compressors import Context, random
 from sparsync.compressors.base import Places
 from sparsync.compressors.random import key_of
-from sparsync.experiments.virtual import VirtualWorkers, exchange
-from sparsync.experiments.virtual.exchange import Exchange
-from sparsync.experiments.virtual.parts import Keys
 from sparsync.kernels.reference import sweep_flat
+from sparsync.simulate import exchange
+from sparsync.simulate.exchange import Exchange
+from sparsync.simulate.parts import Keys
+from sparsync_lab.virtual import VirtualWorkers
 from tests.test_virtual import ALL_SPARSE, loss_fn, make, optimizer_of
 
 WORKERS, STEPS = 3, 6

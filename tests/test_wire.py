@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync.cli.app import run
 from sparsync.collectives.base import shape_of
-from sparsync.experiments.wirebench import fewest_bits
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.wire import CODECS, HEADER, INDEX_CODECS, MAGIC, VERSION, Header, Shape, Wire
 from sparsync.wire.bits import gather, pack_bits, spread, unpack_bits
 from sparsync.wire.values import QUEUES, _bins
+from sparsync_lab.bench.wire import fewest_bits
+from sparsync_lab.cli.app import run
 from tests.methods import KINDS, SIZES, gradient, worker
 from tests.models import loss_of, net
 

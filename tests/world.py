@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sparsync.experiments import workers
+from sparsync_lab.training import local_workers as workers
 
 # What ranks, and the workers of a training in a test's own process, find imported.
-PRELOAD = [*workers.PRELOAD, "sparsync.cli.train", "sklearn.datasets", "hypothesis", "pytest"]
+PRELOAD = [*workers.PRELOAD, "sparsync_lab.cli.train", "sklearn.datasets", "hypothesis", "pytest"]
 LIMIT = 120.0  # seconds, for a case that hangs; a machine may be busy
 
 

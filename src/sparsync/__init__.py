@@ -12,10 +12,10 @@ from sparsync.compressors import (
     TopK,
     TrimmedK,
 )
-from sparsync.ddp import attach, comm_hook
+from sparsync.config.recipes import RECIPES
 from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
-from sparsync.handle import Handle
-from sparsync.recipes import RECIPES
+from sparsync.hosts.ddp import attach, comm_hook
+from sparsync.hosts.handle import Handle
 from sparsync.schedule import Constant, ExponentialWarmup, FrontLoaded
 from sparsync.version import __version__
 

@@ -3,11 +3,11 @@
 from sparsync.collectives.allgather import AllGather
 from sparsync.collectives.balanced import Balanced
 from sparsync.collectives.base import Collective, Reduced, Traffic
-from sparsync.collectives.channel import Channel
+from sparsync.collectives.comm.channel import Channel
+from sparsync.collectives.comm.device_status import Report
 from sparsync.collectives.dense import DenseAllReduce
 from sparsync.collectives.gtopk import GTopK
-from sparsync.collectives.shared import SharedIndexAllReduce
-from sparsync.collectives.verdicts import Report
+from sparsync.collectives.shared_index import SharedIndexAllReduce
 
 __all__ = [
     "AllGather",

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks, shape_of
-from sparsync.collectives.channel import Channel
+from sparsync.collectives.comm.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Wire
-from sparsync.wire.post import Post, carries
+from sparsync.wire.device import Post, carries
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
-from sparsync.collectives.channel import Channel
-from sparsync.collectives.cut import Cut, cut_for
+from sparsync.collectives.comm.channel import Channel
+from sparsync.collectives.partition import Cut, cut_for
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire

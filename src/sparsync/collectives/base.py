@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sparsync.collectives.channel import Channel
+from sparsync.collectives.comm.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import NONFINITE, SparseGrad, write_mean
 from sparsync.wire import Header, Shape, Wire

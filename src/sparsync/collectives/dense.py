@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
-from sparsync.collectives.channel import Channel
-from sparsync.collectives.verdicts import Verdicts
+from sparsync.collectives.comm.channel import Channel
+from sparsync.collectives.comm.device_status import Verdicts
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, WORD, Wire

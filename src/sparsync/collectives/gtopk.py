@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsync.collectives.base import Reduced, State, Traffic, as_sent, local_bad_ranks, shape_of
-from sparsync.collectives.channel import Channel
+from sparsync.collectives.comm.channel import Channel
 from sparsync.errors import PeerFailed
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, NONFINITE, SparseGrad

@@ -1,0 +1,192 @@
+"""The methods that ``selectbench`` times: each with a residual of its own, stepped with one gradient after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsync.compressors import DGCK, Compressor, Context, GaussianK, ThresholdK, TopK, TrimmedK
+from sparsync.kernels import Memory
+from sparsync.kernels.launch import select
+from sparsync.layout import Layout, Span, entries_for
+from sparsync_lab.bench.baselines import PEERS, Peer
+
+OURS: dict[str, Callable[[float], Compressor]] = {
+    "topk": TopK,
+    "gaussian": GaussianK,
+    "dgc": DGCK,
+    "trimmed": TrimmedK,
+}
+FLOOR, ZEROING_FLOOR = "e += g", "e += g; g.zero_()"
+# What was sent: values, padded with zeros perhaps, and how many are real.
+Sent = tuple[Tensor, Tensor | int]
+
+
+class Contender:
+    """One method and its residual.
+
+    ``family``: floor, ours, or PyTorch. ``copied``: gradients come as copies, always in the same place, and may be
+    overwritten. ``floor``: what it is compared with.
+    """
+
+    family = "floor"
+    scope = ""
+    copied = False
+    floor = FLOOR
+
+    def __init__(self, name: str, numel: int, device: torch.device) -> None:
+        self.name = name
+        self.residual = torch.zeros(numel, device=device)
+
+    @property
+    def k(self) -> int:
+        """How many entries it wants."""
+        return 0
+
+    def step(self, grad: Tensor) -> Sent | None:
+        """Add ``grad``, select, take out: the call that is timed."""
+        raise NotImplementedError
+
+    def settled(self, place: Tensor) -> None:
+        """Called once, before anything is timed; ``place``: where copies of gradients come."""
+
+
+class Floor(Contender):
+    """``e += g``: the least that error feedback can cost."""
+
+    def step(self, grad: Tensor) -> None:
+        self.residual += grad
+
+
+class ZeroingFloor(Contender):
+    """The same, and the gradient is zeroed for the next backward pass."""
+
+    copied = True
+
+    def step(self, grad: Tensor) -> None:
+        self.residual += grad
+        grad.zero_()
+
+
+class Plain(Contender):
+    """A method in plain PyTorch."""
+
+    family = "PyTorch"
+
+    def __init__(self, name: str, peer: Peer, density: float, numel: int, device: torch.device) -> None:
+        super().__init__(name, numel, device)
+        self.peer, self.wanted = peer, entries_for(density, numel)
+
+    @property
+    def k(self) -> int:
+        return self.wanted
+
+    def step(self, grad: Tensor) -> Sent:
+        _, values = self.peer(grad, self.residual, self.wanted)
+        return values, values.numel()
+
+
+class Ours(Contender):
+    """A compressor of this library, called as the reducer calls it."""
+
+    family = "ours"
+
+    def __init__(
+        self, name: str, compressor: Compressor, spans: Sequence[Span], scope: str, device: torch.device
+    ) -> None:
+        super().__init__(name, spans[-1].stop, device)
+        self.compressor, self.scope, self.number = compressor, scope, 0
+        self.layout = Layout.cut(
+            spans,
+            numel=spans[-1].stop,
+            scope=scope,
+            density=compressor.density,
+            capacity=compressor.capacity,
+            name="all",
+        )
+        self.state = compressor.init(self.layout)
+        self.workspace: dict[str, Any] = {}
+
+    @property
+    def k(self) -> int:
+        return self.layout.k
+
+    def memory(self) -> Memory:
+        return Memory(self.residual, self.residual, workspace=self.workspace)
+
+    def step(self, grad: Tensor) -> Sent:
+        self.number += 1
+        sent = self.compressor.compress(grad, self.memory(), self.layout, Context(self.number), self.state)
+        return sent.values, sent.count
+
+
+class Graphed(Ours):
+    """``ThresholdK`` replayed from a CUDA graph, which reads every gradient from the same place."""
+
+    copied = True
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def settled(self, place: Tensor) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.sent = super().step(place)
+        self.graph = graph
+
+    def step(self, grad: Tensor) -> Sent:
+        if self.graph is None:
+            return super().step(grad)
+        self.graph.replay()
+        return self.sent
+
+
+class Zeroing(Ours):
+    """``ThresholdK``'s fused pass, which zeroes the gradient as it goes."""
+
+    copied = True
+    floor = ZEROING_FLOOR
+
+    def step(self, grad: Tensor) -> Sent:
+        sent = select(grad, self.memory(), self.layout, self.state, "fp32", zero=True)
+        return sent.values, sent.count
+
+
+# A method's name, and what sets it up.
+Entry = tuple[str, Callable[[], Contender]]
+
+
+def floors(numel: int, device: torch.device) -> list[Contender]:
+    return [Floor(FLOOR, numel, device), ZeroingFloor(ZEROING_FLOOR, numel, device)]
+
+
+def contenders(numel: int, density: float, device: torch.device) -> list[Entry]:
+    """Every method for one flat gradient; what matters most comes first."""
+    spans = [Span("gradient", 0, numel)]
+    entries: list[Entry] = [_threshold(*kind, spans, "global", density, device) for kind in _kinds(device)]
+    if device.type == "cuda":
+        entries.append(_threshold("threshold, zeroing", Zeroing, spans, "global", density, device))
+    for name, peer in PEERS.items():
+        entries.append((f"{name} (PyTorch)", partial(Plain, f"{name} (PyTorch)", peer, density, numel, device)))
+    for name, compressor in OURS.items():
+        entries.append((name, partial(Ours, name, compressor(density), spans, "global", device)))
+    return entries
+
+
+def by_scope(spans: Sequence[Span], density: float, device: torch.device) -> list[Entry]:
+    """``ThresholdK`` over a model's tensors: one segment in all, or one each."""
+    return [
+        _threshold(*kind, spans, scope, density, device) for scope in ("global", "layer") for kind in _kinds(device)
+    ]
+
+
+def _kinds(device: torch.device) -> list[tuple[str, type[Ours]]]:
+    return [("threshold", Ours), *([("threshold (graph)", Graphed)] if device.type == "cuda" else [])]
+
+
+def _threshold(
+    name: str, kind: type[Ours], spans: Sequence[Span], scope: str, density: float, device: torch.device
+) -> Entry:
+    return name, partial(kind, name, ThresholdK(density), spans, scope, device)

@@ -1,0 +1,143 @@
+"""What the hook adds to a training step on one GPU, against plain DDP, measured side by side in one run."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+import sparsync
+from sparsync_lab.models.gpt import GPT
+from sparsync_lab.models.imagenet import imagenet
+
+PLAIN = "plain DDP"
+# (name, what attach is asked for); plain DDP first: the others are compared with it.
+CASES: tuple[tuple[str, dict[str, object]], ...] = (
+    (PLAIN, {}),
+    ("none", {"compressor": "none"}),
+    ("recipe default", {"recipe": "default"}),
+    ("recipe balanced", {"recipe": "balanced"}),
+    ("threshold, layer", {"compressor": "threshold", "scope": "layer", "density": 0.001}),
+    ("threshold, bucket", {"compressor": "threshold", "scope": "bucket", "density": 0.001}),
+    ("topk, layer", {"compressor": "topk", "scope": "layer", "density": 0.001}),
+    ("gaussian, layer", {"compressor": "gaussian", "scope": "layer", "density": 0.001}),
+)
+MODELS = ("resnet50", "gpt2")
+WARM_UP = 25  # rounds that are not counted
+BATCH = {"resnet50": 64, "gpt2": 8}
+CONTEXT, WORDS = 1024, 50_257
+
+
+@dataclass
+class GpuRow:
+    """One method's figures; times are milliseconds on the device, ``host`` what a step kept the host."""
+
+    model: str
+    method: str
+    parameters: int
+    times: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+    sent_bytes: int = 0
+
+    def quantiles(self) -> tuple[float, float, float]:
+        low, median, high = np.percentile(self.times, [20, 50, 80]).tolist()
+        return low, median, high
+
+
+class Contender:
+    """One method with a model of its own."""
+
+    def __init__(self, model: str, method: str, options: dict[str, object]) -> None:
+        torch.manual_seed(0)
+        self.kind = model
+        net = (imagenet("resnet50") if model == "resnet50" else GPT(WORDS, 12, 768, 12, CONTEXT)).cuda()
+        if model == "resnet50":
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.row = GpuRow(model, method, sum(p.numel() for p in net.parameters()))
+        self.ddp = DistributedDataParallel(net, device_ids=[0], gradient_as_bucket_view=True)
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-3)
+        self.sync = None
+        if method != PLAIN:
+            self.sync = sparsync.attach(self.ddp, optimizer=self.optimizer, **options)  # type: ignore[arg-type]
+
+    def step(self, x: Tensor, y: Tensor, counted: bool) -> None:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        first.record()
+        begun = time.perf_counter()
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            out = self.ddp(x)
+        nn.functional.cross_entropy(out.float().view(-1, out.shape[-1]), y.view(-1)).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        host = 1e3 * (time.perf_counter() - begun)
+        last.record()
+        last.synchronize()
+        if counted:
+            self.row.times.append(first.elapsed_time(last))
+            self.row.host.append(host)
+
+    def close(self) -> GpuRow:
+        if self.sync is not None:
+            tally = self.sync.stats().total
+            self.row.sent_bytes = tally.bytes // tally.steps
+            self.sync.detach()
+        return self.row
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """A group of one process, over NCCL."""
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def measure(model: str, rounds: int, methods: Sequence[str], progress: Callable[[int], None]) -> list[GpuRow]:
+    """All ``methods`` (none given: every one of ``CASES``) and plain DDP in turn, a step each, round after round; who
+    goes first changes with the round."""
+    unknown = set(methods) - {name for name, _ in CASES}
+    if unknown:
+        known = ", ".join(name for name, _ in CASES)
+        raise ValueError(f"method must be one of {known}, got {', '.join(sorted(unknown))}")
+    if model not in MODELS:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+    if not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch finds no GPU here")
+    if rounds < 1:
+        raise ValueError(f"rounds must be 1 or more, got {rounds}")
+    with alone():
+        wanted = [case for case in CASES if not methods or case[0] in (PLAIN, *methods)]
+        contenders = [Contender(model, method, options) for method, options in wanted]
+        x, y = _batch(model)
+        for turn in range(WARM_UP + rounds):
+            start = turn % len(contenders)
+            for contender in contenders[start:] + contenders[:start]:
+                contender.step(x, y, turn >= WARM_UP)
+            progress(1)
+        rows = [contender.close() for contender in contenders]
+        del contenders, contender
+    return rows
+
+
+def _batch(model: str) -> tuple[Tensor, Tensor]:
+    number = BATCH[model]
+    if model == "resnet50":
+        x = torch.randn(number, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+        return x, torch.randint(1000, (number,), device="cuda")
+    return torch.randint(WORDS, (number, CONTEXT), device="cuda"), torch.randint(
+        WORDS, (number, CONTEXT), device="cuda"
+    )

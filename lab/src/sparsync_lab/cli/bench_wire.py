@@ -1,0 +1,88 @@
+"""``sparsync bench wire``: what coding indices saves and costs."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from sparsync_lab.bench.wire import WARM_UP, Row, WireBench, measure
+from sparsync_lab.cli.progress import bar
+from sparsync_lab.environment import environment
+
+HEADINGS = ("entries", "density", "indices", "bits", "bound", "ratio", "encode", "decode", "select ms")
+
+
+def wire(
+    entries: Annotated[list[int], typer.Option(help="Length of the gradient; may be given several times.")] = [  # noqa: B006
+        100_000,
+        1_000_000,
+        25_600_000,
+    ],
+    density: Annotated[list[float], typer.Option(help="Share of the entries to send; may be given several times.")] = [  # noqa: B006
+        0.001,
+        0.01,
+    ],
+    rounds: Annotated[int, typer.Option(help="How often everything is timed.")] = 15,
+    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/bench-wire-cpu.csv"),
+) -> None:
+    """Size and time of messages with plain and with Elias-Fano coded indices, beside the time of selection."""
+    where = environment()
+    benches = [WireBench(n, share, rounds) for n in entries for share in density]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    with bar(console, "1 thread", len(benches) * (WARM_UP + rounds)) as progress:
+        measured = [(bench, row) for bench in benches for row in measure(bench, progress)]
+    console.print(_table(measured))
+    console.print(
+        "Bits per index, beside the fewest possible. A worker encodes once and decodes a message per worker.",
+        highlight=False,
+    )
+    lines = [_line(bench, row) | where for bench, row in measured]
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+    print(f"results: {out}")
+
+
+def _table(measured: list[tuple[WireBench, Row]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "indices" else "right", no_wrap=True)
+    for bench, row in measured:
+        table.add_row(
+            f"{bench.entries:,}",
+            f"{bench.density:g}",
+            row.indices,
+            f"{row.bits:.2f}",
+            f"{row.bound:.2f}",
+            f"{row.bits / row.bound:.3f}",
+            f"{row.encode_ms:.3f}",
+            f"{row.decode_ms:.3f}",
+            f"{row.select_ms:.3f}",
+        )
+    return table
+
+
+def _line(bench: WireBench, row: Row) -> dict[str, Any]:
+    return {
+        "entries": bench.entries,
+        "density": bench.density,
+        "sent": row.sent,
+        "indices": row.indices,
+        "bits_per_index": f"{row.bits:.4f}",
+        "entropy_bound": f"{row.bound:.4f}",
+        "ratio_to_bound": f"{row.bits / row.bound:.4f}",
+        "encode_ms": f"{row.encode_ms:.4f}",
+        "decode_ms": f"{row.decode_ms:.4f}",
+        "select_ms": f"{row.select_ms:.4f}",
+        "coding_to_select": f"{(row.encode_ms + row.decode_ms) / row.select_ms:.4f}",
+        "rounds": bench.rounds,
+        "threads": 1,
+    }

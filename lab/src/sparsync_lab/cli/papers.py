@@ -1,0 +1,271 @@
+"""``sparsync papers``: the papers' figures and tables, made again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from sparsync_lab.cli.parallel_jobs import Others, arguments_of, end_with_starter
+
+if TYPE_CHECKING:
+    from sparsync_lab.papers import Item
+
+OUTPUT = Path("results/papers")
+SHOWN = 3  # of the trainings that are not done yet
+Output = Annotated[Path, typer.Option(help="Folder of the results.")]
+
+papers = typer.Typer(help="The papers' figures and tables, made again.", no_args_is_help=True)
+
+
+@papers.command("list")
+def list_items(
+    item: Annotated[str, typer.Argument(help="Of an item with many trainings, their order: 'beyond/accuracy'.")] = "",
+    output: Output = OUTPUT,
+    seed: Annotated[int, typer.Option(help="As in 'run'.")] = 0,
+) -> None:
+    """What there is, what it needs, and what has been run."""
+    _check_packages()
+    from sparsync_lab.papers import ITEMS, Context
+    from sparsync_lab.papers.report_page import listed
+
+    if item:
+        orders = {key: one.order for key, one in ITEMS.items() if one.order is not None}
+        if item not in orders:
+            raise ValueError(f"item must be one of {', '.join(orders)} or left out, got {item!r}")
+        found = orders[item](Context(output=output, seed=seed))
+        _print(found.headings, [row.cells for row in found.rows])
+        return
+    _print(("item", "what it is", "full run needs", "result"), listed(list(ITEMS.values()), output))
+
+
+def _print(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in headings:
+        table.add_column(heading)
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+
+
+@papers.command("run")
+def run(
+    ctx: typer.Context,
+    item: Annotated[str, typer.Argument(help="A key of 'sparsync papers list', a paper ('p1'), or 'all'.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny setting: 2 minutes at most on 2 CPU cores.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda, if there is one.")] = "",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the data sets.", show_default="$SPARSYNC_DATA")
+    ] = None,
+    output: Output = OUTPUT,
+    seed: Annotated[int, typer.Option(help="Of weights, order of the data and random methods.")] = 0,
+    epochs: Annotated[
+        float | None, typer.Option(help="Of each training, instead of the paper's; schedules shrink with it.")
+    ] = None,
+    only: Annotated[
+        list[str],
+        typer.Option(help="Only trainings whose name holds this word ('topk', 'resnet20'); repeatable."),
+    ] = [],  # noqa: B006
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Stop in time; what is not finished is gone on with at the next call. Nothing is begun in the last "
+            "half minute."
+        ),
+    ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            help="Processes that share the trainings; the same as to start the command so many times. On a GPU, "
+            "NVIDIA's MPS (nvidia-cuda-mps-control -d) lets their kernels run at the same time; without it they take "
+            "turns. What measures time (p1/table2, p2/table2) is done by one process, before the others start."
+        ),
+    ] = 1,
+    resume: Annotated[
+        bool, typer.Option(help="Use finished trainings and go on with others; or begin all of them anew.")
+    ] = True,
+    scratch: Annotated[
+        Path, typer.Option(help="Folder for checkpoints of unfinished trainings, and claims of who is at them.")
+    ] = Path("runs/papers"),
+    helps: Annotated[
+        float | None,
+        typer.Option(hidden=True, help="Only train: for a command with --jobs that began at this time.time()."),
+    ] = None,
+) -> None:
+    """Make a figure or a table again: JSON and PNG in the folder of the results.
+
+    \b
+    sparsync papers run p1/fig3
+    sparsync papers run p1/fig6 --device cuda --epochs 20 --minutes 8
+    sparsync papers run beyond/accuracy --device cuda --minutes 9 --jobs 6
+    sparsync papers run all --quick
+
+    Several of these commands may run side by side: a training is made by the one that claims it first, and each waits
+    for the others' as long as there is time. What measures time (p1/table2, p2/table2) should run alone.
+    """
+    _check_packages()
+    from sparsync_lab.papers import Context, chosen
+    from sparsync_lab.papers.run_queue import NoneFits, SomeFailed, assemble
+
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"minutes must be above 0, got {minutes:g}")
+    if jobs < 1:
+        raise ValueError(f"jobs must be 1 or more, got {jobs}")
+    if device not in ("", "cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be cpu here, where torch finds no GPU, got 'cuda'")
+    if quick:
+        torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
+    begun = time.time() if helps is None else helps
+    ago = time.time() - begun
+    context = Context(
+        quick=quick,
+        device=torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")),
+        data=data_dir,
+        output=output,
+        scratch=scratch,
+        seed=seed,
+        epochs=epochs,
+        only=tuple(only),
+        begun=begun,
+        deadline=time.monotonic() - ago + 60 * minutes if minutes is not None else float("inf"),
+        resume=resume,
+        say=lambda line: print(f"  {line}\n", end="", flush=True),
+    )
+    items = chosen(item)
+    if epochs is not None and not any(one.by_epochs for one in items):
+        raise ValueError(
+            f"epochs must be left out: {item} has no training whose length is given in them, got {epochs:g}"
+        )
+    if seed < 0:
+        raise ValueError(f"seed must not be below 0, got {seed}")
+    if only and not any(one.trains for one in items):
+        raise ValueError(f"only must be left out: {item} trains nothing, got {', '.join(only)}")
+    check_writable("output", output)
+    if any(one.trains for one in items):
+        check_writable("scratch", scratch)
+    started: dict[str, float] = {}
+    failed: list[str] = []
+    unfit: list[str] = []
+
+    def train(one: Item) -> bool:
+        """Whether its result can be made: what goes wrong stops no other item, which may need other data."""
+        started[one.key] = time.monotonic()
+        print(f"{one.key}: {one.title}", flush=True)
+        try:
+            if one.trains:
+                one.run(context)
+        except NoneFits as error:  # of several items, another may have it
+            if len(items) == 1:
+                raise
+            print(f"  {error}", flush=True)
+            unfit.append(one.key)
+            return False
+        except SomeFailed as error:  # the result is made from the others
+            failed.append(one.key)
+            print(f"  {error}", flush=True)
+        except (ValueError, OSError, RuntimeError) as error:
+            return give_up(one, error)
+        return True
+
+    def finish(one: Item) -> None:
+        try:
+            path, result = assemble(context, one)
+        except (ValueError, OSError) as error:
+            give_up(one, error)
+            return
+        print(f"  {path}, {time.monotonic() - started[one.key]:.0f} s{unfinished(result.missing)}", flush=True)
+
+    def give_up(one: Item, error: Exception) -> bool:
+        if len(items) == 1:
+            raise error
+        failed.append(one.key)
+        print(f"  not made: {error}", flush=True)
+        return False
+
+    shared = [one for one in items if one.trains]
+    if helps is not None:
+        end_with_starter()
+        for one in shared:
+            train(one)
+        check_made(items, failed, unfit)
+        return
+    for one in items:
+        if (jobs == 1 or not one.trains) and train(one):
+            finish(one)
+    if jobs == 1 or not shared:
+        check_made(items, failed, unfit)
+        return
+    threads = max(1, torch.get_num_threads() // jobs)
+    torch.set_num_threads(threads)
+    same = ["papers", "run", *arguments_of(ctx, without=("jobs", "helps")), f"--helps={begun}"]
+    with Others(same, jobs - 1, threads) as others:
+        ready = [one for one in shared if train(one)]
+        others.wait()
+    for one in ready:
+        finish(one)
+    check_made(items, failed, unfit)
+    others.check()
+
+
+@papers.command("report")
+def report(
+    output: Output = OUTPUT,
+    page: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html there")] = None,
+) -> None:
+    """All results on one page that loads nothing from elsewhere."""
+    _check_packages()
+    from sparsync_lab.papers import ITEMS
+    from sparsync_lab.papers.report_page import write_report
+
+    if not output.is_dir():
+        raise ValueError(f"output must be a folder with results, and there is no {output}")
+    path = page or output / "report.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    full, quick, left = write_report(ITEMS.values(), output, path)
+    print(f"{full} results, {quick} quick ones, {left} not run yet")
+    print(f"report: {path}")
+
+
+def unfinished(missing: Sequence[str]) -> str:
+    """What is not done yet, for the end of a line: the first few, and how many more there are."""
+    if not missing:
+        return ""
+    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+    return f"; not done yet: {', '.join(missing[:SHOWN])}{more}"
+
+
+def check_made(items: Sequence[Item], failed: Sequence[str], unfit: Sequence[str]) -> None:
+    """At the end, when all that can be made is."""
+    if unfit and len(unfit) == sum(one.trains for one in items):
+        raise ValueError("no training of any item has a word of --only in its name, see above")
+    if failed:
+        whole = "not made, or without trainings that failed"
+        raise ValueError(f"{len(failed)} of {len(items)} items are {whole}, see above: {', '.join(failed)}")
+
+
+def check_writable(name: str, folder: Path) -> None:
+    """Before anything is trained whose result could not be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"{name} must be a folder that can be written to, got {folder}: {reason}") from None
+
+
+def _check_packages() -> None:
+    for package in ("matplotlib", "jinja2"):
+        if find_spec(package) is None:
+            raise ValueError(f"the papers' figures and tables need {package}: pip install 'sparsync[lab]'")

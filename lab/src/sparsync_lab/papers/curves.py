@@ -1,0 +1,179 @@
+"""Trainings as charts and tables."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparsync_lab.papers.item import Context, Result
+from sparsync_lab.papers.run import SEEDS, History, Run, merged_data, merged_where, title_of
+from sparsync_lab.papers.run_queue import carry_out
+from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
+from sparsync_lab.training.methods import DENSE
+
+SEED = ", seed "  # of a label
+HALF = (
+    "Where the data folder holds only half of CIFAR-10 (25,000 training images, 3,000 test images), that is what is "
+    "trained on: an epoch has half the steps, and accuracies are lower than with all of it."
+)
+VIRTUAL = (
+    "The workers are virtual: one process computes the gradients of all of them, with the library's own compressors, "
+    "residuals and sums, which gives the weights that as many processes would get. On a GPU the workers' batches may "
+    "pass through a network together, which differs from that by rounding, and by the draws of dropout; elsewhere each "
+    "worker has a pass of its own. The file of a training says how it was (passes, precision); where it does not, "
+    "networks for MNIST and CIFAR-10 went together on a GPU, others apart, and only convolutions were of TF32, or "
+    "products too from commit 790b419 on."
+)
+
+
+def trained(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], Result]:
+    """The runs' histories by label, and a result that holds what all such items have in common."""
+    done, missing = carry_out(context, runs)
+    return done, outcome(context, list(done.values()), missing)
+
+
+def findings(context: Context, missing: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
+    """What is said of the full trainings, if it is these that are there."""
+    return [] if context.quick or context.seed or context.epochs is not None or missing else notes
+
+
+def outcome(context: Context, histories: Sequence[History], missing: Sequence[str]) -> Result:
+    """A result that holds what all items that train have in common.
+
+    Args:
+        missing: what is not done yet, in words.
+    """
+    notes = [VIRTUAL]
+    if any(history.data["name"] == "cifar10-half" for history in histories):
+        notes.append(HALF)
+    for model in dict.fromkeys(history.run.model for history in histories):
+        sets = {h.data["sha256"]: f"{h.data['name']} ({h.data['size']})" for h in histories if h.run.model == model}
+        if len(sets) > 1:
+            those = " or ".join(sets.values())
+            notes.append(f"{title_of(model)} was not always trained with the same data, but with {those}.")
+    # Trainings of so many steps have them whatever is asked for.
+    lengths = sorted({len(history.losses) for history in histories if history.run.steps is None})
+    if context.epochs is not None and lengths:
+        steps = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
+        notes.append(f"Trained for {context.epochs:g} epochs ({steps} steps), the schedule shortened in proportion.")
+    return Result(
+        notes=notes,
+        runs=[history.run.name for history in histories],
+        missing=missing,
+        data=merged_data(histories),
+        where=merged_where(histories),
+        seconds=sum(history.seconds for history in histories),
+    )
+
+
+def by_epoch(
+    title: str, histories: Mapping[str, History], caption: str, looks: Mapping[str, int] | None = None
+) -> Figure:
+    """Scores over epochs; accuracies in %.
+
+    Args:
+        looks: as in ``Curve``, by label.
+    """
+    curves = []
+    for label, history in histories.items():
+        epochs = [step / history.epoch for step in history.points]
+        values = [shown(score, history.score) for score in history.scores]
+        curves.append(Curve(label, epochs, values, look=(looks or {}).get(label)))
+    kinds = {history.score for history in histories.values()}
+    unit = "%" if "accuracy" in kinds else ""
+    return Figure(LineChart(title, "epochs", curves, y_unit=unit, log_y=kinds == {"perplexity"}), caption)
+
+
+def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> Figure:
+    """Training losses, each point the mean of a fortieth of the training."""
+    curves = []
+    for label, history in histories.items():
+        width = max(1, len(history.losses) // 40)
+        starts = range(0, len(history.losses) - width + 1, width)
+        means = [sum(history.losses[i : i + width]) / width for i in starts]
+        curves.append(Curve(label, [i + width for i in starts], means))
+    return Figure(LineChart(title, "steps", curves, log_y=True), caption)
+
+
+def scores(caption: str, histories: Mapping[str, History]) -> Table:
+    """Best and last score, bytes and density of every training; of several seeds the mean and deviation."""
+    rows = []
+    groups = by_seed(histories)
+    base = groups.get(DENSE, [])
+    for label, own in groups.items():
+        gap = difference(own, base)
+        rows.append(
+            Row(
+                [
+                    label,
+                    spread(own),
+                    f"{statistics.mean(shown(h.best, h.score) for h in own):.2f}",
+                    "–" if gap is None or label == DENSE else f"{gap:+.2f}",
+                    str(len(own)),
+                    f"{statistics.mean(h.bytes[-1] if h.bytes else 0 for h in own) / 1e6:,.2f} MB",
+                    f"{100 * statistics.mean(h.density for h in own):.3g} %",
+                    f"{len(own[0].losses):,}",
+                    f"{statistics.mean(h.seconds for h in own):,.0f} s",
+                ]
+            )
+        )
+    kinds = {history.score for history in histories.values()}
+    kind = f"{next(iter(kinds))}{', %' if kinds == {'accuracy'} else ''}" if len(kinds) == 1 else "score"
+    headings = [
+        "training", f"{kind}, last", "best", "to dense", "seeds", "sent by a worker", "density", "steps", "time"
+    ]  # fmt: skip
+    return Table(caption, headings, rows)
+
+
+def repeated(context: Context, run: Run, **changes: Any) -> list[Run]:
+    """A training with all seeds; alone in a tiny setting, and where a seed is asked for.
+
+    Args:
+        changes: of those with another seed than the first.
+    """
+    if context.seed:
+        return [replace(run, label=f"{run.label}{SEED}{context.seed}")]  # called as it is among the others
+    if context.quick:
+        return [run]
+    others = [replace(run, label=f"{run.label}{SEED}{seed}", seed=seed, **changes) for seed in SEEDS[1:]]
+    return [run, *others]
+
+
+def by_seed(histories: Mapping[str, History]) -> dict[str, list[History]]:
+    """Trainings by label, those together that differ by the seed."""
+    found: dict[str, list[History]] = {}
+    for label, history in histories.items():
+        found.setdefault(label.partition(SEED)[0], []).append(history)
+    return found
+
+
+def first_of(histories: Mapping[str, History]) -> dict[str, History]:
+    """One training of each label, that with the first seed if it is there."""
+    return {label: own[0] for label, own in by_seed(histories).items()}
+
+
+def difference(histories: Sequence[History], others: Sequence[History]) -> float | None:
+    """Between the means of two rows, over the seeds that both have; ``None`` if there is none, or one went astray."""
+    both = [{h.run.seed: shown(h.last, h.score) for h in row} for row in (histories, others)]
+    common = both[0].keys() & both[1].keys()
+    gap = statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else math.nan
+    return gap if math.isfinite(gap) else None
+
+
+def spread(histories: Sequence[History]) -> str:
+    """Mean and, of two seeds or more, standard deviation; the mean alone where one of them went astray."""
+    scores = [shown(h.last, h.score) for h in histories]
+    several = len(scores) > 1 and all(map(math.isfinite, scores))
+    return f"{statistics.mean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if several else "")
+
+
+def shown(score: float, kind: str) -> float:
+    return 100 * score if kind == "accuracy" else score
+
+
+def quickly(run: Run, **changes: Any) -> dict[str, Any]:
+    """What makes a training tiny."""
+    return {"workers": min(run.workers, 2), "batch": min(run.batch, 4), "limit": 32, "steps": 4, **changes}

@@ -1,0 +1,246 @@
+"""The search for rates, and what follows from it: what is trained next, and what is shown of all that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
+from math import floor, isnan, log10
+from typing import Any
+
+from sparsync.collectives import AllGather
+from sparsync.layout import Layout
+from sparsync.wire import Wire
+from sparsync_lab.papers.run import SEEDS, History, Run
+from sparsync_lab.papers.step_times import spans_of
+from sparsync_lab.papers.sweep import (
+    FACTORS,
+    METHODS,
+    SETTINGS,
+    STAGES,
+    Method,
+    Setting,
+    Stage,
+    method_of,
+)
+from sparsync_lab.papers.trainings import traffic_of
+
+START = 6.0  # seconds until a training is under way
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A programme, and the lookup of what has been trained of it.
+
+    Args:
+        get: a run's history, if there is one.
+        seed: the context's.
+    """
+
+    get: Callable[[Run], History | None]
+    seed: int = 0
+    settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
+    stages: Sequence[Stage] = STAGES
+    made_before: dict[tuple[Any, ...], Run] = field(default_factory=dict, init=False, repr=False)
+
+    def run(self, model: str, label: str, factor: float, length: int, seed: int = 0) -> Run:
+        """One training, within the bytes of TopK-SGD at 0.1 %; always the same object, which knows its name."""
+        key = model, label, factor, length, seed
+        if key not in self.made_before:
+            self.made_before[key] = self._run(*key)
+        return self.made_before[key]
+
+    def _run(self, model: str, label: str, factor: float, length: int, seed: int) -> Run:
+        setting, method = self.settings[model], method_of(label)
+        steps, rate, dense = setting.lengths[length], setting.rate * factor, method.name == "dense"
+        own = Run(
+            f"{steps} {label}, rate {rate:g}, seed {seed + self.seed}", model, method.name,
+            workers=setting.workers, batch=setting.batch, rate=rate, momentum=setting.momentum,
+            weight_decay=setting.weight_decay, clip=setting.clip, steps=steps, warmup=setting.warmup, decay=None,
+            seed=seed, limit=setting.limit, optimizer=setting.optimizer, settings=method.settings,
+            autocast=setting.autocast, seconds=START + steps * setting.seconds[not dense],
+        )  # fmt: skip
+        if dense:
+            return own
+        options = {**options_in(setting, method), "density": density_of(setting, label, length)}
+        return replace(own, options=options, front=method.front)
+
+    def tried(self, model: str, label: str) -> dict[float, History | None]:
+        """The search for a rate: by factor, those that are asked for so far; ``None`` where there is nothing yet."""
+        like = method_of(label).like
+        if like:  # the rate of what it changes, or, if it was trained before that was chosen, its own
+            taken, made = self.chosen(model, like), self.made(model, label, 0, self.tried(model, like))
+            if taken is None or (made and taken not in made):
+                return dict(made)
+            return {taken: made.get(taken)}
+        factors = list(FACTORS)
+        while True:
+            found = {factor: self.get(self.run(model, label, factor, 0)) for factor in sorted(factors)}
+            known = {factor: history for factor, history in found.items() if history is not None}
+            if len(known) < len(found):
+                return found
+            asked, bests = self.settings[model].further, (best_of(known), self._steady(model, label, known))
+            further = [f for f in asked if f not in factors and any(f == b * (0.5 if f < 1 else 2) for b in bests)]
+            if not further:
+                return found
+            factors += further
+
+    def made(self, model: str, label: str, length: int, factors: Iterable[float]) -> dict[float, History]:
+        """Of these factors, what was trained with the first seed."""
+        found = {factor: self.get(self.run(model, label, factor, length)) for factor in factors}
+        return {factor: history for factor, history in found.items() if history is not None}
+
+    def chosen(self, model: str, label: str, so_far: bool = False) -> float | None:
+        """The factor with the best last score, once the search is complete; if other seeds do not learn with it, the
+        next best. ``so_far``: also if there is nothing yet beyond the edge at which it stands."""
+        tried = self.tried(model, label)
+        known = {factor: history for factor, history in tried.items() if history is not None}
+        enough = set(FACTORS) & set(tried) if so_far else set(tried)
+        return self._steady(model, label, known) if known and enough <= set(known) else None
+
+    def at_edge(self, model: str, label: str) -> bool:
+        """Whether the chosen rate is the lowest or the highest of those that were tried."""
+        best = self.chosen(model, label, so_far=True)
+        known = [factor for factor, history in self.tried(model, label).items() if history is not None]
+        return best is not None and len(known) > 1 and best in (min(known), max(known))
+
+    def _steady(self, model: str, label: str, known: Mapping[float, History]) -> float:
+        """The best factor with which all seeds learn that were trained with it; of none, the best."""
+        left = dict(known)
+        while left:
+            factor = best_of(left)
+            if not self.given_up(model, label, factor):
+                return factor
+            del left[factor]
+        return best_of(known)
+
+    def given_up(self, model: str, label: str, factor: float) -> bool:
+        """Whether another seed does not learn with a factor with which the first does."""
+        first = self.get(self.run(model, label, factor, 0))
+        return first is not None and not all(learnt(other, first) for other in self.seeds(model, label, factor))
+
+    def seeds(self, model: str, label: str, factor: float, length: int = 0) -> list[History]:
+        """What was trained with a factor, seed by seed."""
+        found = (self.get(self.run(model, label, factor, length, seed)) for seed in SEEDS)
+        return [history for history in found if history is not None]
+
+    def runs(self, stage: Stage) -> tuple[list[Run], list[Run]]:
+        """A stage's trainings; and in place of those that wait for their rate, as many with the middle one."""
+        ready: list[Run] = []
+        waiting: list[Run] = []
+        for label in stage.methods:
+            if stage.search:
+                factors = self.tried(stage.model, label)
+                ready += [self.run(stage.model, label, factor, 0) for factor in factors]
+                waiting += [] if factors else [self.run(stage.model, label, 1.0, 0)]
+                continue
+            factor = self.chosen(stage.model, label)
+            own = [self.run(stage.model, label, factor or 1.0, stage.length, seed) for seed in stage.seeds]
+            (waiting if factor is None else ready).extend(own)
+            if factor is not None and stage.length and stage.seeds == SEEDS[:1] and self.at_edge(stage.model, label):
+                ready.append(self.run(stage.model, label, self.inside(stage.model, label, factor), stage.length))
+        return ready, waiting
+
+    def inside(self, model: str, label: str, edge: float) -> float:
+        """Of the factors that were tried, the one beside that at the edge."""
+        return min((f for f in self.tried(model, label) if f != edge), key=lambda f: abs(log10(f / edge)))
+
+    def possible(self) -> Iterator[Run]:
+        """All trainings that may be asked for, whatever rates are chosen."""
+        for stage in self.stages:
+            factors = (*FACTORS, *self.settings[stage.model].further)
+            for label, factor, seed in product(stage.methods, factors, stage.seeds):
+                yield self.run(stage.model, label, factor, stage.length, seed)
+
+    def others(self, stage: Stage) -> list[Run]:
+        """A stage's trainings with all rates of the search: they may have been made when another one was the best."""
+        likes = {label: method_of(label).like for label in stage.methods}
+        return [
+            self.run(stage.model, label, factor, stage.length, seed)
+            for label, like in likes.items()
+            if like or not stage.search
+            for factor in self.tried(stage.model, like or label)
+            for seed in stage.seeds
+        ]
+
+    def repeats(self, model: str, label: str, length: int) -> list[History]:
+        """What was trained with the chosen rate, seed by seed; a longer training that was made with several, with the
+        best of them."""
+        factor = self.chosen(model, label, so_far=True)
+        if factor is None:
+            return []
+        longer = self.made(model, label, length, self.tried(model, label)) if length else {}
+        factor = best_of(longer) if longer else factor
+        return self.seeds(model, label, factor, length)
+
+    def asked(self, model: str) -> list[str]:
+        """Labels of all that is trained on a model, each once."""
+        return list(dict.fromkeys(label for stage in self.stages if stage.model == model for label in stage.methods))
+
+    def methods(self, model: str) -> list[str]:
+        """Of these, the methods that are compared, without ablations."""
+        return [label for label in self.asked(model) if label in METHODS]
+
+
+def options_in(setting: Setting, method: Method) -> dict[str, Any]:
+    """A method's options; where the optimizer has no momentum of SGD's kind, there is none to correct."""
+    options = dict(method.options)
+    if setting.momentum > 0 and setting.optimizer == "sgd":
+        return options
+    if method.name == "dgc":
+        return options | {"momentum": "keep"}
+    corrects = options.get("momentum") == "correct"
+    return {name: value for name, value in options.items() if not (corrects and name in ("momentum", "beta"))}
+
+
+def best_of(known: Mapping[float, History]) -> float:
+    """The factor with the best last score; among equals the one nearest to 1."""
+    return max(known, key=lambda factor: (goodness(known[factor]), -abs(log10(factor))))
+
+
+def learnt(history: History, like: History) -> bool:
+    """Whether a training got anywhere near another of its kind: to half the accuracy, or twice the error."""
+    if isnan(history.last) or isnan(like.last):
+        return isnan(like.last)
+    return history.last >= like.last / 2 if history.score == "accuracy" else history.last <= 2 * like.last
+
+
+def goodness(history: History) -> float:
+    """The last score, so that more is better; least of all if it is not a number."""
+    last = history.last
+    return float("-inf") if isnan(last) else last if history.score == "accuracy" else -last
+
+
+def budget(model: str, workers: int) -> float:
+    """Bytes of a step of TopK-SGD: 0.1 % of all entries, 32 + 32 bits each, gathered."""
+    spans = spans_of(model)
+    layout = Layout.cut(spans, numel=spans[-1].stop, scope="global", density=0.001)
+    return AllGather().traffic(layout, Wire(), workers).mean_bytes
+
+
+@cache
+def density_of(setting: Setting, label: str, length: int) -> float:
+    """The largest density at which a method sends no more than TopK-SGD, over the whole training."""
+    method = method_of(label)
+    if method.front == 1 and length > 0:
+        return density_of(setting, label, 0)
+    options = {**options_in(setting, method), "density": 0.001}
+    run = Run(label, setting.model, method.name, options, method.settings, setting.workers, front=method.front,
+              steps=setting.lengths[length])  # fmt: skip
+    return within(run, budget(setting.model, setting.workers))
+
+
+def within(run: Run, allowed: float) -> float:
+    """The largest density at which a step of the run sends no more than that."""
+    cost, low, high = traffic_of(run), 1e-5, 0.05
+    if cost(high) <= allowed:
+        low, high = high, 0.5
+    for _ in range(16):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
+    if cost(low) > allowed:
+        raise ValueError(f"{run.label} sends {cost(low):,.0f} bytes a step, most of them dense, of {allowed:,.0f}")
+    # To four digits, downwards: they are part of the run's name.
+    unit = 10.0 ** (floor(log10(low)) - 3)
+    return round(floor(low / unit) * unit, 12)

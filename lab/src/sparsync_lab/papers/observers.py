@@ -1,0 +1,100 @@
+"""What is looked at while virtual workers train: gradient plus residual, and P3's condition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsync import theory
+from sparsync.layout import entries_for
+from sparsync_lab.papers.gradient_shapes import SHARES, histogram
+from sparsync_lab.virtual import VirtualWorkers
+
+BINS = 60
+MOST = 4_000_000  # entries that are sorted; of more, every so many
+SPREAD = 6  # deviations that a histogram spans either way
+
+
+class Watch:
+    """Takes snapshots of a team's step: ``before`` it, and ``after`` its exchange.
+
+    Args:
+        kind: ``"shape"``: the first worker's gradient plus residual; ``"gtopk"``: P3's ratio, over all workers.
+        clip: largest norm of a worker's gradient.
+        density: share of the entries that is sent.
+    """
+
+    def __init__(self, team: VirtualWorkers, kind: str, clip: float | None, density: float) -> None:
+        self.team, self.kind, self.clip, self.density = team, kind, clip, density
+        self.names = [name for name, parameter in team.model.named_parameters() if parameter.requires_grad]
+        self.kept: list[Tensor | float] = []
+
+    def before(self) -> None:
+        """Remember what the workers keep now."""
+        ranks = range(1 if self.kind == "shape" else self.team.workers)
+        self.kept = [self._residual(rank) for rank in ranks]
+
+    def after(self) -> dict[str, Any]:
+        """The snapshot, once the gradients have been exchanged."""
+        us = [kept + self._gradient(rank) for rank, kept in enumerate(self.kept)]
+        self.kept = []
+        if self.kind == "shape":
+            return {"step": self.team.step, **shape_of(us[0])}
+        mean = torch.cat([self._grad(name).flatten() for name in self.names])
+        if not all(u.isfinite().all() for u in us):
+            return {"step": self.team.step}
+        k = entries_for(self.density, mean.numel())
+        return {"step": self.team.step, "ratio": theory.gtopk_ratio(us, mean * self.team.workers, k)}
+
+    def _residual(self, rank: int) -> Tensor | float:
+        parts = [self.team.residual(rank, name) for name in self.names]
+        if all(part is None for part in parts):
+            return 0.0
+        shapes = [self.team.model.get_parameter(name) for name in self.names]
+        filled = [torch.zeros_like(s) if p is None else p for p, s in zip(parts, shapes, strict=True)]
+        return torch.cat([part.detach().flatten() for part in filled])
+
+    def _gradient(self, rank: int) -> Tensor:
+        own = torch.cat([self.team.gradient(rank, name).flatten() for name in self.names])
+        norm = float(own.norm())
+        return own * (self.clip / norm) if self.clip is not None and norm > self.clip else own.clone()
+
+    def _grad(self, name: str) -> Tensor:
+        grad = self.team.model.get_parameter(name).grad
+        assert grad is not None
+        return grad
+
+
+def shape_of(u: Tensor) -> dict[str, Any]:
+    """A gradient's histogram within six deviations, its exact ratios, and whether it is a bell."""
+    deviation = float(u.double().std())
+    if not (math.isfinite(deviation) and deviation > 0):
+        return {"deviation": deviation}
+    inner = u[u.abs() <= SPREAD * deviation]
+    middles, density = histogram(inner, BINS)
+    share = inner.numel() / u.numel()
+    sample = u[:: -(-u.numel() // MOST)] if u.numel() > MOST else u
+    shape = theory.bell_shape(sample)
+    ks = [entries_for(s, sample.numel()) for s in SHARES]
+    return {
+        "deviation": deviation,
+        "mean": float(u.double().mean()),
+        "largest": float(u.abs().max()),
+        "kurtosis": float(((u.double() - u.double().mean()) / deviation).pow(4).mean()),
+        "x": middles,
+        "density": [d * share for d in density],
+        "errors": theory.topk_errors(sample, ks),
+        "above_line": shape.above_line,
+        "bend": shape.bend,
+        "excess": shape.excess,
+    }
+
+
+def ratios(snapshot: Mapping[str, Any]) -> dict[float, float]:
+    """The exact ratio by k/d, of a snapshot of a shape."""
+    values: Sequence[float] = snapshot["errors"]
+    return dict(zip(SHARES, values, strict=True))

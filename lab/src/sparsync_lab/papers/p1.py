@@ -1,0 +1,336 @@
+"""P1: Understanding Top-k Sparsification in Distributed Deep Learning (Shi et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparsync import theory
+from sparsync_lab import models
+from sparsync_lab.models import CATALOGUE
+from sparsync_lab.papers import gradient_shapes, selection_times, step_times
+from sparsync_lab.papers.curves import (
+    by_epoch,
+    findings,
+    first_of,
+    loss_by_step,
+    outcome,
+    quickly,
+    repeated,
+    scores,
+    trained,
+)
+from sparsync_lab.papers.item import Context, Item, Result
+from sparsync_lab.papers.observers import ratios
+from sparsync_lab.papers.published import P1_MODELS, p1_table1, p1_table2
+from sparsync_lab.papers.run import History, Run, title_of
+from sparsync_lab.papers.run_queue import carry_out
+from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
+
+# k = 0.001 d of the whole model, fp32, nothing travels dense, momentum stays in the optimizer.
+SPARSE: Mapping[str, Any] = {
+    "density": 0.001,
+    "scope": "global",
+    "momentum": "keep",
+    "dense_below": 0,
+    "dense_1d": False,
+}
+METHODS = {"dense": "dense", "topk": "topk", "randk": "random+allgather", "gaussiank": "gaussian"}
+HELD = "gaussiank, count held"
+STEPS, EVERY = 1600, 200  # of the histograms
+# Close to one another: three seeds of each.
+CLOSE = {"lenet5": ("dense", "topk", "gaussiank", HELD), "resnet20": ("dense", "topk", HELD)}
+FEWER = {"lstm-ptb": 2, "lstm-an4": 2}  # workers whose gradients make the histograms, instead of 16
+MODELS = tuple(row[0] for row in P1_MODELS)
+SCHEDULE = (
+    "P1 does not print its schedule. As in its authors' code, the learning rate grows over the first 5 of 120 epochs "
+    "and is divided by 10 after 81; density is 0.001 from the first step on, as the text says (the code begins with "
+    "1/64 and 0.004). VGG-16's passes compute in bfloat16 where torch's autocast takes that to be safe. "
+    "Where LeNet-5 and ResNet-20 end close to one another there are three seeds (mean and standard deviation; the "
+    "curves are of the first); all others have one, and what differs by less than a point is no ranking. LeNet-5 on "
+    "MNIST, which P1 trains but does not draw here, has the same schedule."
+)
+IMAGENET = (
+    "P1's third model, ResNet-50 on ImageNet, is for those who have it: --only resnet50 with --data-dir at a folder "
+    "that holds train/<class>/ and val/<class>/ trains it on 16 virtual workers of 32 pictures, 70 epochs, rate 0.2 "
+    "divided by 10 after 30 and 60 (P1 prints no rate, and a batch of 128 with its times only)."
+)
+ONE_SIDED = (
+    "gaussiank is Algorithm 1 as printed: the one-sided quantile and at most four masks, of which the last counts. On "
+    "a normal vector that ends with half of k. In training the tails lack what was sent before: the first mask then "
+    "has too few, the next two far too many, and the last hardly any. Its messages have room for 8 k entries and "
+    "travel whole: they are about eight times as long as TopK-SGD's, however few it sends."
+)
+RANDOM = (
+    "RandK-SGD diverges here (LeNet-5 learns, far behind), and in P1 it learns, if slowly. With error feedback an "
+    "entry waits a thousand steps on average and then brings a thousand gradients at once, of which momentum in the "
+    "optimizer makes ten thousand; the learning rate is dense SGD's. P1 does not say what it did about that; its "
+    "authors' code begins with densities that are four to sixteen times as high. Of what it sends, the density column "
+    "counts what is not 0."
+)
+LARGER = (
+    "TopK-SGD, and GaussianK-SGD with it, loses 13 points on VGG-16, of which P1 says 0.6 to 0.8, too. Batches of 128 "
+    "make 2,880 steps of 120 epochs, a quarter of ResNet-20's, and of 14.7 million entries sixteen workers change at "
+    "most 1.6 % in each: most wait for a good part of the training. P1's authors' code begins with densities of 1/64 "
+    "and 0.004, which the text does not mention and which are not used here; whether that makes the difference we have "
+    "not tried."
+)
+
+
+def training(model: str, method: str, **changes: Any) -> Run:
+    """A training with P1's settings."""
+    options = {} if method == "dense" else SPARSE
+    if method == HELD:
+        return replace(training(model, "gaussiank", label=HELD, settings={"refine": True}), **changes)
+    if model == "resnet50":
+        run = Run(method, model, METHODS[method], options, rate=0.2, weight_decay=1e-4, epochs=70, warmup=5 / 70)
+        return replace(run, decay=(30 / 70, 60 / 70), **changes)
+    spec = CATALOGUE[model]
+    made = Run(
+        method, model, METHODS[method], options, batch=spec.batch, rate=spec.rate, momentum=spec.momentum,
+        clip=spec.clip, autocast=model == "vgg16",
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def repeats(context: Context, model: str, method: str) -> list[Run]:
+    """A training of the convergence, with all seeds if it is close to others."""
+    run = training(model, method)
+    return repeated(context, run) if method in CLOSE.get(model, ()) else [run]
+
+
+def convergence(context: Context, methods: Sequence[str], remarks: Sequence[str], found: Sequence[str]) -> Result:
+    """Test accuracy of LeNet-5, ResNet-20 and VGG-16 with each method; of ResNet-50 if it is asked for.
+
+    Args:
+        remarks: on the methods.
+        found: what came of the full trainings.
+    """
+    figures: list[Figure] = []
+    tables: list[Table] = []
+    histories: list[History] = []
+    imagenet = any(word.startswith("resnet5") for word in context.only)
+    names = ("lenet5", "resnet20", "vgg16", *(["resnet50"] if imagenet else []))
+    asked = {model: [run for method in methods for run in repeats(context, model, method)] for model in names}
+    if context.quick:
+        asked = {model: [replace(run, **quickly(run)) for run in runs] for model, runs in asked.items()}
+    # Those of all models in one go, so that several processes have enough to share.
+    missing = carry_out(context, [run for runs in asked.values() for run in runs])[1]
+    for model, runs in asked.items():
+        done, _ = carry_out(context.as_stored(), runs)
+        histories += done.values()
+        if done:
+            title = title_of(model)
+            on = next(iter(done.values())).data["name"]
+            caption = f"{title}, data {on}; the first seed of each."
+            figures.append(by_epoch(f"{title}, test accuracy", first_of(done), caption))
+            tables.append(scores(f"{title}: test accuracy", done))
+    result = outcome(context, histories, missing)
+    notes = [*remarks, *findings(context, missing, found), SCHEDULE, IMAGENET, *result.notes]
+    return replace(result, tables=tables, figures=figures, notes=notes)
+
+
+def figure_1(context: Context) -> Result:
+    return convergence(context, ("dense", "topk", "randk"), [], [RANDOM, LARGER])
+
+
+def figure_6(context: Context) -> Result:
+    held = f"{HELD}: where the last count is more than 10 % off k, the k largest go instead."
+    return convergence(context, ("dense", "topk", "gaussiank", HELD), [ONE_SIDED, held], [LARGER])
+
+
+def histograms(context: Context, method: str, remarks: Sequence[str] = ()) -> Result:
+    """Histograms of the first worker's gradient plus residual, of all six models."""
+    runs = [watched(context, model, method) for model in MODELS]
+    done, result = trained(context, runs)
+    figures, rows = [], []
+    for label, history in done.items():
+        figures.append(_histogram(label, history))
+        rows += [_shape_row(label, snapshot) for snapshot in history.snapshots if "x" in snapshot]
+    headings = ["model, step", "deviation", "largest/deviation", "kurtosis", "π − line", "bend of π²", "excess", "bell"]
+    table = Table(
+        "The shapes in numbers; a normal distribution has kurtosis 3",
+        headings,
+        rows,
+        [
+            "π − line, bend and excess: at most; bell: π below its line and π² convex, which Theorem 1 rests on. A "
+            "uniform distribution, of kurtosis 1.8, just meets that."
+        ],
+    )
+    curves = loss_by_step("Training loss", done, "To see that they learn.")
+    sent = ", ".join(f"{label} {100 * history.density:.3g} %" for label, history in done.items())
+    notes = [
+        f"All have {STEPS:,} steps: the learning rate grows over the first tenth of them and stays. VGG-16's passes "
+        "are in bfloat16 where torch's autocast takes that to be safe.",
+        "LSTM-PTB is trained without momentum and both LSTM are clipped, as in the authors' code.",
+        "P1 trains by 16 workers, as here but for the two LSTM, which have 2: what is drawn is one worker's, and the "
+        "others matter by the mean alone.",
+        *([f"Of the entries was sent: {sent}."] if sent else []),
+    ]
+    return replace(result, tables=[table], figures=[*figures, curves], notes=[*remarks, *notes, *result.notes])
+
+
+def watched(context: Context, model: str, method: str) -> Run:
+    """A training of which histograms are taken."""
+    run = training(
+        model, method, label=f"{title_of(model)} {method}", steps=STEPS, warmup=0.1, decay=(), watch="shape",
+        watch_every=EVERY,
+    )  # fmt: skip
+    run = replace(run, workers=FEWER.get(model, run.workers))
+    return replace(run, **quickly(run, watch_every=2)) if context.quick else run
+
+
+def _histogram(label: str, history: History) -> Figure:
+    curves = [Curve(f"step {s['step']}", s["x"], s["density"]) for s in history.snapshots if "x" in s]
+    return Figure(
+        LineChart(label, "gradient + residual", curves, log_y=True),
+        f"{label}: density within six deviations, on a logarithmic axis.",
+    )
+
+
+def _shape_row(label: str, snapshot: Mapping[str, Any]) -> Row:
+    shape = theory.BellShape(snapshot["above_line"], snapshot["bend"], snapshot["excess"])
+    return Row(
+        [
+            f"{label}, {snapshot['step']}",
+            f"{snapshot['deviation']:.2e}",
+            f"{snapshot['largest'] / snapshot['deviation']:.1f}",
+            f"{snapshot['kurtosis']:.1f}",
+            f"{snapshot['above_line']:.2g}",
+            f"{snapshot['bend']:.2g}",
+            f"{snapshot['excess']:.2g}",
+            "yes" if shape.bell else "no",
+        ]
+    )
+
+
+def figure_5(context: Context) -> Result:
+    """The bounds on a normal vector, and on gradients of the trainings of figure 2."""
+    runs = [watched(context, model, "topk") for model in ("fnn3", "resnet20")]
+    done, result = trained(context, runs)
+    found = [
+        (f"{label}, step {history.snapshots[-1]['step']}", ratios(history.snapshots[-1]))
+        for label, history in done.items()
+        if history.snapshots and "errors" in history.snapshots[-1]
+    ]
+    return gradient_shapes.figure_5(context, found, result)
+
+
+def table1(context: Context) -> Result:
+    """Sizes and settings of the six models."""
+    rows, counts = [], []
+    for name, title, published, *_, batch, rate, _ in P1_MODELS:
+        spec = CATALOGUE[name]
+        count = models.parameters(spec.make)
+        counts.append(count)
+        same = [
+            f"{count:,}{'' if count == published else f' (published {published:,})'}",
+            f"{spec.batch}{'' if spec.batch == batch else f' (published {batch})'}",
+            f"{spec.rate:g}{'' if spec.rate == rate else f' (published {rate:g})'}",
+        ]
+        rest = [f"{spec.momentum:g}", spec.data, "–" if spec.clip is None else f"{spec.clip:g}"]
+        rows.append(Row([title, *same, *rest]))
+    return Result(
+        [Table("Ours", ["model", "parameters", "batch", "learning rate", "momentum", "data", "clipped at"], rows)],
+        notes=[
+            "Sizes are counted on the models that the other parts train. P1 calls FNN-3 a network of three hidden "
+            "layers; 199,210 parameters are those of 784-200-200-10: three layers in all.",
+            "Initial weights and activations are the published ones.",
+            "P1 says that momentum is 0.9 and nothing of clipping. Its authors' code clips the two LSTM, and trains "
+            "LSTM-PTB without momentum: with 0.9 a rate of 22 would act as 220.",
+        ],
+        rows={"model": [row[0] for row in P1_MODELS], "parameters": counts, "published": [row[2] for row in P1_MODELS]},
+    )
+
+
+CIFAR, ALL_DATA = ("CIFAR-10", "a GPU"), ("MNIST", "CIFAR-10", "PTB", "AN4", "a GPU")
+ITEMS = (
+    Item(
+        "p1/fig1",
+        "Figure 1, TopK-SGD and RandK-SGD against Dense-SGD",
+        "P1: TopK-SGD converges like Dense-SGD on 16 workers, RandK-SGD much more slowly.",
+        figure_1,
+        ("MNIST", *CIFAR),
+        22,
+        trains=True,
+        by_epochs=True,
+    ),
+    Item(
+        "p1/table1",
+        "Table 1, the models and their settings",
+        "Six models of three kinds.",
+        table1,
+        published=p1_table1(),
+    ),
+    Item(
+        "p1/fig2",
+        "Figure 2, histograms of u in TopK-SGD",
+        "P1: most coordinates of gradient plus residual are close to zero, in every model: a bell.",
+        lambda context: histograms(context, "topk"),
+        ALL_DATA,
+        20,
+        trains=True,
+    ),
+    Item(
+        "p1/fig3",
+        "Figure 3, the shape of π",
+        "Sorted magnitudes of a normal vector fall below a straight line, and so do their squares: what Theorem 1's "
+        "tighter bound for Top-k rests on.",
+        gradient_shapes.figure_3,
+    ),
+    Item(
+        "p1/fig4",
+        "Figure 4, time of selection on a GPU",
+        "P1: torch.topk is slow on GPUs, DGC_k too where d is large, Gaussian_k is nearly free.",
+        selection_times.figure_4,
+        needs=("results/bench-select-gpu.csv",),
+    ),
+    Item(
+        "p1/fig5",
+        "Figure 5, the bounds over k",
+        "P1: the exact ratio is below (1 − k/d)², and that is below 1 − k/d: on a normal vector of 100,000 entries and "
+        "in real training.",
+        figure_5,
+        ("MNIST", *CIFAR),
+        2,
+        trains=True,
+    ),
+    Item(
+        "p1/fig6",
+        "Figure 6, GaussianK-SGD against TopK-SGD and Dense-SGD",
+        "P1: GaussianK-SGD has nearly the accuracy of TopK-SGD; both are 0.6 to 0.8 points below Dense-SGD.",
+        figure_6,
+        ("MNIST", *CIFAR),
+        32,
+        trains=True,
+        by_epochs=True,
+    ),
+    Item(
+        "p1/table2",
+        "Table 2, iteration time and scaling efficiency",
+        "P1: on 16 GPUs and 10 Gbit/s TopK-SGD is slower than Dense-SGD, GaussianK-SGD up to 2.33 times faster.",
+        step_times.table_2_of_p1,
+        ("a GPU", "torchvision", "timm"),
+        3,
+        p1_table2(),
+    ),
+    Item(
+        "p1/fig7",
+        "Figure 7, histograms of u in Dense-SGD",
+        "P1: without residuals the distributions are narrower than those of figure 2.",
+        lambda context: histograms(context, "dense"),
+        ALL_DATA,
+        20,
+        trains=True,
+    ),
+    Item(
+        "p1/fig8",
+        "Figure 8, histograms of u in GaussianK-SGD",
+        "P1: much like those of TopK-SGD.",
+        lambda context: histograms(context, "gaussiank", [ONE_SIDED]),
+        ALL_DATA,
+        20,
+        trains=True,
+    ),
+)

@@ -1,0 +1,125 @@
+"""P3: A Convergence Analysis of Distributed SGD with Communication-Efficient Gradient Sparsification (Shi, 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparsync_lab.papers import selection_times
+from sparsync_lab.papers.curves import by_epoch, first_of, loss_by_step, quickly, repeated, scores, trained
+from sparsync_lab.papers.item import Context, Item, Result
+from sparsync_lab.papers.p1 import SPARSE, repeats, training
+from sparsync_lab.papers.run import History, Run
+from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
+
+DENSITIES = (0.001, 0.005, 0.01)
+EVERY = 50  # steps between looks at the condition
+ABSTRACT = (
+    "We have P3's abstract only: model, workers and schedule are those of P1 (ResNet-20, 16 workers), not P3's own. "
+    "dense, topk and what is less than a point below dense have three seeds; the condition is looked at with the first."
+)
+OURS = (
+    "Our gTop-k keeps what the tree drops in the residual of the worker that dropped it; the published form loses "
+    "partial sums on the way."
+)
+
+
+def gtopk(density: float) -> Run:
+    """ResNet-20 with gTop-k, and the condition looked at."""
+    run = training("resnet20", "topk", label=f"gTop-k, {density:g}", watch="gtopk", watch_every=EVERY)
+    return replace(run, method="topk+gtopk", options={**SPARSE, "density": density})
+
+
+def tiny(context: Context, runs: list[Run]) -> list[Run]:
+    if not context.quick:
+        return runs
+    return [replace(run, **quickly(run, workers=4, watch_every=2)) for run in runs]
+
+
+def convergence(context: Context) -> Result:
+    """gTop-k against dense and top-k, and P3's condition over the training."""
+    runs = [*repeats(context, "resnet20", "dense"), *repeats(context, "resnet20", "topk"), gtopk(DENSITIES[0])]
+    done, result = trained(context, tiny(context, runs))
+    first = first_of(done)
+    figures = [
+        by_epoch("Test accuracy", first, "ResNet-20 on CIFAR-10, 16 workers, density 0.001; the first seed of each."),
+        loss_by_step("Training loss", first, "The same, the loss."),
+        *_condition(first),
+    ]
+    tables = [scores("ResNet-20", done), *_ratios(done)]
+    return replace(result, tables=tables, figures=figures, notes=[ABSTRACT, OURS, *result.notes])
+
+
+def density(context: Context) -> Result:
+    """gTop-k at three densities; dense for comparison. Those that come near it have three seeds."""
+    runs = [*repeats(context, "resnet20", "dense"), gtopk(DENSITIES[0])]
+    runs += [run for share in DENSITIES[1:] for run in repeated(context, gtopk(share), watch="")]
+    done, result = trained(context, tiny(context, runs))
+    first = first_of(done)
+    figures = [
+        by_epoch("Test accuracy", first, "gTop-k at three densities; the first seed of each."),
+        loss_by_step("Training loss", first, "The same, the loss."),
+        *_condition(first),
+    ]
+    tables = [scores("gTop-k at three densities", done), *_ratios(done)]
+    return replace(result, tables=tables, figures=figures, notes=[ABSTRACT, OURS, *result.notes])
+
+
+def _seen(history: History) -> list[Mapping[str, Any]]:
+    """The looks at the condition; there is none at what is not finite."""
+    return [snapshot for snapshot in history.snapshots if "ratio" in snapshot]
+
+
+def _condition(done: dict[str, History]) -> list[Figure]:
+    curves = [
+        Curve(label, [s["step"] for s in seen], [s["ratio"] for s in seen], look=number)
+        for number, (label, history) in enumerate(done.items())  # as in the other charts
+        if (seen := _seen(history))
+    ]
+    caption = "‖Σu − gTop_k‖² over the expectation of ‖Σu − Rand_k(Σu)‖²: P3 assumes that it is at most 1."
+    return [Figure(LineChart("P3's condition", "steps", curves), caption)] if curves else []
+
+
+def _ratios(done: dict[str, History]) -> list[Table]:
+    rows = []
+    for label, history in done.items():
+        ratios = [snapshot["ratio"] for snapshot in _seen(history)]
+        if not ratios:
+            continue
+        over = sum(ratio > 1 for ratio in ratios)
+        rows.append(Row([label, str(len(ratios)), f"{max(ratios):.4f}", f"{sum(ratios) / len(ratios):.4f}", str(over)]))
+    headings = ["training", "looks", "largest ratio", "mean", "above 1"]
+    return [Table("P3's condition in numbers", headings, rows)] if rows else []
+
+
+ITEMS = (
+    Item(
+        "p3/convergence",
+        "convergence of gTop-k",
+        "P3: gTop-k converges at the rate of dense SGD, under the assumption that it is no worse than random-k on the "
+        "summed gradient. That ratio is drawn over the training.",
+        convergence,
+        ("CIFAR-10", "a GPU"),
+        15,
+        trains=True,
+        by_epochs=True,
+    ),
+    Item(
+        "p3/density",
+        "gTop-k at densities 0.001, 0.005 and 0.01",
+        "P3 discusses the impact of the compression ratio on convergence.",
+        density,
+        ("CIFAR-10", "a GPU"),
+        27,
+        trains=True,
+        by_epochs=True,
+    ),
+    Item(
+        "p3/traffic",
+        "traffic of gTop-k",
+        "What a worker sends grows with P for Top-k over all-gather, and hardly for dense; what gTop-k's root sends "
+        "grows with log P.",
+        selection_times.traffic,
+    ),
+)

@@ -1,0 +1,96 @@
+"""Every result on one page: ours, the published numbers, what differs and why, command and hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sparsync_lab.environment import environment
+from sparsync_lab.papers.item import Item
+from sparsync_lab.papers.store import Stored, results_of
+from sparsync_lab.report import Page, Section, Text, write
+
+TITLE = "The papers' figures and tables, made again"
+INTRO = (
+    "P1: Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning, 2019. "
+    "P2: Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020. "
+    "P3: Shi et al., A Convergence Analysis of Distributed SGD with Communication-Efficient Gradient "
+    "Sparsification, 2019 (of which the abstract prints no numbers). Beyond: what the papers do not have.",
+    "Every part says which command made it and where. Numbers are ours unless they are called published.",
+)
+PARTS = {"p1": "P1", "p2": "P2", "p3": "P3", "beyond": "Beyond the papers"}
+
+
+def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, int, int]:
+    """Write the page from what lies in ``folder``; how many full and quick results are on it, and items without any."""
+    sections: list[Section] = []
+    full = quick = left = 0
+    for item in items:
+        found = results_of(item, folder)
+        sections += [part for stored in found for part in _sections(item, stored)] or _sections(item, None)
+        quick += sum(stored.quick for stored in found)
+        full += sum(not stored.quick for stored in found)
+        left += not found
+    write(Page(TITLE, INTRO, sections, environment()), path)
+    return full, quick, left
+
+
+def _sections(item: Item, stored: Stored | None) -> list[Section]:
+    part = PARTS[item.key.split("/")[0]]
+    asked = "" if stored is None else _asked(item, stored)
+    heading = f"{part}: {item.title}{f' ({asked})' if asked else ''}"
+    opening = [item.shows]
+    published: list[Section] = [item.published] if item.published is not None else []
+    if stored is None:
+        opening.append(f"Not run yet: sparsync papers run {item.key}. Needs {needs(item)}.")
+        return [Text(heading, opening), *published]
+    result = stored.result
+    if stored.quick:
+        opening.append("Quick: a tiny setting that shows that the command works. It says nothing about the paper.")
+    if result.missing:
+        opening.append(f"Trainings that are not done yet: {', '.join(result.missing)}.")
+    notes = [Text("What differs from the paper, and why", list(result.notes))] if result.notes else []
+    return [
+        Text(heading, opening),
+        *result.figures,
+        *result.tables,
+        *published,
+        *notes,
+        Text("", [_made(stored)]),
+    ]
+
+
+def _asked(item: Item, stored: Stored) -> str:
+    """What the command says beside the item."""
+    return stored.command.partition(item.key)[2].replace("--quick", "").strip()
+
+
+def _made(stored: Stored) -> str:
+    where = stored.where
+    data = "".join(f" Data: {name}, SHA-256 {sum_[:12]}…." for name, sum_ in stored.result.data.items())
+    trained = bool(stored.result.runs)
+    seeds = f"{stored.seed} (others where a table has several)" if trained else str(stored.seed)
+    time = f"{stored.seconds:,.0f} s{' of trainings, which may have run side by side' if trained else ''}"
+    return (
+        f"Command: {stored.command}. Seed {seeds}, {time}, {where['device']} "
+        f"({where['cpus']} CPUs), torch {where['torch']}, commit {where['commit'] or '–'}, {where['date']}.{data}"
+    )
+
+
+def needs(item: Item) -> str:
+    """What the full setting asks for, in words."""
+    time = f"about {item.minutes:g} minute{'s' if item.minutes != 1 else ''}" if item.minutes else "seconds"
+    return ", ".join([*item.needs, time]) if item.needs else time
+
+
+def listed(items: Sequence[Item], folder: Path) -> list[tuple[str, str, str, str]]:
+    """Key, title, needs and state of every item."""
+    lines = []
+    for item in items:
+        states = []
+        for stored in results_of(item, folder):
+            state = "quick" if stored.quick else "partly" if stored.result.missing else "done"
+            asked = _asked(item, stored)
+            states.append(f"{state}, {asked}" if asked else state)
+        lines.append((item.key, item.title, needs(item), "; ".join(states) or "–"))
+    return lines

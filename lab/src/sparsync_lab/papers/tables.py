@@ -1,0 +1,190 @@
+"""The tables and charts of trainings at equal bytes, from those that are there."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sparsync_lab.models import CATALOGUE
+from sparsync_lab.papers.curves import by_epoch, difference, shown, spread
+from sparsync_lab.papers.item import Column
+from sparsync_lab.papers.lr_search import Contest, goodness
+from sparsync_lab.papers.sweep import ABLATIONS, EARLY, FACTORS, METHODS, RELATED, TARGETS, base_of
+from sparsync_lab.report import Figure, LineChart, Row, Table
+
+LOOKS = {label: number for number, label in enumerate(METHODS)}  # a method has the same in all charts
+NOT_RUN = "not run"
+GIVEN_UP = "given up"
+RECIPE = "recipe"
+OF_EARLY = (
+    "Other seeds are for what makes the recipe: the warm-up (taken away in the second row) and momentum (moved instead "
+    "of corrected in the last). How far both go is a search like that of rates, with one seed: what differs by less "
+    "than seeds do is no ranking. All but the first two rows take the first one's rate, which may not be their best."
+)
+KINDS = {"ptb": "validation perplexity", "an4": "word error rate"}  # by data; else accuracy
+
+
+def all_of(contest: Contest) -> list[Table]:
+    """Of every setting: a table a length, one for all that change the same method, and the search for rates."""
+    tables = []
+    for model, setting in contest.settings.items():
+        labels = contest.methods(model)
+        ablations = [label for label in contest.asked(model) if label in ABLATIONS]
+        for length, steps in enumerate(setting.lengths):
+            where = f"{setting.title}, {setting.workers} workers of {setting.batch}, {steps:,} steps"
+            tables.append(standing(contest, model, length, labels, "dense", where))
+        for base in dict.fromkeys(base_of(label) for label in ablations):
+            rows = [base, *RELATED.get(base, ()), *(label for label in ablations if base_of(label) == base)]
+            caption = f"Ablations: {setting.title}, {setting.lengths[0]:,} steps, {base}"
+            table = standing(contest, model, 0, rows, base, caption)
+            tables.append(replace(table, notes=[OF_EARLY]) if base == EARLY else table)
+        tables.append(search(contest, model, [*labels, *ablations]))
+    return tables
+
+
+def standing(contest: Contest, model: str, length: int, labels: Sequence[str], against: str, caption: str) -> Table:
+    """Every method with its chosen rate: mean and deviation over the seeds, and what it sent."""
+    base = contest.repeats(model, against, length)
+    rows = []
+    for label in labels:
+        histories = contest.repeats(model, label, length)
+        if not histories:
+            rows.append(Row([label, NOT_RUN, *("–" for _ in range(6))]))
+            continue
+        apart = difference(histories, base)
+        gap = "–" if label == against or apart is None else f"{apart:+.2f}"
+        rows.append(
+            Row(
+                [
+                    label,
+                    spread(histories),
+                    gap,
+                    str(len(histories)),
+                    f"{histories[0].run.rate:g}",
+                    f"{statistics.mean(h.bytes[-1] for h in histories) / 1e6:,.2f} MB",
+                    f"{100 * histories[0].density:.3g} %",
+                    f"{statistics.mean(h.seconds for h in histories):,.0f} s",
+                ]
+            )
+        )
+    kind = KINDS.get(CATALOGUE[model].data, "accuracy")
+    unit = "accuracy, %" if kind == "accuracy" else f"{kind}, less is better"
+    headings = ["training", unit, f"to {against}", "seeds", "rate", "sent by a worker", "density", "time"]
+    return Table(caption, headings, rows)
+
+
+def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
+    """Last scores of every rate that was tried; the chosen one is marked."""
+    setting = contest.settings[model]
+    factors = sorted((*FACTORS, *setting.further))
+    rows = []
+    for label in labels:
+        tried, best = contest.tried(model, label), contest.chosen(model, label, so_far=True)
+        tried = {**contest.made(model, label, 0, factors), **tried}  # of ablations also what was not chosen
+        mark, cells = " * edge" if contest.at_edge(model, label) else " *", []
+        for factor in factors:
+            history = tried.get(factor)
+            score = f"{shown(history.last, history.score):.2f}" if history is not None else NOT_RUN
+            score += f", {GIVEN_UP}" if factor in tried and contest.given_up(model, label, factor) else ""
+            cells.append("–" if factor not in tried else f"{score}{mark}" if factor == best else score)
+        rows.append(Row([label, *cells]))
+    return Table(
+        f"The search for rates: {setting.title}, {setting.lengths[0]:,} steps, one seed",
+        ["training", *(f"rate {factor * setting.rate:g}" for factor in factors)],
+        rows,
+        [
+            f"*: chosen. {GIVEN_UP}: another seed does not learn with it (less than half the accuracy, or more than "
+            "twice the error); the best stays if that is so with all. "
+            "edge: no lower or no higher rate was tried, and a better one may lie there. –: not asked for, "
+            "as the best of the middle three is not beside it, or not known yet, or an ablation takes the rate of "
+            "what it changes."
+        ],
+    )
+
+
+def summary(contest: Contest) -> Table:
+    """Where the library's recipe stands against tuned dense, and where it loses."""
+    rows = []
+    for model, setting in contest.settings.items():
+        for length, steps in enumerate(setting.lengths):
+            target = TARGETS.get(model, {}).get(steps)
+            aim = "–" if target is None else f"{target:g}"
+            dense = contest.repeats(model, "dense", length)
+            found = {n: contest.repeats(model, n, length) for n in contest.methods(model) if n.startswith(RECIPE)}
+            found = {label: histories for label, histories in found.items() if histories}
+            if not dense or not found:
+                missing = "dense" if not dense else "the recipe"
+                rows.append(Row([setting.title, f"{steps:,}", "–", "–", "–", aim, f"{missing} is not run"]))
+                continue
+            best = max(found, key=lambda label: statistics.mean(goodness(h) for h in found[label]))
+            ends = [spread(dense), spread(found[best])]
+            gap = difference(found[best], dense)
+            if gap is None:
+                why = "they have no seed in common, or went astray"
+                rows.append(Row([setting.title, f"{steps:,}", *ends, "–", aim, f"{best}: {why}"]))
+                continue
+            lost = -gap if dense[0].score == "accuracy" else gap
+            verdict = "loses" if lost > 0 else "does not lose"
+            if target is not None:
+                verdict = "target met" if lost <= target else "target missed"
+            if contest.at_edge(model, "dense"):
+                verdict += ", but dense may do better: its rate stands at the edge of the search"
+            rows.append(Row([setting.title, f"{steps:,}", *ends, f"{gap:+.2f}", aim, f"{best}: {verdict}"]))
+    headings = ["setting", "steps", "dense, tuned", "best recipe, tuned alike", "difference", "may lose", "result"]
+    notes = [
+        "Tuned: the rate is the best at the setting's shortest length, for longer trainings too; dense may be better "
+        "there with another. The recipe is the best of those in the tables below at each length."
+    ]
+    return Table("Where the recipe stands at the bytes of 0.1 % density", headings, rows, notes)
+
+
+def figures(contest: Contest) -> list[Figure]:
+    """Scores over epochs of every setting and length; accuracy over bytes of the first."""
+    made = []
+    for model, setting in contest.settings.items():
+        for length, steps in enumerate(setting.lengths):
+            found = {label: contest.repeats(model, label, length) for label in contest.methods(model)}
+            first = {label: histories[0] for label, histories in found.items() if histories}
+            if len(first) < 2:
+                continue
+            title = f"{setting.title}, {steps:,} steps"
+            whole = by_epoch(title, first, "One seed of each, with its chosen rate.", LOOKS)
+            made.append(whole)
+            if length == 0:
+                assert isinstance(whole.chart, LineChart)
+                curves = [replace(curve, x=first[curve.label].bytes) for curve in whole.chart.curves]
+                chart = replace(
+                    whole.chart,
+                    title=f"{title}: over bytes",
+                    x_label="sent by a worker",
+                    curves=curves,
+                    log_x=True,
+                    x_unit="B",
+                )
+                made.append(Figure(chart, "All sparse methods send the same bytes in all."))
+    return made
+
+
+def columns(contest: Contest) -> dict[str, Column]:
+    """All finished trainings of the tables, one row each."""
+    rows = []
+    for model, setting in contest.settings.items():
+        for label in contest.asked(model):
+            tried = contest.tried(model, label)
+            known = {h.run.name: h for factor in tried for h in contest.seeds(model, label, factor)}
+            for length in range(1, len(setting.lengths)):
+                known |= {h.run.name: h for h in contest.repeats(model, label, length)}
+            rows += [
+                (model, label, h.run.steps, h.run.rate, h.run.seed, h.last, h.bytes[-1], name)
+                for name, h in known.items()
+            ]
+    names = ("model", "method", "steps", "rate", "seed", "score", "bytes", "run")
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def names(labels: Sequence[str]) -> str:
+    """Labels in one line."""
+    if all(label in ABLATIONS for label in labels):
+        return "ablations"
+    return "; ".join(labels)

@@ -1,0 +1,271 @@
+"""What the papers train: a model, its data, its loss and how well it does, ready for virtual workers."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sparsync_lab import data, virtual
+from sparsync_lab.bench.workloads import BPTT, CONTEXT
+from sparsync_lab.data import Images, Speech, Text
+from sparsync_lab.data.an4 import Utterance
+from sparsync_lab.models import CATALOGUE, GPT, LSTMAN4, LSTMPTB
+
+Batch = tuple[Tensor, ...]
+Loss = Callable[[nn.Module, Batch, Batch], tuple[Tensor, Batch]]
+TINY_WIDTH, TINY_LENGTH = 32, 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training's other half: all but the method.
+
+    Args:
+        model: with fresh weights, on its device.
+        loss: as ``VirtualWorkers`` takes it.
+        batches: from a step on, one batch a worker.
+        epoch: steps in which all data are seen once.
+        evaluate: what the model has learnt by now ...
+        score: ... and what that is called: ``"accuracy"``, ``"perplexity"``, ``"word error rate"``.
+        graph: whether passes can be replayed from a CUDA graph.
+        name: of the data set.
+        size: how much is trained on, in words.
+        checksum: SHA-256 of what was read.
+        carried: what every worker starts from; with a row for each example if ``mean``.
+        forgets: every epoch begins from ``carried`` again.
+        mean: the loss is a mean over examples, which all workers' may be taken from at once: ``together``.
+    """
+
+    model: nn.Module
+    loss: Loss
+    batches: Callable[[int], Iterator[list[Batch]]]
+    epoch: int
+    evaluate: Callable[[], float]
+    score: str
+    graph: bool
+    name: str
+    size: str
+    checksum: str
+    carried: Batch = ()
+    forgets: bool = False
+    mean: bool = False
+
+
+def make(
+    name: str,
+    folder: Path | None,
+    device: torch.device,
+    *,
+    workers: int,
+    batch: int,
+    seed: int,
+    limit: int | None,
+    autocast: bool = False,
+) -> Task:
+    """The task of a model of ``CATALOGUE``.
+
+    Args:
+        folder: of the data sets; ``None``: ``$SPARSYNC_DATA``.
+        batch: of each worker.
+        seed: of weights and order.
+        limit: for a tiny setting: examples that are trained on and tested with; recurrent layers are narrow then, too.
+        autocast: of a model of images, passes compute in bfloat16 where torch takes that to be safe.
+    """
+    kind = CATALOGUE[name].data
+    torch.manual_seed(seed)
+    if name == "gpt":
+        return _windows(data.load_ptb(folder), device, workers, batch, limit)
+    if kind == "ptb":
+        return _text(data.load_ptb(folder), device, workers, batch, limit)
+    if kind == "an4":
+        return _speech(data.load_an4(folder), device, workers, batch, seed, limit)
+    model = CATALOGUE[name].make().to(device)
+    known_as, images = load_images(kind, folder)
+    return of_images(known_as, images, model, device, workers, batch, seed, limit, autocast)
+
+
+def load_images(kind: str, folder: Path | None) -> tuple[str, Images]:
+    """The images and their name: CIFAR-10 whole if it is there, else the half of it that is.
+
+    What is there but damaged is refused: half would be trained on without a word.
+    """
+    known_as = data.cifar10_there(folder) if kind == "cifar10" else kind
+    return known_as, data.load(known_as, folder)
+
+
+def of_images(
+    name: str,
+    images: Images,
+    model: nn.Module,
+    device: torch.device,
+    workers: int,
+    batch: int,
+    seed: int,
+    limit: int | None,
+    autocast: bool = False,
+) -> Task:
+    """Classification."""
+    order = torch.channels_last if autocast else torch.contiguous_format  # what bfloat16 convolutions take
+    model = model.to(memory_format=order)  # type: ignore[call-overload]
+    parts = {name: getattr(images, name)[:limit] for name in ("train_x", "train_y", "test_x", "test_y")}
+    checksum = _checksum(list(parts.values()))
+    own = replace(images, **{name: part.to(device) for name, part in parts.items()})
+
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        pictures, labels = batch
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            scores = model(pictures.contiguous(memory_format=order))
+        return nn.functional.cross_entropy(scores.float(), labels), carried
+
+    def batches(start: int) -> Iterator[list[Batch]]:
+        return virtual.image_batches(own, workers, batch, device=device, seed=seed, start=start)
+
+    return Task(
+        model,
+        loss,
+        batches,
+        epoch=max(1, len(own.train_x) // workers // batch),
+        evaluate=lambda: virtual.accuracy(model, own),
+        score="accuracy",
+        graph=device.type == "cuda",
+        name=name,
+        size=f"{len(own.train_x):,} images, {len(own.test_x):,} test images",
+        checksum=checksum,
+        mean=True,
+    )
+
+
+def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
+    """A recurrent network's: it reads on, and carries its state."""
+    model = (LSTMPTB() if limit is None else LSTMPTB(width=TINY_WIDTH)).to(device)
+    shape = batch, model.lstm.num_layers, model.lstm.hidden_size
+    carried = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
+
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        here, after = batch
+        scores, state = model(here, tuple(tensor.transpose(0, 1).contiguous() for tensor in carried))
+        lost = nn.functional.cross_entropy(scores.flatten(0, 1), after.flatten())
+        return lost, tuple(tensor.detach().transpose(0, 1) for tensor in state)
+
+    return replace(_of_words(text, model, loss, BPTT, device, workers, batch, limit, carried), forgets=True)
+
+
+def _windows(text: Text, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
+    """A transformer's: every window stands for itself."""
+    tiny = GPT(layers=1, width=TINY_WIDTH, context=TINY_LENGTH) if limit is not None else None
+    model = (tiny or GPT()).to(device)
+
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        here, after = batch
+        return nn.functional.cross_entropy(model(here).flatten(0, 1), after.flatten()), carried
+
+    return _of_words(text, model, loss, CONTEXT, device, workers, batch, limit)
+
+
+def _of_words(
+    text: Text,
+    model: nn.Module,
+    loss: Loss,
+    length: int,
+    device: torch.device,
+    workers: int,
+    batch: int,
+    limit: int | None,
+    carried: Batch = (),
+) -> Task:
+    """A language model's.
+
+    Args:
+        length: of a window, in words.
+        carried: as ``Task`` has it.
+    """
+    length = length if limit is None else TINY_LENGTH
+    words = text.train[: None if limit is None else limit * workers * batch].to(device)
+    valid = text.valid[: None if limit is None else limit * batch].to(device)
+
+    def evaluate() -> float:
+        steps = virtual.epoch_steps(valid, 1, batch, length)
+        stream = islice(virtual.token_batches(valid, 1, batch, length), steps)
+        return virtual.perplexity(model, loss, (one[0] for one in stream), carried)
+
+    return Task(
+        model,
+        loss,
+        lambda start: virtual.token_batches(words, workers, batch, length, start=start),
+        epoch=virtual.epoch_steps(words, workers, batch, length),
+        evaluate=evaluate,
+        score="perplexity",
+        graph=device.type == "cuda",
+        name="ptb",
+        size=f"{len(words):,} words",
+        checksum=_checksum((text.train, text.valid)),
+        carried=carried,
+        mean=True,
+    )
+
+
+def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed: int, limit: int | None) -> Task:
+    model = (LSTMAN4() if limit is None else LSTMAN4(width=TINY_WIDTH)).to(device)
+    shards = [speech.shard(rank, workers)[:limit] for rank in range(workers)]
+    test = speech.test[: None if limit is None else limit // 4]
+
+    def tensors(utterances: Sequence[Utterance]) -> Batch:
+        made = data.speech_batch(utterances, device)
+        return made.spectrograms, made.frames, made.labels, made.label_counts
+
+    def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
+        spectrograms, frames, labels, counts = batch
+        scores, lengths = model(spectrograms, frames)
+        logs = scores.log_softmax(2).transpose(0, 1)
+        total = nn.functional.ctc_loss(logs, labels, lengths, counts, reduction="sum", zero_infinity=True)
+        return total / len(frames), carried
+
+    def batches(start: int) -> Iterator[list[Batch]]:
+        for chosen in virtual.picks([len(shard) for shard in shards], batch, seed, start):
+            # All are padded alike, which changes nothing, so that they may go together.
+            everyone = tensors([s[i] for s, picked in zip(shards, chosen, strict=True) for i in picked.tolist()])
+            yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in everyone), strict=True))
+
+    def evaluate() -> float:
+        heard: list[str] = []
+        with virtual.evaluating(model):
+            for at in range(0, len(test), 10):
+                spectrograms, frames, _, _ = tensors(test[at : at + 10])
+                heard += data.greedy(*model(spectrograms, frames))
+        return data.word_error_rate(heard, [utterance.text for utterance in test])
+
+    return Task(
+        model,
+        loss,
+        batches,
+        epoch=max(1, len(shards[0]) // batch),
+        evaluate=evaluate,
+        score="word error rate",
+        graph=False,
+        name="an4",
+        size=f"{sum(map(len, shards)):,} utterances",
+        checksum=_checksum([utterance.samples for utterance in (*speech.train, *speech.test)]),
+        mean=True,
+    )
+
+
+def _checksum(tensors: Sequence[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def best(scores: Sequence[float], score: str) -> float:
+    """The best of a training's scores: accuracies are good where they are high, the others where they are low."""
+    known = [value for value in scores if value is not None and not math.isnan(value)]
+    if not known:
+        return math.nan
+    return max(known) if score == "accuracy" else min(known)

@@ -1,0 +1,270 @@
+"""Trainings of the papers on virtual workers: each with a file of its own, in pieces if there is little time."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsync import comm_hook
+from sparsync.config import registry
+from sparsync.config.recipes import RECIPES
+from sparsync.schedule import FrontLoaded
+from sparsync.simulate.parts import units_of
+from sparsync_lab import models
+from sparsync_lab.data.files import data_folder
+from sparsync_lab.data.image_folder import SOURCE
+from sparsync_lab.models import CATALOGUE, IMAGENET
+from sparsync_lab.papers import store, tasks
+from sparsync_lab.papers.imagenet import of_pictures
+from sparsync_lab.papers.item import Context
+from sparsync_lab.papers.observers import Watch
+from sparsync_lab.papers.run import History, Run, rate_at, write
+from sparsync_lab.papers.tasks import Task
+from sparsync_lab.training.methods import DENSE, options_of
+from sparsync_lab.training.run_folder import cause, load_whole
+from sparsync_lab.virtual import BatchedPasses, SequentialPasses, VirtualWorkers, can_be_batched
+
+POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
+STREAMS = 8  # of a GPU: as many workers run side by side
+MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
+SAVE_EVERY = 120.0  # seconds between checkpoints
+
+
+def train(run: Run, context: Context, task: Task | None = None) -> History | None:
+    """One training, from its last checkpoint if there is one; ``None`` if the time was over before it was done.
+
+    Where several processes are at work, only the one that has claimed the run may call this.
+    """
+    with _products(context.device):
+        try:
+            return _train(run, context, task or _task(run, context))
+        except Damaged as error:
+            context.say(f"{error}; it begins anew")
+            return _train(run, context, _task(run, context))  # the model may hold half of what was loaded
+
+
+class Damaged(ValueError):
+    """A checkpoint cannot be gone on with."""
+
+
+@contextmanager
+def _products(device: torch.device) -> Iterator[None]:
+    """On a GPU products are of TF32, as convolutions are anyway."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _train(run: Run, context: Context, task: Task) -> History | None:
+    steps = run.steps or max(1, round(run.epochs * task.epoch))
+    session = Session(run, task, steps)
+    saved = context.scratch / f"{run.name}.pt"
+    if context.uses(saved):
+        _go_on(session, saved, context.device)
+    where = store.hardware(context)
+    session.commits = list(dict.fromkeys([*session.commits, where["commit"]]))
+    begun = time.monotonic()
+    last_saved, last_said = begun, 0.0
+    every = max(1, steps // (POINTS if run.limit is None else FEW))
+    stream = task.batches(session.team.step)
+    while session.team.step < steps:
+        session.advance(next(stream))
+        now, step = time.monotonic(), session.team.step
+        if step % every == 0 or step == steps:
+            session.point()
+        if now - last_said > 15 or step == steps:
+            last_said = now
+            shown = f", {task.score} {session.scores[-1]:.4g}" if session.scores else ""
+            context.say(f"{run.name}: step {step:,} of {steps:,}{shown}")
+        over = now > context.deadline - MARGIN
+        if (over and step < steps) or now - last_saved > SAVE_EVERY:
+            session.seconds += now - begun
+            begun = last_saved = now
+            context.scratch.mkdir(parents=True, exist_ok=True)
+            part = saved.with_suffix(".part")
+            torch.save(session.state(), part)
+            part.replace(saved)
+        if over and step < steps:
+            return None
+    session.seconds += time.monotonic() - begun
+    own = {"commit": ", ".join(session.commits), "passes": session.passes, "precision": session.precision}
+    history = replace(session.history(), where={**where, **own})
+    write(context.output / "runs" / f"{run.name}.json", history)
+    saved.unlink(missing_ok=True)
+    return history
+
+
+def _go_on(session: Session, saved: Path, device: torch.device) -> None:
+    """From a checkpoint; one that does not fit is put aside."""
+    try:
+        session.load(load_whole(saved, device))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # what is in the file may be anything
+        aside = saved.with_suffix(".damaged")
+        saved.replace(aside)
+        raise Damaged(f"{aside}, as it is called now, cannot be gone on with: {cause(error)}") from None
+
+
+def _task(run: Run, context: Context) -> Task:
+    how = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
+    if run.autocast and (run.model in IMAGENET or CATALOGUE[run.model].data not in ("mnist", "cifar10")):
+        raise ValueError(f"autocast is for models of MNIST and CIFAR-10, got {run.model!r}")
+    if run.model in IMAGENET:
+        folder = data_folder(context.data, "ImageNet", SOURCE)
+        return of_pictures(folder, models.build(run.model).to(context.device), context.device, limit=run.limit, **how)
+    return tasks.make(run.model, context.data, context.device, limit=run.limit, autocast=run.autocast, **how)
+
+
+CARRIED = ("known", "sent", "points", "scores", "bytes", "snapshots", "seconds", "commits")
+
+
+class Session:
+    """A training under way, and all of it that a checkpoint must hold."""
+
+    def __init__(self, run: Run, task: Task, steps: int) -> None:
+        self.run, self.task, self.steps = run, task, steps
+        options = _options(run)
+        optimizer = optimizer_of(run, task)
+        on_gpu = next(task.model.parameters()).is_cuda
+        together = on_gpu and task.mean and not run.autocast and can_be_batched(task.model)
+        self.passes = "together" if together else "one worker after another"
+        self.precision = "bf16 autocast" if run.autocast else "tf32" if on_gpu else "fp32"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
+            self.team = VirtualWorkers(
+                task.model,
+                task.loss,
+                optimizer,
+                run.workers,
+                carried=task.carried,
+                graph=task.graph,
+                streams=STREAMS if task.graph else 1,
+                passes=BatchedPasses if together else SequentialPasses,
+                **options,
+            )
+        density = run.options.get("density") or run.settings.get("density", 0.001)
+        self.watch = Watch(self.team, run.watch, run.clip, density) if run.watch else None
+        self.rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.losses: list[torch.Tensor] = []  # stay on the device until a point
+        self.known: list[float] = []
+        self.sent: list[float] = []
+        self.points: list[int] = []
+        self.scores: list[float] = []
+        self.bytes: list[float] = []
+        self.snapshots: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        self.commits: list[str] = []  # with which it was begun and gone on with
+
+    def advance(self, batch: list[tuple[torch.Tensor, ...]]) -> None:
+        """One step."""
+        step = self.team.step
+        factor = rate_at(self.run, step / self.steps)
+        for group, rate in zip(self.team.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = factor * rate
+        if self.task.forgets and step % self.task.epoch == 0:
+            self.team.forget()
+        watched = self.watch if self.watch and (step + 1) % self.run.watch_every == 0 else None
+        if watched:
+            watched.before()
+        before = self.team.tally.bytes
+        self.losses.append(self.team.backward(batch).detach().clone())
+        self.sent.append(self.team.tally.bytes - before)
+        if watched:
+            self.snapshots.append(watched.after())
+        self.team.optimizer.step()
+
+    def point(self) -> None:
+        """Measure, and fetch the losses from the device."""
+        self._fetch()
+        self.points.append(self.team.step)
+        self.scores.append(self.task.evaluate())
+        self.bytes.append(self.team.tally.bytes)
+
+    def state(self) -> dict[str, Any]:
+        self._fetch()
+        own = {name: getattr(self, name) for name in CARRIED}
+        return {"team": self.team.state_dict(), "data": self.task.checksum, **own}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if state["data"] != self.task.checksum:
+            raise ValueError("it was begun with other data")
+        self.team.load_state_dict(state["team"])
+        for name in CARRIED:
+            setattr(self, name, state[name])
+
+    def history(self) -> History:
+        self._fetch()
+        self.team.detach()
+        task = self.task
+        about = {"name": task.name, "size": task.size, "sha256": task.checksum}
+        density = self.team.tally.density
+        return History(
+            self.run, task.score, self.points, self.scores, self.bytes, self.known, self.sent, density, self.seconds,
+            task.epoch, self.snapshots, about,
+        )  # fmt: skip
+
+    def _fetch(self) -> None:
+        if self.losses:
+            self.known += torch.stack(self.losses).tolist()
+            self.losses = []
+
+
+def optimizer_of(run: Run, task: Task) -> torch.optim.Optimizer:
+    """SGD with momentum, or AdamW."""
+    if run.optimizer == "adamw":
+        return torch.optim.AdamW(task.model.parameters(), run.rate, weight_decay=run.weight_decay)
+    return torch.optim.SGD(task.model.parameters(), run.rate, run.momentum, weight_decay=run.weight_decay)
+
+
+def _options(run: Run) -> dict[str, Any]:
+    """The options of ``VirtualWorkers``."""
+    extra = {} if run.clip is None else {"clip": run.clip}
+    if run.method == DENSE:
+        return {"compressor": "none", **extra}
+    options = options_of(run.method, **run.options)
+    assert options is not None
+    if run.front != 1:
+        assert run.steps is not None
+        options["density"] = FrontLoaded(run.options["density"], run.steps, run.front)
+    if run.settings:
+        name = run.method.partition("+")[0]
+        if name in RECIPES:
+            raise ValueError(f"settings must be of a compressor, and {name!r} is a recipe, got {dict(run.settings)}")
+        options["compressor"] = registry.compressors()[name](**run.settings)
+    return {**options, "seed": run.seed, **extra}
+
+
+def traffic_of(run: Run) -> Callable[[float], float]:
+    """The bytes that a worker sends in a step, on average if the density changes, from that of what is compressed."""
+    with torch.device("meta"):
+        model = CATALOGUE[run.model].make()
+    # What the optimizer does changes no bytes, and it is not there.
+    options = _options(replace(run, front=1.0)) | {"momentum": "keep", "follow_lr": False}
+    needless = ("clip", "beta", "masking")
+    handle, _ = comm_hook(model, **{name: value for name, value in options.items() if name not in needless})
+    units = units_of(handle, torch.device("meta"))
+
+    def at(share: float) -> float:
+        layouts = [unit.layout_at(1.0 if unit.compressor.dense else share)[0] for unit in units]
+        costs = (u.collective.traffic(cut, handle.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
+        return sum(cost.mean_bytes for cost in costs)
+
+    def mean(density: float) -> float:
+        if run.front == 1:
+            return at(density)
+        assert run.steps is not None
+        stages = FrontLoaded(density, run.steps, run.front).stages()
+        return sum(count * at(now) for now, count in stages) / run.steps
+
+    return mean

@@ -1,0 +1,25 @@
+"""Results as plots, tables and one self-contained page. Needs the extra ``lab``; knows nothing of the other rooms."""
+
+from sparsync_lab.report.page import Figure, Page, Section, Text, render, write
+from sparsync_lab.report.plots import Bar, BarChart, Chart, Curve, LineChart, png
+from sparsync_lab.report.table import Row, Table, plus_minus, times, write_csv
+
+__all__ = [
+    "Bar",
+    "BarChart",
+    "Chart",
+    "Curve",
+    "Figure",
+    "LineChart",
+    "Page",
+    "Row",
+    "Section",
+    "Table",
+    "Text",
+    "plus_minus",
+    "png",
+    "render",
+    "times",
+    "write",
+    "write_csv",
+]

@@ -1,0 +1,73 @@
+"""Results on one page: a file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sparsync_lab.report.plots import COLOURS, Chart, svg
+from sparsync_lab.report.table import Table
+
+
+@dataclass(frozen=True)
+class Text:
+    """Paragraphs, under a heading if it is not empty."""
+
+    heading: str
+    paragraphs: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart and what is to be seen in it."""
+
+    chart: Chart
+    caption: str
+
+
+Section = Text | Table | Figure
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page holds.
+
+    Args:
+        title: of the page.
+        intro: paragraphs below it.
+        sections: texts, tables and figures in the order they are shown; figures that follow each other stand side by
+            side where there is room.
+        footer: where and when the numbers were measured, as names and values.
+    """
+
+    title: str
+    intro: Sequence[str]
+    sections: Sequence[Section]
+    footer: Mapping[str, str] = field(default_factory=dict)
+
+
+def render(page: Page) -> str:
+    """The page as HTML."""
+    # Dark values are lighter tints of the same hues, in the same order.
+    dark = ("#e6e8eb", "#6cb6ff", "#ff9a5c", "#4ecb9f", "#e59ad2", "#dcb34a", "#56c8dd", "#ff8a9a")
+    assert len(dark) == len(COLOURS)
+    surroundings = Environment(
+        loader=PackageLoader("sparsync_lab.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    surroundings.tests["text"] = lambda section: isinstance(section, Text)
+    surroundings.tests["table"] = lambda section: isinstance(section, Table)
+    surroundings.filters["svg"] = lambda figure, number: Markup(svg(figure.chart, f"figure-{number}"))
+    return surroundings.get_template("page.html.jinja").render(page=page, light=COLOURS, dark=dark) + "\n"
+
+
+def write(page: Page, path: Path) -> None:
+    """The page as a file."""
+    path.write_text(render(page), encoding="utf-8")

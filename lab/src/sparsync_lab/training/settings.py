@@ -1,0 +1,177 @@
+"""What is trained and how, and what came of it: plain values that convert to JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sparsync.feedback.momentum import MOMENTA
+from sparsync_lab import models
+from sparsync_lab.data import DATA, SHAPES
+from sparsync_lab.training.methods import check_options, options_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, and how.
+
+    Args:
+        method: how gradients are exchanged: ``"dense"`` (plain DDP), a recipe's name, a compressor's name, or a
+            compressor and a collective as in ``"random+shared"``.
+        data: ``"digits"``, ``"mnist"``, ``"cifar10"`` or ``"cifar10-half"``.
+        model: ``"mlp"``, ``"lenet5"``, on MNIST ``"fnn3"``, on CIFAR-10 ``"resnet20"``, ``"vgg16"`` or ``"resnet18"``.
+        density: share of the entries to send, in (0, 1]; ``None``: the method's own. So for the next four.
+        scope: where the largest entries are looked for: ``"layer"``, ``"bucket"``, ``"global"``.
+        values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"``, ``"levels"``.
+        indices: how indices travel: ``"int"``, ``"ef"``.
+        momentum_mode: what becomes of SGD's momentum: ``attach``'s ``momentum``.
+        seed: of the initial weights, the order of the images and the random methods.
+        steps: of the optimizer.
+        batch: images per worker and step.
+        rate: learning rate of SGD, after a linear warm-up of 10 steps.
+        momentum: of SGD, in [0, 1).
+    """
+
+    method: str = "default"
+    data: str = "digits"
+    model: str = "mlp"
+    density: float | None = None
+    scope: str | None = None
+    values: str | None = None
+    indices: str | None = None
+    momentum_mode: str | None = None
+    seed: int = 0
+    steps: int = 300
+    batch: int = 32
+    rate: float = 0.02
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.data not in DATA:
+            raise ValueError(f"data must be one of {', '.join(DATA)}, got {self.data!r}")
+        models.check(self.model, *SHAPES[self.data])
+        if self.density is not None and not 0 < self.density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, got {self.density:g}")
+        if not (isinstance(self.seed, int) and 0 <= self.seed < 2**31):
+            raise ValueError(f"seed must be from 0 to {2**31 - 1}, got {self.seed}")
+        if not (isinstance(self.steps, int) and self.steps >= 1):
+            raise ValueError(f"steps must be 1 or more, got {self.steps}")
+        if not (isinstance(self.batch, int) and self.batch >= 1):
+            raise ValueError(f"batch must be 1 or more, got {self.batch}")
+        if not 0 < self.rate < math.inf:
+            raise ValueError(f"rate must be above 0, got {self.rate:g}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be 0 or more and below 1, got {self.momentum:g}")
+        if self.momentum_mode not in (None, *MOMENTA):
+            raise ValueError(f"momentum_mode must be one of {', '.join(MOMENTA)}, got {self.momentum_mode!r}")
+        options = attach_options(self)
+        if options is not None:
+            check_options(options)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Training:
+        return _built(cls, plain)
+
+
+def attach_options(training: Training) -> dict[str, Any] | None:
+    """The keyword arguments of ``sparsync.attach`` for this training, all but ``optimizer``; ``None`` for plain DDP."""
+    options = options_of(
+        training.method,
+        density=training.density,
+        scope=training.scope,
+        values=training.values,
+        indices=training.indices,
+        momentum=training.momentum_mode,
+    )
+    return None if options is None else options | {"seed": training.seed}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a training stands after ``step`` steps.
+
+    Args:
+        loss: mean training loss of rank 0's batches since the point before.
+        accuracy: share of the test images that are classified correctly.
+        bytes: put on the network by one worker, since step 0.
+    """
+
+    step: int
+    loss: float
+    accuracy: float
+    bytes: float
+
+    def to_json(self) -> dict[str, Any]:
+        return _plain(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Point:
+        return _built(cls, plain)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a training.
+
+    Args:
+        numel: parameters of the model.
+        accuracy: share of the test images that are classified correctly after the last step.
+        bytes: put on the network by one worker in a step, mean over all steps.
+        dense_bytes: the same for plain DDP in fp32.
+        density: share of the entries that was sent, over all steps; small tensors, which travel dense, included.
+        step_s: median time of a step in seconds, the first few left out; of the last session, if it was resumed.
+        curve: the training at about ten of its steps, the last among them.
+    """
+
+    training: Training
+    workers: int
+    numel: int
+    accuracy: float
+    bytes: float
+    dense_bytes: float
+    density: float
+    step_s: float
+    curve: list[Point]
+
+    def to_json(self) -> dict[str, Any]:
+        nested = {"training": self.training.to_json(), "curve": [point.to_json() for point in self.curve]}
+        return _plain(self) | nested
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
+        training = Training.from_json(plain["training"])
+        curve = [Point.from_json(point) for point in plain["curve"]]
+        return _built(cls, {**plain, "training": training, "curve": curve})
+
+
+def dense_bytes(numel: int, workers: int) -> float:
+    """Bytes a worker puts on the network when plain DDP averages ``numel`` fp32 entries in a ring."""
+    return 2 * (workers - 1) / workers * numel * 4
+
+
+def _plain(values: Any) -> dict[str, Any]:
+    """The fields of a dataclass; JSON has no NaN, so what is not finite becomes ``None``."""
+    found = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+
+
+def _built(cls: type[T], plain: Mapping[str, Any]) -> T:
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    names = {field.name for field in fields}
+    if set(plain) != names:
+        odd = sorted(set(plain) ^ names)
+        raise ValueError(f"{cls.__name__} has fields that are missing or unknown: {', '.join(odd)}")
+    floats = {field.name for field in fields if field.type == "float"}
+    values = {k: math.nan if v is None and k in floats else v for k, v in plain.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__} has a value of the wrong kind: {error}") from None

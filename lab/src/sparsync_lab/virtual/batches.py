@@ -1,0 +1,115 @@
+"""Batches for virtual workers, and how well a model does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from sparsync.simulate.sequential import Batch, Carried, Loss
+from sparsync_lab.data import Images, check_workers, moment, streams
+from sparsync_lab.training.loop import batches as orders
+
+
+def image_batches(
+    images: Images, workers: int, batch: int, *, device: torch.device | str = "cpu", seed: int = 0, start: int = 0
+) -> Iterator[list[Batch]]:
+    """Batches for every step from ``start`` on, without end: shards, order and crops are those of real workers.
+
+    Args:
+        batch: images per worker and step.
+        device: the model's; all training images are brought there.
+    """
+    check_workers(workers, len(images.train_x), batch)
+    x, y = images.train_x.to(device), images.train_y.to(device)
+    ranks = torch.arange(workers).unsqueeze(1)
+    for step, chosen in enumerate(picks([len(x) // workers] * workers, batch, seed, start), start):
+        places = (torch.stack(chosen) * workers + ranks).view(-1).to(device)
+        crops = [moment(seed, rank, step) for rank in range(workers)]
+        both = images.inputs(x.index_select(0, places), crops), y.index_select(0, places)
+        yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in both), strict=True))
+
+
+def picks(sizes: Sequence[int], batch: int, seed: int, start: int) -> Iterator[tuple[Tensor, ...]]:
+    """What every worker takes of its shard, for every step from ``start`` on, without end: the order of real workers.
+
+    Args:
+        sizes: of the shards.
+    """
+    generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(len(sizes))]
+    own = (orders(size, batch, generator) for size, generator in zip(sizes, generators, strict=True))
+    return zip(*(islice(order, start, None) for order in own), strict=False)
+
+
+def token_batches(text: Tensor, workers: int, batch: int, length: int, *, start: int = 0) -> Iterator[list[Batch]]:
+    """Windows of a text from step ``start`` on, without end: ``(batch, length)`` words, and those that follow them.
+
+    Every worker reads on in its own streams, those of ``Text.shard``, and all begin again after ``epoch_steps`` steps:
+    there ``VirtualWorkers.forget`` is due. Windows are whole; what is left at the end is not read.
+
+    Args:
+        text: ``(words,)``, on the model's device.
+        batch: streams per worker.
+        length: of a window.
+    """
+    epoch = epoch_steps(text, workers, batch, length)
+    everyone = streams(text, workers * batch).view(workers, batch, -1)
+    for step in itertools.count(start):
+        at = step % epoch * length
+        here, after = everyone[..., at : at + length], everyone[..., at + 1 : at + 1 + length]
+        yield list(zip(here.unbind(), after.unbind(), strict=True))
+
+
+def epoch_steps(text: Tensor, workers: int, batch: int, length: int) -> int:
+    """Steps in which the workers read a text once."""
+    steps = (len(text) // (workers * batch) - 1) // length
+    if steps < 1:
+        least = workers * batch * (length + 1)
+        raise ValueError(f"text must have {least} words or more for {workers} x {batch} streams, got {len(text)}")
+    return steps
+
+
+def accuracy(model: nn.Module, images: Images, batch: int = 1000) -> float:
+    """Share of the test images that the model, in evaluation mode, classifies correctly."""
+    device = next(model.parameters()).device
+    right = torch.zeros((), dtype=torch.int64, device=device)
+    with evaluating(model):
+        for at in range(0, len(images.test_y), batch):
+            x, y = (part[at : at + batch].to(device) for part in (images.test_x, images.test_y))
+            right += (model(images.inputs(x)).argmax(1) == y).sum()
+    return right.item() / len(images.test_y)
+
+
+def perplexity(model: nn.Module, loss_fn: Loss, batches: Iterable[Batch], carried: Carried = ()) -> float:
+    """exp of the mean loss over all words, in evaluation mode.
+
+    Args:
+        loss_fn: as the team's; its loss is the mean over the words of a batch.
+        batches: with the words to be foretold last, as ``data.windows`` makes them.
+        carried: what the first batch starts from; the others carry on.
+    """
+    total, words = 0.0, 0
+    with evaluating(model):
+        for batch in batches:
+            loss, carried = loss_fn(model, batch, carried)
+            total += loss.item() * batch[-1].numel()
+            words += batch[-1].numel()
+    mean = total / words
+    return math.exp(mean) if not mean > 700 else math.inf  # what diverged may be more than a float holds
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, without gradients; afterwards in the mode it was in."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)

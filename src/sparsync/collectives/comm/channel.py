@@ -1,0 +1,253 @@
+"""A process group of our own: every exchange goes through here, is counted here and has a deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+
+from sparsync.collectives.comm.device_status import Report, Verdicts
+from sparsync.collectives.comm.store_monitor import GRACE, Noticeboard
+from sparsync.errors import Mismatch, PeerFailed
+from sparsync.kernels.workspace import usable_on
+from sparsync.layout import Layout
+from sparsync.sparse import FAILED, SparseGrad
+from sparsync.version import __version__
+from sparsync.wire import HEADER, MAGIC, VERSION, Header, Wire
+
+# torch 2.13 gave the call its new name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Channel:
+    """The ranks that train together.
+
+    ``deferred``: what an exchange comes to is decided on the device, and this process hears of it later. Where that
+    can be (``may_defer``), nothing waits for the host.
+
+    Args:
+        peers: the process group of the model; ``None`` for a single worker without ``torch.distributed``.
+        wire: the format of messages.
+        deadline: seconds an exchange may take.
+        device: where the tensors to exchange are; the CPU by default.
+    """
+
+    def __init__(
+        self, peers: dist.ProcessGroup | None, wire: Wire, deadline: float = 300.0, device: torch.device | None = None
+    ) -> None:
+        if not deadline > 0:
+            raise ValueError(f"deadline must be above 0 seconds, got {deadline!r}")
+        self.wire = wire
+        self.rank = 0 if peers is None else dist.get_rank(peers)
+        self.size = 1 if peers is None else dist.get_world_size(peers)
+        self.sequence = 0
+        self.unit = "attach"  # what is being exchanged, for messages
+        self.group: dist.ProcessGroup | None = None
+        self.backend = "none"
+        self._bytes = 0
+        self.deferred = False
+        self._verdicts: dict[torch.device, Verdicts] = {}
+        device = device or torch.device("cpu")
+        # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
+        if peers is None or (self.size == 1 and _backend(peers, device) != "nccl"):
+            self.board = Noticeboard(HashStore(), self.rank, self.size, deadline)
+            self.may_defer = usable_on(device)
+            return
+        # The store of the model's group is there before any exchange. Each rank counts how often it came here: the
+        # same number on all of them.
+        store = PrefixStore("sparsync", peers.get_group_store())
+        turn = store.add(f"rank {self.rank}", 1)
+        self.board = Noticeboard(PrefixStore(str(turn), store), self.rank, self.size, deadline)
+        self.agree("version", f"sparsync {__version__}, format {VERSION}")  # and so all ranks are here
+        # A group of our own: our exchanges can never be taken for the model's. Its own time limit is only a net under
+        # ours, which names the missing ranks.
+        limit = timedelta(seconds=deadline + GRACE)
+        ranks = dist.get_process_group_ranks(peers)
+        # Ranks outside a subgroup cannot take part in making ours; torch then names it after its ranks.
+        self._local = len(ranks) < dist.get_world_size()
+        usual = str(dist.get_backend_config(peers)) == str(dist.get_backend_config())
+        backend = None if usual else dist.get_backend(peers)  # as the peers have, which may not be the default
+        self.group = dist.new_group(ranks, limit, backend, use_local_synchronization=self._local)
+        self.backend = _backend(self.group, device)
+        self.may_defer = self.backend == "nccl" and usable_on(device)
+
+    @property
+    def place(self) -> str:
+        """Where in the order of exchanges this rank is."""
+        return f"exchange {self.sequence}, {self.unit}"
+
+    def begin_step(self, beside: Callable[[torch.device], AbstractContextManager[Any]]) -> None:
+        """A step begins; ``beside`` gives the stream of each device that exchanges run on."""
+        for device, verdicts in self._verdicts.items():
+            with beside(device):
+                verdicts.begin()
+
+    def verdicts(self, device: torch.device) -> Verdicts:
+        """What decides on that device."""
+        if device not in self._verdicts:
+            self._verdicts[device] = Verdicts(self.size, device)
+        return self._verdicts[device]
+
+    def room_for(self, message: Tensor) -> Tensor:
+        """Where ``all_gather`` leaves every rank's ``message``; a message that stays may use it time and again."""
+        return message.unsqueeze(0) if self.group is None else message.new_empty(self.size, *message.shape)
+
+    def all_gather(self, message: Tensor, room: Tensor | None = None) -> Tensor:
+        """Every rank's ``message``, shape ``(ranks, *message.shape)``; in its ``room``, if that is given."""
+        out = self.room_for(message) if room is None else room
+        if self.group is None:
+            return out
+        self._bytes += message.nbytes
+        self._wait(_all_gather(out.view(-1), message.contiguous().view(-1), group=self.group, async_op=True))
+        return out
+
+    def all_to_all(self, messages: Tensor) -> Tensor:
+        """Row r of ``messages`` goes to rank r; row r of what comes back is from rank r."""
+        if self.group is None:
+            return messages
+        out = torch.empty_like(messages)
+        self._bytes += messages.nbytes
+        self._wait(dist.all_to_all_single(out, messages.contiguous(), group=self.group, async_op=True))
+        return out
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum of every rank's ``tensor``, in place: the backend's own."""
+        if self.group is not None:
+            self._bytes += tensor.nbytes
+            self._wait(dist.all_reduce(tensor, group=self.group, async_op=True))
+        return tensor
+
+    def send(self, message: Tensor, to: int) -> None:
+        """Give ``message`` to rank ``to``."""
+        self._bytes += message.nbytes
+        self._pair(lambda: dist.isend(message, group=self.group, group_dst=to))
+
+    def receive(self, out: Tensor, source: int) -> Tensor:
+        """Fill ``out`` with what rank ``source`` sends."""
+        self._pair(lambda: dist.irecv(out, group=self.group, group_src=source))
+        return out
+
+    def gather_headers(self, sent: SparseGrad, layout: Layout, state: dict[str, Any]) -> Tensor:
+        """Every rank's header alone; ``state`` keeps the buffers where they are made on the device."""
+        if not self.deferred:
+            return self.all_gather(self.wire.header(sent, self.sequence, layout.id, layout.digest))
+        device = sent.values.device
+        if "headers" not in state or state["headers"].device != device:
+            state["header"] = torch.zeros(HEADER, dtype=torch.int32, device=device)
+            state["headers"] = self.room_for(state["header"])
+        own = self.verdicts(device).head(sent, state["header"], self.sequence, layout)
+        return self.all_gather(own, state["headers"])
+
+    def take_count(self) -> int:
+        """Bytes of the tensors handed to ``torch.distributed`` since the last call."""
+        count, self._bytes = self._bytes, 0
+        return count
+
+    def verify(self, rows: Tensor) -> Sequence[Header]:
+        """Headers of the messages ``rows``; raises, on every rank alike, if they disagree or a rank has failed.
+
+        Where that is deferred: no headers yet; they are checked when the host hears of the step.
+        """
+        self.sequence += 1
+        if self.deferred:
+            self.verdicts(rows.device).judge(rows, self.sequence)
+            return []
+        headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
+        self.check(headers)
+        return headers
+
+    def await_report(self, report: Report) -> None:
+        """Wait until ``report`` can be read; raises before the deadline if a rank is gone and it never comes."""
+        if not report.there(0):
+            self.board.wait(report.there, self.place)
+
+    def check(self, headers: Sequence[Header]) -> None:
+        """Raise, on every rank alike, if headers disagree or a rank has failed."""
+        for rank, header in enumerate(headers):
+            if header.flags & FAILED:
+                raise PeerFailed(self.board.cause(rank))
+        for field in ("version", "sequence", "unit", "digest"):
+            said = [getattr(header, field) for header in headers]
+            if len(set(said)) > 1:
+                listing = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(said))
+                raise Mismatch(f"the ranks are not at the same exchange, their {field} differs ({listing})")
+        if headers[0].version != MAGIC << 16 | VERSION:
+            raise Mismatch(f"this is not a message of format {VERSION}: header {headers[0]}")
+
+    def verify_pair(self, ours: Tensor, theirs: Tensor, source: int) -> Header:
+        """The header of a message from rank ``source``, which must be at the same exchange as ours."""
+        mine, other = (Header(*message[:HEADER].tolist()) for message in (ours, theirs))
+        for field in ("version", "sequence", "unit", "digest"):
+            said = getattr(mine, field), getattr(other, field)
+            if said[0] != said[1]:
+                listing = f"rank {self.rank}: {said[0]}, rank {source}: {said[1]}"
+                error = Mismatch(f"the ranks are not at the same exchange, their {field} differs ({listing})")
+                raise self.board.raise_alarm(error)  # the others only see us gone
+        return other
+
+    def agree(self, what: str, text: str) -> None:
+        """Raise on every rank, with the same sentence, if ``text`` is not the same on all."""
+        self.board.agree(what, text, self.place)
+
+    def close(self) -> None:
+        """Give the process group back."""
+        # A group named after its ranks is left to the final destroy_process_group(): were it destroyed, the next one
+        # would get its name, find its old keys in the store, and hang.
+        if self.group is not None and dist.is_initialized() and not self._local:
+            dist.destroy_process_group(self.group)
+        self.group, self.size = None, 1
+
+    def _wait(self, work: dist.Work | None) -> None:
+        assert work is not None
+        if self.backend == "gloo":
+            self.board.wait(lambda seconds: self._done(work, seconds), self.place)
+        else:
+            work.wait()  # NCCL: the stream waits, not we
+
+    def _pair(self, start: Callable[[], dist.Work | None]) -> None:
+        """Wait for a message between two ranks. With Gloo on a thread of its own, which is given all the time there is:
+        a wait for such a message that runs out closes the connection."""
+        if self.backend != "gloo":
+            self._wait(start())
+            return
+        limit, over, broken = timedelta(seconds=self.board.deadline + GRACE), threading.Event(), []
+
+        def finish() -> None:
+            try:
+                work = start()
+                assert work is not None
+                work.wait(limit)
+            except RuntimeError as error:
+                broken.append(str(error).splitlines()[0])
+            over.set()
+
+        threading.Thread(target=finish, name="sparsync message", daemon=True).start()
+        self.board.wait(over.wait, self.place)
+        if broken:
+            self.board.fail(f"the connection to a rank broke ({broken[0]})", self.place)
+
+    def _done(self, work: dist.Work, seconds: float) -> bool:
+        """Wait at most ``seconds``; whether the exchange is over."""
+        try:
+            work.wait(timedelta(seconds=seconds))
+            return True
+        except RuntimeError:
+            if not work.is_completed():
+                return False
+        try:
+            work.wait()  # over, well or badly
+            return True
+        except RuntimeError as error:
+            self.board.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
+
+
+def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
+    """What carries tensors of ``device``."""
+    return dict(part.split(":") for part in dist.get_backend_config(group).split(",")).get(device.type, "none")

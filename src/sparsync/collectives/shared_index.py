@@ -1,0 +1,66 @@
+"""Shared-index all-reduce: every rank sends the same entries, so only their values travel."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
+from sparsync.collectives.comm.channel import Channel
+from sparsync.errors import Mismatch
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+from sparsync.wire import HEADER, WORD, Wire
+
+
+@dataclass(frozen=True)
+class SharedIndexAllReduce:
+    """The values of entries that all ranks draw alike are summed by the backend's own all-reduce.
+
+    Goes with the random kinds. Traffic is 2(P-1)/P values a worker, however many workers there are. With
+    ``values="bf16"`` they are summed in bf16, which rounds. A header is gathered first, with a checksum of the indices.
+    """
+
+    shared = True
+    blocks = False
+    deferrable = False
+
+    def check(self, wire: Wire, dense: bool, random: bool) -> None:
+        if not random:
+            raise ValueError(
+                "collective='shared' needs the same entries on every rank: use it with 'random' or 'block', "
+                "or use collective='allgather' with this compressor"
+            )
+        if wire.values not in ("fp32", "bf16"):
+            raise ValueError(f"collective='shared' carries fp32 or bf16 values, not {wire.values!r}")
+
+    def init(self, layout: Layout, workers: int) -> State:
+        return {}
+
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
+        assert sent.indices is not None
+        header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
+        header[7] = checksum = zlib.crc32(sent.indices.cpu().numpy().tobytes()) & 0x7FFFFFFF
+        headers = channel.verify(channel.all_gather(header))
+        odd = [rank for rank, other in enumerate(headers) if other.extra != headers[0].extra]
+        if odd:
+            raise Mismatch(f"rank {', '.join(map(str, odd))} drew other entries than rank 0 (checksum {checksum})")
+        values = sent.values.to(channel.wire.codec.dtype or sent.values.dtype, copy=True)
+        total = replace(sent, values=channel.all_reduce(values).to(sent.values.dtype))
+        return Reduced([total], divisor=channel.size, bad=bad_ranks(headers))
+
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
+        dtype = wire.codec.dtype or sents[0].values.dtype
+        values = torch.zeros_like(sents[0].values, dtype=dtype)
+        for sent in sents:
+            values = values + sent.values.to(dtype)
+        values, bad = values.to(sents[0].values.dtype), local_bad_ranks(sents)
+        return [Reduced([replace(sent, values=values)], divisor=len(sents), bad=bad) for sent in sents]
+
+    def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
+        itemsize = (wire.codec.dtype or dtype).itemsize
+        bytes_sent = (workers - 1) * (HEADER * WORD + 2 / workers * layout.capacity * itemsize)
+        return Traffic(bytes_sent, bytes_sent, 3 * (workers - 1))

@@ -1,0 +1,195 @@
+"""Sparsync on ``DistributedDataParallel``: the only module that knows DDP."""
+
+# No `from __future__ import annotations` here: DDP compares the hook's annotations with types, not with text.
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from sparsync.collectives import Collective
+from sparsync.compressors import Compressor
+from sparsync.errors import SparsyncError
+from sparsync.hosts.handle import Handle, Options
+from sparsync.schedule import Schedule
+
+log = logging.getLogger("sparsync")
+
+
+class Slot:
+    """DDP takes one hook for life, so the hook's state is this slot, and handles come and go in it."""
+
+    def __init__(self, group: Any) -> None:
+        self.handle: Handle | None = None
+        self.group = group
+
+    def clear(self) -> None:
+        self.handle = None
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copy of a DDP model has no hook."""
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+class Watch:
+    """Raises, before a forward pass, what ended an earlier step. A copy of the model is not watched."""
+
+    def __init__(self, handle: Handle | None = None) -> None:
+        self.handle = handle
+
+    def __call__(self, *_: Any) -> None:
+        if self.handle is not None:
+            self.handle.check_start()
+
+    def __deepcopy__(self, memo: Any) -> "Watch":
+        return Watch()
+
+    def __reduce__(self) -> Any:
+        return Watch, ()
+
+
+def _slot(ddp: DistributedDataParallel) -> Slot | None:
+    return vars(ddp).get("_sparsync")
+
+
+def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
+    """The communication hook itself. ``state`` is a ``Handle`` or a ``Slot``."""
+    handle = state.handle if isinstance(state, Slot) else state
+    if handle is None:
+        return _dense_hook(bucket, state.group if isinstance(state, Slot) else None)
+    assert isinstance(handle, Handle)
+    if handle.detached:
+        return _dense_hook(bucket, handle.group)
+    try:
+        return handle.push(bucket.index(), bucket.buffer(), bucket.parameters(), bucket.is_last())
+    except Exception as error:  # an exception that leaves the hook would end the process
+        future: Future[Tensor] = Future()
+        future.set_exception(error)  # type: ignore[arg-type]
+        return future
+
+
+def _dense_hook(bucket: GradBucket, group: Any) -> Future[Tensor]:
+    """What DDP does by itself; for models that were detached."""
+    buffer = bucket.buffer().mul_(1 / dist.get_world_size(group))
+    future: Future[Tensor] = dist.all_reduce(buffer, group=group, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+def comm_hook(
+    module: Module,
+    compressor: str | Compressor | None = None,
+    *,
+    recipe: str | None = None,
+    process_group: Any = None,
+    **options: Any,
+) -> tuple[Handle, Any]:
+    """The pair ``(state, hook)`` for frameworks that call ``register_comm_hook`` themselves.
+
+    Takes ``attach``'s options, the bare module (not the DDP wrapper), whose parameter names it needs, and the model's
+    process group where that is not the default one. The state is a ``Handle``; it starts with the first bucket.
+    """
+    return Handle(module, Options.of(recipe, compressor=compressor, **options), process_group, may_skip=True), hook
+
+
+def attach(
+    ddp: DistributedDataParallel,
+    compressor: str | Compressor | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    recipe: str | None = None,
+    collective: str | Collective | None = None,
+    scope: str | None = None,
+    density: float | Schedule | None = None,
+    values: str | None = None,
+    indices: str | None = None,
+    momentum: str | None = None,
+    beta: float | None = None,
+    masking: bool | None = None,
+    clip: float | None = None,
+    scaler: Any = None,
+    transactional: bool | None = None,
+    dense_below: int | None = None,
+    dense_1d: bool | None = None,
+    follow_lr: bool = False,
+    deadline: float = 300.0,
+    seed: int = 0,
+    debug: bool = False,
+) -> Handle:
+    """Exchange the gradients of ``ddp`` sparsely from now on. All ranks call this, with the same arguments.
+
+    With neither a compressor nor a recipe the ``"default"`` recipe is used. What is given explicitly goes before what a
+    recipe says; without a recipe, what is not given is as the text says last.
+
+    Args:
+        compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
+            ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
+        optimizer: for ``momentum`` and ``follow_lr``.
+        recipe: options that go together: ``"default"`` (the best we know for few bytes and few workers),
+            ``"balanced"`` (a 60th of dense's bytes with any number of workers, nearest to dense in accuracy),
+            ``"paper"`` (TopK-SGD as published) or ``"dgc"`` (Deep Gradient Compression).
+        collective: how they are summed: ``"allgather"``, ``"shared"``, ``"gtopk"``, ``"balanced"``, ``"dense"``, or an
+            object; chosen to suit the compressor.
+        scope: where the largest entries are looked for: in each ``"layer"``, each ``"bucket"``, or the whole model
+            (``"global"``: nothing is sent before backward ends); layer.
+        density: share of entries to send, in (0, 1], or a callable from step to density; the compressor's.
+        values: how values travel: ``"fp32"``, ``"fp16"``, ``"bf16"``, ``"sign"`` (1 bit) or ``"levels"`` (3 bits: a
+            sign and one of four powers of 2); what is cut off is kept; fp32.
+        indices: how indices travel: ``"int"``; ``"ef"``: sorted and Elias-Fano coded, in about a third of the bits;
+            ``"block"``: a block's start alone; int, or block where it can be.
+        momentum: ``"keep"`` leaves the optimizer's momentum m where it is. ``"move"`` makes it 0 and steps with
+            lr / (1 - m) until ``detach`` (of Adam, betas above 0.5 and 0.99 become these): behind a low density
+            momentum delays every entry a second time. ``"correct"`` puts momentum ``beta`` before the residual, and
+            steps with lr (1 - beta) / (1 - m); keep.
+        beta, masking: of momentum correction: its momentum, and whether sent entries clear theirs; 0.5 and ``True``.
+            Refused where momentum is not corrected, as where a recipe finds none in the optimizer (Adam has betas).
+        clip: largest norm that each worker's gradient may have in a segment (a layer, a bucket or the model, by
+            ``scope``; the tensors that travel dense are one), before it is added to the residual; none.
+        scaler: the ``GradScaler``, if one is used: the residual follows the loss scale and skipped steps are undone.
+        transactional: steps can be undone (one more residual of memory); always so with ``scaler``.
+        dense_below: tensors of fewer entries travel dense; 1024.
+        dense_1d: biases and norms travel dense: they are few bytes, and delaying them costs accuracy; ``True``.
+        follow_lr: divide the residual by each change of the learning rate.
+        deadline: seconds an exchange may take before all ranks stop with an error.
+        seed: of the random kinds; the same on every rank.
+        debug: compare results over the ranks after every exchange.
+
+    Returns:
+        The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
+    """
+    options = Options.of(
+        recipe, compressor=compressor, collective=collective, scope=scope, density=density, values=values,
+        indices=indices, optimizer=optimizer, scaler=scaler, momentum=momentum, beta=beta, masking=masking, clip=clip,
+        transactional=transactional, dense_below=dense_below, dense_1d=dense_1d, follow_lr=follow_lr,
+        deadline=deadline, seed=seed, debug=debug,
+    )  # fmt: skip
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(ddp).__name__}; wrap it first")
+    slot = _slot(ddp)
+    if slot is not None and slot.handle is not None:
+        raise SparsyncError("this model is attached already; call detach() on its handle first")
+    if getattr(ddp, "skip_all_reduce_unused_params", False):
+        raise ValueError("a step ends with its last bucket, which skip_all_reduce_unused_params=True may leave out")
+    may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
+    handle = Handle(ddp.module, options, ddp.process_group, may_skip)
+    handle.start()
+    if slot is None:
+        slot = Slot(ddp.process_group)
+        try:
+            ddp.register_comm_hook(slot, hook)
+        except RuntimeError as error:
+            handle.detach()
+            raise SparsyncError(f"DDP takes one communication hook, and this model has another: {error}") from error
+        vars(ddp)["_sparsync"] = slot
+    slot.handle = handle
+    handle.on_detach(slot.clear)
+    handle.on_detach(ddp.register_forward_pre_hook(Watch(handle)).remove)
+    log.info("%s", handle.describe())
+    return handle

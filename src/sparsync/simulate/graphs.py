@@ -1,0 +1,123 @@
+"""CUDA graphs of the exchange: what it launches in a step is captured once, and replayed after that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+
+from sparsync.collectives import AllGather, Balanced, DenseAllReduce, GTopK, SharedIndexAllReduce
+from sparsync.compressors import BlockRandomK, GaussianK, NoCompression, RandomK, ThresholdK, TopK, TrimmedK
+from sparsync.engine.bucketing import Unit
+from sparsync.kernels.search import ENTRIES
+from sparsync.kernels.whole import can_send
+from sparsync.kernels.workspace import CODECS, usable_on
+from sparsync.layout import Layout
+from sparsync.wire import Wire
+
+log = logging.getLogger("sparsync")
+
+T = TypeVar("T")
+Streams = Sequence[torch.cuda.Stream]
+
+WARM_UPS = 3  # steps before a graph is captured: what is made on first use must not be captured
+
+
+def repeatable(unit: Unit, wire: Wire, rounds: bool, clips: bool) -> bool:
+    """Whether a unit's exchange may be replayed: nothing waits for the host or depends on the step's number.
+
+    Args:
+        rounds: values are rounded as they travel.
+        clips: gradients are clipped.
+    """
+    compressor, grad = unit.compressor, unit.grad
+    if not grad.is_cuda or not usable_on(grad.device):
+        return False
+    if type(compressor) is NoCompression:
+        return type(unit.collective) is DenseAllReduce and not rounds and can_send(grad, None)
+    # Half-precision means are summed beside their bucket, which waits.
+    if type(compressor) in (RandomK, BlockRandomK):  # whose keys wait in their place; norms to clip by are asked for
+        simple = type(unit.collective) in (AllGather, SharedIndexAllReduce)
+        return simple and not clips and grad.dtype in (torch.float32, torch.float64)
+    fused = type(compressor) in (ThresholdK, TopK, TrimmedK, GaussianK)
+    carried = wire.values in CODECS and wire.indices != "block"
+    fits = grad.dtype == torch.float32 and 0 < grad.numel() < ENTRIES
+    return type(unit.collective) in (AllGather, Balanced, GTopK) and fused and carried and fits
+
+
+@dataclass
+class _Known(Generic[T]):
+    layout: Layout
+    runs: int = 0
+    graph: torch.cuda.CUDAGraph | None = None
+    outcome: T | None = None
+
+
+class Replays(Generic[T]):
+    """Does things of several names again and again: as they are, and from the fourth time on from a CUDA graph.
+
+    If capturing fails, which is logged once, everything is done as it is.
+
+    Args:
+        streams: of the GPU, in a graph.
+    """
+
+    def __init__(self, streams: int) -> None:
+        self._streams = [new_stream() for _ in range(streams)] if streams > 1 else []
+        self._known: dict[str, _Known[T]] = {}
+        self._failed = False
+
+    def run(self, name: str, layout: Layout, act: Callable[[Streams], T]) -> T:
+        """What ``act`` gives, in tensors that the next call overwrites.
+
+        Args:
+            layout: that ``act`` goes by; with another one, the graph is captured anew.
+            act: takes the streams that it may fork onto.
+        """
+        known = self._known.get(name)
+        if known is None or known.layout is not layout:
+            known = self._known[name] = _Known(layout)
+        known.runs += 1
+        if self._failed or known.runs <= WARM_UPS:
+            return act(())
+        if known.graph is None:
+            try:
+                known.graph, known.outcome = self._capture(act)
+            except Exception as error:  # nothing has run yet, so it can still be done as it is
+                self._failed = True
+                log.warning("no CUDA graph of the exchange, which is slower for it: %s", error)
+                return act(())
+        known.graph.replay()
+        assert known.outcome is not None
+        return known.outcome
+
+    def _capture(self, act: Callable[[Streams], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                outcome = act(self._streams)
+        finally:
+            torch.cuda.set_stream(here)  # a capture that breaks off leaves its own stream current
+        return graph, outcome
+
+
+def side_by_side(acts: Sequence[Callable[[], T]], streams: Streams) -> list[T]:
+    """What ``acts`` give: one after another, or forked from the current stream onto ``streams`` and joined again."""
+    if not streams:
+        return [act() for act in acts]
+    here, given = torch.cuda.current_stream(), []
+    for stream in streams:
+        stream.wait_stream(here)
+    for number, act in enumerate(acts):
+        with torch.cuda.stream(streams[number % len(streams)]):
+            given.append(act())
+    for stream in streams:
+        here.wait_stream(stream)
+    return given
+
+
+def new_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -1,0 +1,109 @@
+"""What an exchange of virtual workers is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsync.collectives import Reduced
+from sparsync.compressors import Context, State
+from sparsync.compressors.random import key_of
+from sparsync.engine.bucketing import Assembly, Bucket, Unit
+from sparsync.feedback.residual import Feedback
+from sparsync.hosts.handle import Handle
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+
+
+@dataclass
+class Worker:
+    """What one worker keeps between steps."""
+
+    rank: int
+    feedback: Feedback
+    state: State = field(default_factory=dict)
+    workspaces: dict[str, dict[str, Any]] = field(default_factory=dict)  # by unit
+
+
+@dataclass
+class Part:
+    """A unit of the exchange: its gradients, one row a worker, and their mean."""
+
+    unit: Unit
+    rows: Tensor
+    mean: Tensor
+    counted: Layout | None = None  # whose messages were counted ...
+    bytes: float = 0.0  # ... and what one of its exchanges costs a worker
+
+
+@dataclass
+class Outcome:
+    """What every worker sent of a part and was given, and words for the host: flags, where, count and overflow."""
+
+    sents: list[SparseGrad]
+    results: list[Reduced]
+    words: Tensor  # (4, workers)
+
+
+class Keys:
+    """What random kinds draw from, one key a worker, in a place of the device that a graph reads again and again.
+
+    Args:
+        seed: shared by all workers.
+        shared: all of them draw the same.
+    """
+
+    def __init__(self, seed: int, workers: int, shared: bool, device: torch.device) -> None:
+        self._moment = Context(seed=seed, shared=shared)
+        self._here = torch.zeros(workers, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._there = torch.zeros(workers, dtype=torch.int64, device=device)
+        self.of = self._there.unbind()  # by rank
+
+    def turn(self, step: int) -> None:
+        """Put the keys of a step in place, without waiting: before the next turn the host must have waited for it."""
+        moments = (replace(self._moment, step=step, rank=rank) for rank in range(len(self.of)))
+        self._here.copy_(torch.tensor([key_of(moment) for moment in moments]))
+        self._there.copy_(self._here, non_blocking=True)
+
+
+@dataclass
+class Tally:
+    """Sums over all steps.
+
+    Args:
+        steps: that were made.
+        bytes: one worker put on the network (mean over the workers), by the collective's ``traffic``. The messages that
+            it goes by, of balanced sums every worker's in both rounds, are encoded now and then, and their true size is
+            compared.
+        entries: sent by all workers.
+        possible: entries they could have sent.
+        spoilt: steps in which a gradient was not finite.
+    """
+
+    steps: int = 0
+    bytes: float = 0.0
+    entries: int = 0
+    possible: int = 0
+    spoilt: int = 0
+
+    @property
+    def density(self) -> float:
+        """Share of the entries that was sent."""
+        return self.entries / self.possible if self.possible else 0.0
+
+
+def units_of(handle: Handle, device: torch.device) -> list[Unit]:
+    """The units that the handle's reducer would exchange, if DDP had all gradients in one bucket per dtype."""
+    scope = "bucket" if handle.compressor.dense else handle.options.scope
+    assembly = Assembly(handle.parameters, handle.compressor, handle.collective, scope, handle.small, may_skip=False)
+    kinds = sorted({(p.name in handle.small, str(p.dtype)) for p in handle.parameters if p.numel})
+    units: list[Unit] = []
+    for number, kind in enumerate(kinds):  # what travels dense stands apart, so that no unit has holes
+        own = [p for p in handle.parameters if p.numel and (p.name in handle.small, str(p.dtype)) == kind]
+        buffer = torch.zeros(sum(p.numel for p in own), dtype=own[0].dtype, device=device)
+        last = number == len(kinds) - 1
+        units += assembly.arrive(Bucket(number, buffer, tuple(p.name for p in own), last))[1]
+    return units

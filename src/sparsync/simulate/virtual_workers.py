@@ -1,0 +1,191 @@
+"""P workers in one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsync.compressors import Compressor
+from sparsync.feedback.momentum import TakenMomentum, give_back, warn_of_momentum
+from sparsync.hosts.handle import Handle, Options
+from sparsync.simulate.exchange import Exchange
+from sparsync.simulate.parts import Tally
+from sparsync.simulate.sequential import Batch, Carried, Loss, SequentialPasses
+
+SCHEMA = 1
+UNSUPPORTED = ("scaler", "transactional", "deadline", "debug")
+
+
+class VirtualWorkers:
+    """P workers that train one set of weights, as P processes would with DDP and ``sparsync.attach``.
+
+    On the CPU, with one thread, the weights equal those of real processes bit for bit wherever sums run in rank order:
+    with ``AllGather``, ``GTopK`` and ``Balanced``, and with two workers always. Dense sums (small tensors that travel
+    dense, ``NoCompression``) and ``SharedIndexAllReduce`` are the backend's own there; here they run in rank order,
+    which differs by rounding. ``NoCompression`` with ``clip`` clips each of DDP's buckets there, and here, where there
+    are none, the whole gradient. Workers draw from one random state, one after another: their dropout is not that of
+    processes.
+
+    Args:
+        model: in training mode, on its device. It holds rank 0's buffers.
+        loss_fn: ``(model, batch, carried) -> (loss, carried)`` with the model that it is given; ``batch`` is a tuple of
+            tensors, and so is ``carried``: what the worker carries on from step to step, detached; ``()`` for nothing.
+        optimizer: of the model's parameters.
+        workers: P.
+        compressor, recipe, options: as ``sparsync.attach`` takes them. ``compressor="none"`` is plain DDP. Not all of
+            them: ``scope="bucket"`` needs DDP's buckets, ``scaler`` and ``transactional`` are left out.
+        carried: what every worker starts from.
+        graph: replay forward and backward from a CUDA graph; by default on a GPU. Needs batches of equal shapes and a
+            ``loss_fn`` that never waits for the GPU. So is the exchange, where nothing in it waits: ``threshold``,
+            ``topk``, ``trimmed``, ``gaussian`` and ``none``, by ``allgather``, ``balanced``, ``gtopk`` and ``dense``;
+            ``random`` and ``block``, unless they are clipped, by ``allgather`` and ``shared``.
+        streams: in the graph, as many workers run side by side.
+        passes: how forward and backward run: one worker after another, or another class of the same interface.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Loss,
+        optimizer: torch.optim.Optimizer,
+        workers: int,
+        *,
+        compressor: str | Compressor | None = None,
+        recipe: str | None = None,
+        carried: Carried = (),
+        graph: bool | None = None,
+        streams: int = 1,
+        passes: type[SequentialPasses] = SequentialPasses,
+        **options: Any,
+    ) -> None:
+        if not (isinstance(workers, int) and workers >= 1):
+            raise ValueError(f"workers must be 1 or more, got {workers!r}")
+        if not (isinstance(streams, int) and streams >= 1):
+            raise ValueError(f"streams must be 1 or more, got {streams!r}")
+        for name in UNSUPPORTED:
+            if name in options:
+                raise ValueError(f"virtual workers do not take {name}=, got {options[name]!r}")
+        asked = Options.of(recipe, compressor=compressor, optimizer=optimizer, **options)
+        handle = Handle(model, asked)
+        if asked.scope == "bucket" and not handle.compressor.dense:
+            raise ValueError(
+                "scope must be 'layer' or 'global' with virtual workers: only DDP has buckets, got 'bucket'"
+            )
+        self.model, self.optimizer, self.options = model, optimizer, asked
+        self._rates = handle.rates
+        on_gpu = next(model.parameters()).is_cuda
+        graph = on_gpu if graph is None else graph
+        if graph and not on_gpu:
+            raise ValueError("graph=True needs the model on a GPU")
+        self._exchange = Exchange(handle, workers, graph, streams)
+        trained = [p for p in handle.parameters if p.numel]
+        self._parameters = [model.get_parameter(p.name) for p in trained]
+        places = [self._exchange.place(p) for p in trained]
+        self._means = [mean for _, mean in places]
+        self._gradients = {p.name: rows for p, (rows, _) in zip(trained, places, strict=True)}
+        views = [[rows[rank] for rows, _ in places] for rank in range(workers)]
+        self._passes = passes(model, loss_fn, self._parameters, views, carried, graph, streams)
+        self._taken: TakenMomentum | None = None
+        if asked.momentum != "keep":
+            self._taken = TakenMomentum(optimizer, handle.correction.beta if handle.correction else 0.0)
+        else:
+            give_back(optimizer)
+            if not handle.compressor.dense:
+                warn_of_momentum(optimizer, handle.density(0))
+
+    @property
+    def workers(self) -> int:
+        return len(self._exchange.workers)
+
+    @property
+    def models(self) -> Sequence[nn.Module]:
+        """Of every worker: the same parameters, and buffers of its own; in batched passes rank 0's for all."""
+        return self._passes.models
+
+    @property
+    def step(self) -> int:
+        """Steps made."""
+        return self._exchange.tally.steps
+
+    @property
+    def tally(self) -> Tally:
+        """Bytes and entries of all steps."""
+        return self._exchange.tally
+
+    def backward(self, batches: Sequence[Batch]) -> Tensor:
+        """Put the exchanged mean of all workers' gradients into ``.grad``; the mean of their losses, on the device.
+
+        Args:
+            batches: one tuple of tensors a worker, in rank order.
+        """
+        if self.options.follow_lr:
+            self._exchange.follow(self._rates())
+        loss = self._passes.run(batches).mean()
+        with torch.no_grad():
+            self._exchange.reduce()
+        for parameter, mean in zip(self._parameters, self._means, strict=True):
+            parameter.grad = mean
+        return loss
+
+    def advance(self, batches: Sequence[Batch]) -> Tensor:
+        """``backward``, then a step of the optimizer. Between the two you may clip, or look at, the mean."""
+        loss = self.backward(batches)
+        self.optimizer.step()
+        return loss
+
+    def gradient(self, rank: int, name: str) -> Tensor:
+        """A worker's own gradient of a parameter in the last step, in the parameter's shape; the next overwrites it."""
+        return self._gradients[name][rank]
+
+    def residual(self, rank: int, name: str) -> Tensor | None:
+        """What a worker keeps of a parameter's gradient, in the parameter's shape; ``None`` if it keeps nothing."""
+        return self._exchange.workers[rank].feedback.residual(name)
+
+    def forget(self) -> None:
+        """Every worker carries on from the start again, as at the beginning of an epoch."""
+        self._passes.carry([self._passes.first] * self.workers)
+
+    def detach(self) -> None:
+        """Give the optimizer its momentum back, if that was taken out of it."""
+        if self._taken is not None:
+            self._taken.undo()
+            self._taken = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a training needs to go on: tensors and plain types only.
+
+        ``ranks`` holds of every worker what ``Handle.load_state_dict`` takes in a process of its own.
+        """
+        tally = self._exchange.tally
+        device = self._parameters[0].device
+        return {
+            "schema": SCHEMA,
+            "workers": self.workers,
+            "step": self.step,
+            "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "ranks": self._exchange.state_dict(),
+            "carried": [tuple(tensor.clone() for tensor in state) for state in self._passes.carried],
+            "tally": dict(vars(tally)),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict()`` of as many workers with the same options; torch's random state is set, too."""
+        if state.get("schema") != SCHEMA:
+            raise ValueError(f"this is not a state of virtual workers of schema {SCHEMA}: {state.get('schema')!r}")
+        if state["workers"] != self.workers:
+            raise ValueError(f"this is the state of {state['workers']} workers, and here are {self.workers}")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._exchange.load_state_dict(state["ranks"])
+        self._exchange.tally = Tally(**state["tally"])
+        self._passes.carry(state["carried"])
+        torch.set_rng_state(state["random"].cpu())
+        if state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"].cpu(), self._parameters[0].device)

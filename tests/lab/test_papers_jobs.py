@@ -1,0 +1,332 @@
+"""Several processes at the trainings of an item: real ones, that share them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+
+from sparsync_lab.cli import parallel_jobs as jobs
+from sparsync_lab.cli.app import run as command
+from sparsync_lab.cli.papers import papers
+from sparsync_lab.cli.parallel_jobs import Others, arguments_of, end_with_starter
+from sparsync_lab.papers import ITEMS, Context, beyond, store, tasks
+from sparsync_lab.papers import locks as claims
+from sparsync_lab.papers import run_queue as sharing
+from sparsync_lab.papers.curves import trained
+from sparsync_lab.papers.item import Item, Result
+from sparsync_lab.papers.locks import claim
+from sparsync_lab.papers.run import History, Run
+from sparsync_lab.papers.run_queue import assemble, carry_out
+from sparsync_lab.papers.store import load, replacing
+from sparsync_lab.papers.sweep import SETTINGS, Stage
+from sparsync_lab.papers.trainings import train
+from sparsync_lab.training.local_workers import WorkerFailed
+from tests.lab.generated import images, run_forked
+from tests.lab.test_papers import TINY, task
+from tests.world import fork_server
+
+LIMIT = 120  # seconds: for what hangs, on a busy machine
+ITEM = ITEMS["p3/density"]
+TRAINED = re.compile(r"(\S+): step 4 of 4,")
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    return Context(quick=True, output=tmp_path / "papers", scratch=tmp_path / "scratch")
+
+
+@pytest.fixture
+def trained_here(context: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what this process trains; after the first it waits until another has trained something, too."""
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(3, 32)))
+    names: list[str] = []
+
+    def slowly(run: Run, context: Context) -> History | None:
+        history = train(run, context)
+        names.append(run.name)
+        until(lambda: any(path.stem not in names for path in (context.output / "runs").glob("*.json")))
+        return history
+
+    monkeypatch.setattr(sharing, "train", slowly)
+    return names
+
+
+def arguments(context: Context, *more: str) -> list[str]:
+    places = ["--output", str(context.output), "--scratch", str(context.scratch)]
+    return ["papers", "run", ITEM.key, "--quick", *places, *more]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
+
+
+def lock(context: Context, run: Run) -> Path:
+    return context.scratch / f"{run.made(context).name}.lock"
+
+
+def check_complete(context: Context, here: list[str], there: list[str]) -> None:
+    """Both had their share, no training was made twice, and the result holds them all."""
+    assert here
+    assert there
+    names = sorted(here + there)
+    assert len(set(names)) == len(names) == 4
+    path = store.place(context, ITEM)
+    assert sorted(load(path).result.runs) == names
+    assert not load(path).result.missing
+    assert path.with_suffix(".png").is_file()
+    assert not [*context.output.rglob("*.part"), *context.scratch.glob("*.pt")]
+
+
+def test_processes_side_by_side_share_the_trainings(
+    context: Context, trained_here: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = context.output.parent / "said"
+    process = fork_server().Process(target=run_forked, args=(arguments(context), text), daemon=True)
+    process.start()
+    try:
+        assert command(arguments(context)) == 0
+        process.join(LIMIT)
+    finally:
+        process.kill()
+    assert process.exitcode == 0
+    check_complete(context, trained_here, TRAINED.findall(text.read_text()))
+    assert "not done yet" not in text.read_text() + capsys.readouterr().out
+
+
+def test_one_command_with_several_jobs(
+    context: Context,
+    trained_here: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(jobs, "COMMAND", (sys.executable, "-m", "tests.lab.generated"))
+    # Anew, and yet what the other process has trained is used.
+    assert command(arguments(context, "--jobs", "2", "--no-resume", "--minutes", "10")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    theirs = [line for line in lines if line.startswith("  [2] ")]
+    check_complete(context, trained_here, TRAINED.findall("\n".join(theirs)))
+    assert len(TRAINED.findall("\n".join(lines))) == 4
+    assert [line.partition(",")[0] for line in lines if ".json" in line] == [f"  {store.place(context, ITEM)}"]
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts, which it does not where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_all(
+    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = tmp_path / "pid"
+    code = f"import os, pathlib, time; pathlib.Path({str(told)!r}).write_text(f'{{os.getpid()}}.'); time.sleep(100)"
+    monkeypatch.setattr(jobs, "COMMAND", (sys.executable, "-S", "-c", code))
+
+    def interrupt() -> None:
+        until(lambda: told.exists() and told.read_text().endswith("."))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ExitStack() as held:
+        for name in ITEM.run(context.as_stored()).missing:
+            assert held.enter_context(claim(context.scratch / f"{name}.lock"))
+        threading.Thread(target=interrupt).start()
+        assert command(arguments(context, "--jobs", "2")) == 130
+    assert "sparsync: interrupted" in capsys.readouterr().err
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()[:-1]), 0)
+    assert not store.place(context, ITEM).exists()
+
+
+# ---- claims ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_is_one_process_s_and_ends_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "scratch" / "run.lock"
+    code = (
+        "import pathlib, sys, time\nsys.path.insert(0, sys.argv[2])\nfrom claims import claim\n"
+        "with claim(pathlib.Path(sys.argv[1])) as ours: print(ours, flush=True); time.sleep(100)"
+    )
+    holding = [sys.executable, "-c", code, str(path), str(Path(claims.__file__).parent)]
+    with subprocess.Popen(holding, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "True\n"
+        with claim(path) as ours:
+            assert not ours
+        holder.kill()  # it has no time to tidy up
+        holder.wait()
+        with claim(path) as ours:
+            assert ours
+            with claim(path) as again:
+                assert not again
+    with claim(path, wait=True) as ours:
+        assert ours
+
+
+def test_nothing_is_begun_at_the_very_end(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training of unknown length wants half a minute; a short one as long as it takes."""
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(1, 28)))
+    late = replace(context, deadline=time.monotonic() + 25)
+    assert carry_out(late, [TINY]) == ({}, [TINY.name])
+    assert not list(context.scratch.glob("*.pt"))
+    assert not carry_out(late, [replace(TINY, rate=0.1, seconds=1)])[1]
+    waits = replace(context, deadline=time.monotonic() + 0.3)
+    with claim(lock(context, TINY)):
+        assert carry_out(waits, [TINY]) == ({}, [TINY.name])
+    assert not waits.in_time()
+
+
+def test_waiting_opens_the_next_stage(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One training of the search is another's: what comes after the search begins when that is there."""
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(1, 28)))
+    tiny = replace(SETTINGS["lenet5"], workers=2, batch=4, lengths=(3, 4), limit=32)
+    stages = (Stage("lenet5", 0, (0,), ("dense",)), Stage("lenet5", 1, (0,), ("dense",)))
+    monkeypatch.setattr(beyond, "QUICK_SETTINGS", {"lenet5": tiny})
+    monkeypatch.setattr(beyond, "QUICK_STAGES", stages)
+    elsewhere = replace(context, output=context.output.parent / "elsewhere")
+    everything = beyond.accuracy(elsewhere).runs
+    first = beyond.Ledger(context).contest.run("lenet5", "dense", 0.5, 0)
+    path = Path("runs") / f"{first.made(context).name}.json"
+    lines: list[str] = []
+
+    def said(line: str) -> None:
+        lines.append(line)
+        if line.startswith("waiting"):
+            threading.Timer(0.2, finish).start()
+
+    def finish() -> None:
+        shutil.copy(elsewhere.output / path, context.output / path)
+        held.close()
+
+    held = ExitStack()
+    assert held.enter_context(claim(lock(context, first)))
+    monkeypatch.setattr(sharing, "PAUSE", 0.1)
+    result = beyond.accuracy(replace(context, say=said))
+    assert not result.missing
+    assert set(result.runs) == set(everything)
+    waited = [line.startswith("waiting") for line in lines].index(True)
+    assert not any(": step 4 of 4" in line for line in lines[:waited])
+    assert any(": step 4 of 4" in line for line in lines[waited:])
+    assert not any(line.startswith(first.made(context).name) for line in lines)
+
+
+def test_the_last_result_has_seen_everything(context: Context) -> None:
+    """A process that waits to write the result reads what is stored when its turn has come."""
+    item = Item("p9/fig1", "", "", lambda context: trained(context, [TINY])[1], trains=True)
+    found: list[Result] = []
+    with claim(context.scratch / "p9-fig1-quick.lock"):
+        waits = threading.Thread(target=lambda: found.append(assemble(context, item)[1]))
+        waits.start()
+        time.sleep(0.2)
+        assert train(TINY, context, task(TINY)) is not None
+        assert not found
+    waits.join(LIMIT)
+    assert found[0].runs == [TINY.name]
+    assert load(context.output / "p9-fig1-quick.json").result.runs == [TINY.name]
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def torn() -> None:
+        with replacing(path) as part:
+            part.write_text("half")
+            assert path.read_text() == "old"
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        torn()
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    with replacing(path) as part:
+        part.write_text("new")
+    assert path.read_text() == "new"
+
+
+def test_items_that_train_are_known(context: Context) -> None:
+    """Those are shared; what measures time must not be among them."""
+    for item in ITEMS.values():
+        if item.trains:
+            assert item.run(context.as_stored()).missing, item.key
+        else:
+            assert item.key in ("p1/table1", "p1/fig3", "p1/fig4", "p1/table2", "p2/table2", "p3/traffic")
+    assert not context.scratch.exists()  # whoever only reads claims nothing
+
+
+# ---- the other processes --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small programs in place of the command line."""
+    monkeypatch.setattr(jobs, "COMMAND", (sys.executable, "-S", "-c"))
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_process_that_fails_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import os, sys; print('threads', os.environ['OMP_NUM_THREADS']); sys.exit('out of memory')"
+    with Others([code], 2, 3) as others:
+        others.wait()
+    with pytest.raises(WorkerFailed, match=r"process 2 ended with code 1; its last lines:\n(.*\n)?  out of memory"):
+        others.check()
+    shown = capsys.readouterr().out.splitlines()
+    assert sorted(shown) == [f"  [{n}] {line}" for n in (2, 3) for line in ("out of memory", "threads 3")]
+
+
+@pytest.mark.usefixtures("plain")
+def test_no_process_is_left_behind() -> None:
+    def interrupted() -> None:
+        with Others(["import time; time.sleep(100)"], 2, 1) as others:
+            processes.extend(others._processes)
+            raise KeyboardInterrupt
+
+    processes: list[subprocess.Popen[str]] = []
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [process.returncode for process in processes] == [-signal.SIGTERM] * 2
+    assert time.monotonic() - begun < 50
+
+
+def test_a_process_ends_with_its_starter() -> None:
+    """Even if that was killed: the standard input of those it started ends."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        os.dup2(ours, 0)
+        end_with_starter()
+        time.sleep(LIMIT)
+        os._exit(7)
+    os.close(ours)
+    time.sleep(0.2)
+    assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    os.close(theirs)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_the_same_arguments_again() -> None:
+    parser = typer.main.get_command(papers).commands["run"]  # type: ignore[attr-defined]
+    given = ["p1", "--quick", "--only=a b", "--only", "c", "--no-resume", "--seed", "-1", "--minutes=2.5", "--jobs=3"]
+    first = parser.make_context("run", list(given))
+    words = arguments_of(first, without=("jobs", "helps"))
+    again = parser.make_context("run", words)
+    assert again.params == first.params | {"jobs": 1}

@@ -1,0 +1,316 @@
+"""``sparsync train`` on real processes: run folders, resuming, interrupting, torchrun, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsync_lab.cli.app import run
+from sparsync_lab.training.launch import launch
+from sparsync_lab.training.local_workers import WorkerFailed
+from sparsync_lab.training.settings import Outcome, Training, dense_bytes
+from tests.world import fork_server
+
+ROOT = Path(__file__).parent.parent.parent
+LIMIT = 240  # seconds, for a command that hangs; a machine may be busy
+TRAIN = [sys.executable, "-m", "sparsync_lab", "train"]
+SPARSE = ["--method", "topk", "--density", "0.02", "--momentum-mode", "keep", "--workers", "2"]
+DENSE = ["--method", "dense", "--workers", "3"]
+
+
+def train(*arguments: str | Path) -> None:
+    """A training on worker processes, supervised by this one."""
+    assert run(["train", *map(str, arguments)]) == 0
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one sentence that is said instead of training."""
+    capsys.readouterr()
+    assert run(["train", *map(str, arguments)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sparsync: ")
+    assert len(said.strip().splitlines()) == 1
+    return said
+
+
+def common(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("checkpoint/step-*/model.pt")
+    loaded: dict[str, Any] = torch.load(path, weights_only=True)["checkpoint"]
+    return loaded
+
+
+def weights(folder: Path) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in common(folder)["model"].values()])
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> None:
+    fork_server()
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sparse training of 20 steps, in one go."""
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    train(*SPARSE, "--steps", "20", "--out", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, ended after 10 steps. Tests work on copies."""
+    folder = tmp_path_factory.mktemp("runs") / "half"
+    train(*SPARSE, "--steps", "10", "--out", folder)
+    return folder
+
+
+@pytest.fixture
+def copy(half: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(half, tmp_path / "copy"))
+
+
+def test_a_run_folder_tells_everything(straight: Path) -> None:
+    config = json.loads((straight / "config.json").read_text())
+    asked = Training("topk", density=0.02, momentum_mode="keep", steps=20)
+    assert Training.from_json(config["training"]) == asked
+    assert config["workers"] == 2
+    assert config["environment"]["torch"] == torch.__version__
+    outcome = Outcome.from_json(json.loads((straight / "outcome.json").read_text()))
+    assert (outcome.training, outcome.workers, outcome.numel) == (asked, 2, 85_002)
+    assert outcome.dense_bytes == dense_bytes(85_002, 2) == 340_008
+    assert 0.02 < outcome.density < 0.03  # biases and the last layer travel dense
+    assert outcome.dense_bytes / 50 < outcome.bytes < outcome.dense_bytes / 10
+    assert 0 < outcome.step_s < 10
+    assert [point.to_json() for point in outcome.curve] == metrics(straight)
+    assert [point.step for point in outcome.curve] == list(range(2, 21, 2))
+    assert outcome.curve[-1].accuracy == outcome.accuracy
+    assert outcome.curve[-1].bytes == pytest.approx(20 * outcome.bytes)
+    assert outcome.curve[-1].loss < outcome.curve[0].loss
+    assert [path.name for path in straight.glob("checkpoint/*")] == ["step-00000020"]
+    state = torch.load(straight / "checkpoint/step-00000020/rank-1.pt", weights_only=True)["sync"]
+    assert (state["rank"], state["step"]) == (1, 20)
+    assert any(residual.any() for residual in state["residuals"].values())
+
+
+def test_resumed_is_as_good_as_never_interrupted(straight: Path, copy: Path) -> None:
+    with (copy / "metrics.jsonl").open("a") as file:  # a later point and half a line, as a killed run leaves them
+        file.write(json.dumps({"step": 12, "loss": 9.0, "accuracy": 0.0, "bytes": 1.0}) + '\n{"step": 14, "lo')
+    (copy / "checkpoint/step-00000013.part").mkdir()  # and a checkpoint that was not completed
+    train("--resume", "--steps", "20", "--out", copy)
+    assert common(copy)["step"] == 20
+    assert torch.equal(weights(copy), weights(straight))
+    assert [point["step"] for point in metrics(copy)] == [*range(1, 11), *range(12, 21, 2)]
+    assert metrics(copy)[10:] == metrics(straight)[5:]
+    assert [path.name for path in copy.glob("checkpoint/*")] == ["step-00000020"]
+    ours, theirs = (json.loads((folder / "outcome.json").read_text()) for folder in (copy, straight))
+    assert (ours["bytes"], ours["density"]) == (theirs["bytes"], theirs["density"])
+
+
+def test_a_resumed_dense_training_sums_in_the_same_order(tmp_path: Path) -> None:
+    train(*DENSE, "--steps", "6", "--out", tmp_path / "straight")
+    train(*DENSE, "--steps", "3", "--out", tmp_path / "half")
+    train("--resume", "--steps", "6", "--out", tmp_path / "half")
+    assert torch.equal(weights(tmp_path / "half"), weights(tmp_path / "straight"))
+
+
+def test_more_workers_may_go_on(copy: Path) -> None:
+    before = [torch.load(copy / f"checkpoint/step-00000010/rank-{n}.pt")["sync"]["residuals"] for n in range(2)]
+    train("--resume", "--steps", "11", "--workers", "3", "--out", copy)
+    outcome = json.loads((copy / "outcome.json").read_text())
+    assert outcome["workers"] == json.loads((copy / "config.json").read_text())["workers"] == 3
+    assert [point["step"] for point in metrics(copy)] == list(range(1, 12))
+    after = [torch.load(copy / f"checkpoint/step-00000011/rank-{n}.pt")["sync"]["residuals"] for n in range(3)]
+    for name in before[0]:  # one step later, what was kept is still there, for the greater part
+        kept, then = torch.stack([r[name] for r in before]).mean(0), torch.stack([r[name] for r in after]).mean(0)
+        assert torch.cosine_similarity(kept.flatten(), then.flatten(), dim=0) > 0.8
+
+
+def test_torchrun_goes_on_where_the_command_ended(straight: Path, copy: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "sparsync_lab", "train", "--resume", "--steps", "20", "--out", str(copy)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(
+        r"topk on 2 worker\(s\): test accuracy \d+\.\d% after 20 steps\n"
+        rf"each sent \d+\.\d kB a step \(\d+\.\d x less than dense\), density \d\.\d\d%, .* ms a step\nrun: {copy}\n",
+        done.stdout,
+    )
+    assert done.stderr.count("step 20/20: loss ") == 1  # rank 0 alone speaks
+    assert torch.equal(weights(copy), weights(straight))
+
+
+def test_bad_input_under_a_launcher_is_one_sentence_and_code_2(tmp_path: Path) -> None:
+    launched = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    command = [*TRAIN, "--density", "2", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | launched, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 2
+    assert done.stderr == "sparsync: density must be above 0 and at most 1, got 2\n"
+
+
+# ---- interrupted and killed -----------------------------------------------------------------------------------------
+
+
+def processes_of(session: int) -> dict[int, int]:
+    """Living processes of a session, with their parents."""
+    found = subprocess.run(["ps", "-o", "pid=,ppid=,stat=", "-s", str(session)], capture_output=True, text=True).stdout
+    rows = [line.split() for line in found.splitlines()]
+    return {int(pid): int(parent) for pid, parent, status in rows if not status.startswith("Z")}
+
+
+def end_in_the_middle(folder: Path, end: Callable[[int], None], *arguments: str) -> tuple[int, str]:
+    """Start a training, call ``end`` with its process id after the first checkpoint; its exit code and stderr."""
+    command = [*TRAIN, "--workers", "2", "--steps", "100000", "--out", str(folder), *arguments]
+    scratch = tempfile.TemporaryDirectory()  # a process that is killed leaves its temporary files
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"TMPDIR": scratch.name}, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + LIMIT / 2
+        while not list(folder.glob("checkpoint/step-*0")) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        end(process.pid)
+        _, errors = process.communicate(timeout=LIMIT / 2)
+        until = time.monotonic() + 60
+        while processes_of(process.pid) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert processes_of(process.pid) == {}
+        return process.returncode, errors
+    finally:
+        for pid in processes_of(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        scratch.cleanup()
+
+
+def test_interrupted_training_can_be_resumed(tmp_path: Path) -> None:
+    code, errors = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGINT))
+    assert code == 130
+    assert errors.splitlines()[-1] == "sparsync: interrupted"
+    assert "Traceback" not in errors
+    step = common(tmp_path)["step"]
+    assert step >= 100
+    train("--resume", "--steps", str(step + 2), "--out", tmp_path)
+    assert common(tmp_path)["step"] == step + 2
+
+
+def test_a_killed_worker_ends_the_others(tmp_path: Path) -> None:
+    def kill_a_worker(pid: int) -> None:
+        processes = processes_of(pid)
+        (server,) = {parent for parent in processes.values() if parent != pid and parent in processes}
+        os.kill(max(child for child, parent in processes.items() if parent == server), signal.SIGKILL)
+
+    code, errors = end_in_the_middle(tmp_path, kill_a_worker, "--method", "dense")
+    assert code == 1
+    assert re.fullmatch(
+        r"sparsync: worker \d was killed by SIGKILL, the others were stopped; "
+        rf"go on with: sparsync train --out {tmp_path} --resume\n",
+        errors,
+    )
+
+
+def test_no_worker_outlives_a_killed_command(tmp_path: Path) -> None:
+    code, _ = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL), "--method", "dense")
+    assert code == -signal.SIGKILL
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--method", "nothing"], "unknown method 'nothing'"),
+        (["--density", "0"], "density must be above 0 and at most 1, got 0"),
+        (["--density", "2"], "density must be above 0 and at most 1, got 2"),
+        (["--workers", "0"], "workers must be from 1 to 42, so that each has 32 images, got 0"),
+        (["--workers", "43"], "workers must be from 1 to 42, so that each has 32 images, got 43"),
+        (["--data", "mnist", "--data-dir", "/nowhere"], "the data folder /nowhere does not exist"),
+        (["--out", __file__], "test_train.py is a file; --out must be a folder"),
+        (["--resume", "--out", "/nowhere"], "/nowhere holds no run to resume: there is no config.json in it"),
+    ],
+)
+def test_bad_input_starts_nothing(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sentence in refuse(capsys, *arguments)
+
+
+def test_what_a_worker_finds_wrong_is_said_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    said = refuse(capsys, "--workers", "2", "--steps", "1", "--out", tmp_path / "file/run")
+    assert "Not a directory" in said
+
+
+def divide(by: int) -> None:
+    print(1 / by)
+
+
+def test_a_fault_in_a_worker_shows_where_it_is() -> None:
+    with pytest.raises(WorkerFailed, match=r"(?s)^worker 0 failed:\nTraceback.*in divide\n.*ZeroDivisionError"):
+        launch(divide, 1, 0)
+
+
+def test_another_training_is_not_resumed(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"{copy} holds a run already; continue it with --resume" in refuse(capsys, *SPARSE, "--out", copy)
+    for option, value, now in [("model", "lenet5", "mlp"), ("method", "threshold", "topk"), ("density", "0.1", "0.02")]:
+        said = refuse(capsys, "--resume", "--steps", "20", "--out", copy, f"--{option}", value)
+        assert f"{copy} was trained with {option} {now}, not {value}" in said
+    assert "has been trained for 10 steps, which is all of --steps 10" in refuse(capsys, "--resume", "--out", copy)
+    assert "workers must be from 1 to 42" in refuse(capsys, "--resume", "--out", copy, "--workers", "0")
+    config = json.loads((copy / "config.json").read_text())
+    config["training"]["model"] = "lenet5"  # the checkpoint is then another model's
+    (copy / "config.json").write_text(json.dumps(config))
+    said = refuse(capsys, "--resume", "--steps", "20", "--out", copy)
+    assert f"the checkpoint in {copy} was trained with model mlp, not lenet5" in said
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def fill_with(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "sentence"),
+    [
+        ("config.json", cut_off, "config.json cannot be read, the run is damaged"),
+        ("config.json", fill_with("{}"), "config.json cannot be read, the run is damaged: it is not of schema 1"),
+        ("config.json", fill_with('{"schema": 1, "training": 3, "workers": 2}'), "config.json cannot be read"),
+        ("metrics.jsonl", fill_with("no\n{}\n"), "metrics.jsonl, line 1 cannot be read"),
+        ("metrics.jsonl", Path.unlink, "metrics.jsonl is missing, the run is damaged"),
+        ("checkpoint/step-00000010/model.pt", cut_off, "model.pt cannot be read, the run is damaged"),
+        ("checkpoint/step-00000010/model.pt", flip_a_byte, "model.pt cannot be read, the run is damaged"),
+        ("checkpoint/step-00000010/model.pt", Path.unlink, "model.pt is missing, the run is damaged"),
+        ("checkpoint/step-00000010/rank-1.pt", cut_off, "rank-1.pt cannot be read, the run is damaged"),
+        ("checkpoint/step-00000010/rank-1.pt", Path.unlink, "rank-1.pt is missing, the run is damaged"),
+    ],
+)
+def test_a_damaged_run_is_not_resumed(
+    copy: Path, name: str, damage: Callable[[Path], None], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(copy / name)
+    assert sentence in refuse(capsys, "--resume", "--steps", "20", "--out", copy)
