@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsync.simulate.sequential import Passes
+from sparsync.simulate.sequential import SequentialPasses
 from sparsync_lab.cli.app import run as command
 from sparsync_lab.cli.papers import unfinished
 from sparsync_lab.data import Text
@@ -551,7 +551,9 @@ def test_a_transformer_learns_with_adamw(context: Context, monkeypatch: pytest.M
     made = trainings._task(run, context)
     session = Session(run, made, 12)
     assert session.team.optimizer.param_groups[0]["betas"] == (0.5, 0.99)
-    assert type(session.team._passes) is Passes  # on the CPU one worker after another, as real processes compute
+    assert (
+        type(session.team._passes) is SequentialPasses
+    )  # on the CPU one worker after another, as real processes compute
     before = made.evaluate()
     history = train(run, context)
     assert history is not None

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsync.simulate.sequential import Passes
+from sparsync.simulate.sequential import SequentialPasses
 from sparsync_lab.models import CATALOGUE, build
 from sparsync_lab.virtual import BatchedPasses, VirtualWorkers, can_be_batched, layers
-from sparsync_lab.virtual.batched import Together
 
 Batch = tuple[Tensor, ...]
 TOPK = {"compressor": "topk", "density": 0.05, "values": "fp32", "momentum": "keep"}
@@ -106,8 +105,8 @@ def test_a_large_model_has_the_same_gradients_and_statistics():
     asked, given = copy.deepcopy(model), batches_of((3, 32, 32), 2, 2, 0, torch.float64)
     views = [[[torch.full_like(p, math.nan) for p in model.parameters()] for _ in range(2)] for _ in range(2)]
     losses = [
-        Passes(model, loss_fn, list(model.parameters()), views[0], (), False, 1).run(given),
-        Together(asked, loss_fn, list(asked.parameters()), views[1], (), False).run(given),
+        SequentialPasses(model, loss_fn, list(model.parameters()), views[0], (), False, 1).run(given),
+        BatchedPasses(asked, loss_fn, list(asked.parameters()), views[1], (), False).run(given),
     ]
     assert losses[1].mean().item() == pytest.approx(losses[0].mean().item(), rel=1e-6)
     for rank, (number, name) in itertools.product(range(2), enumerate(dict(model.named_parameters()))):

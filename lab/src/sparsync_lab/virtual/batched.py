@@ -20,8 +20,8 @@ class BatchedPasses(SequentialPasses):
     """One pass over the examples of all workers, that tells their gradients and batch statistics apart.
 
     A GPU that is hardly busy with one worker's batch is busy with all of them. The gradients are those of
-    ``SequentialPasses`` but for rounding; what draws random numbers, such as dropout, draws others. On a GPU an embedding's
-    gradient is summed in an open order. There is no autocast. ``models`` is rank 0's for every worker.
+    ``SequentialPasses`` but for rounding; what draws random numbers, such as dropout, draws others. On a GPU an
+    embedding's gradient is summed in an open order. There is no autocast. ``models`` is rank 0's for every worker.
 
     Args:
         model, parameters, views, graph: as ``SequentialPasses`` takes them; see ``can_be_batched``.
