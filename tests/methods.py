@@ -163,7 +163,7 @@ class Worker:
         self.velocity = torch.zeros_like(self.residual)
         self.state = self.compressor.init(self.layout)
 
-    def send(self, grad: Tensor, asleep: frozenset[str] = frozenset()) -> SparseGrad:
+    def send(self, grad: Tensor, unused: frozenset[str] = frozenset()) -> SparseGrad:
         after = torch.full_like(self.residual, float("nan")) if self.transactional else self.residual
         ctx = Context(
             self.step,
@@ -172,7 +172,7 @@ class Worker:
             shared=self.shared,
             whole=self.shared or self.whole,
             clip=self.clip,
-            asleep=asleep,
+            unused=unused,
             values=self.values,
         )
         velocity = None

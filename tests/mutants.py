@@ -76,7 +76,7 @@ MUTANTS = [
         "src/sparsync/collectives/partition.py",
         "return (rows * MIXER & 0xFFFFFFFF) >> 15",
         "return 0 * rows",
-        "tests/test_collectives.py::test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors[16-Cut]",
+        "tests/test_collectives.py::test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors[16-IndexPartition]",
     ),
     Mutant(
         "on the host neighbours have other owners",
@@ -97,7 +97,7 @@ MUTANTS = [
         "src/sparsync/collectives/partition.py",
         "return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))\n\n    def _turn(",
         "return replace(stays, indices=indices.view(-1), values=values.view(-1))\n\n    def _turn(",
-        "tests/test_collectives.py::test_balanced_what_comes_home_twice_does_so_in_one_order[Cut]",
+        "tests/test_collectives.py::test_balanced_what_comes_home_twice_does_so_in_one_order[IndexPartition]",
     ),
     Mutant(
         "gTop-k forgets what it drops",
@@ -117,7 +117,7 @@ MUTANTS = [
         "of a spoilt step what was sent comes home before what was dropped leaves",
         "src/sparsync/simulate/exchange.py",
         "                if result.rejected is not None:  # first",
-        "                worker.feedback.come_home(part.unit.key, sent)\n"
+        "                worker.feedback.restore_to_residual(part.unit.key, sent)\n"
         "                sent = replace(sent, values=0 * sent.values)\n"
         "                if result.rejected is not None:  # first",
         "tests/test_virtual.py::test_a_gradient_that_is_not_finite_comes_home_as_in_processes[gtopk]",
@@ -196,7 +196,7 @@ MUTANTS = [
     Mutant(
         "rejected entries dropped",
         "src/sparsync/engine/reducer.py",
-        "self.feedback.come_home(unit.key, reduced.rejected)",
+        "self.feedback.restore_to_residual(unit.key, reduced.rejected)",
         "pass",
         f"{TRAINING}[topk-dropping-3]",
     ),
@@ -371,8 +371,8 @@ MUTANTS = [
     Mutant(
         "exchange on backward's thread",
         "src/sparsync/engine/reducer.py",
-        "Lane(threaded=channel.group is not None and not channel.deferred)",
-        "Lane(threaded=False)",
+        "CommThread(threaded=channel.group is not None and not channel.deferred)",
+        "CommThread(threaded=False)",
         "tests/test_training.py::test_an_exchange_starts_before_backward_ends",
     ),
     Mutant(
@@ -535,7 +535,7 @@ MUTANTS = [
     Mutant(
         "what was sent does not come home on the device",
         "src/sparsync/engine/reducer.py",
-        "verdicts.bring_home(residual, given.sent, given.number)",
+        "device_status.bring_home(residual, given.sent, given.number)",
         "pass",
         "tests/test_deferred.py::test_what_is_sent_comes_home_when_a_gradient_is_not_finite",
         True,
@@ -543,7 +543,7 @@ MUTANTS = [
     Mutant(
         "the optimizer does not see a bad step on the device",
         "src/sparsync/engine/reducer.py",
-        "verdicts.spoil(unit.grad, self._starts(unit, layout), self.feedback.transactional)",
+        "device_status.poison(unit.grad, self._starts(unit, layout), self.feedback.transactional)",
         "pass",
         "tests/test_deferred.py::test_the_same_steps[('a', nan)-plain]",
         True,
@@ -575,7 +575,7 @@ MUTANTS = [
     Mutant(
         "what was rejected comes home twice from a failed exchange",
         "src/sparsync/engine/reducer.py",
-        "self._given.insert(-1, Given(unit, replace(reduced.rejected, values=-reduced.rejected.values)))",
+        "self._in_flight.insert(-1, InFlight(unit, replace(reduced.rejected, values=-reduced.rejected.values)))",
         "pass",
         f"{DEFERRED}::test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once[None-rejected]",
         True,
@@ -599,7 +599,7 @@ MUTANTS = [
     Mutant(
         "who hears of a failure first keeps it to itself",
         "src/sparsync/engine/reducer.py",
-        "told = self.channel.board.raise_alarm(error)",
+        "told = self.channel.monitor.broadcast_error(error)",
         "told = error",
         f"{DEFERRED}::test_a_rank_that_hears_of_a_failure_first_tells_the_others",
         True,

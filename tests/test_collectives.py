@@ -12,7 +12,7 @@ import torch.distributed as dist
 from sparsync.collectives import AllGather, Balanced, Channel, balanced
 from sparsync.collectives.base import Reduced, shape_of
 from sparsync.collectives.comm.device_status import Report
-from sparsync.collectives.partition import Cut, HostCut
+from sparsync.collectives.partition import HostPartition, IndexPartition
 from sparsync.compressors.base import flag
 from sparsync.errors import PeerLost, SparsyncError
 from sparsync.layout import Layout, Span
@@ -206,7 +206,7 @@ def case_failed(rank: int, size: int, collective: str) -> str:
     channel, one = Channel(dist.group.WORLD, Wire(), deadline=10), worker("topk", [5000], density=0.02)
     sent = one.send(torch.randn(5000))
     if rank == 1:
-        channel.board.tell("rank 1: no memory")
+        channel.monitor.tell("rank 1: no memory")
         sent = SparseGrad.failed(one.layout.capacity, 5000, torch.float32, torch.device("cpu"))
     try:
         COLLECTIVES[collective].reduce(sent, one.layout, channel, {})
@@ -238,7 +238,7 @@ def test_law_4_a_report_that_never_comes_ends_at_the_deadline():
 @pytest.mark.parametrize(("numel", "workers"), [(1, 3), (7, 3), (100, 5), (4096, 16), (100_003, 7)])
 def test_balanced_every_entry_has_one_owner(numel, workers):
     layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.1)
-    cut, indices = Cut(layout, workers, 1.0), torch.arange(numel)
+    cut, indices = IndexPartition(layout, workers, 1.0), torch.arange(numel)
     owner = cut.owner(indices)
     assert 0 <= int(owner.min()) <= int(owner.max()) < workers
     places = torch.cat([cut.place(indices[owner == rank] // workers, rank) for rank in range(workers)])
@@ -254,21 +254,21 @@ def test_balanced_the_host_cuts_as_a_device_does(numel, workers):
     indices[: len(picked)], values[: len(picked)] = picked, torch.randn(len(picked))
     words = flag(-1, layout, torch.device("cpu"))
     sent = SparseGrad(indices, values, torch.tensor(len(picked)), numel, *words)
-    (part,), (stays,) = HostCut(layout, workers, 2.0).split([sent])
-    (same,), (left,) = Cut(layout, workers, 2.0).split([sent])
+    (part,), (stays,) = HostPartition(layout, workers, 2.0).split([sent])
+    (same,), (left,) = IndexPartition(layout, workers, 2.0).split([sent])
     for name in ("indices", "values", "count"):
         assert torch.equal(getattr(part, name), getattr(same, name)), name
     for a, b in ((stays.indices, left.indices), (stays.values, left.values)):
         assert torch.equal(a, b[left.values != 0])
     owners = torch.arange(workers).unsqueeze(1)
-    place = Cut(layout, workers, 2.0).place(part.indices, owners)
-    assert torch.equal(HostCut(layout, workers, 2.0).place(part.indices, owners), place)
-    whole = HostCut(layout, workers, 2.0).placed(part, owners)
+    place = IndexPartition(layout, workers, 2.0).place(part.indices, owners)
+    assert torch.equal(HostPartition(layout, workers, 2.0).place(part.indices, owners), place)
+    whole = HostPartition(layout, workers, 2.0).placed(part, owners)
     assert torch.equal(whole.indices, place[part.values != 0])
     assert torch.equal(torch.cat([whole.indices, stays.indices]).sort().values, picked)
 
 
-@pytest.mark.parametrize("kind", [Cut, HostCut])
+@pytest.mark.parametrize("kind", [IndexPartition, HostPartition])
 @pytest.mark.parametrize("step", [1, 2, 16, 64, 576])
 def test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors(step, kind):
     """The large entries may be one channel, or one layer: no owner is sent much more than the others."""
@@ -320,7 +320,7 @@ def test_balanced_does_not_go_by_the_order_of_entries():
     layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.05)
     u = torch.randn(numel, generator=torch.Generator().manual_seed(3))
     chosen, words = torch.topk(u.abs(), layout.capacity).indices, flag(-1, layout, torch.device("cpu"))
-    cut, found = Cut(layout, workers, 1.0), []
+    cut, found = IndexPartition(layout, workers, 1.0), []
     for seed in range(4):
         order = chosen[torch.randperm(chosen.numel(), generator=torch.Generator().manual_seed(seed))]
         (part,), (stays,) = cut.split([SparseGrad(order, u[order], torch.tensor(layout.capacity), numel, *words)])
@@ -344,7 +344,7 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     given = []
     for looks in (True, False):
         if not looks:
-            monkeypatch.setattr(balanced, "cut_for", lambda tensor, *about: Cut(*about))
+            monkeypatch.setattr(balanced, "partition_for", lambda tensor, *about: IndexPartition(*about))
         results = Balanced().reduce_local(sents, layout, {}, wire)
         total = torch.stack([part.densify() for part in results[0].total]).sum(0)
         home = torch.stack([result.rejected.densify() for result in results]).sum(0)
@@ -356,10 +356,10 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     assert given[0].count_nonzero() == given[1].count_nonzero() > 0
 
 
-@pytest.mark.parametrize("kind", [Cut, HostCut])
+@pytest.mark.parametrize("kind", [IndexPartition, HostPartition])
 def test_balanced_what_comes_home_twice_does_so_in_one_order(monkeypatch, kind):
     """A rank has no room for entries that it owns, and sums are left of them: a GPU adds each of both in one call."""
-    monkeypatch.setattr(balanced, "cut_for", lambda tensor, *about: kind(*about))
+    monkeypatch.setattr(balanced, "partition_for", lambda tensor, *about: kind(*about))
     numel, workers = 4000, 4
     layout = Layout.cut([Span("a", 0, numel)], numel=numel, scope="global", density=0.05)
     cut, words = kind(layout, workers, 0.2), flag(-1, layout, torch.device("cpu"))
@@ -374,7 +374,7 @@ def test_balanced_what_comes_home_twice_does_so_in_one_order(monkeypatch, kind):
     home = results[1].rejected
     real = home.indices[home.values != 0]
     assert len(real) - len(real.unique()) > 20
-    if kind is Cut:
+    if kind is IndexPartition:
         for indices, values in zip(home.indices, home.values, strict=True):
             real = indices[values != 0]
             assert len(real) == len(real.unique())

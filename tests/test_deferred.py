@@ -24,7 +24,7 @@ from sparsync.feedback.residual import Correction, Feedback
 from sparsync.layout import Parameter
 from sparsync.schedule import Constant
 from sparsync.wire import Wire
-from sparsync.wire.device import Post
+from sparsync.wire.device import DeviceMessage
 from tests import pairs
 from tests.fence import fenced
 from tests.methods import Dropping
@@ -38,7 +38,7 @@ BUCKETS = (("b", "c"), ("a", "small"))
 THREE = (("c",), ("b",), ("a", "small"))  # the second is going to fail
 KEPT = ("a", "b", "c")
 CAUSES = r"no memory|not a message of format"
-CHOOSERS = ("kernels.workspace", "kernels.whole", "wire.post", "collectives.channel")
+CHOOSERS = ("kernels.workspace", "kernels.whole", "wire.device", "collectives.comm.channel")
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def whole_numbers(number, rank=0, odd=None):
 
 def failing(cause):
     """This rank fails at the second bucket: it cannot compress it, or what it sends is none of our messages."""
-    compress, pack = TopK.compress, Post.pack
+    compress, pack = TopK.compress, DeviceMessage.pack
 
     def no_memory(self, grad, memory, layout, ctx, state):
         if layout.id == 1:
@@ -121,7 +121,7 @@ def failing(cause):
 
     if cause == "compress":
         return patch.object(TopK, "compress", no_memory)
-    return patch.object(Post, "pack", foreign)
+    return patch.object(DeviceMessage, "pack", foreign)
 
 
 def gradients(number, dtype, odd=None):

@@ -92,7 +92,7 @@ class Training:
 
     def buckets(self) -> list[tuple[str, ...]]:
         """The parameters of every bucket; those that are gathered from all buckets are not among them."""
-        units = self.handle._running().assembly._bucket_units
+        units = self.handle._running().buckets._bucket_units
         return [tuple(span.name for span in units[index].spans) for index in sorted(units)]
 
     def residuals(self) -> dict[str, Tensor]:
@@ -543,12 +543,12 @@ def test_13_used_again_after_a_failed_step(failure: list[dict[str, Any]]) -> Non
 def bad_gradient(model: nn.Module, name: str, value: float, here: bool = True) -> Iterator[None]:
     """The third entry of the gradient of ``name`` is ``value``."""
 
-    def spoil(grad: Tensor) -> Tensor:
+    def poison(grad: Tensor) -> Tensor:
         grad = grad.clone()
         grad.view(-1)[2] = value
         return grad
 
-    hook = model.get_parameter(name).register_hook(spoil) if here else None
+    hook = model.get_parameter(name).register_hook(poison) if here else None
     yield
     if hook is not None:
         hook.remove()

@@ -205,7 +205,7 @@ def test_what_sleeps_is_not_sent(name, data):
     grad, before = gradient("normal", one.layout.numel, torch.float32, 2), one.residual.clone()
     grad[63 : 63 + 1023] = 0
     one.transactional = data.draw(st.booleans())
-    sent = one.send(grad, asleep=frozenset({"p1"}))
+    sent = one.send(grad, unused=frozenset({"p1"}))
     assert torch.equal(one.residual[63 : 63 + 1023], before[63 : 63 + 1023])
     assert torch.equal(sent.densify() + one.residual, before + grad)
     assert int(sent.count) > 0
@@ -298,14 +298,14 @@ def test_laws_1_and_5_without_compression(dtype, kind, seed, undoable):
     one = worker("none", [63, 1023], dtype=dtype, values="bf16", transactional=undoable)
     for step in range(3):
         grad, before = gradient(kind, one.layout.numel, dtype, seed + step), one.residual.clone()
-        asleep = frozenset({"p1"} if step == 1 else ())
-        if asleep:
+        unused = frozenset({"p1"} if step == 1 else ())
+        if unused:
             grad[63:] = 0
         if step == 2:
             grad[5] = float("inf")
-        sent = one.send(grad, asleep)
+        sent = one.send(grad, unused)
         finite = torch.where(torch.isfinite(grad), before + grad, before)
         assert torch.equal(sent.densify() + one.residual, finite)
         assert bool(int(sent.flags) & NONFINITE) == (step == 2)
-        if asleep:
+        if unused:
             assert not sent.values[63:].any()

@@ -19,7 +19,7 @@ from sparsync.compressors.base import Places, collect, flag
 from sparsync.compressors.random import key_of
 from sparsync.kernels import Memory, Velocity, sweep
 from sparsync.kernels.draws import STRIDE, WORD, scramble
-from sparsync.kernels.lots import TURNS, Lots
+from sparsync.kernels.lots import TURNS, RandomIndices
 from sparsync.kernels.reference import sweep_flat
 from sparsync.layout import Layout, Segment, Span
 from sparsync.wire import CODECS
@@ -89,11 +89,11 @@ def test_entries_are_distinct_and_of_their_segment(sizes, data):
     budgets = [data.draw(st.integers(1, sum(span.numel for span in group))) for group in groups]
     segments = [Segment(f"s{i}", g, k, k) for i, (g, k) in enumerate(zip(groups, budgets, strict=True))]
     layout = Layout(0, numel, tuple(segments))
-    asleep = frozenset(data.draw(st.sets(st.sampled_from([span.name for span in spans]))))
+    unused = frozenset(data.draw(st.sets(st.sampled_from([span.name for span in spans]))))
     key, scattered = data.draw(keys), data.draw(st.booleans())
-    indices, owner = Lots(layout, asleep, scattered, CPU).draw(key)
+    indices, owner = RandomIndices(layout, unused, scattered, CPU).draw(key)
     for i, segment in enumerate(segments):
-        awake = [at for start, stop in segment.runs(asleep) for at in range(start, stop)]
+        awake = [at for start, stop in segment.runs(unused) for at in range(start, stop)]
         own = indices[owner == i].tolist()
         expected = plainly(segment.name, len(awake), min(segment.k, len(awake)), key, scattered) if awake else []
         assert own == [awake[at] for at in expected]
@@ -104,7 +104,7 @@ def test_entries_are_distinct_and_of_their_segment(sizes, data):
 @given(keys, st.booleans())
 def test_a_key_on_the_device_draws_the_same(key, scattered):
     layout = Layout.cut(place([300, 1, 70], hole=2)[0], numel=377, scope="layer", density=0.1)
-    lots = Lots(layout, NOBODY, scattered, CPU)
+    lots = RandomIndices(layout, NOBODY, scattered, CPU)
     for ours, theirs in zip(lots.draw(torch.tensor(key)), lots.draw(key), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -112,21 +112,21 @@ def test_a_key_on_the_device_draws_the_same(key, scattered):
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 64, 65, 1023, 1024, 1025, 99_856, 100_003])
 def test_all_are_drawn_if_all_are_wanted(size):
     layout = equal_segments(size, size, 1)
-    drawn, _ = Lots(layout, NOBODY, True, CPU).draw(size)
+    drawn, _ = RandomIndices(layout, NOBODY, True, CPU).draw(size)
     assert torch.equal(drawn.sort().values, torch.arange(size))
 
 
 def test_nothing_is_drawn_from_nothing():
-    for layout, asleep in ((Layout(0, 0, ()), NOBODY), (equal_segments(5, 2, 1), frozenset({"0"}))):
+    for layout, unused in ((Layout(0, 0, ()), NOBODY), (equal_segments(5, 2, 1), frozenset({"0"}))):
         for scattered in (True, False):
-            drawn, owner = Lots(layout, asleep, scattered, CPU).draw(1)
+            drawn, owner = RandomIndices(layout, unused, scattered, CPU).draw(1)
             assert drawn.numel() == owner.numel() == 0
 
 
 def test_entries_beyond_32_bits():
     size, k = 2**34 + 12_345, 2000
     layout = Layout(0, 2 * size, (Segment("one", (Span("one", size, size),), k, k),))
-    drawn, _ = Lots(layout, NOBODY, True, CPU).draw(7)
+    drawn, _ = RandomIndices(layout, NOBODY, True, CPU).draw(7)
     assert drawn.tolist() == [size + at for at in plainly("one", size, k, 7, True)]
     assert drawn.unique().numel() == k
     assert torch.histc((drawn - size).double(), 10, 0, size).min() > 0.7 * k / 10
@@ -142,7 +142,7 @@ def unlikely(counts, expected):
 def test_every_set_of_a_few_is_drawn_equally_often(size, k):
     """Over steps and segments."""
     many, steps = 500, 100
-    lots = Lots(equal_segments(size, k, many), NOBODY, True, CPU)
+    lots = RandomIndices(equal_segments(size, k, many), NOBODY, True, CPU)
     base = torch.arange(many).unsqueeze(1) * size
     sets = torch.stack([lots.draw(scramble(step))[0].view(many, k) - base for step in range(steps)])
     codes = (1 << sets).sum(-1).flatten()
@@ -154,7 +154,7 @@ def test_every_set_of_a_few_is_drawn_equally_often(size, k):
 def test_draws_do_not_follow_from_each_other():
     """Entries of a step and of the next, of neighbouring segments and of two ranks: each pair equally often."""
     size, many, steps = 12, 500, 100
-    lots = Lots(equal_segments(size, 1, many), NOBODY, True, CPU)
+    lots = RandomIndices(equal_segments(size, 1, many), NOBODY, True, CPU)
     base = torch.arange(many) * size
     first, other = (torch.stack([lots.draw(step << 16 | rank)[0] - base for step in range(steps)]) for rank in range(2))
     pairs = {
@@ -171,7 +171,7 @@ def test_draws_do_not_follow_from_each_other():
 def test_neighbours_go_their_own_ways(apart):
     """In a large segment, whether an entry is drawn says nothing of one that is a step, a row or several apart."""
     size, k, steps = 4096, 410, 400
-    lots = Lots(equal_segments(size, k, 1), NOBODY, True, CPU)
+    lots = RandomIndices(equal_segments(size, k, 1), NOBODY, True, CPU)
     drawn = torch.zeros(steps, size)
     for step in range(steps):
         drawn[step, lots.draw(scramble(step))[0]] = 1
@@ -184,7 +184,7 @@ def test_neighbours_go_their_own_ways(apart):
 
 def test_of_a_block_each_start_is_equally_likely():
     size, many, steps = 11, 500, 50
-    lots = Lots(equal_segments(size, 1, many), NOBODY, False, CPU)
+    lots = RandomIndices(equal_segments(size, 1, many), NOBODY, False, CPU)
     starts = torch.cat([lots.draw(scramble(step))[0] - torch.arange(many) * size for step in range(steps)])
     assert unlikely(torch.bincount(starts).double(), many * steps / size) < 5
 
@@ -213,7 +213,7 @@ def test_names_and_not_places_make_the_difference():
         for spans in ([("a", 0), ("b", 5000)], [("b", 0), ("c", 5000)])
     )
     a, b, again, c = (
-        Lots(layout, NOBODY, True, CPU).draw(9)[0][50 * i : 50 * i + 50] - 5000 * i
+        RandomIndices(layout, NOBODY, True, CPU).draw(9)[0][50 * i : 50 * i + 50] - 5000 * i
         for layout in (one, two)
         for i in range(2)
     )
@@ -246,7 +246,7 @@ def test_neither_sweep_nor_draw_nor_collecting_waits_for_the_host(whole, key):
     layout = Layout.cut(place([300, 1, 70], hole=2)[0], numel=377, scope="layer", density=0.1)
     before, after = torch.zeros(377), torch.zeros(377)
     memory = Memory(before, after, Velocity(before, torch.zeros(377), 0.5, True))
-    lots, places, ctx = Lots(layout, NOBODY, True, CPU), Places(layout, CPU), Context(whole=whole)
+    lots, places, ctx = RandomIndices(layout, NOBODY, True, CPU), Places(layout, CPU), Context(whole=whole)
     with Calls() as counted:
         flags = places.flag(sweep_flat(gradient("normal", 377, torch.float32, 1), memory, places.mine))
         sent = collect(memory, *lots.draw(key), layout, ctx, *flags)
@@ -291,10 +291,10 @@ def test_a_sweep_that_waits_for_nothing_is_the_same_sweep(hole, dtype, beta, und
 def test_what_falls_asleep_is_heard_of():
     """Tables are kept from step to step, yet what sleeps is another set in each."""
     one, workspace = worker("random", [40, 60], scope="global", density=0.5), {}
-    for step, asleep in enumerate(({"p0"}, {"p1"}, set(), {"p0", "p1"}, {"p0"})):
+    for step, unused in enumerate(({"p0"}, {"p1"}, set(), {"p0", "p1"}, {"p0"})):
         memory = Memory(torch.ones(100), torch.ones(100))
-        ctx = Context(step, asleep=frozenset(asleep), workspace=workspace)
+        ctx = Context(step, unused=frozenset(unused), workspace=workspace)
         sent = one.compressor.compress(torch.zeros(100), memory, one.layout, ctx, {})
-        awake = torch.tensor(["p0" not in asleep] * 40 + ["p1" not in asleep] * 60)
+        awake = torch.tensor(["p0" not in unused] * 40 + ["p1" not in unused] * 60)
         assert int(sent.count) == min(50, int(awake.sum()))
         assert awake[sent.indices[: int(sent.count)]].all()

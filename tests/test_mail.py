@@ -11,7 +11,7 @@ from sparsync.collectives.base import shape_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad, write_mean
 from sparsync.wire import CODECS, Wire
-from sparsync.wire.device import TILE, Post, carries
+from sparsync.wire.device import TILE, DeviceMessage, carries
 from tests.fence import fenced
 from tests.methods import place
 from tests.pairs import DEVICE, INTERPRETED, MARKS
@@ -57,7 +57,7 @@ def setting(sizes, scope, values, indices, workers):
     density = 0.05 if numel < 20_000 else 0.004
     layout = Layout.cut(spans, numel=numel, scope=scope, density=density, name="all", id=5)
     wire, shape = Wire(values, indices), shape_of(layout, torch.float32)
-    return layout, wire, shape, Post(wire, layout, shape, workers, torch.device(DEVICE))
+    return layout, wire, shape, DeviceMessage(wire, layout, shape, workers, torch.device(DEVICE))
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)

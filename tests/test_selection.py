@@ -194,7 +194,7 @@ def test_dgc_samples_what_is_awake_and_nothing_else():
     for step in range(20):
         grad = gradient("normal", one.layout.numel, torch.float32, step)
         grad[705:3705] = 0
-        chosen = sent_indices(one, grad, asleep=frozenset({"p1"}))
+        chosen = sent_indices(one, grad, unused=frozenset({"p1"}))
         assert 0.8 * one.layout.k <= chosen.numel() <= one.layout.capacity
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsync.collectives.partition import Cut
+from sparsync.collectives.partition import IndexPartition
 from sparsync_lab.bench.loopback import Count
 from sparsync_lab.bench.traffic import CASES, TOLERANCE, Row, TrafficBench
 from sparsync_lab.cli.app import run
@@ -47,7 +47,7 @@ def test_the_interface_counts_what_traffic_says(tmp_path: Path) -> None:
     }
     expected = {"allgather": 1 / 2, "gtopk": 1, "balanced": 1, "shared": 3 / 4, "dense": 3 / 4}
     parts = TrafficBench("balanced", "sign", "ef", 400_000, 0.05, share=2.0)
-    there, back = (parts.wire.bytes(shape) for shape in Cut(parts.layout, 3, 2.0).shapes(torch.float32))
+    there, back = (parts.wire.bytes(shape) for shape in IndexPartition(parts.layout, 3, 2.0).shapes(torch.float32))
     expected = {
         **{(name, ""): share for name, share in expected.items()},
         ("allgather", "default"): 1 / 2,

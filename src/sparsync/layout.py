@@ -71,9 +71,9 @@ class Segment:
     def numel(self) -> int:
         return sum(span.numel for span in self.spans)
 
-    def runs(self, asleep: frozenset[str] = frozenset()) -> list[tuple[int, int]]:
-        """The segment as contiguous ``(start, stop)`` ranges, without the parameters named in ``asleep``."""
-        return _join(span for span in self.spans if span.name not in asleep)
+    def runs(self, unused: frozenset[str] = frozenset()) -> list[tuple[int, int]]:
+        """The segment as contiguous ``(start, stop)`` ranges, without the parameters named in ``unused``."""
+        return _join(span for span in self.spans if span.name not in unused)
 
 
 @dataclass(frozen=True)

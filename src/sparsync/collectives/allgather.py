@@ -13,14 +13,14 @@ from sparsync.collectives.comm.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Wire
-from sparsync.wire.device import Post, carries
+from sparsync.wire.device import DeviceMessage, carries
 
 
 @dataclass
 class Gathered(Reduced):
     """The messages of all ranks, read and summed by kernels."""
 
-    post: Post = None  # type: ignore[assignment]
+    post: DeviceMessage = None  # type: ignore[assignment]
     rows: Tensor = None  # type: ignore[assignment]
     verdict: Tensor = None  # type: ignore[assignment]
 
@@ -55,14 +55,14 @@ class AllGather:
 
     def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
         device = sent.values.device
-        post: Post | None = state.get("post")
+        post: DeviceMessage | None = state.get("post")
         if post is None or post.layout is not layout or post.message.device != device:
             shape = shape_of(layout, sent.values.dtype)
-            post = state["post"] = Post(channel.wire, layout, shape, channel.size, device)
+            post = state["post"] = DeviceMessage(channel.wire, layout, shape, channel.size, device)
             state["rows"] = channel.room_for(post.message)
         rows = channel.all_gather(post.pack(sent, channel.sequence), state["rows"])
         bad = bad_ranks(channel.verify(rows))
-        return Gathered((), post.workers, None, bad, post, rows, channel.verdicts(device).verdict)
+        return Gathered((), post.workers, None, bad, post, rows, channel.device_status(device).verdict)
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
         bad = local_bad_ranks(sents)

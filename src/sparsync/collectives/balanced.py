@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
 from sparsync.collectives.comm.channel import Channel
-from sparsync.collectives.partition import Cut, cut_for
+from sparsync.collectives.partition import IndexPartition, partition_for
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire
@@ -47,47 +47,49 @@ class Balanced:
         return {}
 
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
-        exchange = Exchange(cut_for(sent.values, layout, channel.size, self.share), sent, channel.wire)
-        (parts,), (stays,) = exchange.cut.split([sent])
-        rows = channel.all_to_all(exchange.letters(parts, channel.sequence))
+        exchange = Exchange(partition_for(sent.values, layout, channel.size, self.share), sent, channel.wire)
+        (parts,), (stays,) = exchange.partition.split([sent])
+        rows = channel.all_to_all(exchange.scatter_messages(parts, channel.sequence))
         headers = channel.verify(rows)
-        answer, left = exchange.answer(rows, channel.rank, channel.sequence)
+        answer, left = exchange.gather_message(rows, channel.rank, channel.sequence)
         rows = channel.all_gather(answer)
         channel.verify(rows)
-        home = exchange.cut.home(stays, *left)
+        home = exchange.partition.home(stays, *left)
         return Reduced([exchange.total(rows)], channel.size, home, bad_ranks(headers))
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
-        workers, cut = len(sents), cut_for(sents[0].values, layout, len(sents), self.share)
-        sums = sents[0].values.new_zeros(workers, cut.rows)
+        workers, partition = len(sents), partition_for(sents[0].values, layout, len(sents), self.share)
+        sums = sents[0].values.new_zeros(workers, partition.rows)
         owners = torch.arange(workers, device=sums.device).unsqueeze(1)
-        parts, stays = cut.split(sents)
+        parts, stays = partition.split(sents)
         for part in parts:  # in this order they are added
-            sums.view(-1).index_add_(0, cut.within(part, owners), part.values.reshape(-1))
-        chosen, homes, step = [], [], 1 if cut.one_by_one else workers
+            sums.view(-1).index_add_(0, partition.within(part, owners), part.values.reshape(-1))
+        chosen, homes, step = [], [], 1 if partition.one_by_one else workers
         for own, group in zip(torch.split(sums, step), torch.split(owners, step), strict=True):
-            goes, left = cut.largest(own, group, wire)
+            goes, left = partition.largest(own, group, wire)
             chosen.append(goes)
             homes += list(zip(*left, strict=True))
         rows, values = (torch.cat(own) for own in zip(*chosen, strict=True))
-        total = cut.placed(replace(sents[0], indices=rows, values=values, count=(values != 0).sum(1)), owners)
+        total = partition.placed(replace(sents[0], indices=rows, values=values, count=(values != 0).sum(1)), owners)
         bad = local_bad_ranks(sents)
-        return [Reduced([total], workers, cut.home(own, *home), bad) for own, home in zip(stays, homes, strict=True)]
+        return [
+            Reduced([total], workers, partition.home(own, *home), bad) for own, home in zip(stays, homes, strict=True)
+        ]
 
     def rehearse(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[int]:
         """Bytes that each worker puts on the network: all messages of both rounds are made, and read, as by ranks."""
-        workers, cut = len(sents), cut_for(sents[0].values, layout, len(sents), self.share)
-        exchanges, (parts, _) = [Exchange(cut, sent, wire) for sent in sents], cut.split(sents)
-        letters = [exchange.letters(own, 0) for exchange, own in zip(exchanges, parts, strict=True)]
+        workers, partition = len(sents), partition_for(sents[0].values, layout, len(sents), self.share)
+        exchanges, (parts, _) = [Exchange(partition, sent, wire) for sent in sents], partition.split(sents)
+        letters = [exchange.scatter_messages(own, 0) for exchange, own in zip(exchanges, parts, strict=True)]
         sizes = []
         for rank, exchange in enumerate(exchanges):
-            answer, _ = exchange.answer(torch.stack([own[rank] for own in letters]), rank, 0)
+            answer, _ = exchange.gather_message(torch.stack([own[rank] for own in letters]), rank, 0)
             others = [letter.nbytes for owner, letter in enumerate(letters[rank]) if owner != rank]
             sizes.append(sum(others) + (workers - 1) * answer.nbytes)  # in a ring everybody passes on the others'
         return sizes
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
-        there, back = Cut(layout, workers, self.share).shapes(dtype)
+        there, back = IndexPartition(layout, workers, self.share).shapes(dtype)
         bytes_sent = (workers - 1) * (wire.bytes(there) + wire.bytes(back))
         return Traffic(bytes_sent, bytes_sent, 2 * (workers - 1))
 
@@ -99,28 +101,28 @@ class Exchange:
         sent: what the rank sends; its flags go with every message.
     """
 
-    def __init__(self, cut: Cut, sent: SparseGrad, wire: Wire) -> None:
-        self.cut, self.sent, self.wire = cut, sent, wire
-        self.there, self.back = cut.shapes(sent.values.dtype)
-        self.owners = torch.arange(cut.workers, device=sent.values.device).unsqueeze(1)
+    def __init__(self, partition: IndexPartition, sent: SparseGrad, wire: Wire) -> None:
+        self.partition, self.sent, self.wire = partition, sent, wire
+        self.there, self.back = partition.shapes(sent.values.dtype)
+        self.owners = torch.arange(partition.workers, device=sent.values.device).unsqueeze(1)
 
-    def letters(self, parts: SparseGrad, sequence: int) -> Tensor:
-        """A message to every owner, a row each; ``parts``: as ``Cut.split`` makes them."""
+    def scatter_messages(self, parts: SparseGrad, sequence: int) -> Tensor:
+        """A message to every owner, a row each; ``parts``: as ``IndexPartition.split`` makes them."""
         return self._encode(parts, self.owners, self.there, sequence)
 
-    def answer(self, letters: Tensor, rank: int, sequence: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def gather_message(self, letters: Tensor, rank: int, sequence: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The message to everybody about the sums of what was sent to owner ``rank``; what is left of the sums."""
-        cut, sums = self.cut, self.sent.values.new_zeros(1, self.cut.rows)
-        self.wire.decode(letters, partial(cut.segment, rank), self.there).add_to(sums[0])
-        (rows, values), (places, left) = cut.largest(sums, self.owners[rank : rank + 1], self.wire)
-        result = replace(self.sent, indices=rows[0], values=values[0], count=(values != 0).sum(), numel=cut.rows)
+        partition, sums = self.partition, self.sent.values.new_zeros(1, self.partition.rows)
+        self.wire.decode(letters, partial(partition.segment, rank), self.there).add_to(sums[0])
+        (rows, values), (places, left) = partition.largest(sums, self.owners[rank : rank + 1], self.wire)
+        result = replace(self.sent, indices=rows[0], values=values[0], count=(values != 0).sum(), numel=partition.rows)
         return self._encode(result, rank, self.back, sequence), (places[0], left[0])
 
     def total(self, answers: Tensor) -> SparseGrad:
         """The result, from all owners' messages."""
-        parts = self.wire.decode(answers, partial(self.cut.segment, self.owners), self.back)
-        return self.cut.placed(parts, self.owners)
+        parts = self.wire.decode(answers, partial(self.partition.segment, self.owners), self.back)
+        return self.partition.placed(parts, self.owners)
 
     def _encode(self, part: SparseGrad, owner: int | Tensor, shape: Shape, sequence: int) -> Tensor:
-        header = self.wire.header(part, sequence, self.cut.layout.id, self.cut.layout.digest)
-        return self.wire.encode(part, partial(self.cut.segment, owner), shape, header)
+        header = self.wire.header(part, sequence, self.partition.layout.id, self.partition.layout.digest)
+        return self.wire.encode(part, partial(self.partition.segment, owner), shape, header)

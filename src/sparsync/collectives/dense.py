@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
 from sparsync.collectives.comm.channel import Channel
-from sparsync.collectives.comm.device_status import Verdicts
+from sparsync.collectives.comm.device_status import DeviceStatus
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, WORD, Wire
@@ -20,12 +20,12 @@ from sparsync.wire import HEADER, WORD, Wire
 class Summed(Reduced):
     """A sum that the device looks at."""
 
-    verdicts: Verdicts = None  # type: ignore[assignment]
+    device_status: DeviceStatus = None  # type: ignore[assignment]
 
     def write_mean(self, out: Tensor, overflow: Tensor | None = None) -> None:
         super().write_mean(out)
         if overflow is not None:
-            self.verdicts.look(out)
+            self.device_status.check_finite(out)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class DenseAllReduce:
         if dtype is None:
             total = channel.all_reduce(whole.mul_(1 / channel.size) if channel.size > 1 else whole)
             if channel.deferred:
-                return Summed([self._dense(total, sent)], 1, verdicts=channel.verdicts(total.device))
+                return Summed([self._dense(total, sent)], 1, device_status=channel.device_status(total.device))
             return Reduced([self._dense(total, sent)], divisor=1, bad=bad_ranks(headers))
         total = channel.all_reduce(whole.to(dtype)).to(whole.dtype)
         return Reduced([self._dense(total, sent)], divisor=channel.size, bad=bad_ranks(headers))

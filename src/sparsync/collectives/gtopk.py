@@ -74,7 +74,7 @@ class GTopK:
                 channel.send(mine, channel.rank + reach)
         channel.sequence += 1
         if int(partial.flags) & FAILED:
-            raise PeerFailed(channel.board.cause(culprit))
+            raise PeerFailed(channel.monitor.cause(culprit))
         bad = [(culprit, int(partial.where))] if int(partial.flags) & NONFINITE else []
         return Reduced([partial], channel.size, _together(dropped), bad)
 

@@ -22,13 +22,13 @@ ROOM = 2.0  # standard deviations of a message's entries for which there is room
 MIXER = 0x9E3779B1  # odd, with bits all over: neighbouring rows get owners that have nothing to do with each other
 
 
-class Cut:
+class IndexPartition:
     """Who owns which entries, and how many of them travel.
 
     The flat gradient is a table of rows of P entries, and every rank owns one entry of each row, another one in each:
     so an owner's entries are like all others, whatever the order of the tensors is. An owner knows them by their row.
 
-    Nothing here waits for the host, and entries may come in any order; ``HostCut`` does the same on the host.
+    Nothing here waits for the host, and entries may come in any order; ``HostPartition`` does the same on the host.
 
     Args:
         layout: of the gradient.
@@ -152,7 +152,7 @@ def _room(mean: float) -> int:
     return math.ceil(mean + ROOM * math.sqrt(mean))
 
 
-class HostCut(Cut):
+class HostPartition(IndexPartition):
     """The same on the host, which knows how many entries there are, and adds in their order: it goes over those alone.
 
     Of what has no room the last entries stay, in the order in which they are given.
@@ -237,6 +237,6 @@ class HostCut(Cut):
         return least
 
 
-def cut_for(tensor: Tensor, layout: Layout, workers: int, share: float) -> Cut:
+def partition_for(tensor: Tensor, layout: Layout, workers: int, share: float) -> IndexPartition:
     """A cut that works where ``tensor`` is."""
-    return (HostCut if tensor.device.type == "cpu" else Cut)(layout, workers, share)
+    return (HostPartition if tensor.device.type == "cpu" else IndexPartition)(layout, workers, share)

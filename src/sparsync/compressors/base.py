@@ -31,7 +31,7 @@ class Context:
         shared: all ranks send the same entries.
         whole: the chosen entries travel whatever they hold, zeros included.
         clip: largest norm that this rank's gradient may have in a segment.
-        asleep: parameters whose gradient is all zero on this rank and that must not be sent from: if no rank uses
+        unused: parameters whose gradient is all zero on this rank and that must not be sent from: if no rank uses
             them, DDP throws their result away.
         workspace: lives as long as the layout; a compressor may keep buffers there.
         key: what random kinds draw from, a 0-d int64 tensor on the gradient's device that is another one in each step;
@@ -45,7 +45,7 @@ class Context:
     shared: bool = False
     whole: bool = False
     clip: float | None = None
-    asleep: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
     values: str = "fp32"
     workspace: dict[str, Any] = field(default_factory=dict)
     key: Tensor | None = None
@@ -118,7 +118,7 @@ class Selecting:
 
         ``rows`` says where to look. A compressor defines this, or the simpler ``select``.
         """
-        runs = segment.runs(ctx.asleep)
+        runs = segment.runs(ctx.unused)
         if not runs:
             return rows.start
         place = torch.cat([torch.arange(start, stop, device=u.device) for start, stop in runs])
@@ -142,24 +142,24 @@ class Selecting:
 
 def sweep_segment(grad: Tensor, memory: Memory, segment: Segment, ctx: Context) -> tuple[Rows, int]:
     """Add the gradient of a segment into its residual; the rows of what may be sent from, and the first bad index."""
-    if ctx.asleep:  # what sleeps has a zero gradient: its residual is only carried over
+    if ctx.unused:  # what sleeps has a zero gradient: its residual is only carried over
         for span in segment.spans:
-            if span.name in ctx.asleep:
+            if span.name in ctx.unused:
                 both = [(memory.before, memory.after)]
                 both += [(memory.velocity.before, memory.velocity.after)] if memory.velocity else []
                 for before, after in both:
                     after[span.start : span.stop].copy_(before[span.start : span.stop])
-    runs = segment.runs(ctx.asleep)
+    runs = segment.runs(ctx.unused)
     return sweep(grad, memory, runs, clip_scale(grad, runs, ctx.clip))
 
 
 def sweep_all(grad: Tensor, memory: Memory, layout: Layout, ctx: Context) -> tuple[Tensor, Tensor]:
-    """Add the gradient of every segment into its residual: all at once, if none is clipped or asleep. On a GPU nothing
+    """Add the gradient of every segment into its residual: all at once, if none is clipped or unused. On a GPU nothing
     waits for the host then, and energy is not measured.
 
     Returns flags, and the number of the parameter, of what is not finite.
     """
-    if ctx.clip is not None or ctx.asleep:
+    if ctx.clip is not None or ctx.unused:
         odd = [sweep_segment(grad, memory, segment, ctx)[1] for segment in layout.segments]
         return flag(next((bad for bad in odd if bad >= 0), -1), layout, grad.device)
     if grad.device.type == "cpu":
@@ -204,7 +204,7 @@ def collect(
     """
     residual, chosen, capacity = memory.after, indices.numel(), layout.capacity
     assert chosen <= capacity
-    sleepers = [(span.start, span.stop) for span in layout.spans if span.name in ctx.asleep] if ctx.whole else []
+    sleepers = [(span.start, span.stop) for span in layout.spans if span.name in ctx.unused] if ctx.whole else []
     sent = take(residual, indices, segments, len(layout.segments), ctx.rounding, sleepers)
     goes = sent != 0
     if memory.velocity is not None and memory.velocity.masking:

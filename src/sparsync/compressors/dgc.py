@@ -49,7 +49,7 @@ class DGCK(Floored):
         return super().compress(grad, memory, layout, ctx, state)
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
-        runs, k = segment.runs(ctx.asleep), segment.k
+        runs, k = segment.runs(ctx.unused), segment.k
         numel = sum(stop - start for start, stop in runs)
         if k >= numel:
             return above(u, rows, 0.0)

@@ -30,5 +30,5 @@ class Floored(Selecting):
 
 def on_device(grad: Tensor, memory: Memory, layout: Layout, ctx: Context) -> bool:
     """Whether the exact kernels do what is asked for."""
-    known = ctx.values in CODECS and not ctx.whole and not ctx.asleep
+    known = ctx.values in CODECS and not ctx.whole and not ctx.unused
     return known and searchable(grad, memory) and bool(layout.segments)

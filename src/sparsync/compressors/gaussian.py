@@ -47,13 +47,13 @@ class GaussianK(Selecting):
         assert memory is not None
         ready = (searchable if self.refine else usable)(grad, memory)
         fused = ready and ctx.values in FUSED and bool(layout.segments)
-        if fused and not ctx.whole and not ctx.asleep:
+        if fused and not ctx.whole and not ctx.unused:
             scales = segment_scales(grad, layout, ctx)
             return select_gaussian(grad, memory, layout, self.two_sided, self.refine, ctx.values, scales)
         return super().compress(grad, memory, layout, ctx, state)
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
-        runs = segment.runs(ctx.asleep)
+        runs = segment.runs(ctx.unused)
         if segment.k >= sum(stop - start for start, stop in runs):
             return above(u, rows, 0.0)
         found, counts = self.search(u, rows, runs, segment.k)

@@ -33,7 +33,7 @@ class NoCompression:
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         one = ctx.clip is None or memory is None or len(layout.segments) == 1  # norm, if any
-        if one and ctx.rounding is None and not ctx.asleep and can_send(grad, memory):
+        if one and ctx.rounding is None and not ctx.unused and can_send(grad, memory):
             found = None if ctx.clip is None else clip_scales(grad, layout, ctx.clip, ctx.workspace, together=True)
             return send_whole(grad, memory, layout, ctx.workspace, found)
         if memory is None:  # nothing is cut off, so nothing is kept
@@ -50,7 +50,7 @@ class NoCompression:
         sent = total if ctx.rounding is None else ctx.rounding(total, parts, 1)
         rest = total - sent
         exact = torch.zeros_like(total, dtype=torch.bool)
-        for start, stop in (run for segment in layout.segments for run in segment.runs(ctx.asleep)):
+        for start, stop in (run for segment in layout.segments for run in segment.runs(ctx.unused)):
             exact[start:stop] = True
         exact &= (rest + sent == total) & (total - rest == sent)  # what could not be put together again stays home
         torch.where(exact, rest, total, out=memory.after)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsync.compressors.base import Context, Selecting, State, collect, sweep_all
 from sparsync.kernels import Memory
-from sparsync.kernels.lots import lots_of
+from sparsync.kernels.lots import random_indices_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -31,8 +31,8 @@ class RandomK(Selecting):
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         assert memory is not None
         flags, where = sweep_all(grad, memory, layout, ctx)
-        asleep = frozenset() if ctx.whole else ctx.asleep
-        lots = lots_of(layout, asleep, not self.block, grad.device, ctx.workspace)
+        unused = frozenset() if ctx.whole else ctx.unused
+        lots = random_indices_of(layout, unused, not self.block, grad.device, ctx.workspace)
         indices, segments = lots.draw(key_of(ctx) if ctx.key is None else ctx.key)
         return collect(memory, indices, segments, layout, ctx, flags, where)
 

@@ -32,14 +32,14 @@ class ThresholdK(Floored):
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         assert memory is not None
-        if usable(grad, memory) and ctx.values in FUSED and not ctx.whole and not ctx.asleep:
+        if usable(grad, memory) and ctx.values in FUSED and not ctx.whole and not ctx.unused:
             return select(grad, memory, layout, state, ctx.values, segment_scales(grad, layout, ctx))
         return super().compress(grad, memory, layout, ctx, state)
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         if segment.k >= segment.numel or not rows.peak.numel():
             return above(u, rows, 0.0)
-        own, runs, k = state[segment.name], segment.runs(ctx.asleep), segment.k
+        own, runs, k = state[segment.name], segment.runs(ctx.unused), segment.k
         floor = Floor(*(int(own[name]) for name in FIELDS))
         if floor.k != k:
             floor = Floor(guess(u, runs, k), k, k // 2, k)

@@ -45,7 +45,7 @@ class Unit:
     collective: Collective
     known: tuple[float, Layout] | None = None
     workspace: dict[str, Any] = field(default_factory=dict)  # of the layout: buffers that stay
-    asleep: set[str] = field(default_factory=set)
+    unused: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
 
     def layout_at(self, density: float) -> tuple[Layout, bool]:
@@ -67,7 +67,7 @@ class Unit:
         return layout, fresh
 
 
-class Share:
+class BucketSlice:
     """What of a bucket is gathered into one unit.
 
     Args:
@@ -105,12 +105,12 @@ class Plan:
 
     spans: tuple[Span, ...]
     own: Unit | None
-    shares: tuple[Share, ...]
+    shares: tuple[BucketSlice, ...]
     units: frozenset[str]  # by key
 
 
 @dataclass
-class Arrival:
+class PendingBucket:
     """A bucket on its way; its future completes when every unit it feeds has been written back."""
 
     bucket: Bucket
@@ -124,16 +124,16 @@ class Arrival:
             self.future.set_result(self.bucket.buffer)
 
 
-def take_back(unit: Unit, arrivals: Sequence[Arrival]) -> None:
+def scatter_result(unit: Unit, pending: Sequence[PendingBucket]) -> None:
     """``unit`` holds its result: copy into each bucket its share of it, all in one."""
     here, there = [], []
-    for arrival in arrivals:
-        for share in arrival.plan.shares:
+    for bucket_slot in pending:
+        for share in bucket_slot.plan.shares:
             if share.unit is unit:
-                views = share.views(arrival.bucket.buffer)
+                views = share.views(bucket_slot.bucket.buffer)
                 here += views[0]
                 there += views[1]
-        arrival.waits_for.discard(unit.key)
+        bucket_slot.waits_for.discard(unit.key)
     if here:
         torch._foreach_copy_(here, there)
 
@@ -143,7 +143,7 @@ def future_on(device: torch.device) -> Future[Tensor]:
     return Future(devices=[device]) if device.type == "cuda" else Future()
 
 
-class Assembly:
+class BucketMapper:
     """Turns the buckets of a step into units.
 
     Args:
@@ -170,18 +170,18 @@ class Assembly:
             self._gather("global", [p for p in parameters if p.name not in small], compressor, collective)
         self._gather("small", [p for p in parameters if p.name in small], NoCompression(), DenseAllReduce(exact=True))
 
-    def arrive(self, bucket: Bucket) -> tuple[Arrival, list[Unit]]:
+    def arrive(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
         """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
         plan = self._plan(bucket)
-        arrival = Arrival(bucket, plan, future_on(bucket.buffer.device), set(plan.units))
+        bucket_slot = PendingBucket(bucket, plan, future_on(bucket.buffer.device), set(plan.units))
         if plan.own is not None:
             plan.own.grad = bucket.buffer
         for share in plan.shares:
             share.gather(bucket.buffer)
         if self.may_skip:
-            self._note_sleepers(arrival)
-        arrival.complete()
-        return arrival, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])
+            self._note_sleepers(bucket_slot)
+        bucket_slot.complete()
+        return bucket_slot, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])
 
     def forget_layouts(self) -> None:
         """Make every layout, and the compressors' state for it, anew when it is next needed."""
@@ -198,12 +198,12 @@ class Assembly:
             unit.delivered = set()
         return units
 
-    def _note_sleepers(self, arrival: Arrival) -> None:
-        for span in arrival.plan.spans:
-            unit = self._gathered_by.get(span.name, arrival.plan.own)
+    def _note_sleepers(self, bucket_slot: PendingBucket) -> None:
+        for span in bucket_slot.plan.spans:
+            unit = self._gathered_by.get(span.name, bucket_slot.plan.own)
             assert unit is not None
-            if not arrival.bucket.buffer[span.start : span.stop].any():
-                unit.asleep.add(span.name)
+            if not bucket_slot.bucket.buffer[span.start : span.stop].any():
+                unit.unused.add(span.name)
 
     def _plan(self, bucket: Bucket) -> Plan:
         known = self._plans.get((bucket.index, bucket.names))
@@ -222,7 +222,7 @@ class Assembly:
             here = [span for span in spans if self._gathered_by.get(span.name) is unit]
             places = {span.name: span for span in unit.spans}
             if here:
-                shares.append(Share(unit, here, [places[span.name] for span in here]))
+                shares.append(BucketSlice(unit, here, [places[span.name] for span in here]))
         here_now = set(bucket.names)
         for old in [old for old in self._plans if old[0] == bucket.index or not here_now.isdisjoint(old[1])]:
             del self._plans[old]  # the buckets were regrouped: buffers of those that are gone must not be kept

@@ -46,7 +46,7 @@ class News:
 
     def of_step(self, step: int, device: torch.device) -> None:
         """All exchanges of this step have been started."""
-        report = self.channel.verdicts(device).close_step()
+        report = self.channel.device_status(device).close_step()
         self._pending.append(Pending(step, report, device, self._started))
         self._started = []
 
@@ -75,7 +75,7 @@ class News:
         """What a report says."""
         if news.said is None:
             self.channel.await_report(news.report)
-            news.said = self.channel.verdicts(news.device).read(news.report)
+            news.said = self.channel.device_status(news.device).read(news.report)
             if len(news.said[1]) != len(news.exchanges):
                 raise RuntimeError(
                     f"step {news.step}: headers were verified {len(news.said[1])} times in {len(news.exchanges)} "

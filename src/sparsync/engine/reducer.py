@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.futures import Future
 
 from sparsync.collectives import Channel, Collective, Reduced
-from sparsync.collectives.comm.comm_thread import Lane
+from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.compressors import Compressor, Context, State
-from sparsync.engine.bucketing import Arrival, Assembly, Bucket, Unit, take_back
+from sparsync.engine.bucketing import Bucket, BucketMapper, PendingBucket, Unit, scatter_result
 from sparsync.engine.completion import News, warn
 from sparsync.engine.snapshot import Snapshot
 from sparsync.engine.stats import Exchange, Stats
@@ -40,7 +40,7 @@ log = logging.getLogger("sparsync")
 
 
 @dataclass
-class Given:
+class InFlight:
     """What this step has sent, or (negative) what came home of it; ``number`` is that of its last exchange."""
 
     unit: Unit
@@ -86,7 +86,7 @@ class Reducer:
         self.compressor, self.channel = compressor, channel
         self.density, self.seed, self.debug = density, seed, debug
         self.loss_scale, self.rates, self.clip = loss_scale, rates, clip
-        self.assembly = Assembly(parameters, compressor, collective, scope, small, may_skip)
+        self.buckets = BucketMapper(parameters, compressor, collective, scope, small, may_skip)
         self.feedback = Feedback(parameters, transactional, correction)
         # Whether any step could lose something: not if every entry is sent as it is.
         self._has_residuals = not compressor.dense or channel.wire.codec.round is not None or correction is not None
@@ -97,11 +97,11 @@ class Reducer:
         simple = all(p.dtype != torch.float64 for p in parameters) and channel.wire.indices != "block"
         channel.deferred = channel.may_defer and collective.deferrable and simple and not debug
         # Where nothing is waited for, no thread is needed to wait; a single worker never waits.
-        self._lane = Lane(threaded=channel.group is not None and not channel.deferred)
+        self._comm_thread = CommThread(threaded=channel.group is not None and not channel.deferred)
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._news = News(channel, self.stats)
-        self._arrivals: list[Arrival] = []
-        self._given: list[Given] = []  # what this step has sent, less what came home
+        self._pending_buckets: list[PendingBucket] = []
+        self._in_flight: list[InFlight] = []  # what this step has sent, less what came home
         self._next_bucket = 0
         self._open = False  # between the first bucket of a step and its last
         self._unsettled = False  # a step is done, and neither committed nor rolled back
@@ -122,19 +122,19 @@ class Reducer:
             if bucket.index != self._next_bucket:
                 raise Mismatch(f"the order of buckets differs: {bucket.index} came where {self._next_bucket} was due")
             self._next_bucket += 1
-            arrival, complete = self.assembly.arrive(bucket)
-            self._arrivals.append(arrival)
+            bucket_slot, complete = self.buckets.arrive(bucket)
+            self._pending_buckets.append(bucket_slot)
             with self._beside(bucket.buffer.device, after_all=True):
                 for unit in complete:
                     self._send(unit)
                 if bucket.last:
-                    self._lane.submit(partial(self._close_step, bucket.buffer.device, self.step))
+                    self._comm_thread.submit(partial(self._close_step, bucket.buffer.device, self.step))
             if bucket.last:
                 self._open = False
                 self.step += 1
             if self.error is not None:  # it came up meanwhile, and may have missed this bucket
-                self._lane.submit(partial(self._stop, self.error))
-            return arrival.future
+                self._comm_thread.submit(partial(self._stop, self.error))
+            return bucket_slot.future
         except Exception as error:  # whatever it is, backward must raise it and the peers must hear of it
             self.fail(error)
             future: Future[Tensor] = Future()
@@ -154,7 +154,7 @@ class Reducer:
                 unit.collective.shared,
                 unit.collective.shared or self.channel.wire.indices == "block",
                 None if self.clip is None else self.clip * (self.last_scale or 1.0),
-                frozenset(unit.asleep),
+                frozenset(unit.unused),
                 self.channel.wire.values,
                 unit.workspace,
             )
@@ -162,9 +162,9 @@ class Reducer:
             exchange.energy = memory.energy if memory else 0.0
         except Exception as error:  # travels as a flag: every rank raises, none waits
             sent = self._nothing(unit, layout, f"failed to compress {unit.key}: {type(error).__name__}: {error}")
-        unit.asleep = set()
+        unit.unused = set()
         exchange.compressed = time.perf_counter()
-        self._lane.submit(partial(self._receive, unit, layout, sent, exchange, self.step))
+        self._comm_thread.submit(partial(self._receive, unit, layout, sent, exchange, self.step))
 
     def _receive(self, unit: Unit, layout: Layout, sent: SparseGrad, exchange: Exchange, step: int) -> None:
         """Exchange, sum and write back, on the communication thread; ``self.step`` may be a step ahead by now."""
@@ -173,10 +173,10 @@ class Reducer:
             self._stop(self.error)
             return
         try:
-            with self._beside(unit.grad.device) if self._lane.threaded else nullcontext():  # or ``push`` did
+            with self._beside(unit.grad.device) if self._comm_thread.threaded else nullcontext():  # or ``push`` did
                 exchange.started = time.perf_counter()
                 exchange.energy_sent = torch.dot(sent.values, sent.values).item() if exchange.energy else 0.0
-                self._given.append(Given(unit, self._own_copy(unit, sent)))
+                self._in_flight.append(InFlight(unit, self._own_copy(unit, sent)))
                 self.channel.unit = unit.key
                 reduced = unit.collective.reduce(sent, layout, self.channel, unit.workspace)
                 exchange.exchanged = time.perf_counter()
@@ -184,15 +184,15 @@ class Reducer:
                     self._judge_later(unit, layout, reduced, exchange)
                 else:
                     self._judge(unit, layout, reduced, step)
-                arrivals = [arrival for arrival in self._arrivals if unit.key in arrival.waits_for]
-                take_back(unit, arrivals)
+                pending = [bucket_slot for bucket_slot in self._pending_buckets if unit.key in bucket_slot.waits_for]
+                scatter_result(unit, pending)
                 exchange.decoded, exchange.bytes = time.perf_counter(), self.channel.take_count()
                 exchange.traffic = self._traffic(unit, layout, sent.values.dtype)
                 self.stats.add(exchange)
                 if not self.channel.deferred:
                     self.stats.learn(exchange, int(sent.count), layout.sendable)
-                for arrival in arrivals:
-                    arrival.complete()
+                for bucket_slot in pending:
+                    bucket_slot.complete()
         except Exception as error:  # a future that never completes would hang backward
             self._stop(error)
 
@@ -203,25 +203,25 @@ class Reducer:
         reduced.write_mean(unit.grad, overflow)
         self._accept(unit, reduced)
         if reduced.bad or self._bad or (overflow is not None and overflow):
-            self._spoil(unit, layout, reduced.bad, step)
+            self._poison(unit, layout, reduced.bad, step)
         if self.debug:
-            self.channel.agree(f"result of {unit.key}", _fingerprint(unit.grad))
+            self.channel.assert_consistent(f"result of {unit.key}", _fingerprint(unit.grad))
 
     def _accept(self, unit: Unit, reduced: Reduced) -> None:
         """What was not taken goes back into our residual."""
         if reduced.rejected is not None:
-            self.feedback.come_home(unit.key, reduced.rejected)
+            self.feedback.restore_to_residual(unit.key, reduced.rejected)
             # Before what was sent: taken out again first, the sums that follow are those of ``compress``, and exact.
-            self._given.insert(-1, Given(unit, replace(reduced.rejected, values=-reduced.rejected.values)))
+            self._in_flight.insert(-1, InFlight(unit, replace(reduced.rejected, values=-reduced.rejected.values)))
 
     def _judge_later(self, unit: Unit, layout: Layout, reduced: Reduced, exchange: Exchange) -> None:
         """The same, decided on the device."""
         device = unit.grad.device
-        verdicts = self.channel.verdicts(device)
-        reduced.write_mean(unit.grad, verdicts.bad if self._has_residuals else None)
+        device_status = self.channel.device_status(device)
+        reduced.write_mean(unit.grad, device_status.bad if self._has_residuals else None)
         self._accept(unit, reduced)
-        verdicts.spoil(unit.grad, self._starts(unit, layout), self.feedback.transactional)
-        for given in self._given:
+        device_status.poison(unit.grad, self._starts(unit, layout), self.feedback.transactional)
+        for given in self._in_flight:
             if given.unit is unit:
                 given.number = self.channel.sequence
         self._news.of_exchange(exchange, layout)
@@ -229,12 +229,12 @@ class Reducer:
     def _close_step(self, device: torch.device, step: int) -> None:
         """All of a step's units are written back."""
         if self.channel.deferred and self.error is None:
-            verdicts = self.channel.verdicts(device)
-            for given in self._given:
+            device_status = self.channel.device_status(device)
+            for given in self._in_flight:
                 residual = self.feedback.working(given.unit.key) if self._keeps(given.unit) else None
                 if residual is not None and not self.feedback.transactional:
-                    verdicts.bring_home(residual, given.sent, given.number)
-            self._given = []  # it was applied, or came home
+                    device_status.bring_home(residual, given.sent, given.number)
+            self._in_flight = []  # it was applied, or came home
             self._news.of_step(step, device)
 
     def _catch_up(self, before: int) -> None:
@@ -245,7 +245,7 @@ class Reducer:
         except SparsyncError as error:
             self._news.forget()
             # Whoever asked hears it before the others, who may wait for this rank by now.
-            told = self.channel.board.raise_alarm(error)
+            told = self.channel.monitor.broadcast_error(error)
             self._stop(told)
             raise told from None
 
@@ -265,7 +265,7 @@ class Reducer:
         self._news.learn()
         return self.stats
 
-    def _spoil(self, unit: Unit, layout: Layout, bad: list[tuple[int, int]], step: int) -> None:
+    def _poison(self, unit: Unit, layout: Layout, bad: list[tuple[int, int]], step: int) -> None:
         """In this step some rank's gradient was not finite: the optimizer shall see it, and what we sent comes home."""
         self._bad = True
         for rank, where in bad:
@@ -275,15 +275,15 @@ class Reducer:
 
     def _all_home(self) -> None:
         """Nothing of this step is going to be applied."""
-        for given in self._given:
+        for given in self._in_flight:
             self._take_home(given.unit, given.sent)
-        self._given = []
+        self._in_flight = []
 
     def _take_home(self, unit: Unit, sent: SparseGrad) -> None:
         """What we sent goes back into our residual. (A step that can be undone is undone as a whole instead.)"""
         if not self.feedback.transactional and self._keeps(unit):
             with self._beside(unit.grad.device):
-                self.feedback.come_home(unit.key, sent)
+                self.feedback.restore_to_residual(unit.key, sent)
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Reducer:
         self._settle()
         self._open = self._unsettled = True
         self._next_bucket = 0
-        self._arrivals, self._given, self._bad = [], [], False
+        self._pending_buckets, self._in_flight, self._bad = [], [], False
         self._rescale()
         if self.feedback.transactional:  # saved in the new units, which the residual keeps if the step is undone
             self._snapshot.take(self.state)
@@ -316,7 +316,7 @@ class Reducer:
         if self._open:
             raise SparsyncError("a step is under way: call this after backward")
         if self.error is not None:
-            self._lane.drain()  # what was on its way comes home first
+            self._comm_thread.drain()  # what was on its way comes home first
         self._unsettled = False
         if self.feedback.transactional and (undo or self._bad or self.error is not None):
             self.feedback.rollback()
@@ -342,7 +342,7 @@ class Reducer:
         self.step, self.last_scale, self.last_rates = step, loss_scale, dict(rates)
         # On the host: memory of the caller's stream would be free again before ours has read it.
         self.state = {name: {key: t.to("cpu", copy=True) for key, t in bag.items()} for name, bag in compressor.items()}
-        self.assembly.forget_layouts()
+        self.buckets.forget_layouts()
         self._unsettled = False
 
     def _rescale(self) -> None:
@@ -364,8 +364,8 @@ class Reducer:
         self._open = False
         if self.error is None:
             kind = type(error) if isinstance(error, SparsyncError) else SparsyncError
-            self.error = self.channel.board.raise_alarm(kind(f"rank {self.channel.rank}: {error}"))
-            self._lane.submit(partial(self._stop, self.error))
+            self.error = self.channel.monitor.broadcast_error(kind(f"rank {self.channel.rank}: {error}"))
+            self._comm_thread.submit(partial(self._stop, self.error))
 
     def residual(self, name: str) -> Tensor | None:
         """What is kept of a parameter, after the last step unless that is going to be undone."""
@@ -397,26 +397,26 @@ class Reducer:
         try:
             self._all_home()
         finally:
-            for arrival in self._arrivals:
-                if not arrival.future.done():
-                    arrival.future.set_exception(self.error)  # type: ignore[arg-type]
+            for bucket_slot in self._pending_buckets:
+                if not bucket_slot.future.done():
+                    bucket_slot.future.set_exception(self.error)  # type: ignore[arg-type]
 
     def _nothing(self, unit: Unit, layout: Layout, cause: str) -> SparseGrad:
         """A message without entries that says this rank failed."""
-        self.channel.board.tell(f"rank {self.channel.rank}: {cause}")
+        self.channel.monitor.tell(f"rank {self.channel.rank}: {cause}")
         # As the others send: a sum of different dtypes may be under way before anybody hears of this.
         dtype = accumulation_dtype(unit.grad.dtype) if self._keeps(unit) else unit.grad.dtype
         return SparseGrad.failed(layout.capacity, layout.numel, dtype, unit.grad.device)
 
     def close(self) -> None:
         """End the communication thread and give the process group back."""
-        self._lane.close()
+        self._comm_thread.close()
         try:
             self._wait()
         except SparsyncError:
             log.exception("one of the last steps failed")
         self.channel.close()
-        self._arrivals = []
+        self._pending_buckets = []
 
     # ---- helpers --------------------------------------------------------------------------------------------------
 
@@ -485,13 +485,13 @@ class Reducer:
                     self._snapshot.add(name, bag)
             # Messages of different sizes would abort Gloo, so the ranks compare a layout before its first exchange.
             text = "\n".join(map(str, layout.segments))
-            self._lane.submit(partial(self._agree, f"layout of {unit.key}", text))
+            self._comm_thread.submit(partial(self._assert_consistent, f"layout of {unit.key}", text))
         return layout
 
-    def _agree(self, what: str, text: str) -> None:
+    def _assert_consistent(self, what: str, text: str) -> None:
         try:
             if self.error is None:
-                self.channel.agree(what, text)
+                self.channel.assert_consistent(what, text)
         except Exception as error:
             self._stop(error)
 

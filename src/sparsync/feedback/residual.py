@@ -89,7 +89,7 @@ class Feedback:
             velocity = Velocity(kept.committed, kept.working, self.correction.beta, self.correction.masking)
         return Memory(residual.committed, residual.working, velocity, workspace=residual.workspace)
 
-    def come_home(self, key: str, rejected: SparseGrad) -> None:
+    def restore_to_residual(self, key: str, rejected: SparseGrad) -> None:
         """Entries that this rank sent, or dropped for others, go back into its residual."""
         if key in self._residuals.arenas:  # otherwise nothing was taken out of it either
             rejected.add_to(self._residuals.arenas[key].working)

@@ -220,8 +220,8 @@ class Handle:
         # What is decided on a device is decided for that device alone.
         channel.may_defer = channel.may_defer and all(p.device == device for p in self.module.parameters())
         try:
-            channel.agree("configuration", self._configuration())
-            channel.agree("model", "\n".join(map(str, self.parameters)))
+            channel.assert_consistent("configuration", self._configuration())
+            channel.assert_consistent("model", "\n".join(map(str, self.parameters)))
         except SparsyncError:
             channel.close()
             raise

@@ -23,29 +23,29 @@ from sparsync.layout import Layout, run_table
 TURNS = 4  # of all columns and all rows: with these, draws of a few out of a few are as even as larger ones
 
 
-def lots_of(
-    layout: Layout, asleep: frozenset[str], scattered: bool, device: torch.device, workspace: dict[str, Any]
-) -> Lots:
-    """The tables for this layout, kept in ``workspace``; made anew when another parameter falls asleep."""
+def random_indices_of(
+    layout: Layout, unused: frozenset[str], scattered: bool, device: torch.device, workspace: dict[str, Any]
+) -> RandomIndices:
+    """The tables for this layout, kept in ``workspace``; made anew when another parameter falls unused."""
     known = workspace.get("lots")
-    made_for = (asleep, scattered, device)
+    made_for = (unused, scattered, device)
     if known is None or known.layout is not layout or known.made_for != made_for:
-        known = workspace["lots"] = Lots(layout, *made_for)
-    lots: Lots = known
+        known = workspace["lots"] = RandomIndices(layout, *made_for)
+    lots: RandomIndices = known
     return lots
 
 
-class Lots:
+class RandomIndices:
     """Tables to draw ``k`` entries of every segment, or all that are awake if these are fewer.
 
     Args:
-        asleep: parameters that nothing is drawn from.
+        unused: parameters that nothing is drawn from.
         scattered: entries are distinct and anywhere; otherwise they are neighbours.
     """
 
-    def __init__(self, layout: Layout, asleep: frozenset[str], scattered: bool, device: torch.device) -> None:
-        self.layout, self.made_for = layout, (asleep, scattered, device)
-        groups = [segment.runs(asleep) for segment in layout.segments]
+    def __init__(self, layout: Layout, unused: frozenset[str], scattered: bool, device: torch.device) -> None:
+        self.layout, self.made_for = layout, (unused, scattered, device)
+        groups = [segment.runs(unused) for segment in layout.segments]
         sizes = [sum(stop - start for start, stop in runs) for runs in groups]
         counts = [min(segment.k, size) for segment, size in zip(layout.segments, sizes, strict=True)]
         widths = [isqrt(size - 1) + 1 if size else 1 for size in sizes]

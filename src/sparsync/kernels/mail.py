@@ -146,7 +146,7 @@ def write(
 
 
 @triton.jit(do_not_specialize=["number", "here"])
-def judge(rows, stride, workers, version, number, verdict, bad, news, here, LANES: tl.constexpr):
+def check_headers(rows, stride, workers, version, number, verdict, bad, news, here, LANES: tl.constexpr):
     """Look at all headers of exchange ``number``: ``verdict`` becomes, and stays, the number of the first exchange in
     which they disagree or a rank failed; ``bad`` becomes 1 where a gradient was not finite; ``news`` gets a copy of
     them, from ``here`` on. One program."""
@@ -337,7 +337,7 @@ def settle(
 
 
 @triton.jit
-def inspect(out, numel, overflow, programs, BLOCK: tl.constexpr):
+def check_finite(out, numel, overflow, programs, BLOCK: tl.constexpr):
     """Whether anything in ``out`` is not finite."""
     pid = tl.program_id(0)
     odd = 0
@@ -350,7 +350,7 @@ def inspect(out, numel, overflow, programs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def spoil(out, numel, starts, spans, verdict, bad, programs, BLOCK: tl.constexpr, UNDONE: tl.constexpr):
+def poison(out, numel, starts, spans, verdict, bad, programs, BLOCK: tl.constexpr, UNDONE: tl.constexpr):
     """Once an exchange has failed nothing is applied; where a gradient was not finite, the optimizer shall see it.
     ``UNDONE``: also where an exchange failed, as what other units of the step brought must not be applied either."""
     pid = tl.program_id(0)

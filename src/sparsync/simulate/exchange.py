@@ -138,7 +138,7 @@ class Exchange:
         results[0].write_mean(part.mean, overflow if self._has_residuals else None)
         for worker, result in zip(self.workers, results, strict=True):
             if result.rejected is not None:
-                worker.feedback.come_home(part.unit.key, result.rejected)
+                worker.feedback.restore_to_residual(part.unit.key, result.rejected)
         rows = ([getattr(sent, name) for sent in sents] for name in ("flags", "where", "count"))
         words = [torch.stack(row).long() for row in rows]
         return Outcome(sents, results, torch.stack([*words, overflow.long().expand(len(sents))]))
@@ -181,8 +181,8 @@ class Exchange:
             if self._keeps(part.unit):
                 if result.rejected is not None:  # first, as the reducer does
                     negative = replace(result.rejected, values=-result.rejected.values)
-                    worker.feedback.come_home(part.unit.key, negative)
-                worker.feedback.come_home(part.unit.key, sent)
+                    worker.feedback.restore_to_residual(part.unit.key, negative)
+                worker.feedback.restore_to_residual(part.unit.key, sent)
 
     def _count(self, part: Part, layout: Layout, sents: Sequence[SparseGrad]) -> None:
         collective, changed = part.unit.collective, part.counted is not layout

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsync.collectives import Reduced
 from sparsync.compressors import Context, State
 from sparsync.compressors.random import key_of
-from sparsync.engine.bucketing import Assembly, Bucket, Unit
+from sparsync.engine.bucketing import Bucket, BucketMapper, Unit
 from sparsync.feedback.residual import Feedback
 from sparsync.hosts.handle import Handle
 from sparsync.layout import Layout
@@ -98,12 +98,12 @@ class Tally:
 def units_of(handle: Handle, device: torch.device) -> list[Unit]:
     """The units that the handle's reducer would exchange, if DDP had all gradients in one bucket per dtype."""
     scope = "bucket" if handle.compressor.dense else handle.options.scope
-    assembly = Assembly(handle.parameters, handle.compressor, handle.collective, scope, handle.small, may_skip=False)
+    buckets = BucketMapper(handle.parameters, handle.compressor, handle.collective, scope, handle.small, may_skip=False)
     kinds = sorted({(p.name in handle.small, str(p.dtype)) for p in handle.parameters if p.numel})
     units: list[Unit] = []
     for number, kind in enumerate(kinds):  # what travels dense stands apart, so that no unit has holes
         own = [p for p in handle.parameters if p.numel and (p.name in handle.small, str(p.dtype)) == kind]
         buffer = torch.zeros(sum(p.numel for p in own), dtype=own[0].dtype, device=device)
         last = number == len(kinds) - 1
-        units += assembly.arrive(Bucket(number, buffer, tuple(p.name for p in own), last))[1]
+        units += buckets.arrive(Bucket(number, buffer, tuple(p.name for p in own), last))[1]
     return units

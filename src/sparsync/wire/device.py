@@ -33,7 +33,7 @@ def carries(wire: Wire, sent: SparseGrad) -> bool:
     return simple and sent.values.dtype == torch.float32 and 0 < sent.numel < MOST and usable_on(sent.values.device)
 
 
-class Post:
+class DeviceMessage:
     """Makes and reads the messages about one layout.
 
     Args:

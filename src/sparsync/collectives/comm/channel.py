@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from sparsync.collectives.comm.device_status import Report, Verdicts
-from sparsync.collectives.comm.store_monitor import GRACE, Noticeboard
+from sparsync.collectives.comm.device_status import DeviceStatus, Report
+from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
 from sparsync.errors import Mismatch, PeerFailed
 from sparsync.kernels.workspace import usable_on
 from sparsync.layout import Layout
@@ -53,19 +53,19 @@ class Channel:
         self.backend = "none"
         self._bytes = 0
         self.deferred = False
-        self._verdicts: dict[torch.device, Verdicts] = {}
+        self._device_status: dict[torch.device, DeviceStatus] = {}
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
         if peers is None or (self.size == 1 and _backend(peers, device) != "nccl"):
-            self.board = Noticeboard(HashStore(), self.rank, self.size, deadline)
+            self.monitor = StoreMonitor(HashStore(), self.rank, self.size, deadline)
             self.may_defer = usable_on(device)
             return
         # The store of the model's group is there before any exchange. Each rank counts how often it came here: the
         # same number on all of them.
         store = PrefixStore("sparsync", peers.get_group_store())
         turn = store.add(f"rank {self.rank}", 1)
-        self.board = Noticeboard(PrefixStore(str(turn), store), self.rank, self.size, deadline)
-        self.agree("version", f"sparsync {__version__}, format {VERSION}")  # and so all ranks are here
+        self.monitor = StoreMonitor(PrefixStore(str(turn), store), self.rank, self.size, deadline)
+        self.assert_consistent("version", f"sparsync {__version__}, format {VERSION}")  # and so all ranks are here
         # A group of our own: our exchanges can never be taken for the model's. Its own time limit is only a net under
         # ours, which names the missing ranks.
         limit = timedelta(seconds=deadline + GRACE)
@@ -85,15 +85,15 @@ class Channel:
 
     def begin_step(self, beside: Callable[[torch.device], AbstractContextManager[Any]]) -> None:
         """A step begins; ``beside`` gives the stream of each device that exchanges run on."""
-        for device, verdicts in self._verdicts.items():
+        for device, device_status in self._device_status.items():
             with beside(device):
-                verdicts.begin()
+                device_status.begin()
 
-    def verdicts(self, device: torch.device) -> Verdicts:
+    def device_status(self, device: torch.device) -> DeviceStatus:
         """What decides on that device."""
-        if device not in self._verdicts:
-            self._verdicts[device] = Verdicts(self.size, device)
-        return self._verdicts[device]
+        if device not in self._device_status:
+            self._device_status[device] = DeviceStatus(self.size, device)
+        return self._device_status[device]
 
     def room_for(self, message: Tensor) -> Tensor:
         """Where ``all_gather`` leaves every rank's ``message``; a message that stays may use it time and again."""
@@ -142,7 +142,7 @@ class Channel:
         if "headers" not in state or state["headers"].device != device:
             state["header"] = torch.zeros(HEADER, dtype=torch.int32, device=device)
             state["headers"] = self.room_for(state["header"])
-        own = self.verdicts(device).head(sent, state["header"], self.sequence, layout)
+        own = self.device_status(device).head(sent, state["header"], self.sequence, layout)
         return self.all_gather(own, state["headers"])
 
     def take_count(self) -> int:
@@ -157,7 +157,7 @@ class Channel:
         """
         self.sequence += 1
         if self.deferred:
-            self.verdicts(rows.device).judge(rows, self.sequence)
+            self.device_status(rows.device).check_headers(rows, self.sequence)
             return []
         headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
         self.check(headers)
@@ -166,13 +166,13 @@ class Channel:
     def await_report(self, report: Report) -> None:
         """Wait until ``report`` can be read; raises before the deadline if a rank is gone and it never comes."""
         if not report.there(0):
-            self.board.wait(report.there, self.place)
+            self.monitor.wait(report.there, self.place)
 
     def check(self, headers: Sequence[Header]) -> None:
         """Raise, on every rank alike, if headers disagree or a rank has failed."""
         for rank, header in enumerate(headers):
             if header.flags & FAILED:
-                raise PeerFailed(self.board.cause(rank))
+                raise PeerFailed(self.monitor.cause(rank))
         for field in ("version", "sequence", "unit", "digest"):
             said = [getattr(header, field) for header in headers]
             if len(set(said)) > 1:
@@ -189,12 +189,12 @@ class Channel:
             if said[0] != said[1]:
                 listing = f"rank {self.rank}: {said[0]}, rank {source}: {said[1]}"
                 error = Mismatch(f"the ranks are not at the same exchange, their {field} differs ({listing})")
-                raise self.board.raise_alarm(error)  # the others only see us gone
+                raise self.monitor.broadcast_error(error)  # the others only see us gone
         return other
 
-    def agree(self, what: str, text: str) -> None:
+    def assert_consistent(self, what: str, text: str) -> None:
         """Raise on every rank, with the same sentence, if ``text`` is not the same on all."""
-        self.board.agree(what, text, self.place)
+        self.monitor.assert_consistent(what, text, self.place)
 
     def close(self) -> None:
         """Give the process group back."""
@@ -207,7 +207,7 @@ class Channel:
     def _wait(self, work: dist.Work | None) -> None:
         assert work is not None
         if self.backend == "gloo":
-            self.board.wait(lambda seconds: self._done(work, seconds), self.place)
+            self.monitor.wait(lambda seconds: self._done(work, seconds), self.place)
         else:
             work.wait()  # NCCL: the stream waits, not we
 
@@ -217,7 +217,7 @@ class Channel:
         if self.backend != "gloo":
             self._wait(start())
             return
-        limit, over, broken = timedelta(seconds=self.board.deadline + GRACE), threading.Event(), []
+        limit, over, broken = timedelta(seconds=self.monitor.deadline + GRACE), threading.Event(), []
 
         def finish() -> None:
             try:
@@ -229,9 +229,9 @@ class Channel:
             over.set()
 
         threading.Thread(target=finish, name="sparsync message", daemon=True).start()
-        self.board.wait(over.wait, self.place)
+        self.monitor.wait(over.wait, self.place)
         if broken:
-            self.board.fail(f"the connection to a rank broke ({broken[0]})", self.place)
+            self.monitor.fail(f"the connection to a rank broke ({broken[0]})", self.place)
 
     def _done(self, work: dist.Work, seconds: float) -> bool:
         """Wait at most ``seconds``; whether the exchange is over."""
@@ -245,7 +245,7 @@ class Channel:
             work.wait()  # over, well or badly
             return True
         except RuntimeError as error:
-            self.board.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
+            self.monitor.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
 
 
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 log = logging.getLogger("sparsync")
 
 
-class Lane:
+class CommThread:
     """Runs jobs in the order they came: on a thread of its own, or at once where nothing would be waited for.
 
     Multi-round exchanges on Gloo must not run inside a future's callback: its few callback threads would wait for each

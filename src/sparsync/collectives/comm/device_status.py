@@ -57,7 +57,7 @@ class Report:
         return words
 
 
-class Verdicts:
+class DeviceStatus:
     """Decides on the device what an exchange comes to.
 
     ``verdict``: the number (from 1) of the first exchange whose headers disagreed or in which a rank failed, or 0: from
@@ -89,7 +89,7 @@ class Verdicts:
             )  # fmt: skip
         return header
 
-    def judge(self, rows: Tensor, number: int) -> None:
+    def check_headers(self, rows: Tensor, number: int) -> None:
         """Look at the headers of the messages ``rows`` of exchange ``number``."""
         from sparsync.kernels import mail
 
@@ -98,20 +98,20 @@ class Verdicts:
             if self._told > self._news.numel():
                 self._make_room()
             self._launch(
-                mail.judge, (1,),
+                mail.check_headers, (1,),
                 rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, number, self.verdict, self.bad, self._news,
                 here, LANES=32,
             )  # fmt: skip
 
-    def look(self, result: Tensor) -> None:
+    def check_finite(self, result: Tensor) -> None:
         """A result that is not finite makes the step bad."""
         from sparsync.kernels import mail
 
         with on_device_of(result):
             programs = _programs(result.numel())
-            self._launch(mail.inspect, (programs,), result, result.numel(), self.bad, programs, BLOCK=BLOCK)
+            self._launch(mail.check_finite, (programs,), result, result.numel(), self.bad, programs, BLOCK=BLOCK)
 
-    def spoil(self, result: Tensor, starts: Tensor, undone: bool) -> None:
+    def poison(self, result: Tensor, starts: Tensor, undone: bool) -> None:
         """Once an exchange has failed, the result is 0; in a bad step, the optimizer shall see NaN at ``starts``.
 
         ``undone``: a step with a failed exchange is undone as a whole, so there too it shall see NaN.
@@ -121,7 +121,7 @@ class Verdicts:
         with on_device_of(result):
             programs = _programs(result.numel())
             self._launch(
-                mail.spoil, (programs,),
+                mail.poison, (programs,),
                 result, result.numel(), starts, starts.numel(), self.verdict, self.bad, programs, BLOCK=BLOCK,
                 UNDONE=int(undone),
             )  # fmt: skip

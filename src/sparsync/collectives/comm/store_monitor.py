@@ -22,7 +22,7 @@ PATIENCE = 1.0  # seconds, or an eighth of the deadline, of waiting after which 
 GRACE = 3.0  # seconds, or a quarter of the deadline, that whoever raises the alarm leaves the others to do so
 
 
-class Noticeboard:
+class StoreMonitor:
     """The store of a process group.
 
     Args:
@@ -49,7 +49,7 @@ class Noticeboard:
         except DistError as error:
             raise PeerLost(f"{place}: the store is gone, and with it rank 0 or the launcher") from error
 
-    def agree(self, what: str, text: str, place: str) -> None:
+    def assert_consistent(self, what: str, text: str, place: str) -> None:
         """Raise on every rank, with the same sentence, if ``text`` is not the same on all."""
         self._agreements += 1
         names = [f"agree/{self._agreements}/{rank}" for rank in range(self.size)]
@@ -74,7 +74,7 @@ class Noticeboard:
         """Why that rank failed."""
         return bytes(self.store.get(f"cause/{rank}")).decode()
 
-    def raise_alarm(self, error: SparsyncError) -> SparsyncError:
+    def broadcast_error(self, error: SparsyncError) -> SparsyncError:
         """Tell every rank that waits to stop with this error; returns it, or that of whoever was first."""
         try:
             first = bytes(self.store.compare_set("alarm", "", f"{type(error).__name__}\n{error}")).decode()
@@ -95,15 +95,15 @@ class Noticeboard:
             listing = "; ".join(
                 f"rank {rank} waits at {where}" for rank, where in (astray | {self.rank: place}).items()
             )
-            raise self.raise_alarm(Mismatch(f"where the ranks wait differs: {listing}"))
+            raise self.broadcast_error(Mismatch(f"where the ranks wait differs: {listing}"))
         ranks = ", ".join(map(str, elsewhere)) or "none"
-        raise self.raise_alarm(PeerLost(f"{place}: {cause}; ranks not heard from: {ranks}"))
+        raise self.broadcast_error(PeerLost(f"{place}: {cause}; ranks not heard from: {ranks}"))
 
     def _look_around(self, place: str) -> None:
         """Write down what we wait for, and stop if an alarm was raised."""
         self.store.set(f"here/{self.rank}", place)
         if self.store.check(["alarm"]):
-            raise self.raise_alarm(SparsyncError(""))  # which is not the first
+            raise self.broadcast_error(SparsyncError(""))  # which is not the first
 
     def _elsewhere(self, place: str) -> dict[int, str]:
         """The ranks that do not wait at ``place``, and where they last waited."""
