@@ -16,11 +16,10 @@ import pytest
 from sparsync_lab.cli import comparison
 from sparsync_lab.cli.app import run
 from sparsync_lab.training.compare import label, options, plan, summarise
-from sparsync_lab.training.local_workers import WorkerFailed
-from sparsync_lab.training.local_workers import run as run_workers
+from sparsync_lab.training.local_workers import Worker, WorkerFailed, run_jobs
 from sparsync_lab.training.settings import Outcome, Point, Training
-from tests.test_cli import ROOT, SPARSYNC, processes_of
-from tests.world import fork_server
+from tests.test_cli import ROOT, SPARSYNC
+from tests.world import fork_server, processes_of
 
 DENSE = Training("dense")
 
@@ -202,24 +201,24 @@ def test_interrupted_compare_leaves_no_worker_behind(tmp_path: Path) -> None:
         until = time.monotonic() + 60
         while processes_of(compare.pid) and time.monotonic() < until:
             time.sleep(0.2)
-        assert processes_of(compare.pid) == []
+        assert processes_of(compare.pid) == {}
     finally:
         for process in processes_of(compare.pid):
             os.kill(process, signal.SIGKILL)
 
 
-def one_dies(rank: int, workers: int, job: int, report: object) -> None:
-    if rank == job:
+def one_dies(worker: Worker, rank: int) -> None:
+    if worker.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.1)
     raise RuntimeError("connection closed by peer")
 
 
 def test_a_killed_worker_is_named_whoever_is_heard_first() -> None:
-    with pytest.raises(WorkerFailed, match=r"^worker 1 was killed by SIGKILL$"):
-        run_workers(one_dies, 2, [1], lambda steps: None)
+    with pytest.raises(WorkerFailed, match=r"^worker 1 was killed by SIGKILL, the others were stopped$"):
+        run_jobs(one_dies, 2, [1], lambda steps: None)
 
 
 def test_a_failing_worker_is_quoted() -> None:
     with pytest.raises(WorkerFailed, match=r"worker \d failed:\n(.*\n)*RuntimeError: connection closed by peer"):
-        run_workers(one_dies, 2, [-1], lambda steps: None)
+        run_jobs(one_dies, 2, [-1], lambda steps: None)

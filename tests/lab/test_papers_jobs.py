@@ -22,12 +22,10 @@ from sparsync_lab.cli import parallel_jobs as jobs
 from sparsync_lab.cli.app import run as command
 from sparsync_lab.cli.papers import papers
 from sparsync_lab.cli.parallel_jobs import Others, arguments_of, end_with_starter
-from sparsync_lab.papers import ITEMS, Context, beyond, store, tasks
-from sparsync_lab.papers import locks as claims
-from sparsync_lab.papers import run_queue as sharing
+from sparsync_lab.papers import ITEMS, Context, beyond, locks, run_queue, store, tasks
 from sparsync_lab.papers.curves import trained
 from sparsync_lab.papers.item import Item, Result
-from sparsync_lab.papers.locks import claim
+from sparsync_lab.papers.locks import try_lock, wait_for_lock
 from sparsync_lab.papers.run import History, Run
 from sparsync_lab.papers.run_queue import assemble, carry_out
 from sparsync_lab.papers.store import load, replacing
@@ -60,7 +58,7 @@ def trained_here(context: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]
         until(lambda: any(path.stem not in names for path in (context.output / "runs").glob("*.json")))
         return history
 
-    monkeypatch.setattr(sharing, "train", slowly)
+    monkeypatch.setattr(run_queue, "train", slowly)
     return names
 
 
@@ -147,7 +145,7 @@ def test_ctrl_c_ends_all(
 
     with ExitStack() as held:
         for name in ITEM.run(context.as_stored()).missing:
-            assert held.enter_context(claim(context.scratch / f"{name}.lock"))
+            assert held.enter_context(try_lock(context.scratch / f"{name}.lock"))
         threading.Thread(target=interrupt).start()
         assert command(arguments(context, "--jobs", "2")) == 130
     assert "sparsync: interrupted" in capsys.readouterr().err
@@ -156,29 +154,29 @@ def test_ctrl_c_ends_all(
     assert not store.place(context, ITEM).exists()
 
 
-# ---- claims ---------------------------------------------------------------------------------------------------------
+# ---- locks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_is_one_process_s_and_ends_with_it(tmp_path: Path) -> None:
+def test_a_lock_is_one_process_s_and_ends_with_it(tmp_path: Path) -> None:
     path = tmp_path / "scratch" / "run.lock"
     code = (
-        "import pathlib, sys, time\nsys.path.insert(0, sys.argv[2])\nfrom claims import claim\n"
-        "with claim(pathlib.Path(sys.argv[1])) as ours: print(ours, flush=True); time.sleep(100)"
+        "import pathlib, sys, time\nsys.path.insert(0, sys.argv[2])\nfrom locks import try_lock\n"
+        "with try_lock(pathlib.Path(sys.argv[1])) as locked: print(locked, flush=True); time.sleep(100)"
     )
-    holding = [sys.executable, "-c", code, str(path), str(Path(claims.__file__).parent)]
+    holding = [sys.executable, "-c", code, str(path), str(Path(locks.__file__).parent)]
     with subprocess.Popen(holding, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
-        with claim(path) as ours:
-            assert not ours
+        with try_lock(path) as locked:
+            assert not locked
         holder.kill()  # it has no time to tidy up
         holder.wait()
-        with claim(path) as ours:
-            assert ours
-            with claim(path) as again:
+        with try_lock(path) as locked:
+            assert locked
+            with try_lock(path) as again:
                 assert not again
-    with claim(path, wait=True) as ours:
-        assert ours
+    with wait_for_lock(path), try_lock(path) as locked:
+        assert not locked
 
 
 def test_nothing_is_begun_at_the_very_end(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +187,7 @@ def test_nothing_is_begun_at_the_very_end(context: Context, monkeypatch: pytest.
     assert not list(context.scratch.glob("*.pt"))
     assert not carry_out(late, [replace(TINY, rate=0.1, seconds=1)])[1]
     waits = replace(context, deadline=time.monotonic() + 0.3)
-    with claim(lock(context, TINY)):
+    with try_lock(lock(context, TINY)):
         assert carry_out(waits, [TINY]) == ({}, [TINY.name])
     assert not waits.in_time()
 
@@ -217,8 +215,8 @@ def test_waiting_opens_the_next_stage(context: Context, monkeypatch: pytest.Monk
         held.close()
 
     held = ExitStack()
-    assert held.enter_context(claim(lock(context, first)))
-    monkeypatch.setattr(sharing, "PAUSE", 0.1)
+    assert held.enter_context(try_lock(lock(context, first)))
+    monkeypatch.setattr(run_queue, "PAUSE", 0.1)
     result = beyond.accuracy(replace(context, say=said))
     assert not result.missing
     assert set(result.runs) == set(everything)
@@ -232,7 +230,7 @@ def test_the_last_result_has_seen_everything(context: Context) -> None:
     """A process that waits to write the result reads what is stored when its turn has come."""
     item = Item("p9/fig1", "", "", lambda context: trained(context, [TINY])[1], trains=True)
     found: list[Result] = []
-    with claim(context.scratch / "p9-fig1-quick.lock"):
+    with try_lock(context.scratch / "p9-fig1-quick.lock"):
         waits = threading.Thread(target=lambda: found.append(assemble(context, item)[1]))
         waits.start()
         time.sleep(0.2)

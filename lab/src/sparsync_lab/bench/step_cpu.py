@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync_lab.models import mlp
-from sparsync_lab.training.local_workers import run
+from sparsync_lab.training.local_workers import Worker, run_jobs
 from sparsync_lab.training.settings import dense_bytes
 
 PLAIN = "plain DDP"  # the method that is no method of ours
@@ -90,7 +90,7 @@ def measure_all(
     """Measure each of ``benches`` on ``workers`` processes."""
     if not 1 <= workers <= 64:
         raise ValueError(f"workers must be from 1 to 64, got {workers}")
-    return list(zip(benches, run(measure, workers, benches, progress), strict=True))
+    return list(zip(benches, run_jobs(measure, workers, benches, progress), strict=True))
 
 
 class Contender:
@@ -136,14 +136,14 @@ class Contender:
         return Row(self.method, self.scope, numel, times, compress, exchange, decode, sent, handed, asked, density)
 
 
-def measure(rank: int, workers: int, bench: StepBench, report: Callable[[int], None]) -> list[Row]:
+def measure(worker: Worker, bench: StepBench) -> list[Row]:
     """All methods in turn, a step each, round after round; who goes first changes with the round."""
-    torch.manual_seed(rank)
+    torch.manual_seed(worker.rank)
     x, y = torch.randn(bench.batch, bench.width), torch.randn(bench.batch, bench.width)
     contenders = [Contender(method, scope, bench) for method, scope in CASES]
     for turn in range(WARM_UP + bench.rounds):
         first = turn % len(contenders)
         for contender in contenders[first:] + contenders[:first]:
             contender.step(x, y)
-        report(1)
-    return [contender.close(workers) for contender in contenders]
+        worker.report(1)
+    return [contender.close(worker.count) for contender in contenders]

@@ -18,7 +18,7 @@ from sparsync.layout import Layout, Span
 from sparsync.wire import Wire
 from sparsync_lab.bench import loopback
 from sparsync_lab.bench.loopback import SETTLED, Count
-from sparsync_lab.training.local_workers import run
+from sparsync_lab.training.local_workers import Worker, run_jobs
 
 # (collective, values, indices)
 CASES = (
@@ -162,7 +162,7 @@ def measure_all(benches: Sequence[TrafficBench], worlds: Sequence[int], progress
     """Measure each of ``benches`` on each number of worker processes, on this process's loopback interface."""
     header, rows = loopback.header_bytes(), []
     for workers in worlds:
-        measured = run(measure, workers, benches, progress, preload=["sparsync"])  # no DDP here
+        measured = run_jobs(measure, workers, benches, progress, preload=["sparsync"])  # no DDP here
         for bench, (count, control, small, handed) in zip(benches, measured, strict=True):
             rows.append(Row(bench, workers, count, control, small, handed, header))
     return rows
@@ -173,24 +173,22 @@ def check_workers(workers: int) -> None:
         raise ValueError(f"workers must be from 2 to 64, got {workers}")
 
 
-def measure(
-    rank: int, workers: int, bench: TrafficBench, report: Callable[[int], None]
-) -> tuple[Count, Count, Count, int]:
+def measure(worker: Worker, bench: TrafficBench) -> tuple[Count, Count, Count, int]:
     """Counts of the exchanges, of a barrier and of small exchanges; what all channels handed over in the first."""
     channel = Channel(dist.group.WORLD, bench.wire)
-    exchange, exchange_small = _exchanger(bench, channel), _exchanger(bench.small(workers), channel)
+    exchange, exchange_small = _exchanger(bench, channel), _exchanger(bench.small(worker.count), channel)
     exchange(1)  # connections are made when first used
-    begin = _quiet(rank)
-    idle = _quiet(rank)
+    begin = _quiet(worker.rank)
+    idle = _quiet(worker.rank)
     exchange_small(bench.exchanges)
-    halfway = _quiet(rank)
+    halfway = _quiet(worker.rank)
     channel.take_count()
     exchange(bench.exchanges)
-    end = _quiet(rank)
+    end = _quiet(worker.rank)
     handed = torch.tensor(channel.take_count())
     dist.all_reduce(handed)
     channel.close()
-    report(1)
+    worker.report(1)
     return end.since(halfway), idle.since(begin), halfway.since(idle), int(handed)
 
 

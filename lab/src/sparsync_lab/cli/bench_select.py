@@ -22,6 +22,7 @@ from sparsync_lab.bench.select import DTYPES, Budget, Row, SelectBench, fits, me
 from sparsync_lab.bench.select_figure import draw
 from sparsync_lab.cli.progress import bar
 from sparsync_lab.environment import environment
+from sparsync_lab.packages import require
 
 HEADINGS = ("method", "ms", "ratio", "topk/", "count/k", "energy", "syncs", "allocs")
 SIZES, GPU_SIZES = (1_000_000, 25_600_000), (100_000_000, 400_000_000)
@@ -50,8 +51,7 @@ def select(
 ) -> None:
     """Time every method with error feedback against the bare addition e += g, in one run."""
     clock = Budget(budget)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("the figure needs matplotlib: pip install 'sparsync[lab]'")
+    require("matplotlib")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     benches = [
         SelectBench(device, n, share, kind, rounds, threads=threads)

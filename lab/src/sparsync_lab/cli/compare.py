@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from sparsync_lab.cli.progress import bar
 from sparsync_lab.data import check_workers, count
 from sparsync_lab.environment import environment
+from sparsync_lab.packages import require
 from sparsync_lab.training.compare import MOVE, label, plan, summarise, train_all
 from sparsync_lab.training.settings import Training
 
@@ -68,9 +68,7 @@ def side_by_side(
     title: str, trainings: Sequence[Training], workers: int, data_dir: Path | None, out: Path, *remarks: str
 ) -> None:
     """Run the trainings, show and write what came of them; ``remarks`` follow what is found."""
-    for package in ("sklearn", "matplotlib", "jinja2"):
-        if find_spec(package) is None:
-            raise ValueError(f"comparisons and their reports need {package}: pip install 'sparsync[lab]'")
+    require("sklearn", "matplotlib", "jinja2")
     from sparsync_lab.cli import comparison
 
     first = trainings[0]

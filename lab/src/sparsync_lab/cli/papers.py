@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +33,6 @@ def list_items(
     seed: Annotated[int, typer.Option(help="As in 'run'.")] = 0,
 ) -> None:
     """What there is, what it needs, and what has been run."""
-    _check_packages()
     from sparsync_lab.papers import ITEMS, Context
     from sparsync_lab.papers.report_page import listed
 
@@ -112,7 +110,6 @@ def run(
     Several of these commands may run side by side: a training is made by the one that claims it first, and each waits
     for the others' as long as there is time. What measures time (p1/table2, p2/table2) should run alone.
     """
-    _check_packages()
     from sparsync_lab.papers import Context, chosen
     from sparsync_lab.papers.run_queue import NoneFits, SomeFailed, assemble
 
@@ -224,7 +221,6 @@ def report(
     page: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html there")] = None,
 ) -> None:
     """All results on one page that loads nothing from elsewhere."""
-    _check_packages()
     from sparsync_lab.papers import ITEMS
     from sparsync_lab.papers.report_page import write_report
 
@@ -263,9 +259,3 @@ def check_writable(name: str, folder: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"{name} must be a folder that can be written to, got {folder}: {reason}") from None
-
-
-def _check_packages() -> None:
-    for package in ("matplotlib", "jinja2"):
-        if find_spec(package) is None:
-            raise ValueError(f"the papers' figures and tables need {package}: pip install 'sparsync[lab]'")

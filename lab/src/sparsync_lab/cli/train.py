@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ import typer
 from sparsync_lab import models
 from sparsync_lab.cli.training_progress import Watch, show_cursor, summary
 from sparsync_lab.data import check_workers, count, load
-from sparsync_lab.training.launch import launch, launched, process_group, run_worker
-from sparsync_lab.training.local_workers import WorkerFailed
+from sparsync_lab.training.local_workers import PRELOAD, LocalWorkers, Worker, WorkerFailed
 from sparsync_lab.training.loop import train as train_here
+from sparsync_lab.training.process_group import launched, process_group, run_launched
 from sparsync_lab.training.run_folder import Run
 from sparsync_lab.training.settings import Training, dense_bytes
 
@@ -174,12 +173,13 @@ def train(
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
     if launched():
-        run_worker(_as_launched, (given, out, data_dir, resume), _tell)
+        run_launched(_as_launched, given, out, data_dir, resume)
         return
     planned = plan(given, workers, out, data_dir, resume)
-    preload = [__name__] + (["sklearn.datasets"] if planned.training.data == "digits" else [])
+    preload = [*PRELOAD, __name__] + (["sklearn.datasets"] if planned.training.data == "digits" else [])
     try:
-        launch(_work, planned.workers, planned, preload=preload)
+        with LocalWorkers(planned.workers, preload) as workers_here:
+            workers_here.run(_work, planned)
     except WorkerFailed as failure:
         if not (planned.folder / "config.json").exists():
             raise
@@ -211,16 +211,17 @@ def plan(given: dict[str, Any], workers: int | None, out: Path | None, data_dir:
     return Plan(training, workers, folder, data_dir, resume)
 
 
-def _as_launched(given: dict[str, Any], out: Path | None, data_dir: Path | None, resume: bool) -> None:
+def _as_launched(worker: Worker, given: dict[str, Any], out: Path | None, data_dir: Path | None, resume: bool) -> None:
     """The whole command, as one of the workers that torchrun has started."""
-    _work(plan(given, int(os.environ["WORLD_SIZE"]), out, data_dir, resume))
+    _work(worker, plan(given, worker.count, out, data_dir, resume))
 
 
-def _work(planned: Plan) -> None:
+def _work(worker: Worker, planned: Plan) -> None:
     """The training on one worker; rank 0 shows how it goes."""
     training = planned.training
     images = load(training.data, planned.data_folder)
-    with process_group() as (rank, workers):
+    rank, workers = worker.rank, worker.count
+    with process_group():
         warnings.showwarning = _warn  # type: ignore[assignment]
         if rank:
             warnings.simplefilter("ignore")  # rank 0 says it for all
@@ -237,10 +238,6 @@ def _work(planned: Plan) -> None:
             )
         if outcome is not None:
             print(f"{summary(outcome)}\nrun: {planned.folder}", flush=True)
-
-
-def _tell(code: int, why: str) -> None:
-    print(f"sparsync: {why}", file=sys.stderr)
 
 
 def _warn(message: Any, *_: Any) -> None:

@@ -6,7 +6,6 @@ The packs are numpy archives: of ``train`` and ``test``, labels (``train_y``), p
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import pickle
 import tarfile
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from sparsync_lab.data.files import originals, places, present
 from sparsync_lab.data.images import Images
+from sparsync_lab.packages import require
 
 CLASSES, SIDE = 10, 32
 TRAIN, TEST = 50_000, 10_000
@@ -55,8 +55,7 @@ def check_cifar10(
     """The files to read, verified, and what reads each; ``folder/cifar10`` and ``folder`` are looked into."""
     wanted = {HALF_PACK: packs[HALF_PACK]} if half else packs
     if all(present(folder, "cifar10", name) for name in wanted):
-        if importlib.util.find_spec("PIL") is None:
-            raise ValueError("CIFAR-10's packs hold WebP pictures: pip install pillow")
+        require("PIL")
         return originals(folder, "cifar10", wanted, SOURCE), _read_pack
     for name, checksum in archives.items():
         if present(folder, "cifar10", name):

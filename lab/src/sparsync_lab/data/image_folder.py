@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+
+from sparsync_lab.packages import require
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 SOURCE = "ImageNet is at https://image-net.org; unpack it into train/<class>/ and val/<class>/"
@@ -79,8 +80,7 @@ def read_pictures(folder: Path, split: str = "train", side: int = 224) -> Pictur
 
     Such folders have no published checksums; a picture that cannot be read is refused when its turn comes.
     """
-    if importlib.util.find_spec("PIL") is None:
-        raise ValueError("pictures are read by Pillow: pip install pillow")
+    require("PIL")
     places = [folder / "imagenet" / split, folder / split]
     root = next((place for place in places if place.is_dir()), None)
     if root is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from sparsync_lab.data.files import originals
 from sparsync_lab.data.images import Images
+from sparsync_lab.packages import require
 
 DIGITS, DIGITS_TEST = 1797, 450
 
@@ -29,9 +29,8 @@ MNIST_SOURCE = "MNIST's four original files are at https://ossci-datasets.s3.ama
 
 
 def check_digits() -> None:
-    """Whether the digits can be loaded."""
-    if find_spec("sklearn") is None:
-        raise ValueError("the digits come with scikit-learn: pip install 'sparsync[lab]'")
+    """Raise why the digits cannot be loaded, if so: they come with scikit-learn."""
+    require("sklearn")
 
 
 def check_mnist(folder: Path, checksums: Mapping[str, str] = MNIST) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparsync_lab.papers import store
 from sparsync_lab.papers.item import Context, Item, Result
-from sparsync_lab.papers.locks import claim
+from sparsync_lab.papers.locks import try_lock, wait_for_lock
 from sparsync_lab.papers.run import History, Run, read
 from sparsync_lab.papers.trainings import MARGIN, train
 
@@ -63,11 +63,11 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
                 _note(context, failed, run, error)
                 continue
             if history is None and run.name not in failed and wanted(context, run) and context.in_time():
-                with claim(context.scratch / f"{run.name}.lock") as ours:
-                    if not ours:
+                with try_lock(context.scratch / f"{run.name}.lock") as locked:
+                    if not locked:
                         elsewhere.add(run.name)
                         continue
-                    history = stored(context, run)  # by whoever had the claim when we looked first
+                    history = stored(context, run)  # by whoever held the lock when we looked first
                     if history is None and context.in_time(MARGIN + min(LEAST, run.seconds or LEAST)):
                         trained = True
                         try:
@@ -104,7 +104,7 @@ def assemble(context: Context, item: Item) -> tuple[Path, Result]:
     if not item.trains:
         result = item.run(context)
         return store.save(context, item, result, time.monotonic() - started), result
-    with claim(context.scratch / f"{store.place(context, item).stem}.lock", wait=True):
+    with wait_for_lock(context.scratch / f"{store.place(context, item).stem}.lock"):
         result = item.run(context.as_stored())
         return store.save(context, item, result, result.seconds), result
 

@@ -17,6 +17,7 @@ from sparsync_lab.bench.workloads import BPTT, CONTEXT
 from sparsync_lab.data import Images, Speech, Text
 from sparsync_lab.data.an4 import Utterance
 from sparsync_lab.models import CATALOGUE, GPT, LSTMAN4, LSTMPTB
+from sparsync_lab.packages import require
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch, Batch], tuple[Tensor, Batch]]
@@ -212,6 +213,7 @@ def _of_words(
 
 
 def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed: int, limit: int | None) -> Task:
+    require("jiwer")
     model = (LSTMAN4() if limit is None else LSTMAN4(width=TINY_WIDTH)).to(device)
     shards = [speech.shard(rank, workers)[:limit] for rank in range(workers)]
     test = speech.test[: None if limit is None else limit // 4]

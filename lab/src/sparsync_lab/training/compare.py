@@ -12,7 +12,7 @@ from typing import Any
 
 from sparsync.config.recipes import RECIPES
 from sparsync_lab.data import load
-from sparsync_lab.training.local_workers import PRELOAD, run
+from sparsync_lab.training.local_workers import PRELOAD, Worker, run_jobs
 from sparsync_lab.training.loop import train
 from sparsync_lab.training.methods import DENSE, check_options
 from sparsync_lab.training.settings import Outcome, Point, Training, attach_options
@@ -114,22 +114,22 @@ def train_all(
         data_folder: where images lie that are not bundled.
         progress: is called with the number of steps done since the last call.
     """
-    return run(_train, workers, [(training, data_folder) for training in trainings], progress, NEEDED)
+    return run_jobs(_train, workers, [(training, data_folder) for training in trainings], progress, NEEDED)
 
 
-def _train(rank: int, workers: int, job: tuple[Training, Path | None], report: Callable[[int], None]) -> Outcome | None:
+def _train(worker: Worker, job: tuple[Training, Path | None]) -> Outcome | None:
     training, data_folder = job
     done = 0
 
     def on_step(step: int) -> None:
         nonlocal done
-        report(step - done)
+        worker.report(step - done)
         done = step
 
     # What a method may do wrong is what is being found out: it shows in the outcome.
     warnings.simplefilter("ignore", UserWarning)
     logging.getLogger("sparsync").setLevel(logging.ERROR)
-    return train(rank, workers, training, load(training.data, data_folder), points=POINTS, on_step=on_step)
+    return train(worker.rank, worker.count, training, load(training.data, data_folder), points=POINTS, on_step=on_step)
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Line]:
