@@ -138,8 +138,8 @@ def test_more_workers_may_go_on(copy: Path) -> None:
     assert [point["step"] for point in metrics(copy)] == list(range(1, 12))
     after = [torch.load(copy / f"checkpoint/step-00000011/rank-{n}.pt")["sync"]["residuals"] for n in range(3)]
     for name in before[0]:  # one step later, what was kept is still there, for the greater part
-        kept, then = torch.stack([r[name] for r in before]).mean(0), torch.stack([r[name] for r in after]).mean(0)
-        assert torch.cosine_similarity(kept.flatten(), then.flatten(), dim=0) > 0.8
+        run_folder, then = torch.stack([r[name] for r in before]).mean(0), torch.stack([r[name] for r in after]).mean(0)
+        assert torch.cosine_similarity(run_folder.flatten(), then.flatten(), dim=0) > 0.8
 
 
 def test_torchrun_goes_on_where_the_command_ended(straight: Path, copy: Path) -> None:

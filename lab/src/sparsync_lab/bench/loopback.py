@@ -17,7 +17,7 @@ PROTOCOLS = Path("/proc/thread-self/net/snmp")
 SETTLED = 0.1  # seconds after which what was sent has arrived; an acknowledgement after that is all header
 
 
-class Count(NamedTuple):
+class InterfaceCount(NamedTuple):
     """What an interface has sent: payload and headers, in how many packets, and how many TCP sent once more.
 
     TCP sends a packet again when its acknowledgement is late, be it lost or not: on a busy machine some are.
@@ -27,8 +27,8 @@ class Count(NamedTuple):
     packets: int
     resent: int
 
-    def since(self, before: Count) -> Count:
-        return Count(*(now - then for now, then in zip(self, before, strict=True)))
+    def since(self, before: InterfaceCount) -> InterfaceCount:
+        return InterfaceCount(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 def isolate() -> bool:
@@ -46,7 +46,7 @@ def isolate() -> bool:
     return True
 
 
-def sent() -> Count:
+def sent() -> InterfaceCount:
     """Return what this process's loopback interface has sent so far."""
     import psutil
 
@@ -55,7 +55,7 @@ def sent() -> Count:
     interface = psutil.net_io_counters(pernic=True, nowrap=False)["lo"]
     names, numbers = (line.split() for line in PROTOCOLS.read_text().splitlines() if line.startswith("Tcp:"))
     resent = dict(zip(names, numbers, strict=True))["RetransSegs"]
-    return Count(interface.bytes_sent, interface.packets_sent, int(resent))
+    return InterfaceCount(interface.bytes_sent, interface.packets_sent, int(resent))
 
 
 def header_bytes(payload: int = 1000, times: int = 50) -> int:

@@ -239,7 +239,7 @@ def fork_server(preload: Sequence[str] = PRELOAD) -> ForkServerContext:
 
 
 def _cause(failures: Sequence[Message]) -> BaseException:
-    """Return the error to raise: a worker that was killed, else the first that failed; the others may follow from it."""
+    """Return the error to raise: of a worker that was killed, else of the first that failed."""
     for rank, kind, value in failures:
         if kind == "ended" and value == -signal.SIGINT:
             return KeyboardInterrupt()
