@@ -30,8 +30,9 @@ from sparsync.engine.reducer import Reducer
 from sparsync.kernels import Memory, largest, reference, sweep
 from sparsync.layout import Layout, Parameter, Span, entries_for
 from sparsync.schedule import Constant
-from sparsync.sparse import SparseGrad, write_mean
+from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, Header, Shape, Wire
+from tests.methods import reducer_of
 from tests.world import World
 
 EVERYTHING = {"dense_below": 0, "dense_1d": False}  # nothing is too small to be compressed
@@ -133,7 +134,7 @@ def make_reducer(
     wire = Wire(options.pop("values", "fp32"))
     channel = Channel(None if alone else dist.group.WORLD, wire, options.pop("deadline", 20.0))
     described = [Parameter.of(name, tensor) for name, tensor in parameters.items()]
-    return Reducer(described, compressor or TopK(), collective or AllGather(), channel, **options)
+    return reducer_of(described, compressor or TopK(), collective or AllGather(), channel, **options)
 
 
 def push_all(reducer: Reducer, buckets: Sequence[tuple[str, Tensor]]) -> list[Tensor]:
@@ -813,7 +814,7 @@ class OffOnOneRank(AllGather):
     def reduce(self, sent, layout, channel, state):
         reduced = super().reduce(sent, layout, channel, state)
         if channel.rank == 1:
-            reduced.total[0].values[0] *= 1 + 2**-20
+            reduced.mean.terms[0].values[0] *= 1 + 2**-20
         return reduced
 
 
@@ -999,9 +1000,9 @@ def test_59_any_world_size_in_one_process(size):
         sent, _ = compress(TopK(), torch.randn(300), k=60)
         sents.append(sent)
         total += sent.densify()
-    for reduced in AllGather().reduce_local(sents, layout, {}, Wire()):
+    for reduced in AllGather().reduce_local(sents, layout, Wire()):
         out = torch.full((300,), torch.nan)
-        write_mean(out, reduced.total, reduced.divisor)
+        reduced.mean.write(out)
         assert torch.equal(out, total / size)
 
 

@@ -33,10 +33,10 @@ import sparsync
 from sparsync import AllGather, PeerFailed, PeerLost, SparsyncError, StepFailed, ThresholdK, TopK
 from sparsync.collectives import Channel
 from sparsync.engine.bucketing import Bucket
-from sparsync.engine.reducer import Reducer
 from sparsync.layout import Parameter
 from sparsync.schedule import Constant
 from sparsync.wire import Wire
+from tests.methods import reducer_of
 from tests.models import loss_of as simple_loss
 from tests.models import net
 from tests.world import World
@@ -804,7 +804,7 @@ def case_no_memory(rank: int, size: int) -> tuple[str, str]:
     ddp = DistributedDataParallel(net())
     handle = sparsync.attach(ddp, "topk", density=0.05, deadline=10)
     if rank == 1:
-        handle._running().feedback.memory = lambda *_: (_ for _ in ()).throw(MemoryError("no room"))  # type: ignore
+        handle._running().worker.feedback.memory = lambda *_: (_ for _ in ()).throw(MemoryError("no room"))  # type: ignore
     with contextlib.suppress(RuntimeError):
         simple_loss(ddp, rank, 0).backward()
     try:
@@ -881,7 +881,7 @@ def test_buffers_of_buckets_that_are_gone_are_not_kept(scope):
     """DDP regroups its buckets, perhaps into fewer."""
     parameters = [Parameter.of(name, torch.zeros(100)) for name in "abc"]
     channel = Channel(None, Wire(), 20.0, torch.device("cpu"))
-    reducer = Reducer(parameters, TopK(0.1), AllGather(), channel, scope=scope, density=Constant(0.1))
+    reducer = reducer_of(parameters, TopK(0.1), AllGather(), channel, scope=scope, density=Constant(0.1))
     buffers = [torch.randn(100) for _ in parameters]
     old = [weakref.ref(buffer) for buffer in buffers]
     futures = [reducer.push(Bucket(i, b, (n,), i == 2)) for i, (b, n) in enumerate(zip(buffers, "abc", strict=True))]
