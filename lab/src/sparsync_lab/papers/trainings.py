@@ -25,7 +25,7 @@ from sparsync_lab.papers import store, tasks
 from sparsync_lab.papers.imagenet import of_pictures
 from sparsync_lab.papers.item import Context
 from sparsync_lab.papers.observers import Watch
-from sparsync_lab.papers.run import History, Run, rate_at, write
+from sparsync_lab.papers.run import History, Run, file_of, rate_at, write
 from sparsync_lab.papers.tasks import Task
 from sparsync_lab.training.methods import DENSE, options_of
 from sparsync_lab.training.run_folder import cause, load_whole
@@ -99,7 +99,7 @@ def _train(run: Run, context: Context, task: Task) -> History | None:
     session.seconds += time.monotonic() - begun
     own = {"commit": ", ".join(session.commits), "passes": session.passes, "precision": session.precision}
     history = replace(session.history(), where={**where, **own})
-    write(context.output / "runs" / f"{run.name}.json", history)
+    write(file_of(context, run), history)
     saved.unlink(missing_ok=True)
     return history
 
