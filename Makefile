@@ -34,9 +34,9 @@ coverage: install
 test-full: install
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest
 
-# Seeded defects: each must turn a named test red.
+# Seeded defects: each must turn a named test red. SINCE=commit: only those of rooms that changed since then.
 test-mutants: install
-	$(BIN)/python -m tests.mutants
+	$(BIN)/python -m tests.mutants $(if $(SINCE),--since $(SINCE))
 
 # On a machine with a GPU and torch: needs nothing installed but torch and pytest. Several files at a time.
 GPU_TEST = PYTHONPATH=src:lab/src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
