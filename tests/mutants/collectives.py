@@ -4,7 +4,6 @@ from tests.mutants import Mutant
 
 WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
-DDP = "tests/test_failures_ddp.py"
 
 MUTANTS = [
     Mutant(
@@ -82,14 +81,14 @@ MUTANTS = [
         "src/sparsync/collectives/comm/channel.py",
         "if header.flags & FAILED:",
         "if False:",
-        f"{DDP}::test_08_one_rank_fails_and_all_raise",
+        "tests/failures/test_errors_reach_every_rank.py::test_one_rank_fails_to_compress_and_all_raise_the_same",
     ),
     Mutant(
         "non-finite flag ignored",
         "src/sparsync/collectives/base.py",
         "if header.flags & NONFINITE]",
         "if False]",
-        f"{DDP}::test_15_nan_on_one_rank_is_named_on_all",
+        "tests/failures/test_non_finite_gradients.py::test_nan_on_one_rank_is_named_on_all",
     ),
     Mutant(
         "wrong divisor",

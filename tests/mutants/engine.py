@@ -3,7 +3,6 @@
 from tests.mutants import Mutant
 
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
-DDP = "tests/test_failures_ddp.py"
 DEFERRED = "tests/test_deferred.py"
 
 MUTANTS = [
@@ -19,21 +18,21 @@ MUTANTS = [
         "src/sparsync/engine/reducer.py",
         "(undo or self._bad or self.error is not None)",
         "(undo or self.error is not None)",
-        f"{DDP}::test_14_overflow_rolls_the_whole_step_back",
+        "tests/failures/test_loss_scaling.py::test_an_overflow_rolls_the_whole_step_back",
     ),
     Mutant(
         "loss scale ignored",
         "src/sparsync/engine/reducer.py",
         "ratio = scale / self.last_scale",
         "ratio = 1.0",
-        f"{DDP}::test_17_residual_follows_the_loss_scale",
+        "tests/failures/test_loss_scaling.py::test_the_residual_follows_the_loss_scale",
     ),
     Mutant(
         "unused parameters are sent from",
         "src/sparsync/engine/bucketing.py",
         "        if self.may_skip:\n",
         "        if False:\n",
-        f"{DDP}::test_20_unused_on_every_rank",
+        "tests/failures/test_unused_parameters.py::test_a_parameter_unused_on_every_rank_keeps_its_residual",
     ),
     Mutant(
         "exchange on backward's thread",

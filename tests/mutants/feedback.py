@@ -2,36 +2,33 @@
 
 from tests.mutants import Mutant
 
-DDP = "tests/test_failures_ddp.py"
-DATA = "tests/test_failures_data.py"
-
 MUTANTS = [
     Mutant(
         "residuals keyed by bucket index",
         "src/sparsync/feedback/residual.py",
         "self.arenas[key].spans != spans",
         "self._arenas[key].committed.numel() != numel",
-        f"{DDP}::test_02_rebuild_with_equal_sizes_reversed",
+        "tests/failures/test_bucket_rebuilds.py::test_residuals_follow_their_parameters_when_equal_sizes_are_reversed",
     ),
     Mutant(
         "residuals lost at a rebuild",
         "src/sparsync/feedback/residual.py",
         "place.copy_(self._view(span.name))",
         "pass",
-        f"{DDP}::test_01_rebuild_keeps_residuals",
+        "tests/failures/test_bucket_rebuilds.py::test_residuals_survive_a_rebuild_into_buckets_of_other_sizes",
     ),
     Mutant(
         "rollback keeps the step",
         "src/sparsync/feedback/residual.py",
         "            arena.rollback()",
         "            arena.commit()",
-        f"{DDP}::test_18_skipped_step_is_rolled_back",
+        "tests/failures/test_loss_scaling.py::test_a_step_that_the_user_skips_leaves_no_trace",
     ),
     Mutant(
         "half-precision residual",
         "src/sparsync/feedback/residual.py",
         "return torch.float64 if dtype == torch.float64 else torch.float32",
         "return dtype",
-        f"{DATA}::test_27_bf16_training",
+        "tests/failures/test_dtypes_and_layouts.py::test_bf16_training_keeps_an_fp32_residual",
     ),
 ]

@@ -2,8 +2,6 @@
 
 from tests.mutants import Mutant
 
-DATA = "tests/test_failures_data.py"
-
 MUTANTS = [
     Mutant(
         "two of four levels look alike on the wire",
@@ -24,6 +22,6 @@ MUTANTS = [
         "src/sparsync/wire/indices.py",
         "sent.indices.to(torch.int32)",
         "sent.indices.float().to(torch.int32)",
-        f"{DATA}::test_46_indices_are_not_floats",
+        "tests/failures/test_wire_bits.py::test_indices_beyond_2_24_are_not_rounded",
     ),
 ]
