@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sparsync.kernels.reference import sweep_flat
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from sparsync.compressors import Context, random
 from sparsync.compressors.base import Places
 from sparsync.compressors.random import key_of
-from sparsync.kernels.reference import sweep_flat
 from sparsync.simulate import exchange
 from sparsync.simulate.exchange import Exchange
 from sparsync.simulate.parts import Keys

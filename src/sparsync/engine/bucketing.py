@@ -20,6 +20,7 @@ from torch.futures import Future
 from sparsync.collectives import Collective, DenseAllReduce
 from sparsync.compressors import Compressor, NoCompression
 from sparsync.layout import Layout, Parameter, Span
+from sparsync.workspace import Workspace
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Unit:
     collective: Collective
     known: tuple[float, Layout] | None = None
     workspace: dict[str, Any] = field(default_factory=dict)  # of the layout: buffers that stay
+    buffers: Workspace = field(default_factory=Workspace)  # the same, of the compressor
     unused: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
 
@@ -63,7 +65,7 @@ class Unit:
             name=f"{self.key}:{names:08x}",
         )
         fresh = self.known is None or self.known[1] != layout
-        self.known, self.workspace = (density, layout), {}
+        self.known, self.workspace, self.buffers = (density, layout), {}, Workspace()
         return layout, fresh
 
 

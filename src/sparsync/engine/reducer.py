@@ -156,7 +156,7 @@ class Reducer:
                 None if self.clip is None else self.clip * (self.last_scale or 1.0),
                 frozenset(unit.unused),
                 self.channel.wire.values,
-                unit.workspace,
+                unit.buffers,
             )
             sent = unit.compressor.compress(unit.grad, memory, layout, ctx, self.state)
             exchange.energy = memory.energy if memory else 0.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Parameter, Span
 from sparsync.sparse import SparseGrad
+from sparsync.workspace import Workspace
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Arena:
     spans: tuple[Span, ...]
     buffers: list[Tensor]
     written: bool = False
-    workspace: dict[str, Any] = field(default_factory=dict)
+    workspace: Workspace = field(default_factory=Workspace)
 
     @property
     def committed(self) -> Tensor:

@@ -24,6 +24,7 @@ from sparsync.layout import Layout, Parameter, Span
 from sparsync.simulate.graphs import Replays, Streams, repeatable, side_by_side
 from sparsync.simulate.parts import Keys, Outcome, Part, Tally, Worker, units_of
 from sparsync.sparse import NONFINITE, SparseGrad
+from sparsync.workspace import Workspace
 
 log = logging.getLogger("sparsync")
 
@@ -157,7 +158,7 @@ class Exchange:
             whole=unit.collective.shared or self.wire.indices == "block",
             clip=self.clip,
             values=self.wire.values,
-            workspace=worker.workspaces.setdefault(unit.key, {}),
+            workspace=worker.workspaces.setdefault(unit.key, Workspace()),
             key=self._keys.of[worker.rank] if self._keys else None,
         )
         return unit.compressor.compress(grad, memory, layout, ctx, worker.state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from sparsync.feedback.residual import Feedback
 from sparsync.hosts.handle import Handle
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
+from sparsync.workspace import Workspace
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Worker:
     rank: int
     feedback: Feedback
     state: State = field(default_factory=dict)
-    workspaces: dict[str, dict[str, Any]] = field(default_factory=dict)  # by unit
+    workspaces: dict[str, Workspace] = field(default_factory=dict)  # by unit
 
 
 @dataclass

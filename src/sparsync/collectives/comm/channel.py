@@ -16,7 +16,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 from sparsync.collectives.comm.device_status import DeviceStatus, Report
 from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
 from sparsync.errors import Mismatch, PeerFailed
-from sparsync.kernels.workspace import usable_on
+from sparsync.kernels.device import usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, SparseGrad
 from sparsync.version import __version__
