@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-KERNELS := $(wildcard tests/test_fused*.py) tests/lab/test_fused_convolve.py tests/test_mail.py tests/test_deferred.py
+KERNELS := $(wildcard tests/test_kernel_*.py) tests/lab/test_fused_convolve.py tests/test_deferred.py
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants lint format bench papers-quick clean
 .DEFAULT_GOAL := install

@@ -27,7 +27,9 @@ from sparsync.compressors import Context
 from sparsync.engine.bucketing import Bucket
 from sparsync.engine.checkpoint import load_state_dict, state_dict
 from sparsync.engine.reducer import Reducer
-from sparsync.kernels import Memory, largest, reference, sweep
+from sparsync.kernels import Memory
+from sparsync.kernels.accumulate import accumulate, reference
+from sparsync.kernels.topk import largest
 from sparsync.layout import Layout, Parameter, Span, entries_for
 from sparsync.schedule import Constant
 from sparsync.sparse import SparseGrad, write_mean
@@ -424,7 +426,7 @@ def test_38_k_above_n_is_clamped(compressor, numel):
 
 def test_38_largest_takes_any_k():
     u = torch.randn(100)
-    rows, _ = sweep(u, Memory(torch.zeros(100), torch.zeros(100)), [(0, 100)])
+    rows, _ = accumulate(u, Memory(torch.zeros(100), torch.zeros(100)), [(0, 100)])
     assert largest(u, rows, 1000).tolist() == list(range(100))
 
 

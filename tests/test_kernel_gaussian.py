@@ -9,7 +9,9 @@ import torch
 
 from sparsync import GaussianK
 from sparsync.feedback.residual import Correction
-from sparsync.kernels import launch_gaussian, workspace_gaussian
+from sparsync.kernels import strips
+from sparsync.kernels.gaussian import launch
+from sparsync.kernels.gaussian.launch import GaussianLists
 from tests.methods import gradient
 from tests.pairs import (
     DEVICE,
@@ -55,8 +57,8 @@ def assert_alike(fused, plain, grad):
 def launches(monkeypatch):
     """Count the fused launches; a test that never made one proves nothing."""
     launches = []
-    real = launch_gaussian._add
-    monkeypatch.setattr(launch_gaussian, "_add", lambda *a: launches.append(1) or real(*a))
+    real = launch._add
+    monkeypatch.setattr(launch, "_add", lambda *a: launches.append(1) or real(*a))
     yield launches
     assert launches
 
@@ -76,14 +78,14 @@ def test_the_same_entries_step_after_step(sizes, kind, scope, two_sided, launche
 @pytest.mark.parametrize(("scope", "kind"), [("layer", "normal"), ("global", "heavy")])
 def test_programs_of_several_blocks(scope, kind, monkeypatch):
     """As a large gradient is cut: whole strips and their ends, and a lane that finds several entries."""
-    monkeypatch.setattr(workspace_gaussian, "SMALL", 0)
+    monkeypatch.setattr(strips, "SMALL", 0)
     fused, plain = pair([17_000, 300], 0.02, scope=scope)
     for step in range(2):
         grad = gradient(kind, plain.layout.numel, torch.float32, step)
         grad[9000 + 7000 * step] = float("nan")
         sent = assert_same(fused, plain, grad)
         assert int(sent.where) == 0
-    assert fused.workspace["gaussian"].blocks > 1
+    assert fused.workspace.find(GaussianLists).blocks > 1
     assert int(sent.count) > 50
 
 
@@ -211,4 +213,4 @@ def test_another_layout_or_quantile_makes_other_tables():
         fused = replace(fused, compressor=other.compressor, layout=other.layout)
         plain = replace(plain, compressor=specified(other.compressor), layout=other.layout)
         assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, 0))
-        assert fused.workspace["gaussian"].layout is other.layout
+        assert fused.workspace.find(GaussianLists).layout is other.layout

@@ -9,7 +9,10 @@ import torch
 
 from sparsync import GaussianK
 from sparsync.feedback.residual import Correction
-from sparsync.kernels import launch_exact, launch_gaussian, workspace_gaussian
+from sparsync.kernels import strips
+from sparsync.kernels.gaussian import launch
+from sparsync.kernels.gaussian.launch import GaussianLists
+from sparsync.kernels.topk import launch as topk
 from tests.methods import gradient
 from tests.pairs import INTERPRETED, MARKS, assert_same, assert_told, fading, pair_of, specified
 
@@ -23,17 +26,17 @@ def pair(sizes, density, *, two_sided=True, **options):
 
 def refined(fused):
     """How often a segment's k largest went instead of its mask."""
-    return int(fused.workspace["gaussian"].digits.fallbacks)
+    return int(fused.workspace.find(GaussianLists).search.fallbacks)
 
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch):
     """Count the fused launches; a test that never made one proves nothing. Few programs: each takes several turns."""
-    launches, real = [], launch_gaussian._add
-    monkeypatch.setattr(launch_gaussian, "_add", lambda *a: launches.append(1) or real(*a))
+    launches, real = [], launch._add
+    monkeypatch.setattr(launch, "_add", lambda *a: launches.append(1) or real(*a))
     if INTERPRETED:
-        monkeypatch.setattr(launch_exact, "PROGRAMS", 2)
-        monkeypatch.setattr(launch_exact, "TALLIES", 2)
+        monkeypatch.setattr(topk, "PROGRAMS", 2)
+        monkeypatch.setattr(topk, "DIGIT_PROGRAMS", 2)
     yield launches
     assert launches
 
@@ -108,13 +111,13 @@ def test_a_full_list_is_not_all_there_is():
 @pytest.mark.parametrize(("density", "kind"), [(0.02, "heavy"), (0.1, "normal")])
 def test_programs_of_several_blocks(density, kind, monkeypatch):
     """As a large gradient is cut: whole strips and their ends."""
-    monkeypatch.setattr(workspace_gaussian, "SMALL", 0)
+    monkeypatch.setattr(strips, "SMALL", 0)
     fused, plain = pair([17_000, 300], density)
     for step in range(2):
         grad = gradient(kind, plain.layout.numel, torch.float32, step)
         grad[9000 + 7000 * step] = float("nan")
         assert int(assert_same(fused, plain, grad).where) == 0
-    assert fused.workspace["gaussian"].blocks > 1
+    assert fused.workspace.find(GaussianLists).blocks > 1
 
 
 @pytest.mark.skipif(INTERPRETED, reason="as large as a GPU takes it")
@@ -179,4 +182,4 @@ def test_it_is_turned_on_and_off_on_one_memory():
         compressor = GaussianK(0.02, True, refine)
         fused, plain = replace(fused, compressor=compressor), replace(plain, compressor=specified(compressor))
         assert_same(fused, plain, gradient("heavy", plain.layout.numel, torch.float32, int(refine)))
-        assert (fused.workspace["gaussian"].digits is not None) == refine
+        assert (fused.workspace.find(GaussianLists).search is not None) == refine

@@ -74,14 +74,14 @@ def setting(sizes, scope, values, indices, workers):
     ],
 )
 def test_the_message_is_that_of_the_wire(sizes, indices, values, scope):
-    layout, wire, shape, post = setting(sizes, scope, values, indices, 1)
+    layout, wire, shape, device = setting(sizes, scope, values, indices, 1)
     for seed, share in enumerate((1.0, 0.4, 0.0, 1.0)):  # a message leaves nothing behind in the next
         sent = some(layout, values, seed, share)
         header = wire.header(sent, 7 + seed, layout.id, layout.digest)
         expected = wire.encode(in_order(sent), layout.segment_of, shape, header)
         assert carries(wire, on(sent, DEVICE))
-        assert torch.equal(post.pack(on(sent, DEVICE), 7 + seed).cpu(), expected)
-        assert not post.bitmap.any()
+        assert torch.equal(device.pack(on(sent, DEVICE), 7 + seed).cpu(), expected)
+        assert not device.bitmap.any()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
@@ -98,7 +98,7 @@ def test_the_message_is_that_of_the_wire(sizes, indices, values, scope):
     ids=str,
 )
 def test_the_mean_is_that_of_the_wire(workers, indices, values, dtype):
-    layout, wire, shape, post = setting([3 * TILE + 17, 900], "layer", values, indices, workers)
+    layout, wire, shape, device = setting([3 * TILE + 17, 900], "layer", values, indices, workers)
     sents = [
         some(layout, values, seed, share)
         for seed, share in zip(range(workers), (1.0, 0.5, 0.0, 1.0, 1.0), strict=False)
@@ -111,10 +111,10 @@ def test_the_mean_is_that_of_the_wire(workers, indices, values, dtype):
     write_mean(whole, [in_order(s) for s in sents], workers)
     out = torch.full((layout.numel,), 9.0, dtype=dtype, device=DEVICE)
     fine, overflow = (torch.zeros((), dtype=torch.int32, device=DEVICE) for _ in range(2))
-    post.write_mean(rows.to(DEVICE), fine, out, overflow)
+    device.write_mean(rows.to(DEVICE), fine, out, overflow)
     assert torch.equal(out.cpu(), whole)
     assert int(overflow) == 0
-    post.write_mean(rows.to(DEVICE), fine + 1, out, overflow)
+    device.write_mean(rows.to(DEVICE), fine + 1, out, overflow)
     assert not out.any()
 
 
@@ -122,11 +122,13 @@ def test_the_mean_is_that_of_the_wire(workers, indices, values, dtype):
 def test_the_fence_sees_what_lies_outside():
     from triton.runtime.errors import InterpreterError
 
-    from sparsync.kernels import mail
+    from sparsync.kernels.status import triton as kernels
 
     residual, values, one = torch.zeros(8), torch.ones(1), torch.ones((), dtype=torch.int32)
     for at, fits in ((7, True), (8, False), (-1, False)):
         with fenced():
             arguments = (residual, torch.tensor([at]), values, torch.tensor(1), one, one - 1, 1)
-            with nullcontext() if fits else pytest.raises(InterpreterError, match="home reads 1 of 1 entries outside"):
-                mail.home[(1,)](*arguments, BLOCK=16)
+            with (
+                nullcontext() if fits else pytest.raises(InterpreterError, match="restore reads 1 of 1 entries outside")
+            ):
+                kernels.restore[(1,)](*arguments, BLOCK=16)

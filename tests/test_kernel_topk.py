@@ -1,14 +1,16 @@
-"""The exact kernels against the specification: the same entries, residuals and velocities, whatever their floors."""
+"""The kernels of top-k and DGC against the specification: the same entries, residuals and velocities, whatever their
+thresholds."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from sparsync.kernels.draws import positions, seed_of
 
 from sparsync import DGCK, TopK, TrimmedK
 from sparsync.feedback.residual import Correction
-from sparsync.kernels import launch, launch_exact
+from sparsync.kernels.candidates.launch import Candidates
+from sparsync.kernels.dgc.reference import dgc_sample, seed_of
+from sparsync.kernels.topk import launch
 from sparsync.layout import Layout
 from tests.methods import Worker, gradient
 from tests.pairs import DEVICE, INTERPRETED, MARKS, assert_same, assert_told, fading, layout_of, pair_of, specified
@@ -31,7 +33,7 @@ def pair(name, sizes, density, **options):
 
 
 def fallbacks(fused):
-    return int(fused.workspace["search"].fallbacks)
+    return int(fused.workspace.find(launch.TopKSearch).fallbacks)
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +42,8 @@ def only_kernels(monkeypatch, request):
     launches, real = [], launch.collect
     monkeypatch.setattr(launch, "collect", lambda *a: launches.append(1) or real(*a))
     if INTERPRETED:
-        monkeypatch.setattr(launch_exact, "PROGRAMS", 2)
-        monkeypatch.setattr(launch_exact, "TALLIES", 2)
+        monkeypatch.setattr(launch, "PROGRAMS", 2)
+        monkeypatch.setattr(launch, "DIGIT_PROGRAMS", 2)
     yield
     assert launches or "no_launch" in request.node.name
 
@@ -74,7 +76,7 @@ def test_candidates_in_several_regions():
     fused, plain = pair("topk", SIZES["regions"], 0.04)
     for step in range(2):
         assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step))
-    assert fused.workspace["fused"].regions > 1
+    assert fused.workspace.find(Candidates).regions > 1
     assert fallbacks(fused) == 1
 
 
@@ -147,7 +149,7 @@ def test_jumps_fall_back_and_settled_runs_do_not(name):
     for step, size in enumerate([1.0, 1.0, 1.0, 1e3, 1.0]):
         assert_same(fused, plain, gradient("normal", numel, torch.float32, step) * size)
         counted.append(fallbacks(fused))
-    assert counted[:4] == [1, 1, 1, 2]  # at first no floor is known; at last nearly all are above it
+    assert counted[:4] == [1, 1, 1, 2]  # at first no threshold is known; at last nearly all are above it
     fused.residual.zero_()
     plain.residual.zero_()
     assert_same(fused, plain, gradient("normal", numel, torch.float32, 9))  # none is
@@ -174,7 +176,7 @@ def test_state_that_was_replaced_is_taken_over(name):
 
 @pytest.mark.parametrize("name", ["topk", "dgc"])
 def test_entries_close_together_settle(name):
-    """All within an eighth of a factor of two: the floor after a fallback must tell them apart."""
+    """All within an eighth of a factor of two: the threshold after a fallback must tell them apart."""
     fused, plain = pair(name, [3000], 0.02)
     for step in range(4):
         fused.residual.zero_()
@@ -191,7 +193,7 @@ def test_nothing_to_send_from_no_launch(name):
     assert sent.indices.numel() == int(sent.count) == 0
 
 
-def test_a_rescale_takes_the_floor_along():
+def test_a_rescale_takes_the_threshold_along():
     fused, plain = pair("topk", [3000], 0.02)
     for step, size in enumerate([1.0, 1.0, 1024.0, 1024.0]):
         if step == 2:
@@ -204,7 +206,7 @@ def test_a_rescale_takes_the_floor_along():
 
 def test_the_sample_is_even_and_new_in_every_step_no_launch():
     first, later, other = (
-        positions(seed_of(3, name), step, 1000, 100_000, torch.device(DEVICE))
+        dgc_sample(seed_of(3, name), step, 1000, 100_000, torch.device(DEVICE))
         for name, step in (("a", 0), ("a", 1), ("b", 0))
     )
     for one in (first, later, other):
@@ -213,4 +215,4 @@ def test_the_sample_is_even_and_new_in_every_step_no_launch():
         assert 50 < counts.min() < counts.max() < 160  # 100 on average, ten their deviation
     for one, two in ((first, later), (first, other)):
         assert (one == two).double().mean() < 0.005
-    assert torch.equal(positions(7, 1, 50, 50, torch.device("cpu")), torch.arange(50))
+    assert torch.equal(dgc_sample(7, 1, 50, 50, torch.device("cpu")), torch.arange(50))

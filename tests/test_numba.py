@@ -1,4 +1,4 @@
-"""The compiled CPU pass against the specification: the same residual, velocity, peaks and indices, bit for bit."""
+"""The compiled loops of the CPU against the specification: the same residual, velocity, peaks and indices."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsync import kernels
 from sparsync.feedback.residual import Correction
-from sparsync.kernels import Memory, Rows, Velocity, compiled, floors, reference
+from sparsync.kernels import KernelPath, Memory, Velocity, choose_path, cpu
+from sparsync.kernels.accumulate import Rows, accumulate
+from sparsync.kernels.accumulate import reference as accumulate_reference
+from sparsync.kernels.threshold import histogram
+from sparsync.kernels.threshold import reference as threshold_reference
+from sparsync.kernels.topk import above, largest
+from sparsync.kernels.topk import reference as topk_reference
 from tests.methods import DTYPES, KINDS, SIZES, gradient, worker
 
 BAD = (float("nan"), float("inf"), -float("inf"))
@@ -28,10 +33,10 @@ thresholds = st.sampled_from([-1.0, 0.0, 1e-46, 1e-40, 0.3, 1.0, 2.9, 1e30, 1e39
 def small_ones_too():
     """Every size is compiled here, and a few rows are worth a thread."""
     pytest.importorskip("numba")
-    assert compiled.loops() is not None
+    assert cpu.available()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "LEAST", 1)
-        patch.setattr(compiled, "SHARE", 100)
+        patch.setattr(cpu, "LEAST", 1)
+        patch.setattr(cpu, "SHARE", 100)
         yield
 
 
@@ -39,8 +44,8 @@ def small_ones_too():
 class Calls:
     """How often each version ran."""
 
-    compiled: int = 0
-    reference: int = 0
+    numba: int = 0
+    pytorch: int = 0
 
 
 @pytest.fixture
@@ -54,16 +59,21 @@ def calls(monkeypatch):
 
         return call
 
-    for version in (compiled, reference):
-        name = version.__name__.rpartition(".")[2]
-        for function in ("sweep", "above", "largest"):
+    from sparsync.kernels.accumulate import cpu as accumulate_cpu
+    from sparsync.kernels.topk import cpu as topk_cpu
+
+    for name, ways in {
+        "numba": (accumulate_cpu, topk_cpu),
+        "pytorch": (accumulate_reference, topk_reference),
+    }.items():
+        for version, function in zip((ways[0], ways[1], ways[1]), ("accumulate", "above", "largest"), strict=True):
             monkeypatch.setattr(version, function, counted(name, getattr(version, function)))
     return count
 
 
 @dataclass
 class Case:
-    """One sweep, set up anew for each version."""
+    """One pass, set up anew for each version."""
 
     runs: list[tuple[int, int]]
     dtype: torch.dtype = torch.float32
@@ -94,8 +104,8 @@ class Case:
         one, two = self.memory(), self.memory()
         for _ in range(2):  # the second time with the rows of the first
             energy = one.energy
-            rows, bad = compiled.sweep(self.grad, one, self.runs, self.scale)
-            expected, first = reference.sweep(self.grad, two, self.runs, self.scale)
+            rows, bad = accumulate(self.grad, one, self.runs, self.scale, KernelPath.NUMBA)
+            expected, first = accumulate(self.grad, two, self.runs, self.scale, KernelPath.PYTORCH)
             assert bad == first
             assert_equal(one.after, two.after)
             if one.velocity:
@@ -135,7 +145,7 @@ def runs_of(layout: list[tuple[int, int]]) -> list[tuple[int, int]]:
 )
 @example([], torch.float32, "normal", 1.0, None, False, [], 0)
 @example([(1, 100_003)], torch.bfloat16, "heavy", 0.3, 0.9, True, list(BAD), 1)
-def test_sweep(threads, layout, dtype, kind, scale, beta, undoable, bad, seed):
+def test_accumulate(threads, layout, dtype, kind, scale, beta, undoable, bad, seed):
     torch.set_num_threads(threads)
     try:
         Case(runs_of(layout), dtype, kind, scale, beta, undoable, tuple(bad), seed).assert_same()
@@ -169,20 +179,22 @@ def test_above_and_largest(threads, layout, kind, threshold, k, seed):
     torch.set_num_threads(threads)
     try:
         for start, stop in ((0, rows.peak.numel()), (1, rows.peak.numel() // 2)):  # all of them, and some
-            some = Rows(rows.start[start:stop], rows.stop[start:stop], rows.peak[start:stop])
-            assert torch.equal(compiled.above(u, some, threshold), reference.above(u, some, threshold))
+            some = rows.subset(slice(start, stop))
+            assert some.path is KernelPath.NUMBA
+            assert torch.equal(above(u, some, threshold), topk_reference.above(u, some, threshold))
             if some.peak.numel():
-                assert torch.equal(compiled.largest(u, some, k), reference.largest(u, some, k))
+                assert torch.equal(largest(u, some, k), topk_reference.largest(u, some, k))
     finally:
         torch.set_num_threads(1)
 
 
 @given(st.sampled_from(KINDS), st.sampled_from([1, 0x00800000, 0x3E99999A]), seeds)
-def test_histogram(kind, floor, seed):
-    """From a floor below all magnitudes, which fills the last bin, to one among them."""
+def test_histogram(kind, threshold, seed):
+    """From a threshold below all magnitudes, which fills the last bin, to one among them."""
     u = gradient(kind, 5000, torch.float32, seed)
-    found = (floors.bits_of(u) >= floor).nonzero().squeeze(1)
-    for one, two in zip(compiled.histogram(u, found, floor), floors.histogram(u, found, floor), strict=True):
+    found = (threshold_reference.bits_of(u) >= threshold).nonzero().squeeze(1)
+    ours, theirs = (histogram(u, found, threshold, path) for path in (KernelPath.NUMBA, KernelPath.PYTORCH))
+    for one, two in zip(ours, theirs, strict=True):
         assert torch.equal(one.long(), two)
 
 
@@ -190,9 +202,9 @@ def test_what_was_nan_already_is_not_found():
     u = gradient("normal", 640, torch.float32, 0)
     u[[3, 200]] = float("nan")
     u[400] = float("inf")
-    rows, _ = compiled.sweep(torch.zeros(640), Memory(u, u), [(0, 640)])
-    found = compiled.above(u, rows, 0.5)
-    assert torch.equal(found, reference.above(u, rows, 0.5))
+    rows, _ = accumulate(torch.zeros(640), Memory(u, u), [(0, 640)], path=KernelPath.NUMBA)
+    found = above(u, rows, 0.5)
+    assert torch.equal(found, topk_reference.above(u, rows, 0.5))
     assert 400 in found
 
 
@@ -205,28 +217,28 @@ def test_compressors_send_the_same(name, scope, calls, monkeypatch):
     for step in range(4):
         grad = gradient("heavy", one.layout.numel, torch.float32, step)
         sent = one.send(grad)
-        ran = calls.compiled
+        ran = calls.numba
         with monkeypatch.context() as patch:
-            patch.setattr(compiled, "loops", lambda: None)
+            patch.setattr(cpu, "available", lambda: False)
             expected = two.send(grad)
-        assert calls.compiled == ran > 0
+        assert calls.numba == ran > 0
         for part in ("indices", "values", "count", "flags"):
             assert torch.equal(getattr(sent, part), getattr(expected, part))
         assert_equal(one.residual, two.residual)
         assert_equal(one.velocity, two.velocity)
         assert one.state == two.state
-    assert calls.reference > 0
+    assert calls.pytorch > 0
 
 
 @pytest.mark.parametrize(
     ("change", "which"),
     [
-        ("none", "compiled"),
-        ("half precision", "compiled"),
-        ("double precision", "reference"),
-        ("every other entry", "reference"),
-        ("small", "reference"),
-        ("switched off", "reference"),
+        ("none", "numba"),
+        ("half precision", "numba"),
+        ("double precision", "pytorch"),
+        ("every other entry", "pytorch"),
+        ("small", "pytorch"),
+        ("switched off", "pytorch"),
     ],
 )
 def test_which_version_runs(change, which, calls, monkeypatch):
@@ -235,37 +247,40 @@ def test_which_version_runs(change, which, calls, monkeypatch):
     if change == "every other entry":
         grad = torch.zeros(140_000)[::2]
     if change == "small":
-        monkeypatch.setattr(compiled, "LEAST", 70_001)
+        monkeypatch.setattr(cpu, "LEAST", 70_001)
     if change == "switched off":
-        monkeypatch.setenv(compiled.SWITCH, "0")
-        monkeypatch.setattr(compiled, "loops", compiled.loops.__wrapped__)
-    rows, _ = kernels.sweep(grad, Memory(residual, residual), [(0, 70_000)])
-    assert getattr(calls, which) == 1
-    if change != "every other entry":  # of that only the gradient is odd
-        kernels.above(residual, rows, 0.5)
-        kernels.largest(residual, rows, 5)
-        assert getattr(calls, which) >= 3
-        assert not calls.compiled or not calls.reference
+        monkeypatch.setenv(cpu.SWITCH, "0")
+        monkeypatch.setattr(cpu, "available", cpu.available.__wrapped__)
+    memory = Memory(residual, residual)
+    path = choose_path(grad, memory, 0)
+    assert path == which
+    rows, _ = accumulate(grad, memory, [(0, 70_000)], path=path)
+    above(residual, rows, 0.5)
+    largest(residual, rows, 5)
+    assert getattr(calls, which) >= 3
+    assert not calls.numba or not calls.pytorch
 
 
 ALONE = """
 import sys
 import torch
 import sparsync
-from sparsync import kernels
-from sparsync.kernels import compiled
+from sparsync.compressors import Context, TopK
+from sparsync.kernels import Memory, cpu
+from sparsync.layout import Layout, Span
 
-def sweep(numel):
-    residual = torch.zeros(numel)
-    kernels.sweep(torch.ones(numel), kernels.Memory(residual, residual), [(0, numel)])
-    assert residual.eq(1).all()
+def path_of(numel):
+    grad, memory = torch.ones(numel), Memory(torch.zeros(numel), torch.zeros(numel))
+    layout = Layout.cut([Span("p", 0, numel)], numel=numel, scope="layer", density=0.01)
+    ctx = Context()
+    TopK(0.01).compress(grad, memory, layout, ctx, {{}})
+    return TopK(0.01).path(grad, memory, layout, ctx)
 
-sweep(compiled.LEAST - 1)
+assert path_of(cpu.LEAST - 1) == "pytorch"
 assert "numba" not in sys.modules  # it takes a while to import
 if {missing}:
     sys.modules["numba"] = None
-sweep(compiled.LEAST)
-assert (compiled.loops() is None) is {missing}
+assert path_of(cpu.LEAST) == ("pytorch" if {missing} else "numba")
 """
 
 
@@ -279,10 +294,8 @@ def test_numba_is_loaded_when_it_is_worth_it(missing):
 def test_compiled_without_a_place_to_keep_it(monkeypatch):
     from numba.core.caching import CacheImpl
 
-    from sparsync.kernels import loops
-
     monkeypatch.setattr(CacheImpl, "_locator_classes", [])
-    assert loops._compile("int64(int64)")(abs_of)(-3) == 3
+    assert cpu.compiled("int64(int64)")(abs_of)(-3) == 3
 
 
 def abs_of(number):

@@ -11,18 +11,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sparsync.kernels.draws import STRIDE, WORD, scramble
-from sparsync.kernels.lots import TURNS, RandomIndices
-from sparsync.kernels.reference import sweep_flat
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsync import BlockRandomK, RandomK
 from sparsync.compressors import Context
-from sparsync.compressors.base import Places, collect, flag
-from sparsync.compressors.random import key_of
-from sparsync.kernels import Memory, Velocity, sweep
+from sparsync.compressors.base import flag
+from sparsync.compressors.random import SpanTable, key_of
+from sparsync.compressors.selecting import send_chosen
+from sparsync.kernels import Memory, Velocity
+from sparsync.kernels.accumulate import accumulate, accumulate_flat
+from sparsync.kernels.random_indices.reference import TURNS, RandomIndices
+from sparsync.kernels.rng import STRIDE, WORD, scramble
 from sparsync.layout import Layout, Segment, Span
 from sparsync.wire import CODECS
+from sparsync.workspace import Workspace
 from tests.methods import gradient, place, worker
 
 CPU = torch.device("cpu")
@@ -93,19 +95,19 @@ def test_entries_are_distinct_and_of_their_segment(sizes, data):
     key, scattered = data.draw(keys), data.draw(st.booleans())
     indices, owner = RandomIndices(layout, unused, scattered, CPU).draw(key)
     for i, segment in enumerate(segments):
-        awake = [at for start, stop in segment.runs(unused) for at in range(start, stop)]
+        used = [at for start, stop in segment.runs(unused) for at in range(start, stop)]
         own = indices[owner == i].tolist()
-        expected = plainly(segment.name, len(awake), min(segment.k, len(awake)), key, scattered) if awake else []
-        assert own == [awake[at] for at in expected]
-        assert len(set(own)) == len(own) == min(segment.k, len(awake))
+        expected = plainly(segment.name, len(used), min(segment.k, len(used)), key, scattered) if used else []
+        assert own == [used[at] for at in expected]
+        assert len(set(own)) == len(own) == min(segment.k, len(used))
     assert owner.tolist() == sorted(owner.tolist())
 
 
 @given(keys, st.booleans())
 def test_a_key_on_the_device_draws_the_same(key, scattered):
     layout = Layout.cut(place([300, 1, 70], hole=2)[0], numel=377, scope="layer", density=0.1)
-    lots = RandomIndices(layout, NOBODY, scattered, CPU)
-    for ours, theirs in zip(lots.draw(torch.tensor(key)), lots.draw(key), strict=True):
+    tables = RandomIndices(layout, NOBODY, scattered, CPU)
+    for ours, theirs in zip(tables.draw(torch.tensor(key)), tables.draw(key), strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -142,9 +144,9 @@ def unlikely(counts, expected):
 def test_every_set_of_a_few_is_drawn_equally_often(size, k):
     """Over steps and segments."""
     many, steps = 500, 100
-    lots = RandomIndices(equal_segments(size, k, many), NOBODY, True, CPU)
+    tables = RandomIndices(equal_segments(size, k, many), NOBODY, True, CPU)
     base = torch.arange(many).unsqueeze(1) * size
-    sets = torch.stack([lots.draw(scramble(step))[0].view(many, k) - base for step in range(steps)])
+    sets = torch.stack([tables.draw(scramble(step))[0].view(many, k) - base for step in range(steps)])
     codes = (1 << sets).sum(-1).flatten()
     every = torch.tensor([sum(1 << i for i in chosen) for chosen in combinations(range(size), k)]).sort().values
     counts = torch.bincount(torch.searchsorted(every, codes), minlength=every.numel()).double()
@@ -154,9 +156,11 @@ def test_every_set_of_a_few_is_drawn_equally_often(size, k):
 def test_draws_do_not_follow_from_each_other():
     """Entries of a step and of the next, of neighbouring segments and of two ranks: each pair equally often."""
     size, many, steps = 12, 500, 100
-    lots = RandomIndices(equal_segments(size, 1, many), NOBODY, True, CPU)
+    tables = RandomIndices(equal_segments(size, 1, many), NOBODY, True, CPU)
     base = torch.arange(many) * size
-    first, other = (torch.stack([lots.draw(step << 16 | rank)[0] - base for step in range(steps)]) for rank in range(2))
+    first, other = (
+        torch.stack([tables.draw(step << 16 | rank)[0] - base for step in range(steps)]) for rank in range(2)
+    )
     pairs = {
         "steps": (first[:-1], first[1:]),
         "segments": (first[:, :-1], first[:, 1:]),
@@ -171,10 +175,10 @@ def test_draws_do_not_follow_from_each_other():
 def test_neighbours_go_their_own_ways(apart):
     """In a large segment, whether an entry is drawn says nothing of one that is a step, a row or several apart."""
     size, k, steps = 4096, 410, 400
-    lots = RandomIndices(equal_segments(size, k, 1), NOBODY, True, CPU)
+    tables = RandomIndices(equal_segments(size, k, 1), NOBODY, True, CPU)
     drawn = torch.zeros(steps, size)
     for step in range(steps):
-        drawn[step, lots.draw(scramble(step))[0]] = 1
+        drawn[step, tables.draw(scramble(step))[0]] = 1
     both, expected = (drawn * drawn.roll(apart, 1)).sum(1), k * (k - 1) / (size - 1)
     assert abs(both.mean() - expected) < 5 * (expected / steps) ** 0.5
     assert 0.8 * expected < both.var() < 1.25 * expected  # no step has many more of them than another
@@ -184,8 +188,8 @@ def test_neighbours_go_their_own_ways(apart):
 
 def test_of_a_block_each_start_is_equally_likely():
     size, many, steps = 11, 500, 50
-    lots = RandomIndices(equal_segments(size, 1, many), NOBODY, False, CPU)
-    starts = torch.cat([lots.draw(scramble(step))[0] - torch.arange(many) * size for step in range(steps)])
+    tables = RandomIndices(equal_segments(size, 1, many), NOBODY, False, CPU)
+    starts = torch.cat([tables.draw(scramble(step))[0] - torch.arange(many) * size for step in range(steps)])
     assert unlikely(torch.bincount(starts).double(), many * steps / size) < 5
 
 
@@ -241,15 +245,15 @@ def test_many_segments_take_no_more_calls_than_few(kind, values):
 
 @pytest.mark.parametrize("key", [1, torch.tensor(1)], ids=["number", "tensor"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_neither_sweep_nor_draw_nor_collecting_waits_for_the_host(whole, key):
+def test_neither_adding_nor_drawing_nor_taking_out_waits_for_the_host(whole, key):
     """On a GPU these three are all there is."""
     layout = Layout.cut(place([300, 1, 70], hole=2)[0], numel=377, scope="layer", density=0.1)
     before, after = torch.zeros(377), torch.zeros(377)
     memory = Memory(before, after, Velocity(before, torch.zeros(377), 0.5, True))
-    lots, places, ctx = RandomIndices(layout, NOBODY, True, CPU), Places(layout, CPU), Context(whole=whole)
+    tables, places, ctx = RandomIndices(layout, NOBODY, True, CPU), SpanTable(layout, CPU), Context(whole=whole)
     with Calls() as counted:
-        flags = places.flag(sweep_flat(gradient("normal", 377, torch.float32, 1), memory, places.mine))
-        sent = collect(memory, *lots.draw(key), layout, ctx, *flags)
+        flags = places.flag(accumulate_flat(gradient("normal", 377, torch.float32, 1), memory, places.mine))
+        sent = send_chosen(memory, *tables.draw(key), layout, ctx, *flags)
     assert not counted.waits
     assert int(sent.count) == layout.k
     with Calls() as counted:  # this sees what there is to see
@@ -265,7 +269,7 @@ def test_neither_sweep_nor_draw_nor_collecting_waits_for_the_host(whole, key):
     st.sets(st.integers(0, 99), max_size=4),
     st.sampled_from([float("nan"), float("inf")]),
 )
-def test_a_sweep_that_waits_for_nothing_is_the_same_sweep(hole, dtype, beta, undoable, bad, odd):
+def test_a_pass_that_waits_for_nothing_is_the_same_pass(hole, dtype, beta, undoable, bad, odd):
     spans, numel = place([50, 1, 300], hole)
     layout = Layout.cut(spans, numel=numel, scope="layer", density=0.1)
     grad, kept = gradient("heavy", numel, dtype, 1), torch.float64 if dtype == torch.float64 else torch.float32
@@ -277,24 +281,24 @@ def test_a_sweep_that_waits_for_nothing_is_the_same_sweep(hole, dtype, beta, und
         before, speed = (gradient("normal", numel, kept, seed) for seed in (2, 3))
         after, faster = (t.clone() if undoable else t for t in (before, speed))
         velocity = Velocity(speed, faster, beta, False) if beta else None
-        memory, places = Memory(before, after, velocity), Places(layout, CPU)
+        memory, places = Memory(before, after, velocity), SpanTable(layout, CPU)
         if at_once:
-            flags = places.flag(sweep_flat(grad, memory, places.mine))
+            flags = places.flag(accumulate_flat(grad, memory, places.mine))
         else:
-            flags = flag(sweep(grad, memory, layout.runs)[1], layout, CPU)
+            flags = flag(accumulate(grad, memory, layout.runs)[1], layout, CPU)
         found.append((after, faster, *flags))
     for ours, theirs in zip(*found, strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
 
 
-def test_what_falls_asleep_is_heard_of():
+def test_another_unused_parameter_makes_other_tables():
     """Tables are kept from step to step, yet what sleeps is another set in each."""
-    one, workspace = worker("random", [40, 60], scope="global", density=0.5), {}
+    one, workspace = worker("random", [40, 60], scope="global", density=0.5), Workspace()
     for step, unused in enumerate(({"p0"}, {"p1"}, set(), {"p0", "p1"}, {"p0"})):
         memory = Memory(torch.ones(100), torch.ones(100))
         ctx = Context(step, unused=frozenset(unused), workspace=workspace)
         sent = one.compressor.compress(torch.zeros(100), memory, one.layout, ctx, {})
-        awake = torch.tensor(["p0" not in unused] * 40 + ["p1" not in unused] * 60)
-        assert int(sent.count) == min(50, int(awake.sum()))
-        assert awake[sent.indices[: int(sent.count)]].all()
+        used = torch.tensor(["p0" not in unused] * 40 + ["p1" not in unused] * 60)
+        assert int(sent.count) == min(50, int(used.sum()))
+        assert used[sent.indices[: int(sent.count)]].all()
