@@ -26,14 +26,14 @@ from sparsync_lab.papers import ITEMS, RunContext, beyond, locks, run_queue, sto
 from sparsync_lab.papers.curves import train_runs
 from sparsync_lab.papers.item import Item, Result
 from sparsync_lab.papers.locks import try_lock, wait_for_lock
-from sparsync_lab.papers.run import History, Run
+from sparsync_lab.papers.run import History, Run, file_of
 from sparsync_lab.papers.run_queue import train_missing, write_result
 from sparsync_lab.papers.store import load, replacing
 from sparsync_lab.papers.sweep import SETTINGS, Stage
 from sparsync_lab.papers.trainings import train
 from sparsync_lab.training.local_workers import WorkerFailed
 from tests.lab.generated import images, run_forked
-from tests.lab.test_papers import TINY, task
+from tests.lab.test_papers import TINY, names_in, task
 from tests.world import fork_server
 
 LIMIT = 120  # seconds: for what hangs, on a busy machine
@@ -55,7 +55,7 @@ def trained_here(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> list[s
     def slowly(run: Run, context: RunContext) -> History | None:
         history = train(run, context)
         names.append(run.name)
-        until(lambda: any(path.stem not in names for path in (context.output / "runs").glob("*.json")))
+        until(lambda: any(name not in names for name in names_in(context.output)))
         return history
 
     monkeypatch.setattr(run_queue, "train", slowly)
@@ -202,7 +202,6 @@ def test_waiting_opens_the_next_stage(context: RunContext, monkeypatch: pytest.M
     elsewhere = replace(context, output=context.output.parent / "elsewhere")
     everything = beyond.accuracy(elsewhere).runs
     first = beyond.Sweep(context).search.run("lenet5", "dense", 0.5, 0)
-    path = Path("runs") / f"{first.made(context).name}.json"
     lines: list[str] = []
 
     def said(line: str) -> None:
@@ -211,7 +210,7 @@ def test_waiting_opens_the_next_stage(context: RunContext, monkeypatch: pytest.M
             threading.Timer(0.2, finish).start()
 
     def finish() -> None:
-        shutil.copy(elsewhere.output / path, context.output / path)
+        shutil.copy(*(file_of(where, first.made(context)) for where in (elsewhere, context)))
         held.close()
 
     held = ExitStack()

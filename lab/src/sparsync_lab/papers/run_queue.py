@@ -9,7 +9,7 @@ from pathlib import Path
 from sparsync_lab.papers import store
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.locks import try_lock, wait_for_lock
-from sparsync_lab.papers.run import History, Run, read
+from sparsync_lab.papers.run import History, Run, file_of, read
 from sparsync_lab.papers.trainings import MARGIN, train
 
 POLL_SECONDS = 1.0  # seconds between looks at what others have done
@@ -140,6 +140,6 @@ def _note_failure(context: RunContext, failed: dict[str, Exception], run: Run, e
 
 def stored_history(context: RunContext, run: Run) -> History | None:
     """What came of a run, if it is there and is to be used."""
-    path = context.output / "runs" / f"{run.name}.json"
+    path = file_of(context, run)
     there = context.uses(path) if matches_only(context, run) else path.is_file()
     return read(path, run) if there else None
