@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsync_lab.cli import comparison
+from sparsync_lab.cli import compare_report
 from sparsync_lab.cli.app import run
 from sparsync_lab.training.compare import label, options, plan, summarize
 from sparsync_lab.training.local_workers import Worker, WorkerFailed, run_jobs
@@ -97,19 +97,19 @@ def test_outcomes_become_means_with_their_spread() -> None:
 def test_more_than_a_point_under_dense_misses_it(gap: float, missed: bool, tmp_path: Path) -> None:
     lines = summarize(two_methods(gap))
     assert [line.misses for line in lines] == [False, missed]
-    assert [row.warning for row in comparison.table(lines, 4).rows] == [
+    assert [row.warning for row in compare_report.table(lines, 4).rows] == [
         "",
         "misses dense by 1.0 points" if missed else "",
     ]
-    (finding,) = comparison.findings(lines)
+    (finding,) = compare_report.findings(lines)
     assert ("More than 1 point under dense: topk 1 %" in finding) == missed
     assert ("topk 1 % sends least: 100 × less" in finding) == (not missed)
 
 
 def test_curves_are_means_and_bands_over_the_seeds() -> None:
-    steps, traffic, bars = comparison.charts(summarize(two_methods(gap=0.0)))
-    assert isinstance(steps, comparison.LineChart)
-    assert isinstance(traffic, comparison.LineChart)
+    steps, traffic, bars = compare_report.charts(summarize(two_methods(gap=0.0)))
+    assert isinstance(steps, compare_report.LineChart)
+    assert isinstance(traffic, compare_report.LineChart)
     dense, topk = steps.curves
     assert list(dense.x) == [2, 4]
     assert dense.y == pytest.approx([49, 98])
@@ -177,9 +177,9 @@ def test_a_worker_alone_sends_nothing_and_is_compared_all_the_same(
 ) -> None:
     alone = [Outcome(t, 1, 1000, 0.9, 0.0, 0.0, 1.0, 0.01, [Point(1, 1.0, 0.9, 0.0)]) for t in plan(["topk"], 1, DENSE)]
     lines = summarize(alone)
-    comparison.save(tmp_path, "alone", alone, lines, 1, {})
+    compare_report.save(tmp_path, "alone", alone, lines, 1, {})
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count('<svg class="chart"') == 1
-    assert comparison.table(lines, 1).rows[1].cells[2:4] == ["0", "–"]
+    assert compare_report.table(lines, 1).rows[1].cells[2:4] == ["0", "–"]
 
 
 def test_interrupted_compare_leaves_no_worker_behind(tmp_path: Path) -> None:

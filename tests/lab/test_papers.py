@@ -313,7 +313,7 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=ON_GPU)], ids=str)
-def test_pictures_in_folders_are_a_task(tmp_path: Path, context: RunContext, device: torch.device) -> None:
+def test_images_in_folders_are_a_task(tmp_path: Path, context: RunContext, device: torch.device) -> None:
     """What ResNet-50 is trained on, by those who have it."""
     context = replace(context, device=device)
     image = pytest.importorskip("PIL.Image")
@@ -328,11 +328,11 @@ def test_pictures_in_folders_are_a_task(tmp_path: Path, context: RunContext, dev
     model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
     how = {"workers": 2, "batch": 4, "seed": 0, "side": 32}
     few = image_folder_task(tmp_path, model, device, **how, limit=8)
-    assert few.size == "8 pictures, 4 test pictures"
+    assert few.size == "8 images, 4 test images"
     assert {int(label) for batch in next(few.batches(0)) for label in batch[1]} == {0, 1}
     made = image_folder_task(tmp_path, model.to(device), device, **how)
     assert made.epoch == 2
-    assert made.size == "16 pictures, 4 test pictures"
+    assert made.size == "16 images, 4 test images"
     run = replace(TINY, steps=12, options={**p1.SPARSE, "density": 0.2})
     history = train(run, context, made)
     assert history is not None

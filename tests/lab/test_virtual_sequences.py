@@ -19,7 +19,7 @@ from sparsync_lab.models import GPT, LSTMAN4, LSTMPTB
 from sparsync_lab.models.masked_batch_norm import MaskedBatchNorm
 from sparsync_lab.papers import tasks
 from sparsync_lab.virtual import BatchedPasses, SequentialPasses, VirtualWorkers, can_be_batched
-from tests.lab.test_virtual_together import TOPK, Batch, assert_close
+from tests.lab.test_virtual_batched import TOPK, Batch, assert_close
 
 WORKERS, BATCH, TIME, WORDS = 3, 5, 7, 11
 DENSE: dict[str, Any] = {"compressor": "none"}

@@ -80,7 +80,7 @@ def _table(rows: list[TrafficRow]) -> Table:
 
 
 def _name(row: TrafficRow) -> str:
-    """The recipe; or the collective, and what is not the default."""
+    """Return the recipe; or the collective, and what is not the default."""
     if row.bench.recipe:
         return f"recipe {row.bench.recipe}"
     more = [codec for codec in (row.bench.values, row.bench.indices) if codec not in ("fp32", "int")]

@@ -67,9 +67,9 @@ def compare(
 def run_comparison(
     title: str, trainings: Sequence[Training], workers: int, data_dir: Path | None, out: Path, *remarks: str
 ) -> None:
-    """Run the trainings, show and write what came of them; ``remarks`` follow what is found."""
+    """Run the trainings, show and write their outcomes; ``remarks`` follow the findings."""
     require("sklearn", "matplotlib", "jinja2")
-    from sparsync_lab.cli import comparison
+    from sparsync_lab.cli import compare_report
 
     first = trainings[0]
     check_workers(workers, train_size(first.data, data_dir), first.batch)
@@ -84,5 +84,5 @@ def run_comparison(
     with progress_bar(console, under_way, first.steps * len(trainings)) as progress:
         outcomes = train_all(trainings, data_dir, workers, progress)
     lines = summarize(outcomes)
-    comparison.show(console, lines, workers, remarks)
-    print(f"report: {comparison.save(out, title, outcomes, lines, workers, where, remarks)}")
+    compare_report.show(console, lines, workers, remarks)
+    print(f"report: {compare_report.save(out, title, outcomes, lines, workers, where, remarks)}")

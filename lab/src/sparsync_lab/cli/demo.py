@@ -1,4 +1,4 @@
-"""``sparsync demo``: a comparison that takes minutes, with methods that tell something."""
+"""``sparsync demo``: a comparison of a few methods that takes minutes."""
 
 from __future__ import annotations
 

@@ -214,12 +214,12 @@ def plan(
 
 
 def _as_launched(worker: Worker, given: dict[str, Any], out: Path | None, data_dir: Path | None, resume: bool) -> None:
-    """The whole command, as one of the workers that torchrun has started."""
+    """Run the whole command as one of the workers that torchrun has started."""
     _work(worker, plan(given, worker.count, out, data_dir, resume))
 
 
 def _work(worker: Worker, checked: CheckedTraining) -> None:
-    """The training on one worker; rank 0 shows how it goes."""
+    """Train on one worker; rank 0 shows the progress."""
     training = checked.training
     images = load(training.data, checked.data_folder)
     rank, workers = worker.rank, worker.count

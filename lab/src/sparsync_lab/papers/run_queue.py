@@ -25,7 +25,8 @@ class SomeRunsFailed(ValueError):
 
 
 def train_missing(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, History], list[str]]:
-    """Train what is not trained yet; the histories by label, and the names of the runs that are not done in time.
+    """Train what is not trained yet; return the histories by label, and the names of the runs that are not done in
+    time.
 
     What was done before is read from its file, what was begun is gone on with.
     """
@@ -40,7 +41,7 @@ def train_missing(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, H
 def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done: dict[str, History]) -> None:
     """Train and read until everything is in ``done``, nothing more can be, or the time is over.
 
-    A training that another process has claimed is left to it. While there are such and nothing else is to be done, this
+    A training that another process has locked is left to it. While there are such and nothing else is to be done, this
     process waits, since their results may be what other trainings need. All that is stored has been looked at right
     before the end.
 
@@ -96,7 +97,7 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
 
 
 def write_result(context: RunContext, item: Item) -> tuple[Path, Result]:
-    """Make an item's files: from the trainings that are stored, or, where there are none, now.
+    """Write an item's files: from the trainings that are stored, or, where there are none, now.
 
     One process at a time does it, and reads what is stored when its turn has come: whoever is the last has seen all.
     """
@@ -110,12 +111,12 @@ def write_result(context: RunContext, item: Item) -> tuple[Path, Result]:
 
 
 def matches_only(context: RunContext, run: Run) -> bool:
-    """Whether ``--only`` lets it be trained."""
+    """Return whether ``--only`` lets a run be trained."""
     return not context.only or any(word in f"{run.name} {run.label}" for word in context.only)
 
 
 def check_only(context: RunContext, possible: Iterable[Run]) -> None:
-    """Words of ``--only`` may be misspelt.
+    """Raise if no training matches ``--only``; its words may be misspelt.
 
     Args:
         possible: all trainings that there may be, of which one must fit.
@@ -139,7 +140,7 @@ def _note_failure(context: RunContext, failed: dict[str, Exception], run: Run, e
 
 
 def stored_history(context: RunContext, run: Run) -> History | None:
-    """What came of a run, if it is there and is to be used."""
+    """Return the history of a run, if it is stored and is to be used."""
     path = file_of(context, run)
     there = context.uses(path) if matches_only(context, run) else path.is_file()
     return read(path, run) if there else None

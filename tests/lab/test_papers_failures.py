@@ -192,7 +192,7 @@ def test_a_batch_that_nobody_has_is_refused() -> None:
         next(batch_indices(3, 4, torch.Generator()))
 
 
-def test_pictures_of_other_classes_are_refused(tmp_path: Path) -> None:
+def test_images_of_other_classes_are_refused(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     for place in ("train/ant", "train/bee", "train/cat", "val/bee", "val/cat"):
         (tmp_path / place).mkdir(parents=True)
