@@ -48,8 +48,8 @@ def bits_of(u):
 @triton.jit
 def _bin_of(up):
     """Return the bins of magnitudes that lie ``up`` above the threshold, as ``reference.bins_of``."""
-    wide = tl.minimum(WIDE_FROM + ((up - WIDE_BITS) >> WIDE), BINS - 1)
-    middle = MIDDLE_FROM + ((up - MIDDLE_BITS) >> MIDDLE)
+    wide = tl.minimum(((up - WIDE_BITS) >> WIDE) + WIDE_FROM, BINS - 1)
+    middle = ((up - MIDDLE_BITS) >> MIDDLE) + MIDDLE_FROM
     return tl.where(up < MIDDLE_BITS, up >> FINE, tl.where(up < WIDE_BITS, middle, wide))
 
 
@@ -195,8 +195,8 @@ def make_histogram(values, counts, owners, segments, state, histogram, BLOCK: tl
 @triton.jit
 def edge_bits(bin):
     """Return how far above the threshold a bin starts, as ``reference.edge_bits``."""
-    middle = MIDDLE_BITS + ((bin - MIDDLE_FROM) << MIDDLE)
-    wide = WIDE_BITS + ((bin - WIDE_FROM) << WIDE)
+    middle = ((bin - MIDDLE_FROM) << MIDDLE) + MIDDLE_BITS
+    wide = ((bin - WIDE_FROM) << WIDE) + WIDE_BITS
     return tl.where(bin < MIDDLE_FROM, bin << FINE, tl.where(bin < WIDE_FROM, middle, wide))
 
 

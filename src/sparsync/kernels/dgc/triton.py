@@ -232,7 +232,7 @@ def pick_threshold_of_residual(segments, samples, ranges, sample_ranges, sample_
         threshold = _threshold(sample_ranges, sample_sums, segment, segment_count)
         _, many = _first_reached(rungs + segment * STEPS, threshold, tl.load(samples + segment * SAMPLE + LEAST))
         many = tl.where(many > tl.load(row + CAPACITY), tl.load(row + K), many)
-        store_range(own, 0, MAGNITUDE + index_bits, many, FROM_RESIDUAL, many)
+        store_range(own, 0, index_bits + MAGNITUDE, many, FROM_RESIDUAL, many)
         tl.store(rungs + segment * STEPS + tl.arange(0, STEPS), tl.zeros([STEPS], tl.int32))
     for step in range(DIGITS):
         used = step * segment_count + segment

@@ -110,7 +110,7 @@ def begin_search(
     if complete & ((candidates >= k) | (threshold == 1)):
         store_range(own, low, width, wanted, FROM_CANDIDATES, tl.minimum(candidates, k))
     else:
-        store_range(own, 0, MAGNITUDE + index_bits, k, FROM_RESIDUAL, k)
+        store_range(own, 0, index_bits + MAGNITUDE, k, FROM_RESIDUAL, k)
         tl.atomic_add(fallbacks, 1, sem="relaxed")
     tl.store(mine + CANDIDATES, candidates)
     tl.store(mine + EDGE, edge)
