@@ -19,7 +19,7 @@ from torch import nn
 from sparsync.simulate.sequential import SequentialPasses
 from sparsync_lab.cli.app import run as command
 from sparsync_lab.cli.papers import unfinished
-from sparsync_lab.data import Text
+from sparsync_lab.data import PennTreebank
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import ITEMS, RunContext, beyond, chosen, p1, p2, store, tasks, trainings
 from sparsync_lab.papers import observers as watch
@@ -545,7 +545,7 @@ def test_a_density_that_begins_high_ends_low(context: RunContext) -> None:
 
 def test_a_transformer_learns_with_adamw(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     words = torch.arange(400) % 7
-    monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: Text(words, words, words, ("a",)))
+    monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: PennTreebank(words, words, words, ("a",)))
     run = Run("gpt", "gpt", "default", {"density": 0.05}, workers=2, batch=2, rate=0.01, steps=12, warmup=0.1,
               decay=None, clip=1.0, limit=64, optimizer="adamw", weight_decay=0.01)  # fmt: skip
     made = trainings._task(run, context)

@@ -25,7 +25,7 @@ from sparsync_lab.papers.report_page import listed
 from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, read, write
 from sparsync_lab.papers.run_queue import NoMatchingRun, check_only, train_missing
 from sparsync_lab.papers.sweep import Stage
-from sparsync_lab.training.loop import batches
+from sparsync_lab.training.loop import batch_indices
 from sparsync_lab.virtual import perplexity
 from tests.lab.generated import images
 from tests.lab.test_papers import TINY, task
@@ -189,7 +189,7 @@ def test_damaged_packs_are_not_taken_for_half_of_cifar10(tmp_path: Path) -> None
 
 def test_a_batch_that_nobody_has_is_refused() -> None:
     with pytest.raises(ValueError, match="batch must be from 1 to 3, what a worker has to learn from, got 4"):
-        next(batches(3, 4, torch.Generator()))
+        next(batch_indices(3, 4, torch.Generator()))
 
 
 def test_pictures_of_other_classes_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsync_lab.data import Speech, Text
+from sparsync_lab.data import PennTreebank, Speech
 from sparsync_lab.data.an4 import Utterance
 from sparsync_lab.models import GPT, LSTMAN4, LSTMPTB
 from sparsync_lab.models.masked_batch_norm import MaskedBatchNorm
@@ -281,7 +281,7 @@ def sounds() -> Speech:
 @pytest.mark.parametrize("name", ["gpt", "lstm-ptb", "lstm-an4"])
 def test_tasks_go_together(name, monkeypatch):
     words = torch.randint(50, (400,), generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: Text(words, words, words, ("a",)))
+    monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: PennTreebank(words, words, words, ("a",)))
     monkeypatch.setattr(tasks.data, "load_an4", lambda folder: sounds())
     task = tasks.make_task(name, None, torch.device("cpu"), workers=WORKERS, batch=2, seed=0, limit=30)
     assert task.mean
