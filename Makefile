@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 KERNELS := $(wildcard tests/test_fused*.py) tests/lab/test_fused_convolve.py tests/test_mail.py tests/test_deferred.py
 
-.PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants lint format bench papers-quick clean
+.PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants lint format bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -69,6 +69,12 @@ format: install
 
 bench: install
 	$(BIN)/sparsync bench step
+
+# The site, into runs/site; first the numbers of README and docs/ from results/.
+docs: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sparsync_lab.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir runs/site
 
 # Every figure and table of the papers in a tiny setting; $SPARSYNC_DATA is the folder of the data sets.
 papers-quick: install
