@@ -85,7 +85,8 @@ def test_every_block_is_on_a_page() -> None:
 
 
 def test_a_page_that_is_out_of_date_is_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "results").symlink_to(ROOT / "results")
+    for folder in ("results", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     (tmp_path / "docs").mkdir()
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")

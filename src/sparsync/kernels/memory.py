@@ -1,9 +1,10 @@
 """What a pass over a gradient reads and writes beside it."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
+
+from sparsync.workspace import Workspace
 
 
 @dataclass
@@ -32,4 +33,4 @@ class Memory:
     after: Tensor
     velocity: Velocity | None = None
     energy: float = 0.0
-    workspace: dict[str, Any] = field(default_factory=dict)
+    workspace: Workspace = field(default_factory=Workspace)

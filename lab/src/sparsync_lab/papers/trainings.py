@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from sparsync import comm_hook
-from sparsync.config import registry
+from sparsync.config import registry, resolve
 from sparsync.config.recipes import RECIPES
+from sparsync.layout import Parameter
 from sparsync.schedule import FrontLoaded
 from sparsync.simulate.parts import units_of
 from sparsync_lab import models
@@ -252,12 +252,14 @@ def traffic_of(run: Run) -> Callable[[float], float]:
     # What the optimizer does changes no bytes, and it is not there.
     options = _options(replace(run, front=1.0)) | {"momentum": "keep", "follow_lr": False}
     needless = ("clip", "beta", "masking")
-    handle, _ = comm_hook(model, **{name: value for name, value in options.items() if name not in needless})
-    units = units_of(handle, torch.device("meta"))
+    plan = resolve(**{name: value for name, value in options.items() if name not in needless})
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = [Parameter.of(name, p) for name, p in named.items()]
+    units = units_of(plan, parameters, plan.dense_names(named), torch.device("meta"))
 
     def at(share: float) -> float:
         layouts = [unit.layout_at(1.0 if unit.compressor.dense else share)[0] for unit in units]
-        costs = (u.collective.traffic(cut, handle.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
+        costs = (u.collective.traffic(cut, plan.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
         return sum(cost.mean_bytes for cost in costs)
 
     def mean(density: float) -> float:
