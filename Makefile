@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-triton test-install lint format \
-  bench papers-quick clean
+  bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -89,6 +89,12 @@ format: install
 
 bench: install
 	$(BIN)/sparsync bench step
+
+# The site, into runs/site; first the numbers of README and docs/ from results/.
+docs: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sparsync_lab.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir runs/site
 
 # Every figure and table of the papers in a tiny setting; $SPARSYNC_DATA is the folder of the data sets.
 papers-quick: install
