@@ -36,9 +36,9 @@ coverage: install
 test-full: install
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest
 
-# Seeded defects: each must turn a named test red.
+# Seeded defects: each must turn a named test red. SINCE=commit: only those of rooms that changed since then.
 test-mutants: install
-	$(BIN)/python -m tests.mutants
+	$(BIN)/python -m tests.mutants $(if $(SINCE),--since $(SINCE))
 
 # The kernels under the interpreters of several releases of Triton, each in a folder of its own before the other packages.
 TRITONS := 3.6.0 3.7.1 newest

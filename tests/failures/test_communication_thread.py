@@ -1,0 +1,80 @@
+"""Exchanges run on one thread of their own, which ends with ``detach()``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from sparsync import AllGather, TopK
+from tests.failures.ddp_training import ALL_SPARSE, Chain, loss_of, training
+
+
+@dataclass(frozen=True)
+class NotesWhereItRuns(AllGather):
+    """Notes the threads and process groups it runs on."""
+
+    def reduce(self, *args: Any) -> Any:
+        THREADS.add(threading.current_thread().name)
+        GROUPS.append(args[2].group)
+        return super().reduce(*args)
+
+
+THREADS: set[str] = set()
+GROUPS: list[dist.ProcessGroup] = []
+
+
+def case_many_buckets(rank: int, size: int) -> None:
+    model = Chain((16,) * 31)
+    with training(model, TopK(0.05), {"bucket_cap_mb": 0.001}, collective=NotesWhereItRuns(), **ALL_SPARSE) as run:
+        THREADS.clear()
+        GROUPS.clear()
+        for step in range(5):
+            run.step(lambda m, step=step: loss_of(m, rank, step))
+        assert len(run.buckets()) >= 30
+        assert {"sparsync"} == THREADS
+        assert len(set(map(id, GROUPS))) == 1
+        assert GROUPS[0] not in (dist.group.WORLD, run.ddp.process_group)
+        GROUPS.clear()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_many_buckets_do_not_hang(worlds: Any, size: int) -> None:
+    """All exchanges run on one thread and in a process group of our own."""
+    worlds[size].run(case_many_buckets)
+
+
+SCRIPT = """
+import gc
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import sparsync
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+ddp = DistributedDataParallel(nn.Linear(50, 40))
+sync = sparsync.attach(ddp, "topk", density=0.01)
+for _ in range(3):
+    ddp(torch.randn(4, 50)).square().mean().backward()
+sync.detach()
+del ddp
+gc.collect()
+dist.destroy_process_group()
+print("the end")
+"""
+
+
+def test_scripts_end_without_an_abort(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the end") == 3

@@ -1,0 +1,130 @@
+"""A rank that is killed, stalls or never attaches is named by the others before the deadline has long passed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import sparsync
+from sparsync import PeerLost, SparsyncError, TopK
+from tests.failures.checked_training import inputs, mlp, square, train
+from tests.failures.ddp_training import SIZES, Chain, assert_replicas_equal, loss_of, training
+from tests.failures.reducers import error_of
+from tests.models import net
+from tests.world import World
+
+
+def case_stalled(rank: int, size: int) -> tuple[str, str, float]:
+    model = Chain(SIZES)
+    with training(model, TopK(0.05), check=False, deadline=4) as run:
+        for step in range(2):
+            run.step(lambda m, step=step: loss_of(m, rank, step))
+        assert_replicas_equal(model)
+        loss = loss_of(run.ddp, rank, 2)
+        if rank == 2:
+            time.sleep(5)
+            return "stalled", "", 0.0
+        start = time.monotonic()
+        with pytest.raises(RuntimeError):
+            loss.backward()
+        seconds = time.monotonic() - start
+        with pytest.raises(SparsyncError) as caught:
+            run.handle.check()
+        return type(caught.value).__name__, str(caught.value), seconds
+
+
+def test_a_stalled_rank_is_named_at_the_deadline() -> None:
+    outcomes = World.once(3, case_stalled)
+    assert all(ok for ok, _ in outcomes), outcomes
+    (kind, text, seconds), (kind_1, text_1, seconds_1), _ = (result for _, result in outcomes)
+    assert kind == kind_1 == PeerLost.__name__
+    assert text == text_1
+    assert text.endswith("no answer within 4 s; ranks not heard from: 2")
+    assert max(seconds, seconds_1) < 20
+
+
+def case_missing_at_attach(rank: int, size: int) -> tuple[str, str]:
+    ddp = DistributedDataParallel(net())
+    try:
+        if rank == 1:
+            return "", ""
+        sparsync.attach(ddp, "topk", density=0.05, deadline=4)
+    except sparsync.SparsyncError as error:
+        return type(error).__name__, str(error)
+    finally:
+        del ddp
+        gc.collect()
+    return "attached", ""
+
+
+def test_a_rank_that_never_attaches_is_named() -> None:
+    outcomes = World.once(3, case_missing_at_attach)
+    kind, text = outcomes[0][1]
+    assert kind == "PeerLost"
+    assert text.endswith("no answer within 4 s; ranks not heard from: 1")
+    assert outcomes[2] == outcomes[0]
+
+
+def case_rank_goes_away(rank: int, size: int, victim: int, stall: float, deadline: float) -> Any:
+    """After two good steps ``victim`` ends at once, or sleeps for ``stall`` seconds."""
+    ddp = DistributedDataParallel(mlp(), bucket_cap_mb=0.001)
+    handle = sparsync.attach(ddp, "topk", density=0.02, transactional=True, deadline=deadline)
+    batches = inputs(rank, 8, 40)
+    train(ddp, handle, batches[:2])
+    before = handle.state_dict()["residuals"]
+    output = ddp(batches[2])
+    dist.barrier()
+    if rank == victim:
+        if not stall:
+            os._exit(9)
+        time.sleep(stall)
+    began = time.monotonic()
+    failed, _ = error_of(square(output).backward)
+    took = time.monotonic() - began
+    answer = error_of(handle.check)
+    again = error_of(ddp, batches[3])
+    after = handle.state_dict()["residuals"]
+    undone = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    handle.detach()
+    del ddp, output
+    gc.collect()
+    return {"failed": failed, "took": took, "error": answer, "again": again, "undone": undone}
+
+
+def assert_lost(answers: Sequence[tuple[bool, Any]], survivors: Sequence[int], within: float, says: str) -> None:
+    for rank in survivors:
+        finished, answer = answers[rank]
+        assert finished, answer
+        assert answer["failed"] == "RuntimeError"
+        assert answer["took"] < within
+        kind, text = answer["error"]
+        assert kind == PeerLost.__name__
+        assert says in text, text
+        assert answer["again"][0] == "StepFailed"
+        assert says in answer["again"][1]
+        assert answer["undone"], "the failed step is in the residual that would be saved"
+
+
+@pytest.mark.parametrize(
+    ("victim", "says"), [(2, "ranks not heard from: 2"), (0, "the store is gone, and with it rank 0")]
+)
+def test_a_killed_rank_is_named(victim, says):
+    answers = World.once(3, case_rank_goes_away, victim=victim, stall=0.0, deadline=60.0)
+    assert answers[victim] == (False, "died with exit code 9")
+    assert_lost(answers, [rank for rank in range(3) if rank != victim], within=40.0, says=says)
+
+
+def test_a_rank_that_wakes_after_the_deadline_gets_the_same_error():
+    answers = World.once(3, case_rank_goes_away, victim=1, stall=6.0, deadline=4.0)
+    assert_lost(answers, [0, 2], within=20.0, says="no answer within 4 s; ranks not heard from: 1")
+    finished, late = answers[1]  # the one that slept finds out too, and with the same words
+    assert finished, late
+    assert late["error"] == answers[0][1]["error"] == answers[2][1]["error"]

@@ -1,0 +1,100 @@
+"""Seeded defects in collectives."""
+
+from tests.mutants import Mutant
+
+WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
+TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
+
+MUTANTS = [
+    Mutant(
+        "an owner forgets what it leaves out",
+        "src/sparsync/collectives/partition.py",
+        "(self.place(rows, owner)[None], left[None])",
+        "(self.place(rows, owner)[None], 0 * left[None])",
+        f"{WORKERS}[topk-balanced]",
+    ),
+    Mutant(
+        "what a message has no room for is lost",
+        "src/sparsync/collectives/partition.py",
+        "torch.from_numpy(values[stay]), torch",
+        "torch.from_numpy(0 * values[stay]), torch",
+        f"{WORKERS}[topk-balanced]",
+    ),
+    Mutant(
+        "neighbours have one owner",
+        "src/sparsync/collectives/partition.py",
+        "return (rows * MIXER & 0xFFFFFFFF) >> 15",
+        "return 0 * rows",
+        "tests/test_collectives.py::test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors[16-IndexPartition]",
+    ),
+    Mutant(
+        "on the host neighbours have other owners",
+        "src/sparsync/collectives/partition.py",
+        "turn >>= np.uint32(15)",
+        "turn >>= np.uint32(14)",
+        "tests/test_collectives.py::test_balanced_the_host_cuts_as_a_device_does[100003-3]",
+    ),
+    Mutant(
+        "what owners send is not counted",
+        "src/sparsync/collectives/balanced.py",
+        "(wire.bytes(there) + wire.bytes(back))",
+        "wire.bytes(there)",
+        "tests/test_virtual.py::test_every_message_of_balanced_sums_is_encoded_and_compared[balanced-recipe-3]",
+    ),
+    Mutant(
+        "what comes home twice may come in any order on a GPU",
+        "src/sparsync/collectives/partition.py",
+        "return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))\n\n    def _turn(",
+        "return replace(stays, indices=indices.view(-1), values=values.view(-1))\n\n    def _turn(",
+        "tests/test_collectives.py::test_balanced_what_comes_home_twice_does_so_in_one_order[IndexPartition]",
+    ),
+    Mutant(
+        "gTop-k forgets what it drops",
+        "src/sparsync/collectives/gtopk.py",
+        "left = torch.where(sums.isfinite(), sums - sent, 0)",
+        "left = 0 * sums",
+        f"{WORKERS}[topk-gtopk]",
+    ),
+    Mutant(
+        "gTop-k prefers the last of equals",
+        "src/sparsync/collectives/gtopk.py",
+        "order = torch.sort(size, dim=1, descending=True, stable=True).indices",
+        "order = torch.sort(size.flip(1), dim=1, descending=True, stable=True).indices.neg().add(size.shape[1] - 1)",
+        "tests/test_gtopk.py::test_a_merge_is_the_slow_one",
+    ),
+    Mutant(
+        "order of the sum depends on the rank",
+        "src/sparsync/collectives/allgather.py",
+        "for row in rows]",
+        "for row in rows.roll(-channel.rank, 0)]",
+        "tests/test_collectives.py::test_law_2_reduce_is_reduce_local_bit_for_bit[topk-allgather-3]",
+    ),
+    Mutant(
+        "header ignored",
+        "src/sparsync/collectives/comm/channel.py",
+        "if len(set(said)) > 1:",
+        "if False:",
+        "tests/test_collectives.py::test_law_4_ranks_at_different_buckets_all_raise",
+    ),
+    Mutant(
+        "failure of a rank ignored",
+        "src/sparsync/collectives/comm/channel.py",
+        "if header.flags & FAILED:",
+        "if False:",
+        "tests/failures/test_errors_reach_every_rank.py::test_one_rank_fails_to_compress_and_all_raise_the_same",
+    ),
+    Mutant(
+        "non-finite flag ignored",
+        "src/sparsync/collectives/base.py",
+        "if header.flags & NONFINITE]",
+        "if False]",
+        "tests/failures/test_non_finite_gradients.py::test_nan_on_one_rank_is_named_on_all",
+    ),
+    Mutant(
+        "wrong divisor",
+        "src/sparsync/collectives/allgather.py",
+        "divisor=len(rows)",
+        "divisor=max(1, len(rows) - 1)",
+        f"{TRAINING}[topk-allgather-3]",
+    ),
+]

@@ -1,0 +1,44 @@
+"""Seeded defects in compressors."""
+
+from tests.mutants import Mutant
+
+LAW_1 = "tests/test_laws.py::test_law_1_nothing_is_lost_on_one_worker"
+VELOCITY = "tests/test_laws.py::test_law_1_under_momentum_correction_and_clipping"
+
+MUTANTS = [
+    Mutant(
+        "velocity not cleared where sent",
+        "src/sparsync/compressors/base.py",
+        "speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))",
+        "pass",
+        f"{VELOCITY}[topk]",
+    ),
+    Mutant(
+        "all ranks draw alike",
+        "src/sparsync/compressors/random.py",
+        "0 if ctx.shared else ctx.rank",
+        "0",
+        "tests/test_lots.py::test_only_what_is_shared_is_drawn_alike[random]",
+    ),
+    Mutant(
+        "a graph draws in every step what it drew in the first",
+        "src/sparsync/compressors/random.py",
+        "key_of(ctx) if ctx.key is None else ctx.key",
+        "key_of(ctx)",
+        "tests/test_virtual_random.py::test_the_same_operators_on_the_same_tensors_exchange_the_same_bits[random]",
+    ),
+    Mutant(
+        "what does not fit is dropped",
+        "src/sparsync/compressors/threshold.py",
+        "        return sent\n",
+        "        u[found] = torch.where(torch.isin(found, sent), u[found], 0)\n        return sent\n",
+        f"{LAW_1}[float32-threshold]",
+    ),
+    Mutant(
+        "stale threshold",
+        "src/sparsync/compressors/threshold.py",
+        "            own[name].fill_(value)\n",
+        "            own[name].fill_(value if own[name] == 0 else own[name].item())\n",
+        "tests/test_laws.py::test_threshold_holds_the_count_near_k[0.01-normal]",
+    ),
+]

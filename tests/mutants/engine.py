@@ -1,0 +1,83 @@
+"""Seeded defects in engine."""
+
+from tests.mutants import Mutant
+
+TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
+DEFERRED = "tests/test_deferred.py"
+
+MUTANTS = [
+    Mutant(
+        "rejected entries dropped",
+        "src/sparsync/engine/reducer.py",
+        "self.feedback.restore_to_residual(unit.key, reduced.rejected)",
+        "pass",
+        f"{TRAINING}[topk-dropping-3]",
+    ),
+    Mutant(
+        "a bad step is committed",
+        "src/sparsync/engine/reducer.py",
+        "(undo or self._bad or self.error is not None)",
+        "(undo or self.error is not None)",
+        "tests/failures/test_loss_scaling.py::test_an_overflow_rolls_the_whole_step_back",
+    ),
+    Mutant(
+        "loss scale ignored",
+        "src/sparsync/engine/reducer.py",
+        "ratio = scale / self.last_scale",
+        "ratio = 1.0",
+        "tests/failures/test_loss_scaling.py::test_the_residual_follows_the_loss_scale",
+    ),
+    Mutant(
+        "unused parameters are sent from",
+        "src/sparsync/engine/bucketing.py",
+        "        if self.may_skip:\n",
+        "        if False:\n",
+        "tests/failures/test_unused_parameters.py::test_a_parameter_unused_on_every_rank_keeps_its_residual",
+    ),
+    Mutant(
+        "exchange on backward's thread",
+        "src/sparsync/engine/reducer.py",
+        "CommThread(threaded=channel.group is not None and not channel.deferred)",
+        "CommThread(threaded=False)",
+        "tests/test_training.py::test_an_exchange_starts_before_backward_ends",
+    ),
+    Mutant(
+        "thresholds not in the checkpoint",
+        "src/sparsync/engine/reducer.py",
+        " for name, bag in compressor.items()}",
+        " for name, bag in ()}",
+        "tests/test_training.py::test_kill_and_resume_gives_the_same_weights[threshold-layer]",
+    ),
+    Mutant(
+        "what was sent does not come home on the device",
+        "src/sparsync/engine/reducer.py",
+        "device_status.bring_home(residual, given.sent, given.number)",
+        "pass",
+        "tests/test_deferred.py::test_what_is_sent_comes_home_when_a_gradient_is_not_finite",
+        interpreted=True,
+    ),
+    Mutant(
+        "the optimizer does not see a bad step on the device",
+        "src/sparsync/engine/reducer.py",
+        "device_status.poison(unit.grad, self._starts(unit, layout), self.feedback.transactional)",
+        "pass",
+        "tests/test_deferred.py::test_the_same_steps[('a', nan)-plain]",
+        interpreted=True,
+    ),
+    Mutant(
+        "what was rejected comes home twice from a failed exchange",
+        "src/sparsync/engine/reducer.py",
+        "self._in_flight.insert(-1, InFlight(unit, replace(reduced.rejected, values=-reduced.rejected.values)))",
+        "pass",
+        f"{DEFERRED}::test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once[None-rejected]",
+        interpreted=True,
+    ),
+    Mutant(
+        "who hears of a failure first keeps it to itself",
+        "src/sparsync/engine/reducer.py",
+        "told = self.channel.monitor.broadcast_error(error)",
+        "told = error",
+        f"{DEFERRED}::test_a_rank_that_hears_of_a_failure_first_tells_the_others",
+        interpreted=True,
+    ),
+]

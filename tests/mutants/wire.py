@@ -1,0 +1,27 @@
+"""Seeded defects in wire."""
+
+from tests.mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "two of four levels look alike on the wire",
+        "src/sparsync/wire/values.py",
+        "(exponent >> plane & 1)",
+        "(exponent & 1)",
+        "tests/test_wire.py::test_round_trip[torch.float32-levels-int]",
+    ),
+    Mutant(
+        "block does not wrap round",
+        "src/sparsync/wire/indices.py",
+        "(start[segment] + number - first[segment]) % length[segment]",
+        "(start[segment] + number - first[segment])",
+        "tests/test_wire.py::test_of_a_block_only_the_start_travels[fp32-layer]",
+    ),
+    Mutant(
+        "index through a float",
+        "src/sparsync/wire/indices.py",
+        "sent.indices.to(torch.int32)",
+        "sent.indices.float().to(torch.int32)",
+        "tests/failures/test_wire_bits.py::test_indices_beyond_2_24_are_not_rounded",
+    ),
+]

@@ -1,0 +1,53 @@
+"""Every seeded defect still has its place in the source and its test, so that a rename that loses one is seen."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import Mutant, in_room, load_rooms
+from tests.mutants.__main__ import rooms_touched
+
+ROOT = Path(__file__).parent.parent
+ROOMS = load_rooms()
+MUTANTS = [mutant for mutants in ROOMS.values() for mutant in mutants]
+
+
+@pytest.mark.parametrize(
+    ("room", "mutant"),
+    [pytest.param(room, mutant, id=mutant.name) for room, mutants in ROOMS.items() for mutant in mutants],
+)
+def test_the_quoted_source_occurs_once_in_a_file_of_the_room(room: str, mutant: Mutant) -> None:
+    assert in_room(mutant.file, room)
+    assert (ROOT / mutant.file).read_text().count(mutant.good) == 1
+    assert mutant.bad != mutant.good
+
+
+def test_the_names_are_unique() -> None:
+    assert [name for name, times in Counter(mutant.name for mutant in MUTANTS).items() if times > 1] == []
+
+
+def test_the_named_tests_exist() -> None:
+    """pytest itself is asked, as ids of parameters cannot be read off the source."""
+    named = {mutant.test for mutant in MUTANTS}
+    files = sorted({test.partition("::")[0] for test in named})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert listed.returncode == 0, listed.stdout + listed.stderr
+    cases = set(listed.stdout.splitlines())
+    exist = cases | {case.partition("[")[0] for case in cases} | {case.partition("::")[0] for case in cases}
+    assert sorted(named - exist) == []
+
+
+def test_rooms_are_chosen_by_what_has_changed() -> None:
+    assert rooms_touched(ROOMS, ["README.md"]) == []
+    assert rooms_touched(ROOMS, ["src/sparsync/wire/values.py"]) == ["wire"]
+    assert rooms_touched(ROOMS, ["src/sparsync/sparse.py"]) == ["sparse"]
+    assert rooms_touched(ROOMS, ["tests/mutants/feedback.py"]) == ["feedback"]
+    assert rooms_touched(ROOMS, ["tests/lab/test_activations.py"]) == ["lab_models"]
+    assert "collectives" in rooms_touched(ROOMS, ["tests/world.py"])  # through the tests that import it
+    assert rooms_touched(ROOMS, ["tests/conftest.py"]) == list(ROOMS)
