@@ -11,7 +11,7 @@ MUTANTS = [
         "src/sparsync/engine/reducer.py",
         "self.feedback.restore_to_residual(unit.key, reduced.rejected)",
         "pass",
-        f"{TRAINING}[topk-dropping-3]",
+        f"{TRAINING}[topk-every other-3]",
     ),
     Mutant(
         "a bad step is committed",
