@@ -36,6 +36,7 @@ from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.sparse import SparseGrad
 from sparsync.wire import CODECS
+from sparsync.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Worker:
     clip: float | None = None
     step: int = 0
     device: str = "cpu"
-    workspace: dict[str, object] = field(default_factory=dict)
+    workspace: Workspace = field(default_factory=Workspace)
     residual: Tensor = field(init=False)
     velocity: Tensor = field(init=False)
     state: State = field(init=False)

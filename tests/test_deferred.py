@@ -38,7 +38,7 @@ BUCKETS = (("b", "c"), ("a", "small"))
 THREE = (("c",), ("b",), ("a", "small"))  # the second is going to fail
 KEPT = ("a", "b", "c")
 CAUSES = r"no memory|not a message of format"
-CHOOSERS = ("kernels.workspace", "kernels.whole", "wire.device", "collectives.comm.channel")
+CHOOSERS = ("kernels.path", "wire.device", "collectives.comm.channel")
 
 
 class DeferrableHalf(EveryOther):
