@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-KERNELS := $(wildcard tests/test_fused*.py) tests/lab/test_fused_convolve.py tests/test_mail.py tests/test_deferred.py
+# The tests that run kernels: by Triton's interpreter, or on a GPU as they are.
+KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
 
-.PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants lint format bench papers-quick clean
+.PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-triton test-install lint format \
+  bench papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -37,6 +39,24 @@ test-full: install
 # Seeded defects: each must turn a named test red. SINCE=commit: only those of rooms that changed since then.
 test-mutants: install
 	$(BIN)/python -m tests.mutants $(if $(SINCE),--since $(SINCE))
+
+# The kernels under the interpreters of several releases of Triton, each in a folder of its own before the other packages.
+TRITONS := 3.6.0 3.7.1 newest
+test-triton: install
+	for version in $(TRITONS); do \
+	  if [ $$version = newest ] || [ ! -d .triton/$$version ]; then \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .triton/$$version \
+	      triton$$(echo ==$$version | sed 's/==newest//') || exit 1; \
+	  fi; \
+	  export PYTHONPATH=$(CURDIR)/.triton/$$version TRITON_INTERPRET=1; \
+	  $(BIN)/python -c "import triton; print('triton', triton.__version__, triton.__path__[0])" || exit 1; \
+	  $(BIN)/python -m pytest -n 2 $(KERNELS) || exit 1; \
+	done
+
+# What is pinned resolves with the public index alone: no wheel folder, no extra index. May download gigabytes.
+test-install: install
+	env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null $(BIN)/python -m pip install --disable-pip-version-check \
+	  --dry-run --ignore-installed --no-cache-dir --progress-bar off --constraint constraints.txt '.[dev]' ./lab
 
 # On a machine with a GPU and torch: needs nothing installed but torch and pytest. Several files at a time.
 GPU_TEST = PYTHONPATH=src:lab/src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
@@ -76,4 +96,4 @@ papers-quick: install
 	$(BIN)/sparsync papers report --output runs/papers-quick
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs
+	rm -rf .venv .triton .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs

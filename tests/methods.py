@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +27,14 @@ from sparsync import (
 )
 from sparsync.collectives import Channel, Collective, Reduced
 from sparsync.compressors import Compressor, Context, State
-from sparsync.feedback.residual import Correction, accumulation_dtype
+from sparsync.config import resolve
+from sparsync.engine.reducer import Reducer
+from sparsync.feedback import Correction, accumulation_dtype
 from sparsync.kernels import Memory, Velocity
-from sparsync.layout import Layout, Span
+from sparsync.layout import Layout, Parameter, Span
 from sparsync.sparse import SparseGrad
 from sparsync.wire import CODECS, Wire
+from sparsync.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -45,17 +49,15 @@ class Odd(Selecting):
 class Dropping(AllGather):
     """A third party's collective that sends only every other entry; the rest comes back as rejected."""
 
-    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: dict[str, Tensor]) -> Reduced:
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         kept, rejected = self._split(sent)
-        reduced = super().reduce(kept, layout, channel, state)
+        reduced = super().reduce(kept, layout, channel, workspace)
         reduced.rejected = rejected
         return reduced
 
-    def reduce_local(
-        self, sents: Sequence[SparseGrad], layout: Layout, state: dict[str, Tensor], wire: Wire
-    ) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
         halves = [self._split(sent) for sent in sents]
-        results = super().reduce_local([kept for kept, _ in halves], layout, state, wire)
+        results = super().reduce_local([kept for kept, _ in halves], layout, wire)
         return [replace(result, rejected=rejected) for result, (_, rejected) in zip(results, halves, strict=True)]
 
     @staticmethod
@@ -213,3 +215,33 @@ def worker(
         spans, numel=numel, scope=scope, density=compressor.density, capacity=compressor.capacity, name="all"
     )
     return Worker(compressor, layout, dtype, values, transactional, shared, rank, whole, correction, clip)
+
+
+class Scale:
+    """A loss scaler as far as a reducer knows it."""
+
+    def __init__(self, get_scale: Callable[[], float]) -> None:
+        self.get_scale = get_scale
+
+
+def reducer_of(
+    parameters: Sequence[Parameter],
+    compressor: Compressor,
+    collective: Collective,
+    channel: Channel,
+    *,
+    dense_names: frozenset[str] = frozenset(),
+    may_skip: bool = False,
+    rates: Callable[[], dict[str, float]] | None = None,
+    correction: Correction | None = None,
+    loss_scale: Callable[[], float] | None = None,
+    **options: Any,
+) -> Reducer:
+    """Return a reducer of its own, to be fed with buckets; ``options``: those of ``attach``."""
+    if correction is not None:
+        options |= {"momentum": "correct", "beta": correction.beta, "masking": correction.masking}
+    if loss_scale is not None:
+        options |= {"scaler": Scale(loss_scale)}
+    wire = {"values": channel.wire.values, "indices": channel.wire.indices}
+    plan = resolve(compressor=compressor, collective=collective, **wire, **options)
+    return Reducer(parameters, plan, channel, dense_names=dense_names, may_skip=may_skip, rates=rates)

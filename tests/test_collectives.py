@@ -10,20 +10,21 @@ import torch
 import torch.distributed as dist
 
 from sparsync.collectives import AllGather, Balanced, Channel, balanced
-from sparsync.collectives.base import Reduced, shape_of
+from sparsync.collectives.base import OverflowFlag, Reduced, shape_of
 from sparsync.collectives.comm.device_status import Report
 from sparsync.collectives.partition import HostPartition, IndexPartition
 from sparsync.compressors.base import flag
 from sparsync.errors import PeerLost, SparsyncError
 from sparsync.layout import Layout, Span
-from sparsync.sparse import SparseGrad, write_mean
+from sparsync.sparse import SparseGrad
 from sparsync.wire import CODECS, HEADER, Wire
+from sparsync.workspace import Workspace
 from tests.methods import COLLECTIVES, PAIRS_AND_WORLDS, WORLD_IDS, gradient, worker
 
 
 def result(reduced: Reduced, numel: int) -> torch.Tensor:
     out = torch.full((numel,), float("nan"))
-    write_mean(out, reduced.total, reduced.divisor)
+    reduced.mean.write(out)
     return out
 
 
@@ -59,10 +60,10 @@ def reduce_thrice(rank: int, size: int, name: str, collective: str, values: str,
         own = [gradient(kinds[(r + step) % 5], layout.numel, torch.float32, 10 * step + r) for r in range(size)]
         grads = [common * (1 + 0.1 * r) + grad for r, grad in enumerate(own)]
         sents = [one.send(grad) for one, grad in zip(everyone, grads, strict=True)]
-        expected = method.reduce_local(sents, layout, {}, Wire(values))[rank]
+        expected = method.reduce_local(sents, layout, Wire(values))[rank]
         bound = 4 * size * torch.finfo(torch.float32).eps * sum(sent.densify().abs() for sent in sents)
         wanted = result(expected, layout.numel)
-        got_reduced = method.reduce(sents[rank], layout, channel, {})
+        got_reduced = method.reduce(sents[rank], layout, channel, Workspace())
         got = result(got_reduced, layout.numel)
         if collective in ("dense", "shared"):
             coarse = 2**16 if values == "bf16" else 1  # bf16 has 16 bits less
@@ -103,7 +104,7 @@ def case_bytes(rank: int, size: int, collective: str) -> tuple[int, int]:
     try:
         channel = Channel(dist.group.WORLD, Wire(), deadline=30)
         one = worker("topk", [5000], density=0.02)
-        COLLECTIVES[collective].reduce(one.send(torch.randn(5000)), one.layout, channel, {})
+        COLLECTIVES[collective].reduce(one.send(torch.randn(5000)), one.layout, channel, Workspace())
         counted = channel.take_count()
         channel.close()
     finally:
@@ -154,7 +155,7 @@ def case_other_place(rank: int, size: int, collective: str) -> tuple[str, str]:
     layout = replace(one.layout, id=7) if rank == 1 else one.layout
     sent = one.send(torch.randn(5000))
     try:
-        COLLECTIVES[collective].reduce(sent, layout, channel, {})
+        COLLECTIVES[collective].reduce(sent, layout, channel, Workspace())
         return "", ""
     except SparsyncError as error:
         return type(error).__name__, str(error)
@@ -189,9 +190,9 @@ def case_late_exchange(rank: int, size: int, collective: str) -> int:
     channel, one = Channel(dist.group.WORLD, Wire(), 20.0), worker("topk", [5000], density=0.02)
     if rank == 1:
         time.sleep(2.5)
-    reduced = COLLECTIVES[collective].reduce(one.send(torch.randn(5000)), one.layout, channel, {})
+    reduced = COLLECTIVES[collective].reduce(one.send(torch.randn(5000)), one.layout, channel, Workspace())
     channel.close()
-    return int(sum(part.count for part in reduced.total))
+    return int(sum(part.count for part in reduced.mean.terms))
 
 
 @pytest.mark.parametrize("collective", ["allgather", "balanced"])
@@ -209,7 +210,7 @@ def case_failed(rank: int, size: int, collective: str) -> str:
         channel.monitor.tell("rank 1: no memory")
         sent = SparseGrad.failed(one.layout.capacity, 5000, torch.float32, torch.device("cpu"))
     try:
-        COLLECTIVES[collective].reduce(sent, one.layout, channel, {})
+        COLLECTIVES[collective].reduce(sent, one.layout, channel, Workspace())
         return ""
     except SparsyncError as error:
         return f"{type(error).__name__}: {error}"
@@ -306,8 +307,8 @@ def test_balanced_sends_the_largest_sums_and_keeps_the_rest():
         grad[own : own + 3], grad[5] = torch.tensor([4.0, -3.0, 2.0]), 2.5
     words = flag(-1, layout, torch.device("cpu"))
     sents = [SparseGrad(g.nonzero().view(-1), g[g != 0], torch.tensor(4), numel, *words) for g in grads]
-    results = Balanced().reduce_local(sents, layout, {}, Wire())
-    total = torch.stack([part.densify() for part in results[0].total]).sum(0)
+    results = Balanced().reduce_local(sents, layout, Wire())
+    total = torch.stack([part.densify() for part in results[0].mean.terms]).sum(0)
     home = torch.stack([result.rejected.densify() for result in results]).sum(0)
     assert torch.equal(total + home, grads[0] + grads[1])
     assert total[5] == 5.0
@@ -345,11 +346,11 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
     for looks in (True, False):
         if not looks:
             monkeypatch.setattr(balanced, "partition_for", lambda tensor, *about: IndexPartition(*about))
-        results = Balanced().reduce_local(sents, layout, {}, wire)
-        total = torch.stack([part.densify() for part in results[0].total]).sum(0)
+        results = Balanced().reduce_local(sents, layout, wire)
+        total = torch.stack([part.densify() for part in results[0].mean.terms]).sum(0)
         home = torch.stack([result.rejected.densify() for result in results]).sum(0)
         assert torch.allclose(total + home, sum(sent.densify() for sent in sents), atol=1e-6)
-        assert all(int(part.count) == int(part.values.count_nonzero()) for part in results[0].total)
+        assert all(int(part.count) == int(part.values.count_nonzero()) for part in results[0].mean.terms)
         given.append(total)
     if values == "fp32":  # signs make many sums equal, and which of them go is left open
         assert torch.equal(*given)
@@ -370,7 +371,7 @@ def test_balanced_what_comes_home_twice_does_so_in_one_order(monkeypatch, kind):
         if rank != 1:
             values[: layout.k - 40] = 0
         sents.append(SparseGrad(own, values, torch.tensor(layout.k), numel, *words))
-    results = Balanced(0.2).reduce_local(sents, layout, {}, Wire())
+    results = Balanced(0.2).reduce_local(sents, layout, Wire())
     home = results[1].rejected
     real = home.indices[home.values != 0]
     assert len(real) - len(real.unique()) > 20
@@ -383,7 +384,7 @@ def test_balanced_what_comes_home_twice_does_so_in_one_order(monkeypatch, kind):
     _, stays = cut.split(sents)
     expected = stays[1].add_to(residual.clone())
     sums = sum(sent.densify() - stay.densify() for sent, stay in zip(sents, stays, strict=True))
-    left = sums - torch.stack([part.densify() for part in results[0].total]).sum(0)
+    left = sums - torch.stack([part.densify() for part in results[0].mean.terms]).sum(0)
     assert torch.equal(home.add_to(residual.clone()), expected + left)
 
 
@@ -405,9 +406,9 @@ def test_a_sum_that_overflows_is_seen_and_leaves_nothing_behind_that_is_not_fini
         if wire.codec.round is not None:
             numbers = wire.codec.round(numbers, torch.zeros_like(indices), 1)
         sents.append(SparseGrad(indices, numbers, torch.tensor(4), numel, *words))
-    results = COLLECTIVES[collective].reduce_local(sents, layout, {}, wire)
+    results = COLLECTIVES[collective].reduce_local(sents, layout, wire)
     for reduced in results:
-        overflow = torch.zeros((), dtype=torch.int32)
-        reduced.write_mean(torch.zeros(numel), overflow)
-        assert overflow == 1
+        overflow = OverflowFlag(torch.device("cpu"))
+        reduced.mean.write(torch.zeros(numel), overflow)
+        assert overflow.bad == 1
         assert reduced.rejected is None or reduced.rejected.values.isfinite().all()

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from sparsync import DGCK, AllGather, DenseAllReduce, GaussianK, Mismatch, NoCompression, ThresholdK, TopK
 from sparsync.collectives import Channel
 from sparsync.engine.bucketing import Bucket
-from sparsync.engine.checkpoint import state_dict
-from sparsync.engine.reducer import Reducer
+from sparsync.engine.completion import Deferred, Immediate
 from sparsync.errors import PeerFailed, SparsyncError
 from sparsync.feedback.residual import Correction, Feedback
 from sparsync.layout import Parameter
@@ -27,7 +26,7 @@ from sparsync.wire import Wire
 from sparsync.wire.device import DeviceMessage
 from tests import pairs
 from tests.fence import fenced
-from tests.methods import Dropping
+from tests.methods import Dropping, reducer_of
 from tests.pairs import INTERPRETED, MARKS
 from tests.world import World
 
@@ -74,10 +73,10 @@ def reducer(device, compressor, *, wire=None, dtype=torch.float32, **options):
     parameters = [Parameter.of(name, torch.zeros(size, dtype=dtype)) for name, size in SIZES.items()]
     collective = options.pop("collective", DenseAllReduce() if compressor.dense else AllGather())
     small = frozenset() if compressor.dense else frozenset({"small"})
-    options = {"scope": "layer", "density": Constant(compressor.density), "small": small} | options
+    options = {"scope": "layer", "density": Constant(compressor.density), "dense_names": small} | options
     channel = Channel(options.pop("group", None), wire or Wire(), 20.0, device)
     channel.may_defer |= channel.backend == "gloo"
-    return Reducer(parameters, compressor, collective, channel, **options)
+    return reducer_of(parameters, compressor, collective, channel, **options)
 
 
 def step(one, device, grads, buckets=BUCKETS):
@@ -166,9 +165,9 @@ def test_the_same_steps(name, odd, caplog):
     dtype = DTYPES.get(name, torch.float32)
     with plain():
         known = reducer(torch.device("cpu"), compressor, dtype=dtype, **options)
-        assert not known.channel.deferred
+        assert isinstance(known.completion, Immediate)
     ours = reducer(DEVICE, compressor, dtype=dtype, **options)
-    assert ours.channel.deferred
+    assert isinstance(ours.completion, Deferred)
     for number in range(3):
         grads = gradients(number, dtype, odd if number == 1 else None)
         with plain():
@@ -287,7 +286,7 @@ def test_a_failed_rank_sends_the_dtype_that_the_others_sum():
 
 def test_what_a_collective_rejects_comes_home():
     ours = reducer(DEVICE, TopK(0.1), collective=Dropping())
-    assert ours.channel.deferred
+    assert isinstance(ours.completion, Deferred)
     grads = gradients(0, torch.float32)
     result = step(ours, DEVICE, grads)[: SIZES["b"]]
     assert result.any()
@@ -314,7 +313,7 @@ def test_from_a_failed_exchange_on_nothing_is_applied_and_all_is_kept(cause):
     for _ in range(2):  # and so for good
         with pytest.raises((SparsyncError, RuntimeError), match=CAUSES):
             step(ours, DEVICE, whole_numbers(3), THREE)
-    saved = state_dict(ours)["residuals"]
+    saved = ours.state_dict()["residuals"]
     for name in KEPT:
         applied = sum(result[name] for result in results)
         assert torch.equal(applied + ours.residual(name).cpu(), came[name])
@@ -396,7 +395,7 @@ def test_a_failed_step_that_can_be_undone_is_undone_as_a_whole(cause):
     assert all(result[name].isnan().all() for name in ("a", "b", "small"))
     with pytest.raises((SparsyncError, RuntimeError), match=CAUSES):
         step(ours, DEVICE, whole_numbers(2), THREE)
-    saved = state_dict(ours)
+    saved = ours.state_dict()
     for name in KEPT:
         for kind, was, now in zip(("residuals", "velocities"), before[name], kept(ours)[name], strict=True):
             assert torch.equal(now, was)
@@ -408,7 +407,7 @@ def test_a_failed_step_that_can_be_undone_is_undone_as_a_whole(cause):
 def case_failing(rank, size, cause, asks_early):
     """Rank 1 fails in step 1; rank 0 may ask how it went before the others do."""
     ours, results = reducer(DEVICE, TopK(0.02), group=dist.group.WORLD), []
-    assert ours.channel.deferred
+    assert isinstance(ours.completion, Deferred)
     try:
         with fenced():
             for number in range(4):

@@ -14,12 +14,12 @@ import sparsync
 from sparsync.collectives import AllGather, Channel
 from sparsync.compressors import Context, GaussianK
 from sparsync.engine.bucketing import Bucket
-from sparsync.engine.reducer import Reducer
+from sparsync.engine.completion import Deferred
 from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Parameter
 from sparsync.schedule import Constant
 from sparsync.wire import CODECS, Wire
-from tests.methods import SPARSE, Worker, gradient, make, worker
+from tests.methods import SPARSE, Worker, gradient, make, reducer_of, worker
 from tests.models import net, weights
 from tests.pairs import layout_of, nothing_waited_for_nor_allocated
 from tests.world import World
@@ -135,11 +135,11 @@ def settled(
     sizes = {"a": 1_000_003, "small": 700, "b": 250_000}
     channel = Channel(group, Wire(values, indices), 60.0, device)
     parameters = [Parameter.of(name, torch.zeros(size)) for name, size in sizes.items()]
-    reducer = Reducer(
+    reducer = reducer_of(
         parameters, make(name, 0.001), AllGather(), channel, scope=scope, density=Constant(0.001),
-        small=frozenset({"small"}), clip=clip,
+        dense_names=frozenset({"small"}), clip=clip,
     )  # fmt: skip
-    assert channel.deferred
+    assert isinstance(reducer.completion, Deferred)
     assert channel.backend == "nccl"
     bank = torch.randn(8, 1_250_703, device=device)
     buffers = [torch.zeros(250_000, device=device), torch.zeros(1_000_703, device=device)]

@@ -111,7 +111,7 @@ def test_a_merge_is_the_slow_one(name, values, data):
 def test_a_tree_is_one_merge_after_another(workers, data):
     layout, wire = LAYOUTS["layers"], Wire("bf16")
     sents = [data.draw(messages(layout)) for _ in range(workers)]
-    results = GTopK().reduce_local(sents, layout, {}, wire)
+    results = GTopK().reduce_local(sents, layout, wire)
     partial, left = list(sents), [torch.zeros(NUMEL) for _ in sents]
     reach = 1
     while reach < workers:
@@ -120,7 +120,7 @@ def test_a_tree_is_one_merge_after_another(workers, data):
             lost.add_to(left[rank])
         reach *= 2
     for rank, result in enumerate(results):
-        (total,) = result.total
+        (total,) = result.mean.terms
         assert torch.equal(total.indices, partial[0].indices)
         assert same(total.values, partial[0].values)
         home = torch.zeros(NUMEL) if result.rejected is None else result.rejected.densify()
@@ -134,5 +134,5 @@ def test_a_tree_waits_for_nothing(name, values):
     layout, words = LAYOUTS[name], flag(-1, LAYOUTS[name], torch.device("cpu"))
     indices = torch.zeros(layout.capacity, dtype=torch.int64, device="meta")
     sent = SparseGrad(indices, indices.float(), indices.sum(), NUMEL, *words)
-    results = GTopK().reduce_local([sent] * 5, layout, {}, Wire(values))
+    results = GTopK().reduce_local([sent] * 5, layout, Wire(values))
     assert [0 if result.rejected is None else len(result.rejected.values) for result in results] == [3, 0, 1, 0, 0]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsync.feedback.residual import Correction
-from sparsync.sparse import NONFINITE, write_mean
+from sparsync.sparse import NONFINITE
 from sparsync.wire import Wire
 from tests.methods import COLLECTIVES, DTYPES, KINDS, PAIRS, SIZES, SPARSE, Worker, gradient, worker
 
@@ -139,11 +139,9 @@ def test_law_1_nothing_is_lost_over_the_workers(name, collective, codecs, worker
         # Read before the exchange, which may overwrite what is sent.
         size = sum(sent.densify().double().abs() for sent in sents)
         results = []
-        for one, reduced in zip(
-            ranks, COLLECTIVES[collective].reduce_local(sents, layout, {}, Wire(values)), strict=True
-        ):
+        for one, reduced in zip(ranks, COLLECTIVES[collective].reduce_local(sents, layout, Wire(values)), strict=True):
             out = torch.full((layout.numel,), float("nan"))
-            write_mean(out, reduced.total, reduced.divisor)
+            reduced.mean.write(out)
             if reduced.rejected is not None:
                 reduced.rejected.add_to(one.residual)
             results.append(out)
@@ -168,9 +166,9 @@ def test_law_3_density_1_is_dense(name, collective, codecs, workers, sizes, seed
     ranks = [worker(name, sizes, density=1.0, shared=shared, rank=r) for r in range(workers)]
     grads = [gradient("normal", ranks[0].layout.numel, torch.float32, seed + r) for r in range(workers)]
     sents = [one.send(grad) for one, grad in zip(ranks, grads, strict=True)]
-    reduced = COLLECTIVES[collective].reduce_local(sents, ranks[0].layout, {}, Wire())[0]
+    reduced = COLLECTIVES[collective].reduce_local(sents, ranks[0].layout, Wire())[0]
     out = torch.empty(ranks[0].layout.numel)
-    write_mean(out, reduced.total, reduced.divisor)
+    reduced.mean.write(out)
     dense = sum(grad / workers for grad in grads)
     if workers <= 2:
         assert torch.equal(out, dense)

@@ -160,10 +160,10 @@ def case_corrected_training(rank: int, size: int, scope: str) -> None:
     applied = {n: torch.zeros_like(p) for n, p in names.items()}
     for step in range(4):
         local = local_gradients(ddp, rank, step)
-        small = torch.cat([local[n].reshape(-1) for n in names if n in handle.small]).norm().item()
-        large = torch.cat([local[n].reshape(-1) for n in names if n not in handle.small]).norm().item()
+        small = torch.cat([local[n].reshape(-1) for n in names if n in handle.dense_names]).norm().item()
+        large = torch.cat([local[n].reshape(-1) for n in names if n not in handle.dense_names]).norm().item()
         for n, grad in local.items():
-            norm = small if n in handle.small else large if scope == "global" else grad.norm().item()
+            norm = small if n in handle.dense_names else large if scope == "global" else grad.norm().item()
             velocity[n] = 0.7 * velocity[n] + grad * min(1.0, 0.5 / norm)
             came[n] += velocity[n]
         train(ddp, optimizer, rank, [step])
@@ -246,7 +246,7 @@ def case_recipes(rank: int, size: int) -> None:
     with pytest.warns(UserWarning, match="momentum of 0.9 stays"):
         handle = sparsync.attach(ddp, optimizer=optimizer, recipe="paper")
     assert "TopK (scope global, density 0.001" in handle.describe()
-    assert not handle.small
+    assert not handle.dense_names
     handle.detach()
     handle = sparsync.attach(ddp, optimizer=optimizer, recipe="dgc")
     assert "0.9 before the residual, with masking" in handle.describe()

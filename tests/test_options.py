@@ -9,10 +9,9 @@ import sparsync
 from sparsync.collectives import Channel
 from sparsync.config.registry import compressors, make_compressor
 from sparsync.engine.bucketing import Bucket
-from sparsync.engine.reducer import Reducer
 from sparsync.layout import Parameter
 from sparsync.wire import Wire
-from tests.methods import Odd
+from tests.methods import Odd, reducer_of
 
 
 def test_another_package_joins_through_an_entry_point(tmp_path, monkeypatch):
@@ -59,7 +58,7 @@ def test_a_front_loaded_density_begins_high_and_ends_low():
 def test_the_residual_follows_the_learning_rate(rate, factor):
     rates = {"a": 0.1}
     weight = torch.zeros(40, 50)
-    reducer = Reducer(
+    reducer = reducer_of(
         [Parameter.of("a", weight)],
         sparsync.TopK(0.01),
         sparsync.AllGather(),

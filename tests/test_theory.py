@@ -183,7 +183,7 @@ def gtopk(us: list[Tensor], k: int) -> Tensor:
     for u in us:
         indices = u.abs().topk(k).indices.sort().values
         sents.append(SparseGrad(indices, u[indices], torch.tensor(k), d, torch.tensor(0), torch.tensor(-1)))
-    (total,) = sparsync.GTopK().reduce_local(sents, layout, {}, Wire())[0].total
+    (total,) = sparsync.GTopK().reduce_local(sents, layout, Wire())[0].mean.terms
     return total.densify()
 
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.collectives import Balanced, DenseAllReduce, Reduced, SharedIndexAllReduce
-from sparsync.collectives.base import local_bad_ranks
+from sparsync.collectives.base import MeanOf, bad_ranks_of
 from sparsync.schedule import ExponentialWarmup
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Wire
@@ -209,14 +209,16 @@ def ring_sum(rows: list[Tensor]) -> Tensor:
     return out
 
 
-def ring_dense(self, sents, layout, state, wire):
+def ring_dense(self, sents, layout, wire):
     total = ring_sum([sent.densify() * (1 / len(sents)) for sent in sents])
-    return [Reduced([SparseGrad.dense(total, s.flags, s.where)], 1, bad=local_bad_ranks(sents)) for s in sents]
+    return [
+        Reduced(MeanOf([SparseGrad.dense(total, s.flags, s.where)], 1), bad_ranks=bad_ranks_of(sents)) for s in sents
+    ]
 
 
-def ring_shared(self, sents, layout, state, wire):
+def ring_shared(self, sents, layout, wire):
     values = ring_sum([sent.values for sent in sents])
-    return [Reduced([replace(s, values=values)], len(sents), bad=local_bad_ranks(sents)) for s in sents]
+    return [Reduced(MeanOf([replace(s, values=values)], len(sents)), bad_ranks=bad_ranks_of(sents)) for s in sents]
 
 
 BACKEND_SUMS = {
@@ -284,10 +286,10 @@ def test_what_was_sent_before_a_bad_unit_comes_home_too():
     """Only a small tensor's gradient is not finite, and those travel last."""
     team = advance(team_of("net", 2, METHODS["default"]), "net", 0, 3)
     exchange = team._exchange
-    sparse, small = exchange.parts
+    sparse, small = exchange.units
     assert not sparse.unit.compressor.dense
     before = [{s.name: team.residual(rank, s.name).clone() for s in sparse.unit.spans} for rank in range(2)]
-    for part in exchange.parts:
+    for part in exchange.units:
         part.rows.normal_()
     small.rows[1, 0] = math.nan
     with torch.no_grad():
@@ -511,13 +513,13 @@ def test_a_graph_does_what_one_pass_after_another_does(kind, name, streams):
 @pytest.mark.parametrize("name", ["balanced", "balanced-sign", "balanced-recipe"])
 def test_every_message_of_balanced_sums_is_encoded_and_compared(monkeypatch, name, workers):
     """Both rounds of every worker, now and then and when the cut changes; what is not as counted ends the training."""
-    rehearsed, rehearse = [], Balanced.rehearse
+    rehearsed, rehearse = [], Balanced.encoded_bytes
 
     def noted(self, sents, layout, wire):
         rehearsed.append(rehearse(self, sents, layout, wire))
         return rehearsed[-1]
 
-    monkeypatch.setattr(Balanced, "rehearse", noted)
+    monkeypatch.setattr(Balanced, "encoded_bytes", noted)
     monkeypatch.setattr("sparsync.simulate.exchange.COUNT_EVERY", 3)
     team = advance(team_of("net", workers, METHODS[name] | ALL_SPARSE), "net", 0, 7)
     assert len(rehearsed) == 3

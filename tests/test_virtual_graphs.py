@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsync.compressors import GaussianK, TopK
 from sparsync.schedule import ExponentialWarmup
-from sparsync.simulate.exchange import Exchange
+from sparsync.simulate.exchange import VirtualExchange
 from sparsync_lab.virtual import BatchedPasses, VirtualWorkers
 from tests.lab.test_virtual_sequences import CASES as SEQUENCES
 from tests.lab.test_virtual_together import CASES as TOGETHER
@@ -72,31 +72,31 @@ def team_of(options: dict[str, Any], graph: bool, streams: int = 1, kind: str = 
     return team
 
 
-def exchange(of: Exchange, start: int, stop: int, bad: int = -1) -> list[list[Tensor]]:
+def exchange(of: VirtualExchange, start: int, stop: int, bad: int = -1) -> list[list[Tensor]]:
     """The means of every step; in step ``bad`` an entry of rank 1 is not finite."""
     means = []
     for step in range(start, stop):
-        for number, part in enumerate(of.parts):
+        for number, part in enumerate(of.units):
             rng = torch.Generator().manual_seed(100 * step + number)
             part.rows.copy_(torch.randn(part.rows.shape, generator=rng))
             if step == bad:
                 part.rows[1, 3] = math.inf
         with torch.no_grad():
             of.reduce()
-        means.append([part.mean.clone() for part in of.parts])
+        means.append([part.mean.clone() for part in of.units])
     return means
 
 
-def graphs(of: Exchange) -> int:
+def graphs(of: VirtualExchange) -> int:
     assert of._replays is not None
     return sum(known.graph is not None for known in of._replays._known.values())
 
 
-def kept(of: Exchange) -> list[Tensor]:
+def kept(of: VirtualExchange) -> list[Tensor]:
     return [t for state in of.state_dict() for kind in ("residuals", "velocities") for t in state[kind].values()]
 
 
-def assert_same(one: Exchange, other: Exchange, means: list[list[list[Tensor]]]) -> None:
+def assert_same(one: VirtualExchange, other: VirtualExchange, means: list[list[list[Tensor]]]) -> None:
     for step, (ours, theirs) in enumerate(zip(*means, strict=True)):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)), step
@@ -110,7 +110,7 @@ def assert_same(one: Exchange, other: Exchange, means: list[list[list[Tensor]]])
 def test_a_graph_exchanges_the_same_bits(name, streams):
     eager, graph = (team_of(EXACT[name], wanted, streams)._exchange for wanted in (False, True))
     assert_same(eager, graph, [exchange(eager, 0, STEPS), exchange(graph, 0, STEPS)])
-    assert graphs(graph) == len(graph.parts)
+    assert graphs(graph) == len(graph.units)
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -121,7 +121,7 @@ def test_nothing_is_lost_where_the_choice_is_left_open(name, streams):
     for wanted in (False, True):
         one = team_of(OPEN[name], wanted, streams)._exchange
         given = [sum(means) for means in zip(*exchange(one, 0, STEPS), strict=True)]
-        for number, (part, delivered) in enumerate(zip(one.parts, given, strict=True)):
+        for number, (part, delivered) in enumerate(zip(one.units, given, strict=True)):
             rngs = [torch.Generator().manual_seed(100 * step + number) for step in range(STEPS)]
             came = sum(torch.randn(part.rows.shape, generator=rng).sum(0) for rng in rngs).to(DEVICE)
             left = torch.zeros_like(came)
@@ -132,14 +132,14 @@ def test_nothing_is_lost_where_the_choice_is_left_open(name, streams):
             assert torch.allclose(delivered * WORKERS + left, came, atol=1e-3)
         entries.append(one.tally.entries)
     assert entries[1] == pytest.approx(entries[0], rel=0.05)
-    assert graphs(one) == len(one.parts)
+    assert graphs(one) == len(one.units)
 
 
 @pytest.mark.parametrize("name", AS_THEY_ARE)
 def test_what_waits_for_the_host_has_no_graph(name):
     one = team_of(AS_THEY_ARE[name], True)._exchange
     exchange(one, 0, 5)
-    assert graphs(one) == sum(part.unit.compressor.dense for part in one.parts)
+    assert graphs(one) == sum(part.unit.compressor.dense for part in one.units)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_loaded_state_is_captured_anew(name):
     resumed.load_state_dict(stopped.state_dict())
     resumed.tally = stopped.tally
     assert_same(straight, resumed, [expected[7:], exchange(resumed, 7, 14)])
-    assert graphs(resumed) == len(resumed.parts)
+    assert graphs(resumed) == len(resumed.units)
 
 
 def test_what_cannot_be_captured_is_done_as_it_is(monkeypatch, caplog):

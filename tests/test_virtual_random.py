@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_leaves
 from sparsync.compressors import Context, random
 from sparsync.compressors.base import Places
 from sparsync.compressors.random import key_of
+from sparsync.engine.unit_step import cut_unit
 from sparsync.kernels.reference import sweep_flat
 from sparsync.simulate import exchange
-from sparsync.simulate.exchange import Exchange
+from sparsync.simulate.exchange import VirtualExchange
 from sparsync.simulate.parts import Keys
 from sparsync_lab.virtual import VirtualWorkers
 from tests.test_virtual import ALL_SPARSE, loss_fn, make, optimizer_of
@@ -35,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def exchange_of(name: str, device: str = "cpu", **more: Any) -> Exchange:
+def exchange_of(name: str, device: str = "cpu", **more: Any) -> VirtualExchange:
     model = make("net").to(device)
     options = CASES[name] | ALL_SPARSE | {"density": 0.05} | more
     with warnings.catch_warnings():
@@ -43,15 +44,15 @@ def exchange_of(name: str, device: str = "cpu", **more: Any) -> Exchange:
         return VirtualWorkers(model, loss_fn, optimizer_of("net", model), WORKERS, **options)._exchange
 
 
-def advance(of: Exchange, start: int, stop: int) -> list[Tensor]:
+def advance(of: VirtualExchange, start: int, stop: int) -> list[Tensor]:
     """The means of every step."""
     means = []
     for step in range(start, stop):
-        for number, part in enumerate(of.parts):
+        for number, part in enumerate(of.units):
             part.rows.copy_(torch.randn(part.rows.shape, generator=torch.Generator().manual_seed(100 * step + number)))
         with torch.no_grad():
             of.reduce()
-        means += [part.mean.clone() for part in of.parts]
+        means += [part.mean.clone() for part in of.units]
     return means
 
 
@@ -100,8 +101,8 @@ class Lists(TorchFunctionMode):
 def test_nothing_in_an_exchange_waits_for_the_host(name):
     """Tensors without data go a GPU's way, and whoever asks for what they hold fails."""
     of = exchange_of(name, "meta")
-    for part in of.parts:
-        layout = of._layout(part.unit)
+    for part in of.units:
+        layout, _ = cut_unit(part.unit, of.plan, of.tally.steps, of.workers)
         with torch.no_grad():
             of._act(part, layout, ())  # makes the tables
             with Crossings() as crossings, Lists() as lists:
@@ -174,7 +175,7 @@ def test_the_same_operators_on_the_same_tensors_exchange_the_same_bits(monkeypat
     taped._replays = tapes = Tapes()
     for ours, theirs in zip(advance(taped, 0, STEPS), expected, strict=True):
         assert torch.equal(ours, theirs)
-    assert tapes.replayed == (STEPS - 2) * len(taped.parts)
+    assert tapes.replayed == (STEPS - 2) * len(taped.units)
     for ours, theirs in zip(taped.state_dict(), plain.state_dict(), strict=True):
         for kind in ("residuals", "velocities"):
             assert all(torch.equal(ours[kind][key], tensor) for key, tensor in theirs[kind].items())

@@ -19,6 +19,7 @@ from sparsync.layout import Layout, Parameter, Span
 from sparsync.schedule import Constant
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Wire
+from tests.methods import reducer_of
 
 
 def make_reducer(
@@ -34,7 +35,7 @@ def make_reducer(
     wire = Wire(options.pop("values", "fp32"))
     channel = Channel(None if alone else dist.group.WORLD, wire, options.pop("deadline", 20.0))
     described = [Parameter.of(name, tensor) for name, tensor in parameters.items()]
-    return Reducer(described, compressor or TopK(), collective or AllGather(), channel, **options)
+    return reducer_of(described, compressor or TopK(), collective or AllGather(), channel, **options)
 
 
 def push_all(reducer: Reducer, buckets: Sequence[tuple[str, Tensor]]) -> list[Tensor]:

@@ -14,7 +14,6 @@ from torch.profiler import ProfilerActivity, profile
 from sparsync import AllGather, TopK
 from sparsync.collectives import Channel
 from sparsync.engine.bucketing import Bucket
-from sparsync.engine.reducer import Reducer
 from sparsync.layout import Parameter
 from sparsync.schedule import Constant
 from sparsync.wire import Wire
@@ -28,6 +27,7 @@ from tests.failures.ddp_training import (
     loss_of,
     training,
 )
+from tests.methods import reducer_of
 
 
 def case_against_reference(rank: int, size: int, sizes: tuple[int, ...], ddp: dict[str, Any], bias: bool) -> list[Any]:
@@ -106,7 +106,7 @@ def test_buffers_of_old_buckets_are_freed(scope):
     """DDP regroups its buckets, perhaps into fewer."""
     parameters = [Parameter.of(name, torch.zeros(100)) for name in "abc"]
     channel = Channel(None, Wire(), 20.0, torch.device("cpu"))
-    reducer = Reducer(parameters, TopK(0.1), AllGather(), channel, scope=scope, density=Constant(0.1))
+    reducer = reducer_of(parameters, TopK(0.1), AllGather(), channel, scope=scope, density=Constant(0.1))
     buffers = [torch.randn(100) for _ in parameters]
     old = [weakref.ref(buffer) for buffer in buffers]
     futures = [reducer.push(Bucket(i, b, (n,), i == 2)) for i, (b, n) in enumerate(zip(buffers, "abc", strict=True))]

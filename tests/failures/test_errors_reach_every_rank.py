@@ -139,7 +139,7 @@ def case_no_memory(rank: int, size: int) -> tuple[str, str]:
     ddp = DistributedDataParallel(net())
     handle = sparsync.attach(ddp, "topk", density=0.05, deadline=10)
     if rank == 1:
-        handle._running().feedback.memory = lambda *_: (_ for _ in ()).throw(MemoryError("no room"))  # type: ignore
+        handle._running().worker.feedback.memory = lambda *_: (_ for _ in ()).throw(MemoryError("no room"))  # type: ignore
     with contextlib.suppress(RuntimeError):
         simple_loss(ddp, rank, 0).backward()
     try:

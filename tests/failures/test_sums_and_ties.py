@@ -91,7 +91,7 @@ class OffOnOneRank(AllGather):
     def reduce(self, sent, layout, channel, state):
         reduced = super().reduce(sent, layout, channel, state)
         if channel.rank == 1:
-            reduced.total[0].values[0] *= 1 + 2**-20
+            reduced.mean.terms[0].values[0] *= 1 + 2**-20
         return reduced
 
 

@@ -13,7 +13,6 @@ import sparsync
 from sparsync import AllGather, ThresholdK, TopK
 from sparsync.engine.checkpoint import state_dict
 from sparsync.layout import Layout, Span
-from sparsync.sparse import write_mean
 from sparsync.wire import Wire
 from tests.failures.checked_training import inputs, mlp, train
 from tests.failures.reducers import compress, make_reducer, push_all
@@ -43,9 +42,9 @@ def test_any_world_size_in_one_process(size):
         sent, _ = compress(TopK(), torch.randn(300), k=60)
         sents.append(sent)
         total += sent.densify()
-    for reduced in AllGather().reduce_local(sents, layout, {}, Wire()):
+    for reduced in AllGather().reduce_local(sents, layout, Wire()):
         out = torch.full((300,), torch.nan)
-        write_mean(out, reduced.total, reduced.divisor)
+        reduced.mean.write(out)
         assert torch.equal(out, total / size)
 
 

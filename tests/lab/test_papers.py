@@ -30,7 +30,7 @@ from sparsync_lab.papers.imagenet import of_pictures
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.lr_search import Contest, budget
 from sparsync_lab.papers.published import P1_MODELS, P2_ACCURACY
-from sparsync_lab.papers.run import History, Run, rate_at, read, write
+from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, rate_at, read, write
 from sparsync_lab.papers.run_queue import carry_out
 from sparsync_lab.papers.store import load, rounded, runs_of
 from sparsync_lab.papers.sweep import ABLATIONS, BASE, EARLY, METHODS, SETTINGS, TARGETS, Stage, method_of
@@ -172,7 +172,7 @@ def test_a_training_in_slices_equals_one_that_was_not_interrupted(
 ) -> None:
     whole = train(TINY, context, task(TINY))
     assert whole is not None
-    (context.output / "runs" / f"{TINY.name}.json").unlink()
+    file_of(context, TINY).unlink()
     steps = 0
     history = None
     while history is None:
@@ -193,8 +193,8 @@ def test_a_training_s_file_holds_all_there_is_to_know(context: Context) -> None:
     run = replace(TINY, watch="shape", watch_every=4)
     history = train(run, context, task(run))
     assert history is not None
-    path = context.output / "runs" / f"{run.name}.json"
-    plain = json.loads(path.read_text())
+    path = file_of(context, run)
+    plain = store.read_json(path)
     assert Run(**plain["run"]).name == run.name
     assert len(plain["steps"]["loss"]) == 8
     assert len(plain["data"]["sha256"]) == 64
@@ -302,7 +302,7 @@ def test_an_item_that_trains(
     assert len(stored.result.figures) == 3
     assert len(stored.result.runs) == 2
     for name in stored.result.runs:
-        assert (folder / "runs" / f"{name}.json").is_file()
+        assert (folder / "runs" / f"{name}{SUFFIX}").is_file()
     exact, bound = stored.result.rows["exact normal"], stored.result.rows["bound"]
     assert all(a <= b for a, b in zip(exact, bound, strict=True))  # type: ignore[operator]
     assert command(["papers", "report", "--output", str(folder)]) == 0
@@ -672,7 +672,7 @@ def test_bars_are_of_one_kind(context: Context) -> None:
         if run.workers == 1:
             data = {"name": "generated", "size": "none", "sha256": ""}
             history = replace(history_of(run, 0.5), score="accuracy", data=data)
-            write(context.output / "runs" / f"{run.name}.json", history)
+            write(file_of(context, run), history)
     (figure,) = ITEMS["p2/table1"].run(context.as_stored()).figures
     labels = [bar.label for bar in figure.chart.bars]  # type: ignore[union-attr]
     assert sorted(labels) == sorted({*labels})
@@ -703,17 +703,23 @@ def test_settings_are_of_compressors() -> None:
         trainings._options(replace(TINY, method="default", settings={"refine": True}))
 
 
+def names_in(output: Path) -> list[str]:
+    """Return the names of the trainings that are stored, sorted."""
+    return sorted(path.name.removesuffix(SUFFIX) for path in (output / "runs").iterdir())
+
+
 def test_what_was_trained_is_still_found(tmp_path: Path) -> None:
     """A change that renames trainings, or moves their densities, would have all of them made anew."""
-    stored = sorted((ROOT / "results" / "papers" / "runs").glob("*.json"))
+    stored = names_in(ROOT / "results" / "papers")
     ledger = beyond.Ledger(Context(output=ROOT / "results" / "papers", scratch=tmp_path, deadline=0.0))
     ledger.carry_out()
     lengths = tuple(f"{model}-{length}-" for model, setting in SETTINGS.items() for length in setting.lengths)
     assert ledger.done
-    assert sorted(ledger.done) == [path.stem for path in stored if path.name.startswith(lengths)]
+    assert sorted(ledger.done) == [name for name in stored if name.startswith(lengths)]
     assert sorted(history.run.name for history in ledger.histories()) == sorted(ledger.done)
-    for path in stored:
-        assert Run(**json.loads(path.read_text())["run"]).name == path.stem
+    for name in stored:
+        path = ROOT / "results" / "papers" / "runs" / f"{name}{SUFFIX}"
+        assert Run(**store.read_json(path)["run"]).name == name
 
 
 def test_all_that_the_papers_figures_ask_for_is_there(tmp_path: Path) -> None:
@@ -727,4 +733,4 @@ def test_all_that_the_papers_figures_ask_for_is_there(tmp_path: Path) -> None:
             asked |= set(result.runs)
             shown = load(context.output / f"{item.file}.json").result
             assert not set(shown.runs) - set(result.runs), item.key
-    assert asked == {path.stem for path in (context.output / "runs").glob("*.json")}
+    assert asked == set(names_in(context.output))

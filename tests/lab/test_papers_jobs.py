@@ -28,14 +28,14 @@ from sparsync_lab.papers import run_queue as sharing
 from sparsync_lab.papers.curves import trained
 from sparsync_lab.papers.item import Item, Result
 from sparsync_lab.papers.locks import claim
-from sparsync_lab.papers.run import History, Run
+from sparsync_lab.papers.run import History, Run, file_of
 from sparsync_lab.papers.run_queue import assemble, carry_out
 from sparsync_lab.papers.store import load, replacing
 from sparsync_lab.papers.sweep import SETTINGS, Stage
 from sparsync_lab.papers.trainings import train
 from sparsync_lab.training.local_workers import WorkerFailed
 from tests.lab.generated import images, run_forked
-from tests.lab.test_papers import TINY, task
+from tests.lab.test_papers import TINY, names_in, task
 from tests.world import fork_server
 
 LIMIT = 120  # seconds: for what hangs, on a busy machine
@@ -57,7 +57,7 @@ def trained_here(context: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]
     def slowly(run: Run, context: Context) -> History | None:
         history = train(run, context)
         names.append(run.name)
-        until(lambda: any(path.stem not in names for path in (context.output / "runs").glob("*.json")))
+        until(lambda: any(name not in names for name in names_in(context.output)))
         return history
 
     monkeypatch.setattr(sharing, "train", slowly)
@@ -204,7 +204,6 @@ def test_waiting_opens_the_next_stage(context: Context, monkeypatch: pytest.Monk
     elsewhere = replace(context, output=context.output.parent / "elsewhere")
     everything = beyond.accuracy(elsewhere).runs
     first = beyond.Ledger(context).contest.run("lenet5", "dense", 0.5, 0)
-    path = Path("runs") / f"{first.made(context).name}.json"
     lines: list[str] = []
 
     def said(line: str) -> None:
@@ -213,7 +212,7 @@ def test_waiting_opens_the_next_stage(context: Context, monkeypatch: pytest.Monk
             threading.Timer(0.2, finish).start()
 
     def finish() -> None:
-        shutil.copy(elsewhere.output / path, context.output / path)
+        shutil.copy(*(file_of(where, first.made(context)) for where in (elsewhere, context)))
         held.close()
 
     held = ExitStack()

@@ -22,13 +22,13 @@ from sparsync_lab.papers.curves import outcome
 from sparsync_lab.papers.imagenet import of_pictures
 from sparsync_lab.papers.lr_search import Contest
 from sparsync_lab.papers.report_page import listed
-from sparsync_lab.papers.run import History, Run, read, write
+from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, read, write
 from sparsync_lab.papers.run_queue import NoneFits, carry_out, check_words
 from sparsync_lab.papers.sweep import Stage
 from sparsync_lab.training.loop import batches
 from sparsync_lab.virtual import perplexity
 from tests.lab.generated import images
-from tests.lab.test_papers import TINY, task
+from tests.lab.test_papers import TINY, names_in, task
 
 CPU = torch.device("cpu")
 Batch = tuple[Tensor, ...]
@@ -159,7 +159,7 @@ def test_a_training_that_fails_does_not_stop_the_others(
     assert "1 of 1 items are not made, or without trainings that failed" in shown.err
     made = json.loads((tmp_path / "results" / "p3-convergence-quick.json").read_text())
     assert len(made["missing"]) == 1
-    assert len(list((tmp_path / "results" / "runs").glob("*.json"))) == 2
+    assert len(names_in(tmp_path / "results")) == 2
     context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
     with pytest.raises(RuntimeError, match="out of memory"):  # where nothing is done, as it is
         carry_out(context, [p1.training("vgg16", "topk")])
@@ -342,7 +342,7 @@ def test_a_training_whose_checkpoint_is_damaged_begins_anew(
     said: list[str] = []
     context = Context(output=tmp_path / "o", scratch=tmp_path / "s", say=said.append)
     whole = trainings.train(TINY, context)
-    (context.output / "runs" / f"{TINY.name}.json").unlink()
+    file_of(context, TINY).unlink()
     saved = context.scratch / f"{TINY.name}.pt"
     for _ in range(3):
         assert trainings.train(TINY, replace(context, deadline=time.monotonic())) is None
@@ -372,6 +372,23 @@ def test_a_file_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
             reads(path)
 
 
+def test_a_training_s_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    path = tmp_path / f"a{SUFFIX}"
+    store.write_json(path, {"loss": list(range(1000))})
+    whole = path.read_bytes()
+    for content in (b"", b"{}", whole[:1], whole[:20], whole[:-1], whole[:40] + b"\xff" * 8 + whole[48:]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a.json.gz is damaged \(.*\): delete it and run it again"):
+            read(path, TINY)
+
+
+def test_the_same_training_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        store.write_json(tmp_path / f"{name}{SUFFIX}", {"loss": [0.5, math.nan]}, run={"rate": 0.123456789})
+    assert store.read_json(tmp_path / f"first{SUFFIX}") == {"run": {"rate": 0.123456789}, "loss": [0.5, None]}
+    assert (tmp_path / f"first{SUFFIX}").read_bytes() == (tmp_path / f"second{SUFFIX}").read_bytes()
+
+
 def test_a_quick_result_that_is_damaged_does_not_matter_beside_a_full_one(tmp_path: Path) -> None:
     assert command(["papers", "run", "p1/table1", "--output", str(tmp_path)]) == 0
     (tmp_path / "p1-table1-quick.json").write_text("{}")
@@ -390,9 +407,9 @@ def test_a_training_s_file_that_is_damaged_stops_no_other(
     assert command(arguments) == 2
     shown = capsys.readouterr()
     assert shown.out.count("is damaged") == 1
-    assert f"1 trainings failed, see above: {damaged.stem}" in shown.out
+    assert f"1 trainings failed, see above: {damaged.name.removesuffix(SUFFIX)}" in shown.out
     found = store.load(tmp_path / "p3-density-quick.json").result
-    assert (len(found.runs), found.missing) == (3, [damaged.stem])
+    assert (len(found.runs), found.missing) == (3, [damaged.name.removesuffix(SUFFIX)])
     assert damaged.read_text() == "{}"
 
 
@@ -400,7 +417,7 @@ def test_an_item_of_several_models_says_where_all_of_them_were_trained(tmp_path:
     context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
     for model, commit in (("resnet20", "one, two"), ("vgg16", "two, three")):
         run = p1.training(model, "dense")
-        write(context.output / "runs" / f"{run.name}.json", replace(history_of(run), where={"commit": commit}))
+        write(file_of(context, run), replace(history_of(run), where={"commit": commit}))
     result = p1.figure_1(context.as_stored())
     assert len(result.tables) == len(result.figures) == 2
     assert result.where == {"commit": "one, two, three"}

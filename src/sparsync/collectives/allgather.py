@@ -8,24 +8,43 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks, shape_of
+from sparsync.collectives.base import (
+    FiniteFlag,
+    MeanOf,
+    Reduced,
+    Traffic,
+    bad_ranks,
+    bad_ranks_of,
+    message_bytes,
+    shape_of,
+)
 from sparsync.collectives.comm.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Wire
 from sparsync.wire.device import DeviceMessage, carries
+from sparsync.workspace import Workspace
+
+
+class GatherBuffers:
+    """The message of this rank, made by kernels, and room for those of all ranks."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, channel: Channel, device: torch.device) -> None:
+        shape = shape_of(layout, dtype)
+        self.message = DeviceMessage(channel.wire, layout, shape, channel.size, device)
+        self.rows = channel.room_for(self.message.message)
 
 
 @dataclass
-class Gathered(Reduced):
-    """The messages of all ranks, read and summed by kernels."""
+class MeanOfMessages:
+    """The mean of the messages of all ranks, read and summed by kernels; 0 once an exchange has failed."""
 
-    post: DeviceMessage = None  # type: ignore[assignment]
-    rows: Tensor = None  # type: ignore[assignment]
-    verdict: Tensor = None  # type: ignore[assignment]
+    message: DeviceMessage
+    rows: Tensor
+    failed_exchange: Tensor
 
-    def write_mean(self, out: Tensor, overflow: Tensor | None = None) -> None:
-        self.post.write_mean(self.rows, self.verdict, out, overflow)
+    def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
+        self.message.write_mean(self.rows, self.failed_exchange, out, None if flag is None else flag.bad)
 
 
 @dataclass(frozen=True)
@@ -35,39 +54,38 @@ class AllGather:
     shared = False
     blocks = True
     deferrable = True
+    graph_safe = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:
             raise ValueError("a compressor that sends every entry goes with collective='dense', not 'allgather'")
 
-    def init(self, layout: Layout, workers: int) -> State:
-        return {}
-
-    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         if carries(channel.wire, sent):
-            return self._by_kernels(sent, layout, channel, state)
+            return self._by_kernels(sent, layout, channel, workspace)
         shape = shape_of(layout, sent.values.dtype)
         header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
         rows = channel.all_gather(channel.wire.encode(sent, layout.segment_of, shape, header))
         headers = channel.verify(rows)
-        total = [channel.wire.decode(row, layout.segment_of, shape) for row in rows]
-        return Reduced(total, divisor=len(rows), bad=bad_ranks(headers))
+        terms = [channel.wire.decode(row, layout.segment_of, shape) for row in rows]
+        return Reduced(MeanOf(terms, len(rows)), bad_ranks=bad_ranks(headers))
 
-    def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
-        device = sent.values.device
-        post: DeviceMessage | None = state.get("post")
-        if post is None or post.layout is not layout or post.message.device != device:
-            shape = shape_of(layout, sent.values.dtype)
-            post = state["post"] = DeviceMessage(channel.wire, layout, shape, channel.size, device)
-            state["rows"] = channel.room_for(post.message)
-        rows = channel.all_gather(post.pack(sent, channel.sequence), state["rows"])
-        bad = bad_ranks(channel.verify(rows))
-        return Gathered((), post.workers, None, bad, post, rows, channel.device_status(device).verdict)
+    def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
+        device, dtype = sent.values.device, sent.values.dtype
+        make = lambda: GatherBuffers(layout, dtype, channel, device)  # noqa: E731
+        buffers = workspace.get(GatherBuffers, (layout.digest, device), make)
+        rows = channel.all_gather(buffers.message.pack(sent, channel.sequence), buffers.rows)
+        headers = channel.verify(rows)
+        mean = MeanOfMessages(buffers.message, rows, channel.checks.failed_exchange(device))
+        return Reduced(mean, bad_ranks=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
-        bad = local_bad_ranks(sents)
-        return [Reduced(list(sents), divisor=len(sents), bad=bad) for _ in sents]
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
+        bad = bad_ranks_of(sents)
+        return [Reduced(MeanOf(list(sents), len(sents)), bad_ranks=bad) for _ in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         bytes_sent = (workers - 1) * wire.bytes(shape_of(layout, dtype))
         return Traffic(bytes_sent, bytes_sent, workers - 1)
+
+    def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
+        return [(len(sents) - 1.0) * message_bytes(sents[0], layout, wire)] * len(sents)

@@ -9,12 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
+from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
 from sparsync.collectives.partition import IndexPartition, partition_for
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire
+from sparsync.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Balanced:
     shared = False
     blocks = False
     deferrable = False
+    graph_safe = True
 
     def __post_init__(self) -> None:
         if not self.share > 0:
@@ -43,59 +45,53 @@ class Balanced:
         if dense:
             raise ValueError("a compressor that sends every entry goes with collective='dense', not 'balanced'")
 
-    def init(self, layout: Layout, workers: int) -> State:
-        return {}
-
-    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
-        exchange = Exchange(partition_for(sent.values, layout, channel.size, self.share), sent, channel.wire)
-        (parts,), (stays,) = exchange.partition.split([sent])
-        rows = channel.all_to_all(exchange.scatter_messages(parts, channel.sequence))
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
+        messages = BalancedMessages(partition_for(sent.values, layout, channel.size, self.share), sent, channel.wire)
+        (parts,), (stays,) = messages.partition.split([sent])
+        rows = channel.all_to_all(messages.scatter_messages(parts, channel.sequence))
         headers = channel.verify(rows)
-        answer, left = exchange.gather_message(rows, channel.rank, channel.sequence)
-        rows = channel.all_gather(answer)
+        largest, left = messages.gather_message(rows, channel.rank, channel.sequence)
+        rows = channel.all_gather(largest)
         channel.verify(rows)
-        home = exchange.partition.home(stays, *left)
-        return Reduced([exchange.total(rows)], channel.size, home, bad_ranks(headers))
+        rejected = messages.partition.rejected(stays, *left)
+        return Reduced(MeanOf([messages.total(rows)], channel.size), rejected, bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
         workers, partition = len(sents), partition_for(sents[0].values, layout, len(sents), self.share)
         sums = sents[0].values.new_zeros(workers, partition.rows)
         owners = torch.arange(workers, device=sums.device).unsqueeze(1)
         parts, stays = partition.split(sents)
         for part in parts:  # in this order they are added
             sums.view(-1).index_add_(0, partition.within(part, owners), part.values.reshape(-1))
-        chosen, homes, step = [], [], 1 if partition.one_by_one else workers
+        chosen, lefts, step = [], [], 1 if partition.one_by_one else workers
         for own, group in zip(torch.split(sums, step), torch.split(owners, step), strict=True):
             goes, left = partition.largest(own, group, wire)
             chosen.append(goes)
-            homes += list(zip(*left, strict=True))
+            lefts += list(zip(*left, strict=True))
         rows, values = (torch.cat(own) for own in zip(*chosen, strict=True))
         total = partition.placed(replace(sents[0], indices=rows, values=values, count=(values != 0).sum(1)), owners)
-        bad = local_bad_ranks(sents)
-        return [
-            Reduced([total], workers, partition.home(own, *home), bad) for own, home in zip(stays, homes, strict=True)
-        ]
-
-    def rehearse(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[int]:
-        """Bytes that each worker puts on the network: all messages of both rounds are made, and read, as by ranks."""
-        workers, partition = len(sents), partition_for(sents[0].values, layout, len(sents), self.share)
-        exchanges, (parts, _) = [Exchange(partition, sent, wire) for sent in sents], partition.split(sents)
-        letters = [exchange.scatter_messages(own, 0) for exchange, own in zip(exchanges, parts, strict=True)]
-        sizes = []
-        for rank, exchange in enumerate(exchanges):
-            answer, _ = exchange.gather_message(torch.stack([own[rank] for own in letters]), rank, 0)
-            others = [letter.nbytes for owner, letter in enumerate(letters[rank]) if owner != rank]
-            sizes.append(sum(others) + (workers - 1) * answer.nbytes)  # in a ring everybody passes on the others'
-        return sizes
+        mean, bad = MeanOf([total], workers), bad_ranks_of(sents)
+        return [Reduced(mean, partition.rejected(own, *left), bad) for own, left in zip(stays, lefts, strict=True)]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         there, back = IndexPartition(layout, workers, self.share).shapes(dtype)
         bytes_sent = (workers - 1) * (wire.bytes(there) + wire.bytes(back))
         return Traffic(bytes_sent, bytes_sent, 2 * (workers - 1))
 
+    def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
+        workers, partition = len(sents), partition_for(sents[0].values, layout, len(sents), self.share)
+        ranks, (parts, _) = [BalancedMessages(partition, sent, wire) for sent in sents], partition.split(sents)
+        scattered = [messages.scatter_messages(own, 0) for messages, own in zip(ranks, parts, strict=True)]
+        sizes = []
+        for rank, messages in enumerate(ranks):
+            largest, _ = messages.gather_message(torch.stack([own[rank] for own in scattered]), rank, 0)
+            others = [message.nbytes for owner, message in enumerate(scattered[rank]) if owner != rank]
+            sizes.append(float(sum(others) + (workers - 1) * largest.nbytes))  # in a ring all pass the others' on
+        return sizes
 
-class Exchange:
-    """The messages of one rank's exchange.
+
+class BalancedMessages:
+    """The messages of one rank in an exchange of ``Balanced``.
 
     Args:
         sent: what the rank sends; its flags go with every message.
@@ -110,10 +106,10 @@ class Exchange:
         """A message to every owner, a row each; ``parts``: as ``IndexPartition.split`` makes them."""
         return self._encode(parts, self.owners, self.there, sequence)
 
-    def gather_message(self, letters: Tensor, rank: int, sequence: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def gather_message(self, received: Tensor, rank: int, sequence: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The message to everybody about the sums of what was sent to owner ``rank``; what is left of the sums."""
         partition, sums = self.partition, self.sent.values.new_zeros(1, self.partition.rows)
-        self.wire.decode(letters, partial(partition.segment, rank), self.there).add_to(sums[0])
+        self.wire.decode(received, partial(partition.segment, rank), self.there).add_to(sums[0])
         (rows, values), (places, left) = partition.largest(sums, self.owners[rank : rank + 1], self.wire)
         result = replace(self.sent, indices=rows[0], values=values[0], count=(values != 0).sum(), numel=partition.rows)
         return self._encode(result, rank, self.back, sequence), (places[0], left[0])

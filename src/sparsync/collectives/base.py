@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +13,51 @@ from sparsync.collectives.comm.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import NONFINITE, SparseGrad, write_mean
 from sparsync.wire import Header, Shape, Wire
+from sparsync.workspace import Workspace
 
-State = dict[str, Any]
+
+class FiniteFlag(Protocol):
+    """Remembers, on the device, whether a result was not finite."""
+
+    @property
+    def bad(self) -> Tensor:
+        """0-d int32 tensor: 1 once a result was not finite."""
+        ...
+
+    def check_finite(self, result: Tensor) -> None:
+        """Set ``bad`` if an entry of ``result`` is not finite."""
+        ...
+
+
+class OverflowFlag:
+    """A ``FiniteFlag`` in plain PyTorch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.bad = torch.zeros((), dtype=torch.int32, device=device)
+
+    def check_finite(self, result: Tensor) -> None:
+        self.bad.logical_or_(torch.isfinite(result).all().logical_not())
+
+
+class Mean(Protocol):
+    """The result of an exchange, still to be written."""
+
+    def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
+        """Overwrite the flat tensor ``out``; ``flag`` is told if that is not finite (a sum may overflow)."""
+        ...
+
+
+@dataclass
+class MeanOf:
+    """The sum of ``terms``, in their order, divided once by ``divisor``."""
+
+    terms: Sequence[SparseGrad]
+    divisor: int
+
+    def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
+        written = write_mean(out, self.terms, self.divisor)
+        if flag is not None:
+            flag.check_finite(written)
 
 
 @dataclass
@@ -22,23 +65,16 @@ class Reduced:
     """What came of an exchange.
 
     Args:
-        total: the result is the sum of these, in this order ...
-        divisor: ... divided by this.
+        mean: the result, the same on every rank.
         rejected: entries this rank sent, or summed for others, that did not make it into the result: they go back into
             this rank's residual.
-        bad: ``(rank, number of the parameter)`` of each rank whose gradient was not finite.
+        bad_ranks: ``(rank, number of the parameter)`` of each rank whose gradient was not finite; empty where only the
+            device knows.
     """
 
-    total: Sequence[SparseGrad]
-    divisor: int
+    mean: Mean
     rejected: SparseGrad | None = None
-    bad: list[tuple[int, int]] = field(default_factory=list)
-
-    def write_mean(self, out: Tensor, overflow: Tensor | None = None) -> None:
-        """Overwrite ``out`` with the result; ``overflow`` becomes 1 if that is not finite."""
-        written = write_mean(out, self.total, self.divisor)
-        if overflow is not None:
-            overflow.logical_or_(torch.isfinite(written).all().logical_not())
+    bad_ranks: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -55,45 +91,60 @@ class Traffic:
 
 
 class Collective(Protocol):
-    """Frozen configuration; state lives beside it.
+    """Frozen configuration; buffers live in the workspace that is passed in.
 
-    ``reduce`` may overwrite what is sent, if that is dense. ``shared``: every rank must send the same entries.
-    ``blocks``: what a rank sends travels as it is, so that a block's start can stand for its indices. ``deferrable``:
-    it needs nothing from the host between its rounds, and verifies the headers of one of them.
+    Attributes:
+        shared: every rank must send the same entries.
+        blocks: what a rank sends travels as it is, so that a block's start can stand for its indices.
+        deferrable: it needs nothing from the host between its rounds, and verifies the headers of one of them.
+        graph_safe: ``reduce_local`` never waits for the host, so that a CUDA graph may replay it.
     """
 
     shared: bool
     blocks: bool
     deferrable: bool
+    graph_safe: bool
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         """Refuse, with a sentence, what this collective cannot carry; ``dense``, ``random``: what the compressor is."""
         ...
 
-    def init(self, layout: Layout, workers: int) -> State:
-        """Fresh state for exchanges of ``layout``."""
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
+        """Sum what every rank sent; may overwrite what is sent, if that is dense.
+
+        Runs on the communication thread, in the same order on every rank.
+        """
         ...
 
-    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
-        """Sum what every rank sent. Runs on the communication thread, in the same order on every rank."""
-        ...
-
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
-        """The same sum with all ranks in one process: what each rank would get."""
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
+        """Return what each rank would get, all ranks being in this process: the same sum."""
         ...
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
-        """What an exchange of this layout costs, padding included; ``dtype`` is the residual's."""
+        """Return what an exchange of this layout costs, padding included; ``dtype`` is the residual's."""
+        ...
+
+    def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
+        """Encode the messages and return the bytes that each worker puts on the network, to compare with ``traffic``.
+
+        ``None`` where the values alone travel, summed by the backend.
+        """
         ...
 
 
 def shape_of(layout: Layout, dtype: torch.dtype) -> Shape:
-    """The shape of a message about ``layout``; ``dtype`` is the residual's."""
+    """Return the shape of a message about ``layout``; ``dtype`` is the residual's."""
     return Shape(layout.numel, layout.capacity, len(layout.segments), dtype, layout.slots)
 
 
-def as_sent(sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
-    """Sums as they travel. One that overflowed goes as it is, so that every rank sees it and gives the step up.
+def message_bytes(sent: SparseGrad, layout: Layout, wire: Wire) -> int:
+    """Encode one message and return its size."""
+    header = wire.header(sent, 0, layout.id, layout.digest)
+    return wire.encode(sent, layout.segment_of, shape_of(layout, sent.values.dtype), header).nbytes
+
+
+def round_sums(sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
+    """Return sums as they travel. One that overflowed goes as it is, so that every rank gives the step up.
 
     Args:
         segments: of each, its number below ``parts``.
@@ -104,17 +155,17 @@ def as_sent(sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
     return torch.where(finite, wire.codec.round(torch.where(finite, sums, 0), segments, parts), sums)
 
 
-def left_of(sums: Tensor, chosen: Tensor, sent: Tensor) -> Tensor:
-    """What is left of ``sums`` once ``sent`` went from ``chosen``; of one that overflowed nothing: its parts come home
-    to who sent them."""
+def remainder_of(sums: Tensor, chosen: Tensor, sent: Tensor) -> Tensor:
+    """Return what is left of ``sums`` once ``sent`` went from ``chosen``; 0 where a sum overflowed, as its parts go
+    back to those who sent them."""
     return torch.where(sums.isfinite(), sums.index_add(0, chosen, -sent), 0)
 
 
-def local_bad_ranks(sents: Sequence[SparseGrad]) -> list[tuple[int, int]]:
-    """The same from what the ranks send."""
+def bad_ranks_of(sents: Sequence[SparseGrad]) -> list[tuple[int, int]]:
+    """Return ``(rank, parameter)`` of each rank whose gradient was not finite, from what the ranks send."""
     return [(rank, int(sent.where)) for rank, sent in enumerate(sents) if int(sent.flags) & NONFINITE]
 
 
 def bad_ranks(headers: Sequence[Header]) -> list[tuple[int, int]]:
-    """``(rank, parameter)`` of each rank that says its gradient was not finite."""
+    """Return ``(rank, parameter)`` of each rank that says its gradient was not finite."""
     return [(rank, header.where) for rank, header in enumerate(headers) if header.flags & NONFINITE]

@@ -8,24 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
+from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
-from sparsync.collectives.comm.device_status import DeviceStatus
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, WORD, Wire
-
-
-@dataclass
-class Summed(Reduced):
-    """A sum that the device looks at."""
-
-    device_status: DeviceStatus = None  # type: ignore[assignment]
-
-    def write_mean(self, out: Tensor, overflow: Tensor | None = None) -> None:
-        super().write_mean(out)
-        if overflow is not None:
-            self.device_status.check_finite(out)
+from sparsync.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -44,42 +32,43 @@ class DenseAllReduce:
     shared = False
     blocks = False
     deferrable = True
+    graph_safe = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not self.exact and wire.values not in ("fp32", "bf16"):
             raise ValueError(f"collective='dense' carries fp32 or bf16 values, not {wire.values!r}")
 
-    def init(self, layout: Layout, workers: int) -> State:
-        return {}
-
-    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
-        headers = channel.verify(channel.gather_headers(sent, layout, state))
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
+        headers = channel.verify(channel.gather_headers(sent, layout, workspace))
         whole = sent.values if sent.indices is None else sent.densify()
         dtype = self._dtype(channel.wire)
         if dtype is None:
             total = channel.all_reduce(whole.mul_(1 / channel.size) if channel.size > 1 else whole)
-            if channel.deferred:
-                return Summed([self._dense(total, sent)], 1, device_status=channel.device_status(total.device))
-            return Reduced([self._dense(total, sent)], divisor=1, bad=bad_ranks(headers))
-        total = channel.all_reduce(whole.to(dtype)).to(whole.dtype)
-        return Reduced([self._dense(total, sent)], divisor=channel.size, bad=bad_ranks(headers))
+            mean = MeanOf([self._dense(total, sent)], 1)
+        else:
+            total = channel.all_reduce(whole.to(dtype)).to(whole.dtype)
+            mean = MeanOf([self._dense(total, sent)], channel.size)
+        return Reduced(mean, bad_ranks=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
         own, dtype = sents[0].values.dtype, self._dtype(wire)
         part, divisor = (1 / len(sents), 1) if dtype is None else (1.0, len(sents))
         total = torch.zeros_like(sents[0].densify(), dtype=dtype or own)
         for sent in sents:
             total = total + (sent.densify() * part).to(total.dtype)
-        bad = local_bad_ranks(sents)
-        return [Reduced([self._dense(total.to(own), sent)], divisor=divisor, bad=bad) for sent in sents]
+        bad = bad_ranks_of(sents)
+        return [Reduced(MeanOf([self._dense(total.to(own), sent)], divisor), bad_ranks=bad) for sent in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         itemsize = (self._dtype(wire) or dtype).itemsize
         bytes_sent = (workers - 1) * (HEADER * WORD + 2 / workers * layout.numel * itemsize)
         return Traffic(bytes_sent, bytes_sent, 3 * (workers - 1))
 
+    def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
+        return None
+
     def _dtype(self, wire: Wire) -> torch.dtype | None:
-        """What the values are cast to on the wire, if anything."""
+        """Return what the values are cast to on the wire, if anything."""
         return None if self.exact else wire.codec.dtype
 
     @staticmethod

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import Reduced, State, Traffic, as_sent, local_bad_ranks, shape_of
+from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks_of, message_bytes, round_sums, shape_of
 from sparsync.collectives.comm.channel import Channel
 from sparsync.errors import PeerFailed
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, NONFINITE, SparseGrad
 from sparsync.wire import Wire
+from sparsync.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class GTopK:
     shared = False
     blocks = False
     deferrable = False
+    graph_safe = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:
@@ -37,10 +39,7 @@ class GTopK:
                 f"collective='gtopk' sends partial sums, which have no common scale: not values={wire.values!r}"
             )
 
-    def init(self, layout: Layout, workers: int) -> State:
-        return {}
-
-    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         shape, partial, dropped = shape_of(layout, sent.values.dtype), sent, []
         culprit = channel.rank if int(sent.flags) else -1
 
@@ -76,9 +75,9 @@ class GTopK:
         if int(partial.flags) & FAILED:
             raise PeerFailed(channel.monitor.cause(culprit))
         bad = [(culprit, int(partial.where))] if int(partial.flags) & NONFINITE else []
-        return Reduced([partial], channel.size, _together(dropped), bad)
+        return Reduced(MeanOf([partial], channel.size), _stack_rounds(dropped), bad)
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
         partial, dropped = list(sents), [[] for _ in sents]  # type: ignore[var-annotated]
         reach = 1
         while reach < len(sents):
@@ -88,8 +87,8 @@ class GTopK:
                 partial[rank] = total
                 dropped[rank].append(lost)
             reach *= 2
-        bad = local_bad_ranks(sents)[:1]
-        return [Reduced([partial[0]], len(sents), _together(lost), bad) for lost in dropped]
+        bad = bad_ranks_of(sents)[:1]
+        return [Reduced(MeanOf([partial[0]], len(sents)), _stack_rounds(lost), bad) for lost in dropped]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         message = wire.bytes(shape_of(layout, dtype))
@@ -97,6 +96,11 @@ class GTopK:
         return Traffic(
             2 * (workers - 1) / workers * message, max(rounds, 1 if workers > 1 else 0) * message, 2 * rounds
         )
+
+    def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
+        workers, size = len(sents), message_bytes(sents[0], layout, wire)
+        parents = [rank - (rank & -rank) for rank in range(1, workers)]  # each sends up once, and is sent to once
+        return [float(size * ((rank > 0) + parents.count(rank))) for rank in range(workers)]
 
 
 def merge(
@@ -121,7 +125,7 @@ def merge(
     fresh, segment = first & real, layout.segment_of(indices.clamp(max=layout.numel - 1))
 
     kept = _largest(torch.where(fresh, sums.abs(), -1), segment, layout) & fresh
-    sent = torch.where(kept, as_sent(sums, segment, len(layout.segments), wire), 0)
+    sent = torch.where(kept, round_sums(sums, segment, len(layout.segments), wire), 0)
     left = torch.where(sums.isfinite(), sums - sent, 0)  # of one that overflowed nothing: its parts come home
     place = torch.arange(values.shape[1], device=values.device)
     home = torch.where(real, indices, place // 2)  # zeros are added here and there: in one place they would queue
@@ -154,7 +158,7 @@ def _largest(size: Tensor, segment: Tensor, layout: Layout) -> Tensor:
     return torch.zeros_like(size, dtype=torch.bool).scatter_(1, order, chosen)
 
 
-def _together(lost: Sequence[SparseGrad]) -> SparseGrad | None:
+def _stack_rounds(lost: Sequence[SparseGrad]) -> SparseGrad | None:
     """All that a rank dropped, a row for every round."""
     if not lost:
         return None

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsync.collectives.base import as_sent, left_of, shape_of
+from sparsync.collectives.base import remainder_of, round_sums, shape_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire
@@ -67,7 +67,7 @@ class IndexPartition:
         """All of several owners' entries, of which each has a row, with their places in the flat gradient."""
         assert part.indices is not None
         values = part.values.view(-1)
-        spread = torch.arange(values.numel(), device=values.device) % self.layout.numel  # as in ``home``
+        spread = torch.arange(values.numel(), device=values.device) % self.layout.numel  # as in ``rejected``
         indices = torch.where(values != 0, self.place(part.indices, owner).view(-1), spread)
         return self._whole(part, indices, values)
 
@@ -122,15 +122,15 @@ class IndexPartition:
         # Zeros stand apart: a mean of signs shall not count them.
         segment = torch.where(values != 0, self.segment(owners, chosen), parts - 1)
         number = torch.arange(len(owners), device=sums.device).unsqueeze(1)
-        sent = as_sent(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
-        left = left_of(sums.reshape(-1), (chosen + self.rows * number).view(-1), sent).view(sums.shape)
+        sent = round_sums(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
+        left = remainder_of(sums.reshape(-1), (chosen + self.rows * number).view(-1), sent).view(sums.shape)
         values = sent.view(values.shape)
         order = torch.sort((values == 0).to(torch.int8), stable=True).indices  # what is real goes first
         travel, indices = values.gather(1, order), chosen.gather(1, order)
         home = self.place(rows, owners).clamp(max=self.layout.numel - 1)  # the last row may be longer than the gradient
         return (torch.where(travel != 0, indices, 0), travel), (home, left)
 
-    def home(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
+    def rejected(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
         """All that comes home to a rank: what it had no room for, then what is left of its sums.
 
         It may have had no room for an entry that it owns. On a GPU the additions of one call come in any order: so each
@@ -211,14 +211,14 @@ class HostPartition(IndexPartition):
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
         else:
             chosen, goes, going = torch.arange(rows.numel()), rows, found
-        sent = as_sent(going, self.segment(owner, goes), len(self.layout.segments), wire)
-        left = left_of(found, chosen, sent)
+        sent = round_sums(going, self.segment(owner, goes), len(self.layout.segments), wire)
+        left = remainder_of(found, chosen, sent)
         real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
         missing = 0, self.kept - real.numel()
         travel, indices = (nn.functional.pad(own.index_select(0, real), missing) for own in (sent, goes))
         return (indices[None], travel[None]), (self.place(rows, owner)[None], left[None])
 
-    def home(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
+    def rejected(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
         assert stays.indices is not None
         indices, values = torch.cat([stays.indices, places]), torch.cat([stays.values, left])
         return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))

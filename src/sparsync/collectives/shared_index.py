@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsync.collectives.base import Reduced, State, Traffic, bad_ranks, local_bad_ranks
+from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
 from sparsync.errors import Mismatch
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, WORD, Wire
+from sparsync.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class SharedIndexAllReduce:
     shared = True
     blocks = False
     deferrable = False
+    graph_safe = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not random:
@@ -37,10 +39,7 @@ class SharedIndexAllReduce:
         if wire.values not in ("fp32", "bf16"):
             raise ValueError(f"collective='shared' carries fp32 or bf16 values, not {wire.values!r}")
 
-    def init(self, layout: Layout, workers: int) -> State:
-        return {}
-
-    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, state: State) -> Reduced:
+    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         assert sent.indices is not None
         header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
         header[7] = checksum = zlib.crc32(sent.indices.cpu().numpy().tobytes()) & 0x7FFFFFFF
@@ -50,17 +49,20 @@ class SharedIndexAllReduce:
             raise Mismatch(f"rank {', '.join(map(str, odd))} drew other entries than rank 0 (checksum {checksum})")
         values = sent.values.to(channel.wire.codec.dtype or sent.values.dtype, copy=True)
         total = replace(sent, values=channel.all_reduce(values).to(sent.values.dtype))
-        return Reduced([total], divisor=channel.size, bad=bad_ranks(headers))
+        return Reduced(MeanOf([total], channel.size), bad_ranks=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, state: State, wire: Wire) -> list[Reduced]:
+    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
         dtype = wire.codec.dtype or sents[0].values.dtype
         values = torch.zeros_like(sents[0].values, dtype=dtype)
         for sent in sents:
             values = values + sent.values.to(dtype)
-        values, bad = values.to(sents[0].values.dtype), local_bad_ranks(sents)
-        return [Reduced([replace(sent, values=values)], divisor=len(sents), bad=bad) for sent in sents]
+        values, bad = values.to(sents[0].values.dtype), bad_ranks_of(sents)
+        return [Reduced(MeanOf([replace(sent, values=values)], len(sents)), bad_ranks=bad) for sent in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         itemsize = (wire.codec.dtype or dtype).itemsize
         bytes_sent = (workers - 1) * (HEADER * WORD + 2 / workers * layout.capacity * itemsize)
         return Traffic(bytes_sent, bytes_sent, 3 * (workers - 1))
+
+    def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
+        return None

@@ -13,6 +13,7 @@ from sparsync.kernels.clip import clip_scales
 from sparsync.kernels.reference import Rounding, sweep_flat
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import NONFINITE, SparseGrad
+from sparsync.workspace import Workspace
 
 # Small tensors by segment name and by what they are: checkpointed, rolled back, one bag per worker.
 State = dict[str, dict[str, Tensor]]
@@ -47,7 +48,7 @@ class Context:
     clip: float | None = None
     unused: frozenset[str] = frozenset()
     values: str = "fp32"
-    workspace: dict[str, Any] = field(default_factory=dict)
+    workspace: Any = field(default_factory=Workspace)
     key: Tensor | None = None
 
 

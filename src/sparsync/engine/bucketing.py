@@ -11,15 +11,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.futures import Future
 
-from sparsync.collectives import Collective, DenseAllReduce
+from sparsync.collectives import Collective, DenseAllReduce, Traffic
 from sparsync.compressors import Compressor, NoCompression
+from sparsync.config import ExchangePlan
+from sparsync.kernels.reference import Rounding
 from sparsync.layout import Layout, Parameter, Span
+from sparsync.wire import Wire
+from sparsync.workspace import Workspace
 
 
 @dataclass
@@ -34,7 +37,15 @@ class Bucket:
 
 @dataclass
 class Unit:
-    """What is compressed and exchanged as one. ``grad`` is its flat gradient and, after the exchange, the result."""
+    """What is compressed and exchanged as one. ``grad`` is its flat gradient and, after the exchange, the result.
+
+    Args:
+        rounding: values -> values as they travel, or ``None`` when they travel unchanged.
+        keeps: something of it may stay in the residual.
+        workspace: of the layout: buffers that stay.
+        unused: parameters whose gradient was all zero on this rank, and that must not be sent from.
+        delivered: parameters that buckets have brought in this step.
+    """
 
     key: str
     id: int
@@ -43,8 +54,10 @@ class Unit:
     grad: Tensor
     compressor: Compressor
     collective: Collective
+    rounding: Rounding | None
+    keeps: bool
     known: tuple[float, Layout] | None = None
-    workspace: dict[str, Any] = field(default_factory=dict)  # of the layout: buffers that stay
+    workspace: Workspace = field(default_factory=Workspace)
     unused: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
 
@@ -63,8 +76,13 @@ class Unit:
             name=f"{self.key}:{names:08x}",
         )
         fresh = self.known is None or self.known[1] != layout
-        self.known, self.workspace = (density, layout), {}
+        self.known, self.workspace = (density, layout), Workspace()
         return layout, fresh
+
+    def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype) -> float:
+        """Return the bytes that a worker puts on the network in an exchange of the unit."""
+        make = lambda: self.collective.traffic(layout, wire, workers, dtype)  # noqa: E731
+        return self.workspace.get(Traffic, dtype, make).mean_bytes
 
 
 class BucketSlice:
@@ -100,12 +118,12 @@ class BucketSlice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BucketPlan:
     """What a bucket of certain parameters is made of: its own unit, if any, and what is gathered from it."""
 
     spans: tuple[Span, ...]
     own: Unit | None
-    shares: tuple[BucketSlice, ...]
+    slices: tuple[BucketSlice, ...]
     units: frozenset[str]  # by key
 
 
@@ -114,7 +132,7 @@ class PendingBucket:
     """A bucket on its way; its future completes when every unit it feeds has been written back."""
 
     bucket: Bucket
-    plan: Plan
+    plan: BucketPlan
     future: Future[Tensor]
     waits_for: set[str]
 
@@ -124,16 +142,16 @@ class PendingBucket:
             self.future.set_result(self.bucket.buffer)
 
 
-def scatter_result(unit: Unit, pending: Sequence[PendingBucket]) -> None:
-    """``unit`` holds its result: copy into each bucket its share of it, all in one."""
+def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
+    """Copy the result that ``unit`` holds into each bucket that fed it, all in one."""
     here, there = [], []
-    for bucket_slot in pending:
-        for share in bucket_slot.plan.shares:
-            if share.unit is unit:
-                views = share.views(bucket_slot.bucket.buffer)
+    for pending in buckets:
+        for part in pending.plan.slices:
+            if part.unit is unit:
+                views = part.views(pending.bucket.buffer)
                 here += views[0]
                 there += views[1]
-        bucket_slot.waits_for.discard(unit.key)
+        pending.waits_for.discard(unit.key)
     if here:
         torch._foreach_copy_(here, there)
 
@@ -147,45 +165,44 @@ class BucketMapper:
     """Turns the buckets of a step into units.
 
     Args:
-        small: names of the parameters that travel dense.
+        dense_names: parameters that travel dense, as they are, whatever the others do.
         may_skip: note parameters whose gradient is all zero, so that nothing is sent from them.
     """
 
     def __init__(
-        self,
-        parameters: Sequence[Parameter],
-        compressor: Compressor,
-        collective: Collective,
-        scope: str,
-        small: frozenset[str],
-        may_skip: bool,
+        self, parameters: Sequence[Parameter], plan: ExchangePlan, dense_names: frozenset[str], may_skip: bool
     ) -> None:
         self.parameters = {parameter.name: parameter for parameter in parameters}
-        self.compressor, self.collective, self.scope, self.may_skip = compressor, collective, scope, may_skip
-        self._plans: dict[tuple[int, tuple[str, ...]], Plan] = {}
+        self.plan, self.may_skip = plan, may_skip
+        self._bucket_plans: dict[tuple[int, tuple[str, ...]], BucketPlan] = {}
         self._bucket_units: dict[int, Unit] = {}
         self._gathered: dict[str, Unit] = {}
         self._gathered_by: dict[str, Unit] = {}  # parameter -> the unit it is gathered into
-        if scope == "global":
-            self._gather("global", [p for p in parameters if p.name not in small], compressor, collective)
-        self._gather("small", [p for p in parameters if p.name in small], NoCompression(), DenseAllReduce(exact=True))
+        if plan.unit_scope == "global":
+            self._gather("global", [p for p in parameters if p.name not in dense_names], dense=False)
+        self._gather("small", [p for p in parameters if p.name in dense_names], dense=True)
 
-    def arrive(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
+    def add(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
         """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
-        plan = self._plan(bucket)
-        bucket_slot = PendingBucket(bucket, plan, future_on(bucket.buffer.device), set(plan.units))
+        plan = self._plan_of(bucket)
+        pending = PendingBucket(bucket, plan, future_on(bucket.buffer.device), set(plan.units))
         if plan.own is not None:
             plan.own.grad = bucket.buffer
-        for share in plan.shares:
-            share.gather(bucket.buffer)
+        for part in plan.slices:
+            part.gather(bucket.buffer)
         if self.may_skip:
-            self._note_sleepers(bucket_slot)
-        bucket_slot.complete()
-        return bucket_slot, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])
+            self._note_unused(pending)
+        pending.complete()
+        return pending, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])
+
+    @property
+    def units(self) -> list[Unit]:
+        """The units that are known so far."""
+        return [*self._bucket_units.values(), *self._gathered.values()]
 
     def forget_layouts(self) -> None:
         """Make every layout, and the compressors' state for it, anew when it is next needed."""
-        for unit in [*self._bucket_units.values(), *self._gathered.values()]:
+        for unit in self.units:
             unit.known = None
 
     def _complete(self) -> list[Unit]:
@@ -198,15 +215,15 @@ class BucketMapper:
             unit.delivered = set()
         return units
 
-    def _note_sleepers(self, bucket_slot: PendingBucket) -> None:
-        for span in bucket_slot.plan.spans:
-            unit = self._gathered_by.get(span.name, bucket_slot.plan.own)
+    def _note_unused(self, pending: PendingBucket) -> None:
+        for span in pending.plan.spans:
+            unit = self._gathered_by.get(span.name, pending.plan.own)
             assert unit is not None
-            if not bucket_slot.bucket.buffer[span.start : span.stop].any():
+            if not pending.bucket.buffer[span.start : span.stop].any():
                 unit.unused.add(span.name)
 
-    def _plan(self, bucket: Bucket) -> Plan:
-        known = self._plans.get((bucket.index, bucket.names))
+    def _plan_of(self, bucket: Bucket) -> BucketPlan:
+        known = self._bucket_plans.get((bucket.index, bucket.names))
         if known is not None:
             return known
         spans, start = [], 0
@@ -217,29 +234,27 @@ class BucketMapper:
             start += numel
         assert start == bucket.buffer.numel(), f"bucket {bucket.index}: {start} entries, {bucket.buffer.numel()} came"
         own_spans = tuple(span for span in spans if span.name not in self._gathered_by)
-        shares, own = [], None
+        slices, own = [], None
         for unit in self._gathered.values():
             here = [span for span in spans if self._gathered_by.get(span.name) is unit]
             places = {span.name: span for span in unit.spans}
             if here:
-                shares.append(BucketSlice(unit, here, [places[span.name] for span in here]))
+                slices.append(BucketSlice(unit, here, [places[span.name] for span in here]))
         here_now = set(bucket.names)
-        for old in [old for old in self._plans if old[0] == bucket.index or not here_now.isdisjoint(old[1])]:
-            del self._plans[old]  # the buckets were regrouped: buffers of those that are gone must not be kept
+        for old in [old for old in self._bucket_plans if old[0] == bucket.index or not here_now.isdisjoint(old[1])]:
+            del self._bucket_plans[old]  # the buckets were regrouped: buffers of those that are gone must not be kept
             self._bucket_units.pop(old[0], None)
         if own_spans:
             key = f"bucket {bucket.index}"
-            own = Unit(key, bucket.index, self.scope, own_spans, bucket.buffer, self.compressor, self.collective)
+            own = self._unit(key, bucket.index, self.plan.unit_scope, own_spans, bucket.buffer, dense=False)
             self._bucket_units[bucket.index] = own
-        units = [share.unit for share in shares] + ([own] if own else [])
-        plan = Plan(tuple(spans), own, tuple(shares), frozenset(unit.key for unit in units))
-        self._plans[bucket.index, bucket.names] = plan
+        units = [part.unit for part in slices] + ([own] if own else [])
+        plan = BucketPlan(tuple(spans), own, tuple(slices), frozenset(unit.key for unit in units))
+        self._bucket_plans[bucket.index, bucket.names] = plan
         return plan
 
-    def _gather(
-        self, kind: str, parameters: Sequence[Parameter], compressor: Compressor, collective: Collective
-    ) -> None:
-        """One gathered unit per dtype."""
+    def _gather(self, kind: str, parameters: Sequence[Parameter], dense: bool) -> None:
+        """Make one gathered unit per dtype."""
         for dtype in sorted({p.dtype for p in parameters}, key=str):
             spans, start = [], 0
             for parameter in parameters:
@@ -250,7 +265,15 @@ class BucketMapper:
                 continue
             key = f"{kind} {str(dtype).removeprefix('torch.')}"
             number = -1 - len(self._gathered)
-            grad = torch.zeros(start, dtype=dtype)
-            unit = Unit(key, number, "global", tuple(spans), grad, compressor, collective)
+            unit = self._unit(key, number, "global", tuple(spans), torch.zeros(start, dtype=dtype), dense)
             self._gathered[key] = unit
             self._gathered_by.update({span.name: unit for span in spans})
+
+    def _unit(self, key: str, number: int, scope: str, spans: tuple[Span, ...], grad: Tensor, dense: bool) -> Unit:
+        """Make a unit; ``dense``: its parameters travel as they are, whatever the others do."""
+        plan = self.plan
+        if dense:
+            keeps = plan.correction is not None
+            return Unit(key, number, scope, spans, grad, NoCompression(), DenseAllReduce(exact=True), None, keeps)
+        rounding = plan.wire.codec.round
+        return Unit(key, number, scope, spans, grad, plan.compressor, plan.collective, rounding, plan.keeps_residuals)

@@ -1,91 +1,202 @@
-"""News of exchanges that the device decides: the host hears what came of them when a later step begins."""
+"""When the host learns what came of an exchange: at once, or a step later. Chosen once, when the reducer starts."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+import hashlib
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from sparsync.collectives import Channel, Report
-from sparsync.engine.stats import Exchange, Stats
-from sparsync.layout import Layout
-from sparsync.sparse import NONFINITE
+from sparsync.collectives import Channel, Reduced, Report
+from sparsync.collectives.base import OverflowFlag
+from sparsync.collectives.comm.header_checks import DeviceChecks, OnStream, check_headers
+from sparsync.config import ExchangePlan
+from sparsync.engine.bucketing import Unit
+from sparsync.engine.ledger import Cause
+from sparsync.engine.stats import ExchangeRecord, Stats
+from sparsync.engine.unit_step import finish_unit, poison, warn_of_non_finite
+from sparsync.engine.worker import WorkerState
+from sparsync.layout import Layout, Parameter
+from sparsync.sparse import NONFINITE, SparseGrad
 from sparsync.wire import Header
 
-log = logging.getLogger("sparsync")
+
+class Completion(Protocol):
+    """What becomes of an exchange once its messages are there.
+
+    Attributes:
+        waits: the host waits for every exchange, so that a thread of its own has to run them.
+        bad: in the last step of which the host knows, a gradient was not finite.
+    """
+
+    waits: bool
+    bad: bool
+
+    def begin_step(self, on_stream: OnStream) -> None:
+        """Begin a step."""
+        ...
+
+    def finish(
+        self, unit: Unit, layout: Layout, sent: SparseGrad, reduced: Reduced, record: ExchangeRecord, step: int
+    ) -> None:
+        """Write the result into the unit; in a bad step, with NaN in it."""
+        ...
+
+    def close_step(self, device: torch.device, step: int) -> None:
+        """End a step: all its units are written."""
+        ...
+
+    def poll(self, before: int) -> None:
+        """Learn what came of the steps before this one; raise, on every rank alike, what went wrong in them."""
+        ...
+
+    def update_stats(self) -> None:
+        """Let the statistics have all that is known of past steps."""
+        ...
+
+    def forget(self) -> None:
+        """Expect no more from the device."""
+        ...
+
+
+def choose_completion(
+    plan: ExchangePlan, parameters: list[Parameter], channel: Channel, worker: WorkerState, stats: Stats
+) -> Completion:
+    """Return ``Deferred`` where nothing in an exchange needs the host, otherwise ``Immediate``."""
+    simple = all(p.dtype != torch.float64 for p in parameters) and plan.wire.indices != "block"
+    if channel.may_defer and plan.collective.deferrable and simple and not plan.debug:
+        return Deferred(plan, channel, worker, stats)
+    return Immediate(plan, channel, worker, stats)
+
+
+class Immediate:
+    """The host waits for every exchange and knows at once what came of it."""
+
+    waits = True
+
+    def __init__(self, plan: ExchangePlan, channel: Channel, worker: WorkerState, stats: Stats) -> None:
+        self.plan, self.channel, self.worker, self.stats = plan, channel, worker, stats
+        self.bad = False
+
+    def begin_step(self, on_stream: OnStream) -> None:
+        self.bad = False
+
+    def finish(
+        self, unit: Unit, layout: Layout, sent: SparseGrad, reduced: Reduced, record: ExchangeRecord, step: int
+    ) -> None:
+        flag = OverflowFlag(unit.grad.device) if self.plan.keeps_residuals else None
+        finish_unit(unit, unit.grad, flag, [reduced], [self.worker])
+        self.worker.ledger.record_rejected(unit, reduced.rejected)
+        for rank, where in reduced.bad_ranks:
+            warn_of_non_finite(step, layout, rank, where)
+        self.bad = self.bad or bool(reduced.bad_ranks) or (flag is not None and bool(flag.bad))
+        if self.bad:
+            poison(unit.grad, layout)
+            self.worker.ledger.restore(Cause.NON_FINITE)
+        if self.plan.debug:
+            self.channel.assert_consistent(f"result of {unit.key}", _fingerprint(unit.grad))
+        self.stats.count_entries(record, int(sent.count), layout.sendable)
+
+    def close_step(self, device: torch.device, step: int) -> None:
+        return None
+
+    def poll(self, before: int) -> None:
+        return None
+
+    def update_stats(self) -> None:
+        return None
+
+    def forget(self) -> None:
+        return None
 
 
 @dataclass
-class Pending:
-    """What a step's exchanges came to: not heard of yet."""
+class PendingStep:
+    """A step whose outcome is on its way from the device."""
 
     step: int
     report: Report
     device: torch.device
-    exchanges: list[tuple[Exchange, Layout]]
-    said: tuple[bool, list[list[Header]]] | None = None  # whether it was bad, and each exchange's headers
+    exchanges: list[tuple[ExchangeRecord, Layout]]
+    outcome: tuple[bool, list[list[Header]]] | None = None  # whether it was bad, and each exchange's headers
 
 
-class News:
-    """What is on its way from the device, in order.
+class PositionsOfParameters:
+    """Where each parameter of a layout starts, on its device."""
 
-    Args:
-        stats: learn how many entries were sent.
-    """
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.starts = torch.tensor([span.start for span in layout.spans], device=device)
 
-    def __init__(self, channel: Channel, stats: Stats) -> None:
-        self.channel, self.stats = channel, stats
-        self._started: list[tuple[Exchange, Layout]] = []  # in the step under way
-        self._pending: list[Pending] = []
 
-    def of_exchange(self, exchange: Exchange, layout: Layout) -> None:
-        """The last exchange was of this layout."""
-        self._started.append((exchange, layout))
+class Deferred:
+    """The device decides, and the host never waits: it learns of a step when a later one begins."""
 
-    def of_step(self, step: int, device: torch.device) -> None:
-        """All exchanges of this step have been started."""
-        report = self.channel.device_status(device).close_step()
-        self._pending.append(Pending(step, report, device, self._started))
+    waits = False
+
+    def __init__(self, plan: ExchangePlan, channel: Channel, worker: WorkerState, stats: Stats) -> None:
+        self.plan, self.channel, self.worker, self.stats = plan, channel, worker, stats
+        self.bad = False
+        self._checks = channel.checks = DeviceChecks(channel.size)
+        self._started: list[tuple[ExchangeRecord, Layout]] = []  # exchanges of the step under way
+        self._pending: list[PendingStep] = []
+
+    def begin_step(self, on_stream: OnStream) -> None:
+        self.bad = False
+        self._checks.begin_step(on_stream)
+
+    def finish(
+        self, unit: Unit, layout: Layout, sent: SparseGrad, reduced: Reduced, record: ExchangeRecord, step: int
+    ) -> None:
+        device = unit.grad.device
+        status = self._checks.status(device)
+        finish_unit(unit, unit.grad, status if self.plan.keeps_residuals else None, [reduced], [self.worker])
+        self.worker.ledger.record_rejected(unit, reduced.rejected)
+        positions = unit.workspace.get(PositionsOfParameters, device, lambda: PositionsOfParameters(layout, device))
+        status.poison(unit.grad, positions.starts, self.plan.transactional)
+        self.worker.ledger.number(unit, self.channel.sequence)
+        self._started.append((record, layout))
+
+    def close_step(self, device: torch.device, step: int) -> None:
+        status = self._checks.status(device)
+        self.worker.ledger.restore_on_device(status)
+        self._pending.append(PendingStep(step, status.close_step(), device, self._started))
         self._started = []
 
-    def hear(self, before: int) -> Iterator[bool]:
-        """Of each step before this one, whether it was bad; raises, on every rank alike, what went wrong in it."""
+    def poll(self, before: int) -> None:
         while self._pending and self._pending[0].step < before:
-            news = self._pending.pop(0)
-            bad, exchanges = self._read(news)
-            for (_, layout), headers in zip(news.exchanges, exchanges, strict=True):
-                self.channel.check(headers)
+            pending = self._pending.pop(0)
+            bad, exchanges = self._read(pending)
+            for (_, layout), headers in zip(pending.exchanges, exchanges, strict=True):
+                check_headers(headers, self.channel.monitor)
                 for rank, header in enumerate(headers):
                     if header.flags & NONFINITE:
-                        warn(news.step, layout.spans[header.where].name, rank)
-            yield bad
+                        warn_of_non_finite(pending.step, layout, rank, header.where)
+            self.bad = bad
 
-    def learn(self) -> None:
-        """Let the statistics have all there is to hear of past steps; whether they went well is heard later."""
-        for news in self._pending:
-            self._read(news)
+    def update_stats(self) -> None:
+        for pending in self._pending:
+            self._read(pending)
 
     def forget(self) -> None:
-        """Nothing more is going to be heard."""
         self._started, self._pending = [], []
 
-    def _read(self, news: Pending) -> tuple[bool, list[list[Header]]]:
-        """What a report says."""
-        if news.said is None:
-            self.channel.await_report(news.report)
-            news.said = self.channel.device_status(news.device).read(news.report)
-            if len(news.said[1]) != len(news.exchanges):
+    def _read(self, pending: PendingStep) -> tuple[bool, list[list[Header]]]:
+        """Return what a report says; raise before the deadline if a rank is gone and it never comes."""
+        if pending.outcome is None:
+            self.channel.await_report(pending.report)
+            pending.outcome = self._checks.status(pending.device).read(pending.report)
+            if len(pending.outcome[1]) != len(pending.exchanges):
                 raise RuntimeError(
-                    f"step {news.step}: headers were verified {len(news.said[1])} times in {len(news.exchanges)} "
-                    "exchanges; a collective with deferrable=True must do it once in each"
+                    f"step {pending.step}: headers were verified {len(pending.outcome[1])} times in "
+                    f"{len(pending.exchanges)} exchanges; a collective with deferrable=True must do it once in each"
                 )
-            for (exchange, layout), headers in zip(news.exchanges, news.said[1], strict=True):
-                self.stats.learn(exchange, headers[self.channel.rank].entries, layout.sendable)
-        return news.said
+            for (record, layout), headers in zip(pending.exchanges, pending.outcome[1], strict=True):
+                self.stats.count_entries(record, headers[self.channel.rank].entries, layout.sendable)
+        return pending.outcome
 
 
-def warn(step: int, name: str, rank: int) -> None:
-    """Say whose gradient was not finite."""
-    log.warning("step %d: the gradient of %s was not finite on rank %d", step, name, rank)
+def _fingerprint(result: Tensor) -> str:
+    """Return a text that differs when any bit of ``result`` differs."""
+    return hashlib.sha256(result.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(eq=False)
-class Exchange:
+class ExchangeRecord:
     """One exchange of one unit, with the moments (seconds of ``time.perf_counter``) it went through."""
 
     unit: str
@@ -26,7 +26,7 @@ class Exchange:
 
 
 @dataclass
-class Tally:
+class Totals:
     """Sums over exchanges.
 
     Args:
@@ -65,40 +65,41 @@ class Tally:
             return 1.0 if self.entries >= self.numel else math.nan
         return self.energy_sent / self.energy
 
-    def add(self, exchange: Exchange) -> None:
-        self.bytes += exchange.bytes
-        self.traffic += exchange.traffic
-        self.compress_s += exchange.compressed - exchange.arrived
-        self.exchange_s += exchange.exchanged - exchange.started
-        self.decode_s += exchange.decoded - exchange.exchanged
-        self.energy_sent += exchange.energy_sent
-        self.energy += exchange.energy
+    def add(self, record: ExchangeRecord) -> None:
+        self.bytes += record.bytes
+        self.traffic += record.traffic
+        self.compress_s += record.compressed - record.arrived
+        self.exchange_s += record.exchanged - record.started
+        self.decode_s += record.decoded - record.exchanged
+        self.energy_sent += record.energy_sent
+        self.energy += record.energy
 
-    def learn(self, exchange: Exchange) -> None:
-        self.entries += exchange.entries
-        self.numel += exchange.numel
+    def count_entries(self, record: ExchangeRecord) -> None:
+        self.entries += record.entries
+        self.numel += record.numel
 
 
 @dataclass
 class Stats:
     """``step``: the last step alone; ``total``: all steps; ``timeline``: the last step's exchanges one by one."""
 
-    step: Tally = field(default_factory=Tally)
-    total: Tally = field(default_factory=Tally)
-    timeline: list[Exchange] = field(default_factory=list)
+    step: Totals = field(default_factory=Totals)
+    total: Totals = field(default_factory=Totals)
+    timeline: list[ExchangeRecord] = field(default_factory=list)
 
     def begin(self) -> None:
-        self.step, self.timeline = Tally(steps=1), []
+        self.step, self.timeline = Totals(steps=1), []
         self.total.steps += 1
 
-    def add(self, exchange: Exchange) -> None:
-        self.timeline.append(exchange)
-        self.step.add(exchange)
-        self.total.add(exchange)
+    def add(self, record: ExchangeRecord) -> None:
+        self.timeline.append(record)
+        self.step.add(record)
+        self.step.count_entries(record)  # if they are known yet
+        self.total.add(record)
 
-    def learn(self, exchange: Exchange, entries: int, numel: int) -> None:
-        """How many entries an exchange sent, which may be known only after it was added."""
-        exchange.entries, exchange.numel = entries, numel
-        self.total.learn(exchange)
-        if exchange in self.timeline:
-            self.step.learn(exchange)
+    def count_entries(self, record: ExchangeRecord, entries: int, numel: int) -> None:
+        """Count the entries that an exchange sent, which may be known only after it was added."""
+        record.entries, record.numel = entries, numel
+        self.total.count_entries(record)
+        if record in self.timeline:
+            self.step.count_entries(record)

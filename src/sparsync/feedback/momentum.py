@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -111,5 +112,30 @@ def warn_of_momentum(optimizer: torch.optim.Optimizer, density: float) -> None:
             "twice, by the residual and by the momentum. After 50 steps on scikit-learn's digits at a density of 0.001 "
             "83 % of the test images were right with momentum kept, 90 % with momentum='move', 96 % dense; after 300 "
             "steps 96.4, 96.8 and 97.1 % (`sparsync bench momentum`). attach(..., momentum='move') avoids it",
-            stacklevel=4,
+            stacklevel=5,
         )
+
+
+def take_momentum(
+    optimizer: torch.optim.Optimizer | None, mode: str, beta: float, density: float
+) -> TakenMomentum | None:
+    """Take the optimizer's momentum out of it where ``mode`` says so, or see that it has its own.
+
+    Args:
+        mode: one of ``MOMENTA``.
+        beta: momentum that acts before the residual instead.
+        density: share of the entries that is sent; 1 for all.
+    """
+    if optimizer is None:
+        return None
+    if mode != "keep":
+        return TakenMomentum(optimizer, beta)
+    give_back(optimizer)
+    warn_of_momentum(optimizer, density)
+    return None
+
+
+def rates_by_name(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, float]:
+    """Return the optimizer's learning rates by parameter name; ``names``: by the parameter's ``id``."""
+    groups = optimizer.param_groups
+    return {names[id(p)]: float(group["lr"]) for group in groups for p in group["params"] if id(p) in names}

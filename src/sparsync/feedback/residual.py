@@ -1,16 +1,15 @@
 """What is kept of every parameter, by name, through bucket rebuilds, rollbacks and checkpoints: its residual and, under
 momentum correction, its velocity.
 
-Both live in flat arenas that match how gradients arrive (a bucket, or the whole model), because adding, selecting and
-clearing are one pass over memory. The name decides whose they are: when DDP regroups its buckets, new arenas are filled
-from the old ones, name by name.
+Both live in flat buffers that match how gradients arrive (a bucket, or the whole model), because adding, selecting and
+clearing are one pass over memory. The name decides whose they are: when DDP regroups its buckets, new buffers are
+filled from the old ones, name by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,16 +17,17 @@ from torch import Tensor
 from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Parameter, Span
 from sparsync.sparse import SparseGrad
+from sparsync.workspace import Workspace
 
 
 @dataclass
-class Arena:
+class FlatBuffer:
     """One flat buffer, or two: then the first is committed and the second is written by the step under way."""
 
     spans: tuple[Span, ...]
     buffers: list[Tensor]
     written: bool = False
-    workspace: dict[str, Any] = field(default_factory=dict)
+    workspace: Workspace = field(default_factory=Workspace)
 
     @property
     def committed(self) -> Tensor:
@@ -77,8 +77,8 @@ class Feedback:
     ) -> None:
         self.parameters = {parameter.name: parameter for parameter in parameters}
         self.transactional, self.correction = transactional, correction
-        self._residuals = Arenas(self.parameters, transactional, "residual")
-        self._velocities = Arenas(self.parameters, transactional, "velocity")
+        self._residuals = ParameterBuffers(self.parameters, transactional, "residual")
+        self._velocities = ParameterBuffers(self.parameters, transactional, "velocity")
 
     def memory(self, key: str, spans: Sequence[Span], numel: int, device: torch.device) -> Memory:
         """The memory of the flat gradient ``key``, whose parameters lie at ``spans``."""
@@ -91,23 +91,23 @@ class Feedback:
 
     def restore_to_residual(self, key: str, rejected: SparseGrad) -> None:
         """Entries that this rank sent, or dropped for others, go back into its residual."""
-        if key in self._residuals.arenas:  # otherwise nothing was taken out of it either
-            rejected.add_to(self._residuals.arenas[key].working)
+        if key in self._residuals.flat:  # otherwise nothing was taken out of it either
+            rejected.add_to(self._residuals.flat[key].working)
 
     def working(self, key: str) -> Tensor | None:
         """The residual of the flat gradient ``key`` as the step under way leaves it, if there is one."""
-        return self._residuals.arenas[key].working if key in self._residuals.arenas else None
+        return self._residuals.flat[key].working if key in self._residuals.flat else None
 
     def commit(self) -> None:
         """What the last step wrote is now what is kept."""
-        for arena in [*self._residuals.arenas.values(), *self._velocities.arenas.values()]:
-            arena.commit()
+        for buffer in [*self._residuals.flat.values(), *self._velocities.flat.values()]:
+            buffer.commit()
 
     def rollback(self) -> None:
         """The last step never happened."""
         assert self.transactional
-        for arena in [*self._residuals.arenas.values(), *self._velocities.arenas.values()]:
-            arena.rollback()
+        for buffer in [*self._residuals.flat.values(), *self._velocities.flat.values()]:
+            buffer.rollback()
 
     def rescale(self, ratios: Mapping[str, float], velocity: bool = False) -> None:
         """Multiply the committed residual, and perhaps velocity, of each parameter named in ``ratios``."""
@@ -153,33 +153,33 @@ class Feedback:
         self._velocities.load_state_dict(velocities)
 
 
-class Arenas:
-    """One tensor per parameter, in flat arenas that can be regrouped."""
+class ParameterBuffers:
+    """One tensor per parameter, in flat buffers that can be regrouped."""
 
     def __init__(self, parameters: Mapping[str, Parameter], transactional: bool, kind: str) -> None:
         self.parameters, self.transactional, self.kind = parameters, transactional, kind
-        self.arenas: dict[str, Arena] = {}
-        self._home: dict[str, tuple[Arena, Span]] = {}
-        self._waiting: dict[str, Tensor] = {}  # loaded, and not asked for yet: flat, in memory order
+        self.flat: dict[str, FlatBuffer] = {}
+        self._location: dict[str, tuple[FlatBuffer, Span]] = {}
+        self._loaded: dict[str, Tensor] = {}  # loaded, and not asked for yet: flat, in memory order
 
-    def at(self, key: str, spans: tuple[Span, ...], numel: int, device: torch.device) -> Arena:
-        """The arena of the flat gradient ``key``, which the step under way is going to write."""
-        if key not in self.arenas or self.arenas[key].spans != spans:
+    def at(self, key: str, spans: tuple[Span, ...], numel: int, device: torch.device) -> FlatBuffer:
+        """Return the buffer of the flat gradient ``key``, which the step under way is going to write."""
+        if key not in self.flat or self.flat[key].spans != spans:
             self._arrange(key, spans, numel, device)
-        arena = self.arenas[key]
-        arena.written = True
-        return arena
+        buffer = self.flat[key]
+        buffer.written = True
+        return buffer
 
     def rescale(self, ratios: Mapping[str, float]) -> None:
         for name, ratio in ratios.items():
-            if name in self._home:
+            if name in self._location:
                 self._view(name).mul_(ratio)
-            elif name in self._waiting:
-                self._waiting[name].mul_(ratio)
+            elif name in self._loaded:
+                self._loaded[name].mul_(ratio)
 
     def get(self, name: str, newest: bool = False) -> Tensor | None:
         parameter = self.parameters[name]
-        flat = self._view(name, newest) if name in self._home else self._waiting.get(name)
+        flat = self._view(name, newest) if name in self._location else self._loaded.get(name)
         return None if flat is None else flat.as_strided(parameter.shape, parameter.stride)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -198,40 +198,40 @@ class Arenas:
                 )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self.arenas.clear()
-        self._home.clear()
-        self._waiting = {}
+        self.flat.clear()
+        self._location.clear()
+        self._loaded = {}
         for name, tensor in state.items():
             parameter = self.parameters[name]
             flat = torch.empty(parameter.numel, dtype=accumulation_dtype(parameter.dtype), device=tensor.device)
             flat.as_strided(parameter.shape, parameter.stride).copy_(tensor)
-            self._waiting[name] = flat
+            self._loaded[name] = flat
 
     def _view(self, name: str, newest: bool = False) -> Tensor:
-        arena, span = self._home[name]
-        flat = arena.working if newest and arena.written else arena.committed
+        buffer, span = self._location[name]
+        flat = buffer.working if newest and buffer.written else buffer.committed
         return flat[span.start : span.stop]
 
     def _arrange(self, key: str, spans: tuple[Span, ...], numel: int, device: torch.device) -> None:
-        """Make the arena ``key`` and move in what its parameters kept elsewhere."""
+        """Make the buffer ``key`` and move in what its parameters kept elsewhere."""
         dtype = accumulation_dtype(self.parameters[spans[0].name].dtype)
         flat = torch.zeros(numel, dtype=dtype, device=device)
         buffers = [flat, torch.zeros_like(flat)] if self.transactional else [flat]
-        arena = Arena(spans, buffers)
+        buffer = FlatBuffer(spans, buffers)
         for span in spans:
             place = flat[span.start : span.stop]
-            if span.name in self._home:
+            if span.name in self._location:
                 place.copy_(self._view(span.name))
-            elif span.name in self._waiting:
-                loaded = self._waiting.pop(span.name)
+            elif span.name in self._loaded:
+                loaded = self._loaded.pop(span.name)
                 place.copy_(loaded)
                 if loaded.is_cuda:  # made on another stream, which may use its memory again only after this
                     loaded.record_stream(torch.cuda.current_stream(loaded.device))
         for span in spans:
-            self._home[span.name] = (arena, span)
-        self.arenas[key] = arena
-        lived_in = {id(home) for home, _ in self._home.values()}
-        self.arenas = {key: arena for key, arena in self.arenas.items() if id(arena) in lived_in}
+            self._location[span.name] = (buffer, span)
+        self.flat[key] = buffer
+        lived_in = {id(home) for home, _ in self._location.values()}
+        self.flat = {key: buffer for key, buffer in self.flat.items() if id(buffer) in lived_in}
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

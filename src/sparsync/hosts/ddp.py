@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparsync.collectives import Collective
 from sparsync.compressors import Compressor
+from sparsync.config import resolve
 from sparsync.errors import SparsyncError
-from sparsync.hosts.handle import Handle, Options
+from sparsync.hosts.handle import Handle
 from sparsync.schedule import Schedule
 
 log = logging.getLogger("sparsync")
@@ -96,7 +97,7 @@ def comm_hook(
     Takes ``attach``'s options, the bare module (not the DDP wrapper), whose parameter names it needs, and the model's
     process group where that is not the default one. The state is a ``Handle``; it starts with the first bucket.
     """
-    return Handle(module, Options.of(recipe, compressor=compressor, **options), process_group, may_skip=True), hook
+    return Handle(module, resolve(recipe, compressor=compressor, **options), process_group, may_skip=True), hook
 
 
 def attach(
@@ -164,12 +165,8 @@ def attach(
     Returns:
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
-    options = Options.of(
-        recipe, compressor=compressor, collective=collective, scope=scope, density=density, values=values,
-        indices=indices, optimizer=optimizer, scaler=scaler, momentum=momentum, beta=beta, masking=masking, clip=clip,
-        transactional=transactional, dense_below=dense_below, dense_1d=dense_1d, follow_lr=follow_lr,
-        deadline=deadline, seed=seed, debug=debug,
-    )  # fmt: skip
+    given = dict(locals())
+    plan = resolve(**{name: value for name, value in given.items() if name != "ddp"})
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(ddp).__name__}; wrap it first")
     slot = _slot(ddp)
@@ -178,7 +175,7 @@ def attach(
     if getattr(ddp, "skip_all_reduce_unused_params", False):
         raise ValueError("a step ends with its last bucket, which skip_all_reduce_unused_params=True may leave out")
     may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
-    handle = Handle(ddp.module, options, ddp.process_group, may_skip)
+    handle = Handle(ddp.module, plan, ddp.process_group, may_skip)
     handle.start()
     if slot is None:
         slot = Slot(ddp.process_group)

@@ -92,7 +92,7 @@ def judge(
     if complete & ((candidates >= k) | (floor == 1)):
         _store(own, low, width, wanted, CANDIDATES, tl.minimum(candidates, k))
     else:
-        _store(own, 0, MAGNITUDE + index_bits, k, RESIDUAL, k)
+        _store(own, 0, index_bits + MAGNITUDE, k, RESIDUAL, k)
         tl.atomic_add(fallbacks, 1, sem="relaxed")
     tl.store(mine, candidates)
     tl.store(mine + 1, edge)

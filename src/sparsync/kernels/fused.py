@@ -44,8 +44,8 @@ def _bits(u):
 @triton.jit
 def _bin(up):
     """As ``floors.bins_of``."""
-    wide = tl.minimum(WIDE_FROM + ((up - WIDE_BITS) >> WIDE), BINS - 1)
-    middle = MIDDLE_FROM + ((up - MIDDLE_BITS) >> MIDDLE)
+    wide = tl.minimum(((up - WIDE_BITS) >> WIDE) + WIDE_FROM, BINS - 1)
+    middle = ((up - MIDDLE_BITS) >> MIDDLE) + MIDDLE_FROM
     return tl.where(up < MIDDLE_BITS, up >> FINE, tl.where(up < WIDE_BITS, middle, wide))
 
 
@@ -190,8 +190,8 @@ def count(values, counts, owners, segments, state, histogram, BLOCK: tl.constexp
 @triton.jit
 def _edge_bits(bin):
     """As ``floors.edge_bits``."""
-    middle = MIDDLE_BITS + ((bin - MIDDLE_FROM) << MIDDLE)
-    wide = WIDE_BITS + ((bin - WIDE_FROM) << WIDE)
+    middle = ((bin - MIDDLE_FROM) << MIDDLE) + MIDDLE_BITS
+    wide = ((bin - WIDE_FROM) << WIDE) + WIDE_BITS
     return tl.where(bin < MIDDLE_FROM, bin << FINE, tl.where(bin < WIDE_FROM, middle, wide))
 
 

@@ -89,7 +89,7 @@ def moments(sums, segments, quantiles, factors, thresholds, bounds, strip_count,
         squares += tl.load(sums + strip_count + first + strip, mask=strip < strips, other=0.0)
     mean, energy = tl.sum(entries) / numel, tl.sum(squares) / numel
     variance = energy - mean * mean
-    deviation = tl.sqrt(tl.where(variance > FLAT * energy, variance, 0.0))
+    deviation = tl.sqrt(tl.where(variance > energy * FLAT, variance, 0.0))
     t = mean + deviation * tl.load(quantiles + segment)
     tl.store(thresholds + segment, t)
     number = tl.arange(0, THRESHOLDS)
@@ -227,7 +227,7 @@ def tally(
         k = tl.load(row)
         if (k < tl.load(row + 8)) & ((10 * many.to(tl.int64) < 9 * k) | (many > capacity)):
             listed = tl.zeros_like(listed)
-            _store(ranges + segment * RANGE, 0, MAGNITUDE + index_bits, k, RESIDUAL, k)
+            _store(ranges + segment * RANGE, 0, index_bits + MAGNITUDE, k, RESIDUAL, k)
             tl.atomic_add(fallbacks, 1, sem="relaxed")
         else:
             _store(ranges + segment * RANGE, 0, -1, 0, 0, listed)  # from nowhere: the list is taken out as it is

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sparsync.workspace import Workspace
+
 
 @dataclass
 class Velocity:
@@ -32,4 +34,4 @@ class Memory:
     after: Tensor
     velocity: Velocity | None = None
     energy: float = 0.0
-    workspace: dict[str, Any] = field(default_factory=dict)
+    workspace: Any = field(default_factory=Workspace)

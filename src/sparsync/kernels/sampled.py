@@ -202,7 +202,7 @@ def rule_all(segments, samples, ranges, sample_ranges, sample_sums, rungs, index
         threshold = _threshold(sample_ranges, sample_sums, segment, segment_count)
         _, many = _climbed(rungs + segment * STEPS, threshold, tl.load(samples + segment * SAMPLE + 3))
         many = tl.where(many > tl.load(row + 1), tl.load(row), many)
-        _store(own, 0, MAGNITUDE + index_bits, many, RESIDUAL, many)
+        _store(own, 0, index_bits + MAGNITUDE, many, RESIDUAL, many)
         tl.store(rungs + segment * STEPS + tl.arange(0, STEPS), tl.zeros([STEPS], tl.int32))
     for step in range(DIGITS):
         used = step * segment_count + segment

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sparsync.collectives import Reduced
-from sparsync.compressors import Context, State
+from sparsync.compressors import Context
 from sparsync.compressors.random import key_of
+from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Bucket, BucketMapper, Unit
-from sparsync.feedback.residual import Feedback
-from sparsync.hosts.handle import Handle
-from sparsync.layout import Layout
+from sparsync.layout import Layout, Parameter
 from sparsync.sparse import SparseGrad
+from sparsync.workspace import Workspace
 
 
 @dataclass
-class Worker:
-    """What one worker keeps between steps."""
+class VirtualUnit:
+    """A unit of the exchange: its gradients, one row a worker, and their mean.
 
-    rank: int
-    feedback: Feedback
-    state: State = field(default_factory=dict)
-    workspaces: dict[str, dict[str, Any]] = field(default_factory=dict)  # by unit
-
-
-@dataclass
-class Part:
-    """A unit of the exchange: its gradients, one row a worker, and their mean."""
+    Args:
+        workspaces: of each worker's compressor.
+        counted: the layout whose messages were counted last.
+    """
 
     unit: Unit
     rows: Tensor
     mean: Tensor
-    counted: Layout | None = None  # whose messages were counted ...
-    bytes: float = 0.0  # ... and what one of its exchanges costs a worker
+    workspaces: list[Workspace]
+    counted: Layout | None = None
+
+    @classmethod
+    def of(cls, unit: Unit, workers: int) -> VirtualUnit:
+        """Return the unit for so many workers."""
+        rows = torch.zeros(workers, *unit.grad.shape, dtype=unit.grad.dtype, device=unit.grad.device)
+        return cls(unit, rows, unit.grad, [Workspace() for _ in range(workers)])
 
 
 @dataclass
@@ -95,15 +96,16 @@ class Tally:
         return self.entries / self.possible if self.possible else 0.0
 
 
-def units_of(handle: Handle, device: torch.device) -> list[Unit]:
-    """The units that the handle's reducer would exchange, if DDP had all gradients in one bucket per dtype."""
-    scope = "bucket" if handle.compressor.dense else handle.options.scope
-    buckets = BucketMapper(handle.parameters, handle.compressor, handle.collective, scope, handle.small, may_skip=False)
-    kinds = sorted({(p.name in handle.small, str(p.dtype)) for p in handle.parameters if p.numel})
+def units_of(
+    plan: ExchangePlan, parameters: Sequence[Parameter], dense_names: frozenset[str], device: torch.device
+) -> list[Unit]:
+    """Return the units that a reducer would exchange, if DDP had all gradients in one bucket per dtype."""
+    mapper = BucketMapper(parameters, plan, dense_names, may_skip=False)
+    kinds = sorted({(p.name in dense_names, str(p.dtype)) for p in parameters if p.numel})
     units: list[Unit] = []
     for number, kind in enumerate(kinds):  # what travels dense stands apart, so that no unit has holes
-        own = [p for p in handle.parameters if p.numel and (p.name in handle.small, str(p.dtype)) == kind]
+        own = [p for p in parameters if p.numel and (p.name in dense_names, str(p.dtype)) == kind]
         buffer = torch.zeros(sum(p.numel for p in own), dtype=own[0].dtype, device=device)
         last = number == len(kinds) - 1
-        units += buckets.arrive(Bucket(number, buffer, tuple(p.name for p in own), last))[1]
+        units += mapper.add(Bucket(number, buffer, tuple(p.name for p in own), last))[1]
     return units

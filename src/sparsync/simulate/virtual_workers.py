@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from sparsync.compressors import Compressor
-from sparsync.feedback.momentum import TakenMomentum, give_back, warn_of_momentum
-from sparsync.hosts.handle import Handle, Options
-from sparsync.simulate.exchange import Exchange
+from sparsync.config import resolve
+from sparsync.feedback import rates_by_name, take_momentum
+from sparsync.layout import Parameter
+from sparsync.simulate.exchange import VirtualExchange
 from sparsync.simulate.parts import Tally
 from sparsync.simulate.sequential import Batch, Carried, Loss, SequentialPasses
 
@@ -69,33 +70,29 @@ class VirtualWorkers:
         for name in UNSUPPORTED:
             if name in options:
                 raise ValueError(f"virtual workers do not take {name}=, got {options[name]!r}")
-        asked = Options.of(recipe, compressor=compressor, optimizer=optimizer, **options)
-        handle = Handle(model, asked)
-        if asked.scope == "bucket" and not handle.compressor.dense:
+        plan = resolve(recipe, compressor=compressor, optimizer=optimizer, **options)
+        if plan.unit_scope == "bucket" and not plan.compressor.dense:
             raise ValueError(
                 "scope must be 'layer' or 'global' with virtual workers: only DDP has buckets, got 'bucket'"
             )
-        self.model, self.optimizer, self.options = model, optimizer, asked
-        self._rates = handle.rates
-        on_gpu = next(model.parameters()).is_cuda
-        graph = on_gpu if graph is None else graph
-        if graph and not on_gpu:
+        self.model, self.optimizer, self.plan = model, optimizer, plan
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._names = {id(p): name for name, p in named.items()}
+        device = next(model.parameters()).device
+        graph = device.type == "cuda" if graph is None else graph
+        if graph and device.type != "cuda":
             raise ValueError("graph=True needs the model on a GPU")
-        self._exchange = Exchange(handle, workers, graph, streams)
-        trained = [p for p in handle.parameters if p.numel]
+        parameters = [Parameter.of(name, p) for name, p in named.items()]
+        self._exchange = VirtualExchange(plan, parameters, plan.dense_names(named), workers, device, graph, streams)
+        trained = [p for p in parameters if p.numel]
         self._parameters = [model.get_parameter(p.name) for p in trained]
         places = [self._exchange.place(p) for p in trained]
         self._means = [mean for _, mean in places]
         self._gradients = {p.name: rows for p, (rows, _) in zip(trained, places, strict=True)}
         views = [[rows[rank] for rows, _ in places] for rank in range(workers)]
         self._passes = passes(model, loss_fn, self._parameters, views, carried, graph, streams)
-        self._taken: TakenMomentum | None = None
-        if asked.momentum != "keep":
-            self._taken = TakenMomentum(optimizer, handle.correction.beta if handle.correction else 0.0)
-        else:
-            give_back(optimizer)
-            if not handle.compressor.dense:
-                warn_of_momentum(optimizer, handle.density(0))
+        beta = plan.correction.beta if plan.correction else 0.0
+        self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density(0))
 
     @property
     def workers(self) -> int:
@@ -122,11 +119,9 @@ class VirtualWorkers:
         Args:
             batches: one tuple of tensors a worker, in rank order.
         """
-        if self.options.follow_lr:
-            self._exchange.follow(self._rates())
         loss = self._passes.run(batches).mean()
         with torch.no_grad():
-            self._exchange.reduce()
+            self._exchange.reduce(rates_by_name(self.optimizer, self._names) if self.plan.follow_lr else None)
         for parameter, mean in zip(self._parameters, self._means, strict=True):
             parameter.grad = mean
         return loss

@@ -126,8 +126,8 @@ class Contender:
         compress = exchange = decode = 0.0
         sent, handed, asked, density = dense_bytes(numel, workers), 4.0 * numel, 1.0, 1.0
         if self.sync is not None:
-            if not self.sync.compressor.dense:
-                asked = self.sync.density(0)  # the same in every step
+            if not self.sync.plan.compressor.dense:
+                asked = self.sync.plan.density(0)  # the same in every step
             compress, exchange, decode = np.median(self.parts[WARM_UP:], axis=0).tolist()
             last = self.sync.stats().step
             sent, handed, density = last.traffic, float(last.bytes), last.density

@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from sparsync.collectives import Balanced, Channel, Collective
 from sparsync.compressors import Context, RandomK, TopK
-from sparsync.config.registry import COLLECTIVES, make_collective, make_compressor
-from sparsync.hosts.handle import Options
+from sparsync.config import resolve
+from sparsync.config.registry import COLLECTIVES
 from sparsync.kernels import Memory
 from sparsync.layout import Layout, Span
 from sparsync.wire import Wire
+from sparsync.workspace import Workspace
 from sparsync_lab.bench import loopback
 from sparsync_lab.bench.loopback import SETTLED, Count
 from sparsync_lab.training.local_workers import run
@@ -149,13 +150,10 @@ def benches_for(entries: int, densities: Sequence[float], exchanges: int) -> lis
 
 
 def _bench_of(recipe: str, entries: int, exchanges: int) -> TrafficBench:
-    options = Options.of(recipe)
-    compressor = make_compressor(options.compressor)
-    collective = make_collective(options.collective, compressor)
-    (name,) = [name for name, kind in COLLECTIVES.items() if kind is type(collective)]
-    share = collective.share if isinstance(collective, Balanced) else None
-    assert options.indices is not None
-    return TrafficBench(name, options.values, options.indices, entries, compressor.density, exchanges, share, recipe)
+    plan = resolve(recipe, momentum="keep")
+    (name,) = [name for name, kind in COLLECTIVES.items() if kind is type(plan.collective)]
+    share = plan.collective.share if isinstance(plan.collective, Balanced) else None
+    return TrafficBench(name, plan.values, plan.indices, entries, plan.compressor.density, exchanges, share, recipe)
 
 
 def measure_all(benches: Sequence[TrafficBench], worlds: Sequence[int], progress: Callable[[int], None]) -> list[Row]:
@@ -208,7 +206,7 @@ def _exchanger(bench: TrafficBench, channel: Channel) -> Callable[[int], None]:
         for step in range(times):
             ctx = replace(moment, step=step)
             sent = compressor.compress(grad, Memory(residual, residual), layout, ctx, {})
-            method.reduce(sent, layout, channel, {})
+            method.reduce(sent, layout, channel, Workspace())
 
     return exchange
 

@@ -9,7 +9,7 @@ from sparsync_lab.papers import tables
 from sparsync_lab.papers.curves import outcome
 from sparsync_lab.papers.item import Context, Item, Result
 from sparsync_lab.papers.lr_search import Contest
-from sparsync_lab.papers.run import History, Run
+from sparsync_lab.papers.run import History, Run, file_of
 from sparsync_lab.papers.run_queue import check_words, work
 from sparsync_lab.papers.sweep import BASE, SETTINGS, Setting, Stage
 from sparsync_lab.report import Row, Table
@@ -90,7 +90,7 @@ class Ledger:
         for stage in self.contest.stages:
             for run in self.contest.others(stage):
                 made = run.made(self.context)
-                if (self.context.output / "runs" / f"{made.name}.json").is_file():
+                if file_of(self.context, made).is_file():
                     yield made
 
     def histories(self) -> list[History]:

@@ -56,7 +56,7 @@ def _sections(item: Item, stored: Stored | None) -> list[Section]:
         *result.tables,
         *published,
         *notes,
-        Text("", [_made(stored)]),
+        Text("", [made_by(stored)]),
     ]
 
 
@@ -65,7 +65,8 @@ def _asked(item: Item, stored: Stored) -> str:
     return stored.command.partition(item.key)[2].replace("--quick", "").strip()
 
 
-def _made(stored: Stored) -> str:
+def made_by(stored: Stored) -> str:
+    """Return which command made a result, from what, where and when."""
     where = stored.where
     data = "".join(f" Data: {name}, SHA-256 {sum_[:12]}…." for name, sum_ in stored.result.data.items())
     trained = bool(stored.result.runs)

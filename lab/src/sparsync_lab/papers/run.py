@@ -17,6 +17,7 @@ from sparsync_lab.papers.item import Context
 from sparsync_lab.training.methods import DENSE
 
 OPTIMIZERS = ("sgd", "adamw")
+SUFFIX = ".json.gz"
 SEEDS = (0, 1, 2)  # of trainings that are made more than once
 # Came later: where they are left alone, names are what they were.
 LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False}
@@ -150,10 +151,17 @@ def rate_at(run: Run, share: float) -> float:
     return float(0.1 ** sum(share >= mark for mark in run.decay))
 
 
+def file_of(context: Context, run: Run) -> Path:
+    """Return where a training's file lies: JSON, compressed by gzip."""
+    return context.output / "runs" / f"{run.name}{SUFFIX}"
+
+
 def write(path: Path, history: History) -> None:
-    """A training's file: commit, hardware, data, seed and a row for every step, as columns."""
+    """Write a training's file: commit, hardware, data, seed and a row for every step, as columns.
+
+    The learning rate of a step is not among them: ``rate_at`` gives it from what the training is.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    each = max(1, len(history.losses))
     content = {
         "environment": dict(history.where),
         "data": dict(history.data),
@@ -162,11 +170,7 @@ def write(path: Path, history: History) -> None:
         "epoch_steps": history.epoch,
         "score": history.score,
         "points": {"step": history.points, "score": history.scores, "bytes": _exact(history.bytes)},
-        "steps": {
-            "loss": history.losses,
-            "bytes": store.runs_of(_exact(history.sent)),
-            "rate_factor": store.runs_of([rate_at(history.run, i / each) for i in range(len(history.losses))]),
-        },
+        "steps": {"loss": history.losses, "bytes": store.runs_of(_exact(history.sent))},
         "snapshots": history.snapshots,
     }
     store.write_json(path, content, run=asdict(history.run))

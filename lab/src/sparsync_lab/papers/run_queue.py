@@ -9,7 +9,7 @@ from pathlib import Path
 from sparsync_lab.papers import store
 from sparsync_lab.papers.item import Context, Item, Result
 from sparsync_lab.papers.locks import claim
-from sparsync_lab.papers.run import History, Run, read
+from sparsync_lab.papers.run import History, Run, file_of, read
 from sparsync_lab.papers.trainings import MARGIN, train
 
 PAUSE = 1.0  # seconds between looks at what others have done
@@ -140,6 +140,6 @@ def _note(context: Context, failed: dict[str, Exception], run: Run, error: Excep
 
 def stored(context: Context, run: Run) -> History | None:
     """What came of a run, if it is there and is to be used."""
-    path = context.output / "runs" / f"{run.name}.json"
+    path = file_of(context, run)
     there = context.uses(path) if wanted(context, run) else path.is_file()
     return read(path, run) if there else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,20 +118,23 @@ def hardware(context: Context) -> dict[str, str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any], **exact: Any) -> None:
-    """Compact, and as a whole or not at all: numbers to 5 digits, ``null`` for what is not finite.
+    """Write JSON, as a whole or not at all: numbers to 5 digits, ``null`` for what is not finite.
 
     Args:
+        path: where a name that ends in ``.gz`` asks for compression; the same content gives the same bytes.
         exact: comes first, with all digits.
     """
     text = json.dumps({**exact, **rounded(content)}, ensure_ascii=False, separators=(",", ":"))
+    plain = (text + "\n").encode()
     with replacing(path) as part:
-        part.write_text(text + "\n", encoding="utf-8")
+        part.write_bytes(gzip.compress(plain, mtime=0) if path.suffix == ".gz" else plain)
 
 
 def read_json(path: Path) -> Any:
-    """What ``write_json`` wrote."""
+    """Return what ``write_json`` wrote."""
     with whole(path):
-        return json.loads(path.read_text(encoding="utf-8"))
+        stored = path.read_bytes()
+        return json.loads(gzip.decompress(stored) if path.suffix == ".gz" else stored)
 
 
 @contextmanager
@@ -137,7 +142,7 @@ def whole(path: Path) -> Iterator[None]:
     """What is read from a file there must be what was written."""
     try:
         yield
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         cause = error if isinstance(error, ValueError) else repr(error)
         raise ValueError(f"{path} is damaged ({cause}): delete it and run it again") from None
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from sparsync import comm_hook
-from sparsync.config import registry
+from sparsync.config import registry, resolve
 from sparsync.config.recipes import RECIPES
+from sparsync.layout import Parameter
 from sparsync.schedule import FrontLoaded
 from sparsync.simulate.parts import units_of
 from sparsync_lab import models
@@ -25,7 +25,7 @@ from sparsync_lab.papers import store, tasks
 from sparsync_lab.papers.imagenet import of_pictures
 from sparsync_lab.papers.item import Context
 from sparsync_lab.papers.observers import Watch
-from sparsync_lab.papers.run import History, Run, rate_at, write
+from sparsync_lab.papers.run import History, Run, file_of, rate_at, write
 from sparsync_lab.papers.tasks import Task
 from sparsync_lab.training.methods import DENSE, options_of
 from sparsync_lab.training.run_folder import cause, load_whole
@@ -99,7 +99,7 @@ def _train(run: Run, context: Context, task: Task) -> History | None:
     session.seconds += time.monotonic() - begun
     own = {"commit": ", ".join(session.commits), "passes": session.passes, "precision": session.precision}
     history = replace(session.history(), where={**where, **own})
-    write(context.output / "runs" / f"{run.name}.json", history)
+    write(file_of(context, run), history)
     saved.unlink(missing_ok=True)
     return history
 
@@ -252,12 +252,14 @@ def traffic_of(run: Run) -> Callable[[float], float]:
     # What the optimizer does changes no bytes, and it is not there.
     options = _options(replace(run, front=1.0)) | {"momentum": "keep", "follow_lr": False}
     needless = ("clip", "beta", "masking")
-    handle, _ = comm_hook(model, **{name: value for name, value in options.items() if name not in needless})
-    units = units_of(handle, torch.device("meta"))
+    plan = resolve(**{name: value for name, value in options.items() if name not in needless})
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = [Parameter.of(name, p) for name, p in named.items()]
+    units = units_of(plan, parameters, plan.dense_names(named), torch.device("meta"))
 
     def at(share: float) -> float:
         layouts = [unit.layout_at(1.0 if unit.compressor.dense else share)[0] for unit in units]
-        costs = (u.collective.traffic(cut, handle.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
+        costs = (u.collective.traffic(cut, plan.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
         return sum(cost.mean_bytes for cost in costs)
 
     def mean(density: float) -> float:

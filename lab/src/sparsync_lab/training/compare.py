@@ -156,7 +156,7 @@ def options(training: Training) -> dict[str, str]:
     recipe: Mapping[str, Any] = RECIPES[given["recipe"]].options if "recipe" in given else {}
     momentum = given.get("momentum", recipe.get("momentum", "keep"))
     kinds = type(made.compressor).__name__, f"{made.density(0):g}", type(made.collective).__name__
-    how = made.options.scope, made.wire.values, made.wire.indices, momentum
+    how = made.scope, made.values, made.indices, momentum
     return dict(zip(names, (*kinds, *how), strict=True))
 
 

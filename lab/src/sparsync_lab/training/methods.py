@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import nn
-
-import sparsync
-from sparsync.config import registry
+from sparsync.config import ExchangePlan, registry, resolve
 from sparsync.config.recipes import RECIPES
 
 DENSE = "dense"  # plain DDP, without any hook
@@ -40,8 +36,7 @@ def options_of(method: str, **given: Any) -> dict[str, Any] | None:
     return {"compressor": compressor, **({"collective": collective} if plus else {}), **given}
 
 
-def check_options(options: dict[str, Any]) -> sparsync.Handle:
-    """Raise what ``attach`` would raise for these options, before any process is started; else a handle to look at."""
-    tiny = nn.ParameterList([torch.zeros(2, 2)])
+def check_options(options: dict[str, Any]) -> ExchangePlan:
+    """Raise what ``attach`` would raise for these options, before any process is started; else return the plan."""
     # Other momentum needs an optimizer, and the first one that is made imports seconds' worth of torch.
-    return sparsync.comm_hook(tiny, **options | {"momentum": "keep"})[0]
+    return resolve(**options | {"momentum": "keep"})

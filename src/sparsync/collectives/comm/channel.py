@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from sparsync.collectives.comm.device_status import DeviceStatus, Report
+from sparsync.collectives.comm.device_status import Report
+from sparsync.collectives.comm.header_checks import SAME, HeaderChecks, HostChecks, disagreement
 from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
-from sparsync.errors import Mismatch, PeerFailed
 from sparsync.kernels.workspace import usable_on
 from sparsync.layout import Layout
-from sparsync.sparse import FAILED, SparseGrad
+from sparsync.sparse import SparseGrad
 from sparsync.version import __version__
-from sparsync.wire import HEADER, MAGIC, VERSION, Header, Wire
+from sparsync.wire import HEADER, VERSION, Header, Wire
+from sparsync.workspace import Workspace
 
 # torch 2.13 gave the call its new name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -29,8 +28,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class Channel:
     """The ranks that train together.
 
-    ``deferred``: what an exchange comes to is decided on the device, and this process hears of it later. Where that
-    can be (``may_defer``), nothing waits for the host.
+    ``may_defer``: the device can decide what an exchange comes to, so that nothing waits for the host. ``checks``: who
+    looks at headers; the host, unless the engine chooses otherwise when it starts.
 
     Args:
         peers: the process group of the model; ``None`` for a single worker without ``torch.distributed``.
@@ -52,12 +51,11 @@ class Channel:
         self.group: dist.ProcessGroup | None = None
         self.backend = "none"
         self._bytes = 0
-        self.deferred = False
-        self._device_status: dict[torch.device, DeviceStatus] = {}
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
         if peers is None or (self.size == 1 and _backend(peers, device) != "nccl"):
             self.monitor = StoreMonitor(HashStore(), self.rank, self.size, deadline)
+            self.checks: HeaderChecks = HostChecks(self.monitor)
             self.may_defer = usable_on(device)
             return
         # The store of the model's group is there before any exchange. Each rank counts how often it came here: the
@@ -65,6 +63,7 @@ class Channel:
         store = PrefixStore("sparsync", peers.get_group_store())
         turn = store.add(f"rank {self.rank}", 1)
         self.monitor = StoreMonitor(PrefixStore(str(turn), store), self.rank, self.size, deadline)
+        self.checks = HostChecks(self.monitor)
         self.assert_consistent("version", f"sparsync {__version__}, format {VERSION}")  # and so all ranks are here
         # A group of our own: our exchanges can never be taken for the model's. Its own time limit is only a net under
         # ours, which names the missing ranks.
@@ -82,18 +81,6 @@ class Channel:
     def place(self) -> str:
         """Where in the order of exchanges this rank is."""
         return f"exchange {self.sequence}, {self.unit}"
-
-    def begin_step(self, beside: Callable[[torch.device], AbstractContextManager[Any]]) -> None:
-        """A step begins; ``beside`` gives the stream of each device that exchanges run on."""
-        for device, device_status in self._device_status.items():
-            with beside(device):
-                device_status.begin()
-
-    def device_status(self, device: torch.device) -> DeviceStatus:
-        """What decides on that device."""
-        if device not in self._device_status:
-            self._device_status[device] = DeviceStatus(self.size, device)
-        return self._device_status[device]
 
     def room_for(self, message: Tensor) -> Tensor:
         """Where ``all_gather`` leaves every rank's ``message``; a message that stays may use it time and again."""
@@ -134,61 +121,37 @@ class Channel:
         self._pair(lambda: dist.irecv(out, group=self.group, group_src=source))
         return out
 
-    def gather_headers(self, sent: SparseGrad, layout: Layout, state: dict[str, Any]) -> Tensor:
-        """Every rank's header alone; ``state`` keeps the buffers where they are made on the device."""
-        if not self.deferred:
-            return self.all_gather(self.wire.header(sent, self.sequence, layout.id, layout.digest))
-        device = sent.values.device
-        if "headers" not in state or state["headers"].device != device:
-            state["header"] = torch.zeros(HEADER, dtype=torch.int32, device=device)
-            state["headers"] = self.room_for(state["header"])
-        own = self.device_status(device).head(sent, state["header"], self.sequence, layout)
-        return self.all_gather(own, state["headers"])
+    def gather_headers(self, sent: SparseGrad, layout: Layout, workspace: Workspace) -> Tensor:
+        """Every rank's header alone."""
+        own = self.checks.header(self.wire, sent, self.sequence, layout, workspace)
+        room = workspace.get(HeaderRoom, (own.device, own.data_ptr()), lambda: HeaderRoom(self.room_for(own)))
+        return self.all_gather(own, room.rows)
 
     def take_count(self) -> int:
         """Bytes of the tensors handed to ``torch.distributed`` since the last call."""
         count, self._bytes = self._bytes, 0
         return count
 
-    def verify(self, rows: Tensor) -> Sequence[Header]:
-        """Headers of the messages ``rows``; raises, on every rank alike, if they disagree or a rank has failed.
+    def verify(self, rows: Tensor) -> list[Header]:
+        """Return the headers of the messages ``rows``; raises, on every rank alike, if they disagree or a rank failed.
 
-        Where that is deferred: no headers yet; they are checked when the host hears of the step.
+        Where the device checks them there are none yet: the host hears of them with the step.
         """
         self.sequence += 1
-        if self.deferred:
-            self.device_status(rows.device).check_headers(rows, self.sequence)
-            return []
-        headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
-        self.check(headers)
-        return headers
+        return self.checks.check(rows, self.sequence)
 
     def await_report(self, report: Report) -> None:
         """Wait until ``report`` can be read; raises before the deadline if a rank is gone and it never comes."""
         if not report.there(0):
             self.monitor.wait(report.there, self.place)
 
-    def check(self, headers: Sequence[Header]) -> None:
-        """Raise, on every rank alike, if headers disagree or a rank has failed."""
-        for rank, header in enumerate(headers):
-            if header.flags & FAILED:
-                raise PeerFailed(self.monitor.cause(rank))
-        for field in ("version", "sequence", "unit", "digest"):
-            said = [getattr(header, field) for header in headers]
-            if len(set(said)) > 1:
-                listing = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(said))
-                raise Mismatch(f"the ranks are not at the same exchange, their {field} differs ({listing})")
-        if headers[0].version != MAGIC << 16 | VERSION:
-            raise Mismatch(f"this is not a message of format {VERSION}: header {headers[0]}")
-
     def verify_pair(self, ours: Tensor, theirs: Tensor, source: int) -> Header:
         """The header of a message from rank ``source``, which must be at the same exchange as ours."""
         mine, other = (Header(*message[:HEADER].tolist()) for message in (ours, theirs))
-        for field in ("version", "sequence", "unit", "digest"):
+        for field in SAME:
             said = getattr(mine, field), getattr(other, field)
             if said[0] != said[1]:
-                listing = f"rank {self.rank}: {said[0]}, rank {source}: {said[1]}"
-                error = Mismatch(f"the ranks are not at the same exchange, their {field} differs ({listing})")
+                error = disagreement(field, (self.rank, source), said)
                 raise self.monitor.broadcast_error(error)  # the others only see us gone
         return other
 
@@ -246,6 +209,13 @@ class Channel:
             return True
         except RuntimeError as error:
             self.monitor.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
+
+
+class HeaderRoom:
+    """Room for every rank's header."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
 
 
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:

@@ -60,24 +60,24 @@ class Report:
 class DeviceStatus:
     """Decides on the device what an exchange comes to.
 
-    ``verdict``: the number (from 1) of the first exchange whose headers disagreed or in which a rank failed, or 0: from
-    it on nothing is applied, until the host hears of it. ``bad``: 1 if in this step a gradient, or a sum of them, was
-    not finite. The host hears of a step's exchanges all at once: ``bad``, then the headers that each of them saw.
+    ``failed_exchange``: the number (from 1) of the first exchange whose headers disagreed or in which a rank failed, or
+    0: from it on nothing is applied, until the host hears of it. ``bad``: 1 if in this step a gradient, or a sum of
+    them, was not finite. The host hears of a step's exchanges all at once: ``bad``, then the headers of each of them.
     """
 
     def __init__(self, workers: int, device: torch.device) -> None:
         self.workers, self.device, self._launch = workers, device, Launcher()
-        self.verdict = torch.zeros((), dtype=torch.int32, device=device)
-        self._news = torch.zeros(1 + workers * HEADER, dtype=torch.int32, device=device)
-        self.bad, self._told = self._news[0], 1  # words that this step has written
+        self.failed_exchange = torch.zeros((), dtype=torch.int32, device=device)
+        self._report = torch.zeros(1 + workers * HEADER, dtype=torch.int32, device=device)
+        self.bad, self._written = self._report[0], 1  # words that this step has written
         self._spare: list[Tensor] = []
 
     def begin(self) -> None:
         """A step begins."""
         self.bad.zero_()
-        self._told = 1
+        self._written = 1
 
-    def head(self, sent: SparseGrad, header: Tensor, sequence: int, layout: Layout) -> Tensor:
+    def write_header(self, sent: SparseGrad, header: Tensor, sequence: int, layout: Layout) -> Tensor:
         """Write the header of ``sent``."""
         from sparsync.kernels import mail
 
@@ -94,13 +94,13 @@ class DeviceStatus:
         from sparsync.kernels import mail
 
         with on_device_of(rows):
-            here, self._told = self._told, self._told + self.workers * HEADER
-            if self._told > self._news.numel():
+            here, self._written = self._written, self._written + self.workers * HEADER
+            if self._written > self._report.numel():
                 self._make_room()
             self._launch(
                 mail.check_headers, (1,),
-                rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, number, self.verdict, self.bad, self._news,
-                here, LANES=32,
+                rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, number, self.failed_exchange, self.bad,
+                self._report, here, LANES=32,
             )  # fmt: skip
 
     def check_finite(self, result: Tensor) -> None:
@@ -122,11 +122,11 @@ class DeviceStatus:
             programs = _programs(result.numel())
             self._launch(
                 mail.poison, (programs,),
-                result, result.numel(), starts, starts.numel(), self.verdict, self.bad, programs, BLOCK=BLOCK,
+                result, result.numel(), starts, starts.numel(), self.failed_exchange, self.bad, programs, BLOCK=BLOCK,
                 UNDONE=int(undone),
             )  # fmt: skip
 
-    def bring_home(self, residual: Tensor, sent: SparseGrad, number: int) -> None:
+    def restore(self, residual: Tensor, sent: SparseGrad, number: int) -> None:
         """What was sent in exchange ``number`` of this step goes back into the residual if it is not applied."""
         from sparsync.kernels import mail
 
@@ -140,7 +140,7 @@ class DeviceStatus:
                     sent.values,
                     sent.numel,
                     self.bad,
-                    self.verdict,
+                    self.failed_exchange,
                     number,
                     programs,
                     BLOCK=BLOCK,
@@ -154,15 +154,15 @@ class DeviceStatus:
                 sent.values,
                 sent.count,
                 self.bad,
-                self.verdict,
+                self.failed_exchange,
                 number,
                 BLOCK=BLOCK,
             )
 
     def close_step(self) -> Report:
         """What came of the step, for the host to hear."""
-        with on_device_of(self._news):
-            return Report.of(self._news[: self._told], self._spare)
+        with on_device_of(self._report):
+            return Report.of(self._report[: self._written], self._spare)
 
     def read(self, report: Report) -> tuple[bool, list[list[Header]]]:
         """What ``close_step`` said: whether the step was bad, and the headers that each exchange saw."""
@@ -172,9 +172,9 @@ class DeviceStatus:
 
     def _make_room(self) -> None:
         """For twice as many exchanges."""
-        news = self._news.new_zeros(2 * self._news.numel() - 1)
-        news[: self._news.numel()] = self._news
-        self._news, self.bad = news, news[0]
+        news = self._report.new_zeros(2 * self._report.numel() - 1)
+        news[: self._report.numel()] = self._report
+        self._report, self.bad = news, news[0]
 
 
 def _programs(numel: int) -> int:

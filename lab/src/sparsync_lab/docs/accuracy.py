@@ -1,0 +1,111 @@
+"""Accuracy at equal bytes: ``beyond/accuracy`` in the tables that readers look for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from sparsync_lab.docs.sources import Sources, plain, stored_table, table
+from sparsync_lab.papers.sweep import BALANCED, BASE, EARLY, LEVELS, WARM
+from sparsync_lab.report import Table
+
+FILE = "beyond-accuracy"
+FIRST = "Where the recipe stands"
+# A method of the trainings as users write it.
+NAMES = {
+    "dense": "dense",
+    EARLY: "`default`, nothing dense, momentum corrected, bytes spent early",
+    BASE: "`default`, nothing dense",
+    "recipe default": "`default`",
+    BALANCED: "`balanced`, nothing dense",
+    WARM: "`balanced`, nothing dense, bytes spent early",
+    LEVELS: '`balanced`, nothing dense, `values="levels"`',
+    "GaussianK-SGD": "GaussianK-SGD, its count held near k",
+    "TopK-SGD": "TopK-SGD (`paper`)",
+    "DGC": "DGC (`dgc`), nothing dense",
+}
+LENGTHS = "ResNet-20 on CIFAR-10"
+MODELS = ("LeNet-5 on MNIST", "VGG-16 on CIFAR-10", "LSTM-PTB", "LSTM-AN4", "GPT on PTB, AdamW")
+
+
+def tables_of(sources: Sources) -> dict[str, Table]:
+    """Return the tables of the result by caption."""
+    return {table.caption: table for table in sources.item(FILE).result.tables}
+
+
+def standings(sources: Sources, model: str) -> dict[str, Table]:
+    """Return a model's tables by length."""
+    pattern = re.compile(rf"{re.escape(model)}, \d+ workers of \d+, (?P<steps>[\d,]+) steps")
+    found = ((pattern.fullmatch(caption), table) for caption, table in tables_of(sources).items())
+    return {match["steps"]: table for match, table in found if match}
+
+
+def scores(table: Table) -> Mapping[str, str]:
+    """Return what each method of a table reached."""
+    return {row.cells[0]: row.cells[1] for row in table.rows}
+
+
+def by_length(sources: Sources) -> str:
+    """Return ResNet-20's accuracy at every length."""
+    lengths = standings(sources, LENGTHS)
+    found = [scores(own) for own in lengths.values()]
+    rows = [[shown, *(own.get(label, "–") for own in found)] for label, shown in NAMES.items()]
+    return table(["accuracy, %", *(f"{steps} steps" for steps in lengths)], rows)
+
+
+def other_models(sources: Sources) -> str:
+    """Return every other model's score with each method."""
+    found = {model: next(iter(standings(sources, model).items())) for model in MODELS}
+    headings = [f"{model}, {steps} steps, {own.headings[1]}" for model, (steps, own) in found.items()]
+    rows = [[shown, *(scores(own).get(label, "–") for _, own in found.values())] for label, shown in NAMES.items()]
+    return table(["", *headings], rows)
+
+
+def standing(sources: Sources) -> str:
+    """Return where the best recipe stands against dense."""
+    return stored_table(next(own for caption, own in tables_of(sources).items() if caption.startswith(FIRST)))
+
+
+def ablations(sources: Sources) -> str:
+    """Return one table for everything that is changed."""
+    parts = []
+    for caption, own in tables_of(sources).items():
+        if caption.startswith("Ablations: "):
+            parts += [f"**{plain(caption.removeprefix('Ablations: '))}**", stored_table(own, 5)]
+    return "\n\n".join(parts)
+
+
+def gains(sources: Sources) -> str:
+    """Return what the library gains, in two sentences."""
+    lengths = standings(sources, LENGTHS)
+    steps, own = list(lengths.items())[-1]
+    found, sent = scores(own), {row.cells[0]: row.cells[5] for row in own.rows}
+    less = _megabytes(sent["dense"]) / _megabytes(sent[EARLY])
+    select = next(line for line in sources.lines("bench-select-gpu.csv") if _is_floor_case(line))
+    return (
+        f"At **{less:.0f} times fewer bytes** ResNet-20 on CIFAR-10, with 16 workers, ends at **{found[EARLY]} %** "
+        f"where tuned dense training ends at {found['dense']} % and TopK-SGD, as published and at the same bytes, at "
+        f"{found['TopK-SGD']} % ({steps} steps, virtual workers; recipe `default` as it is: "
+        f"{found['recipe default']} %)."
+        f"\nSelecting entries out of 100 million on an {select['device']} takes {float(select['p50_ms']):.2f} ms, "
+        f"{float(select['ratio_to_floor']):.2f} times the addition that error feedback needs anyway."
+    )
+
+
+def losses(sources: Sources) -> str:
+    """Return the setting in which the library loses most, in a sentence."""
+    steps, own = next(iter(standings(sources, "GPT on PTB, AdamW").items()))
+    found = scores(own)
+    return (
+        f"- Adam: a small GPT trained by AdamW ends at a perplexity of {found[EARLY]} instead of dense's "
+        f"{found['dense']} ({steps} steps, less is better)."
+    )
+
+
+def _megabytes(cell: str) -> float:
+    return float(cell.removesuffix(" MB").replace(",", ""))
+
+
+def _is_floor_case(line: Mapping[str, str]) -> bool:
+    wanted = {"method": "threshold", "size": "100000000", "density": "0.001", "dtype": "fp32"}
+    return all(line[key] == value for key, value in wanted.items())

@@ -1,0 +1,56 @@
+"""Every block by name, and how a page's blocks are filled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from sparsync_lab.docs import accuracy, demo, items, selection, steps, traffic
+from sparsync_lab.docs.sources import Sources
+
+Block = Callable[[Sources], str]
+
+BLOCKS: Mapping[str, Block] = {
+    "gains": accuracy.gains,
+    "losses": accuracy.losses,
+    "accuracy by length": accuracy.by_length,
+    "standing": accuracy.standing,
+    "ablations": accuracy.ablations,
+    "other models": accuracy.other_models,
+    "papers": items.papers,
+    "demo": demo.demo_table,
+    "demo, where": demo.where,
+    "momentum": demo.momentum,
+    "step on CPUs": steps.on_cpus,
+    "step on a GPU": steps.on_a_gpu,
+    "GPU tests": steps.gpu_tests,
+    "selection on a GPU": selection.on_a_gpu,
+    "selection over sizes": selection.over_sizes,
+    "selection by layers": selection.by_layers,
+    "selection on a CPU": selection.on_a_cpu,
+    "nearness to top-k": selection.nearness,
+    "traffic": traffic.measured,
+    "traffic of recipes": traffic.of_recipes,
+    "index codec": traffic.index_codec,
+}
+MARKED = re.compile(r"<!-- generated: (?P<name>[^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def fill(page: str, results: Path, place: Path) -> str:
+    """Return a page with its blocks written anew.
+
+    Args:
+        page: the text.
+        results: folder of the results.
+        place: of the page, relative to the folder that ``results/`` is in; links are written from there.
+    """
+    sources = Sources(results, "../" * (len(place.parts) - 1) + "results")
+
+    def written(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in BLOCKS:
+            raise ValueError(f"{place}: block must be one of {', '.join(BLOCKS)}, got {name!r}")
+        return f"<!-- generated: {name} -->\n\n{BLOCKS[name](sources).strip()}\n\n<!-- end -->"
+
+    return MARKED.sub(written, page)

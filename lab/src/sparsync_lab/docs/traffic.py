@@ -1,0 +1,69 @@
+"""What goes over the network: counted, as recipes ask for it, and what coding indices saves."""
+
+from __future__ import annotations
+
+from sparsync_lab.docs.sources import Line, Sources, percent, stored_table, table
+
+CASE = ("collective", "values", "indices", "recipe", "density")
+
+
+def measured(sources: Sources) -> str:
+    """Return what a network interface counted against what the collectives' ``traffic`` says."""
+    lines = sources.lines("bench-traffic.csv")
+    workers = sorted({int(line["workers"]) for line in lines})
+    found = {(tuple(line[key] for key in CASE), int(line["workers"])): line for line in lines}
+    rows = []
+    for case in dict.fromkeys(case for case, _ in found):
+        collective, values, indices, recipe, density = case
+        name = f"`{collective}`" + (f" (recipe `{recipe}`)" if recipe else "")
+        own = [found[case, count] for count in workers]
+        ratios = [f"{float(line['ratio']):.3f} ({float(line['ratio_without_framing']):.3f})" for line in own]
+        rows.append([name, f"{values}, {indices}", f"{float(density):.4g}", *ratios])
+    first = lines[0]
+    return "\n\n".join(
+        [
+            table(["collective", "values, indices", "density", *(f"{count} workers" for count in workers)], rows),
+            sources.made("bench-traffic.csv", first, "sparsync bench traffic")
+            + f" {first['exchanges']} exchanges of {int(first['entries']):,} entries; packet headers taken off, and in "
+            "brackets Gloo's own framing as well.",
+        ]
+    )
+
+
+def of_recipes(sources: Sources) -> str:
+    """Return how many times less than dense each recipe sends, by number of workers."""
+    stored = sources.item("p3-traffic")
+    own = next(own for own in stored.result.tables if "recipes" in own.caption)
+    made = f"From `{stored.command}` ({sources.linked('papers/p3-traffic.json')}), as the collectives count it."
+    return f"{stored_table(own)}\n\n{made}"
+
+
+def index_codec(sources: Sources) -> str:
+    """Return what Elias-Fano coded indices save and cost."""
+    lines = [line for line in sources.lines("bench-wire-cpu.csv") if line["indices"] == "ef"]
+    rows = [
+        [
+            f"{int(line['entries']):,}",
+            line["density"],
+            f"{float(line['bits_per_index']):.1f}",
+            f"{float(line['ratio_to_bound']):.2f} ×",
+            f"{float(line['encode_ms']):.2f}",
+            f"{float(line['decode_ms']):.2f}",
+            percent(line["coding_to_select"], 0),
+            str(_outweighed_from(line)),
+        ]
+        for line in lines
+    ]
+    headings = ["entries", "density", "bits an index", "to the entropy bound", "encode ms", "decode ms"]
+    more = ["both, of selection's time", "coding outweighs selection from … workers on"]
+    made = sources.made("bench-wire-cpu.csv", lines[0], "sparsync bench wire")
+    return f"{table([*headings, *more], rows)}\n\n{made} {lines[0]['threads']} thread; selection is `topk`'s."
+
+
+def _outweighed_from(line: Line) -> int:
+    """Return the number of workers from which encoding and decoding a message of each take longer than selection."""
+    encode, decode, select = (float(line[f"{part}_ms"]) for part in ("encode", "decode", "select"))
+    workers = 1
+    while encode + workers * decode <= select:
+        workers += 1
+    return workers

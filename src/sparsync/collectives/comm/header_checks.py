@@ -1,0 +1,121 @@
+"""Who looks at the headers of an exchange: the host as it ends, or the device, of which the host hears later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sparsync.collectives.comm.device_status import DeviceStatus
+from sparsync.collectives.comm.store_monitor import StoreMonitor
+from sparsync.errors import Mismatch, PeerFailed
+from sparsync.layout import Layout
+from sparsync.sparse import FAILED, SparseGrad
+from sparsync.wire import HEADER, MAGIC, VERSION, Header, Wire
+from sparsync.workspace import Workspace
+
+OnStream = Callable[[torch.device], AbstractContextManager[Any]]
+SAME = ("version", "sequence", "unit", "digest")  # fields that all ranks must agree on
+
+
+class HeaderChecks(Protocol):
+    """Makes and checks headers; chosen once, when the exchanges begin."""
+
+    def header(self, wire: Wire, sent: SparseGrad, sequence: int, layout: Layout, workspace: Workspace) -> Tensor:
+        """Return the header of ``sent`` alone."""
+        ...
+
+    def check(self, rows: Tensor, sequence: int) -> list[Header]:
+        """Check the headers of the messages ``rows``; they are returned where the host knows them."""
+        ...
+
+    def failed_exchange(self, device: torch.device) -> Tensor:
+        """Return the number (from 1) of the first exchange that failed, or 0, where kernels look it up."""
+        ...
+
+
+class HostChecks:
+    """The host reads the headers, and raises on every rank alike if they disagree or a rank has failed."""
+
+    def __init__(self, monitor: StoreMonitor) -> None:
+        self.monitor = monitor
+        self._zeros: dict[torch.device, Tensor] = {}
+
+    def header(self, wire: Wire, sent: SparseGrad, sequence: int, layout: Layout, workspace: Workspace) -> Tensor:
+        return wire.header(sent, sequence, layout.id, layout.digest)
+
+    def check(self, rows: Tensor, sequence: int) -> list[Header]:
+        headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
+        check_headers(headers, self.monitor)
+        return headers
+
+    def failed_exchange(self, device: torch.device) -> Tensor:
+        if device not in self._zeros:
+            self._zeros[device] = torch.zeros((), dtype=torch.int32, device=device)
+        return self._zeros[device]
+
+
+class DeviceChecks:
+    """The device reads the headers and keeps them; the host hears of them when a later step begins.
+
+    Args:
+        workers: ranks whose headers are read.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._status: dict[torch.device, DeviceStatus] = {}
+
+    def status(self, device: torch.device) -> DeviceStatus:
+        """Return what decides on that device."""
+        if device not in self._status:
+            self._status[device] = DeviceStatus(self.workers, device)
+        return self._status[device]
+
+    def begin_step(self, on_stream: OnStream) -> None:
+        """Begin a step on every device; ``on_stream`` gives the stream that exchanges run on."""
+        for device, status in self._status.items():
+            with on_stream(device):
+                status.begin()
+
+    def header(self, wire: Wire, sent: SparseGrad, sequence: int, layout: Layout, workspace: Workspace) -> Tensor:
+        device = sent.values.device
+        words = workspace.get(HeaderBuffer, device, lambda: HeaderBuffer(device)).words
+        return self.status(device).write_header(sent, words, sequence, layout)
+
+    def check(self, rows: Tensor, sequence: int) -> list[Header]:
+        self.status(rows.device).check_headers(rows, sequence)
+        return []
+
+    def failed_exchange(self, device: torch.device) -> Tensor:
+        return self.status(device).failed_exchange
+
+
+class HeaderBuffer:
+    """Room for one header on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.words = torch.zeros(HEADER, dtype=torch.int32, device=device)
+
+
+def check_headers(headers: Sequence[Header], monitor: StoreMonitor) -> None:
+    """Raise, on every rank alike, if headers disagree or a rank has failed."""
+    for rank, header in enumerate(headers):
+        if header.flags & FAILED:
+            raise PeerFailed(monitor.cause(rank))
+    ranks = range(len(headers))
+    for field in SAME:
+        said = [getattr(header, field) for header in headers]
+        if len(set(said)) > 1:
+            raise disagreement(field, ranks, said)
+    if headers[0].version != MAGIC << 16 | VERSION:
+        raise Mismatch(f"this is not a message of format {VERSION}: header {headers[0]}")
+
+
+def disagreement(field: str, ranks: Sequence[int], said: Sequence[int]) -> Mismatch:
+    """Return the error of ranks that are not at the same exchange."""
+    listing = ", ".join(f"rank {rank}: {value}" for rank, value in zip(ranks, said, strict=True))
+    return Mismatch(f"the ranks are not at the same exchange, their {field} differs ({listing})")

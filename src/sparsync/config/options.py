@@ -1,0 +1,163 @@
+"""The options of ``attach``, checked and resolved into one frozen plan, which everything else reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsync.collectives import Collective
+from sparsync.compressors import Compressor
+from sparsync.config.recipes import OURS, fill_in
+from sparsync.config.registry import make_collective, make_compressor
+from sparsync.feedback import MOMENTA, Correction
+from sparsync.layout import SCOPES
+from sparsync.schedule import Schedule, as_schedule
+from sparsync.wire import Wire
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """How gradients are exchanged: the options of ``attach`` (see there) with names made into objects."""
+
+    compressor: Compressor
+    collective: Collective
+    density: Schedule
+    indices: str
+    scope: str = "layer"
+    values: str = "fp32"
+    optimizer: torch.optim.Optimizer | None = None
+    scaler: Any = None
+    momentum: str = "keep"
+    beta: float = 0.5
+    masking: bool = True
+    clip: float | None = None
+    transactional: bool = False
+    dense_below: int = 1024
+    dense_1d: bool = True
+    follow_lr: bool = False
+    deadline: float = 300.0
+    seed: int = 0
+    debug: bool = False
+    recipe: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+        if self.dense_below < 0:
+            raise ValueError(f"dense_below must be 0 or more entries, got {self.dense_below!r}")
+        if self.follow_lr and self.optimizer is None:
+            raise ValueError("follow_lr=True needs optimizer=, to read its learning rates")
+        if self.momentum not in MOMENTA:
+            raise ValueError(f"momentum must be one of {', '.join(MOMENTA)}, got {self.momentum!r}")
+        if self.momentum == "move" and self.optimizer is None:
+            raise ValueError("momentum='move' needs optimizer=, to take it out of")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be a norm above 0, got {self.clip!r}")
+        if self.indices == "block" and not _sends_blocks(self.compressor, self.collective, self.values):
+            raise ValueError("indices='block' needs a compressor that sends blocks and collective='allgather'")
+        if self.momentum == "correct":
+            Correction(self.beta, self.masking)  # which refuses a bad beta
+        self.collective.check(self.wire, self.compressor.dense, self.compressor.random)
+
+    @cached_property
+    def wire(self) -> Wire:
+        """The format of messages."""
+        return Wire(self.values, self.indices)
+
+    @cached_property
+    def correction(self) -> Correction | None:
+        """Momentum correction, if any."""
+        return Correction(self.beta, self.masking) if self.momentum == "correct" else None
+
+    @property
+    def unit_scope(self) -> str:
+        """The scope in which units are cut: where every entry is sent, a bucket is as good as any."""
+        return "bucket" if self.compressor.dense else self.scope
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether anything can be kept: not if every entry is sent as it is."""
+        return not self.compressor.dense or self.wire.codec.round is not None or self.correction is not None
+
+    def dense_names(self, parameters: Mapping[str, Tensor]) -> frozenset[str]:
+        """Return the names of the parameters that travel dense: 1-D, or small."""
+        if self.compressor.dense:
+            return frozenset()
+        small = (n for n, p in parameters.items() if p.numel() < self.dense_below or (self.dense_1d and p.dim() < 2))
+        return frozenset(small)
+
+    def configuration(self, dense_names: frozenset[str]) -> str:
+        """Return everything that must be the same on every rank, a line each."""
+        lines = {
+            "compressor": _text(self.compressor),
+            "collective": _text(self.collective),
+            "scope": self.scope,
+            "density": [self.density(step) for step in (0, 1, 10, 100, 1000, 10_000, 100_000)],
+            "values": self.values,
+            "indices": self.indices,
+            "transactional": self.transactional,
+            "dense": sorted(dense_names),
+            "momentum": self.momentum,
+            "correction": self.correction,
+            "clip": self.clip,
+            "follow_lr": self.follow_lr,
+            "seed": self.seed,
+            "debug": self.debug,
+        }
+        return "\n".join(f"{key}={value}" for key, value in lines.items())
+
+    def describe(self, step: int, momentum_taken: str | None) -> dict[str, str]:
+        """Return the plan in words, a line each; ``momentum_taken``: what was done to the optimizer, if anything."""
+        scope = f"scope {self.scope}, density {self.density(step):g} now"
+        form = f"values as {self.values}" + ("" if self.compressor.dense else f", indices as {self.indices}")
+        lines = {
+            "recipe": self.recipe or "none",
+            "compressor": f"{type(self.compressor).__name__} ({'every entry' if self.compressor.dense else scope})",
+            "collective": f"{type(self.collective).__name__}, {form}",
+            "transaction": "yes, steps can be undone" if self.transactional else "no",
+        }
+        momentum = [momentum_taken] if momentum_taken else []
+        if self.correction is not None:
+            masking = "with" if self.correction.masking else "without"
+            momentum.append(f"{self.correction.beta:g} before the residual, {masking} masking")
+        if self.optimizer is None and self.recipe in OURS:
+            momentum.append("the optimizer's is not known here and stays; pass optimizer=")
+        if momentum:
+            lines["momentum"] = "; ".join(momentum)
+        if self.clip is not None:
+            lines["clipping"] = f"each worker's gradient, at a norm of {self.clip:g} a segment"
+        return lines
+
+
+def resolve(recipe: str | None = None, **given: Any) -> ExchangePlan:
+    """Return the plan of what is given (``None``: not) and a recipe's name; refuse what does not fit."""
+    known = {field.name for field in fields(ExchangePlan)}
+    unknown = set(given) - known
+    if unknown:
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    if given.get("scaler") is not None and given.get("transactional") is False:
+        raise ValueError("scaler= needs steps that can be undone: leave transactional out, or set it to True")
+    filled = fill_in(recipe, given)
+    compressor = make_compressor(filled.pop("compressor", "threshold"))
+    collective = make_collective(filled.pop("collective", None), compressor)
+    density = as_schedule(filled.pop("density", compressor.density))
+    usual = "block" if _sends_blocks(compressor, collective, filled.get("values", "fp32")) else "int"
+    indices = filled.pop("indices", usual)
+    transactional = bool(filled.pop("transactional", False)) or filled.get("scaler") is not None
+    return ExchangePlan(compressor, collective, density, indices, transactional=transactional, **filled)
+
+
+def _sends_blocks(compressor: Compressor, collective: Collective, values: str) -> bool:
+    """Return whether a block's start can stand for its indices; signs cannot tell a block's zeros."""
+    return compressor.block and collective.blocks and not Wire(values).codec.signs
+
+
+def _text(method: object) -> str:
+    """Return a method's configuration; one that does not print it is taken for its class."""
+    text = repr(method)
+    return type(method).__qualname__ if " at 0x" in text else text

@@ -1,0 +1,99 @@
+"""One step of one unit: the functions that the reducer and virtual workers call alike.
+
+compress_unit    gradient + residual -> sent
+(exchange)       sent -> Reduced
+finish_unit      Reduced -> the mean in the unit's place; rejected entries -> residual
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsync.collectives import Reduced
+from sparsync.collectives.base import FiniteFlag
+from sparsync.compressors import Context
+from sparsync.config import ExchangePlan
+from sparsync.engine.bucketing import Unit
+from sparsync.engine.worker import WorkerState
+from sparsync.kernels import Memory
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+from sparsync.workspace import Workspace
+
+log = logging.getLogger("sparsync")
+
+
+def cut_unit(unit: Unit, plan: ExchangePlan, step: int, workers: Sequence[WorkerState]) -> tuple[Layout, bool]:
+    """Return the unit's layout in this step, and whether it is a new one, for which compressors' states are made."""
+    layout, fresh = unit.layout_at(1.0 if unit.compressor.dense else plan.density(step))
+    if fresh:
+        for worker in workers:
+            worker.add_state(unit.compressor.init(layout))
+    return layout, fresh
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What changes with every step: its number and, for random kinds in a CUDA graph, a key on the device."""
+
+    step: int
+    key: Tensor | None = None
+
+
+def compress_unit(
+    unit: Unit,
+    grad: Tensor,
+    layout: Layout,
+    plan: ExchangePlan,
+    worker: WorkerState,
+    moment: Moment,
+    workspace: Workspace,
+) -> tuple[SparseGrad, Memory | None]:
+    """Add ``grad`` into the worker's residual, take out what is sent, return it and the memory it came from."""
+    memory = None
+    if unit.keeps:
+        memory = worker.feedback.memory(unit.key, layout.spans, grad.numel(), grad.device)
+    ctx = Context(
+        step=moment.step,
+        rank=worker.rank,
+        seed=plan.seed,
+        rounding=unit.rounding,
+        shared=unit.collective.shared,
+        whole=unit.collective.shared or plan.wire.indices == "block",
+        clip=None if plan.clip is None else plan.clip * (worker.loss_scale or 1.0),
+        unused=frozenset(unit.unused),
+        values=plan.wire.values,
+        workspace=workspace,
+        key=moment.key,
+    )
+    return unit.compressor.compress(grad, memory, layout, ctx, worker.compressor_state), memory
+
+
+def finish_unit(
+    unit: Unit, out: Tensor, flag: FiniteFlag | None, reduced: Sequence[Reduced], workers: Sequence[WorkerState]
+) -> None:
+    """Write the mean, which is the same for all workers, into ``out``; what each had rejected is its residual's again.
+
+    Args:
+        flag: is told if the mean is not finite; ``None`` where nothing could be kept of such a step.
+    """
+    reduced[0].mean.write(out, flag)
+    for worker, result in zip(workers, reduced, strict=True):
+        if result.rejected is not None:
+            worker.feedback.restore_to_residual(unit.key, result.rejected)
+
+
+def poison(result: Tensor, layout: Layout) -> None:
+    """Let the optimizer, or a loss scaler, see that the step is bad: NaN in the first entry of every parameter."""
+    result[torch.tensor([span.start for span in layout.spans], device=result.device)] = math.nan
+
+
+def warn_of_non_finite(step: int, layout: Layout, rank: int, where: int) -> None:
+    """Log whose gradient was not finite; ``where``: the number of the parameter."""
+    log.warning("step %d: the gradient of %s was not finite on rank %d", step, layout.spans[where].name, rank)

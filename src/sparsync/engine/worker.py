@@ -1,0 +1,93 @@
+"""What one worker keeps between steps, in a process of its own or among virtual workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsync.compressors import State
+from sparsync.config import ExchangePlan
+from sparsync.engine.ledger import Cause, Ledger
+from sparsync.engine.snapshot import Snapshot
+from sparsync.feedback import Feedback
+from sparsync.layout import Parameter
+
+
+class WorkerState:
+    """Residuals, velocities, the compressors' state, and the units that these are in.
+
+    Args:
+        rank: of the worker.
+        parameters: of the model, in its order.
+        on_stream: gives the stream that a device's exchanges run on.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        parameters: Sequence[Parameter],
+        plan: ExchangePlan,
+        on_stream: Callable[[torch.device], AbstractContextManager[Any]] = lambda device: nullcontext(),
+    ) -> None:
+        self.rank, self.plan = rank, plan
+        self.feedback = Feedback(parameters, plan.transactional, plan.correction)
+        self.ledger = Ledger(self.feedback, on_stream)
+        self.compressor_state: State = {}
+        self.loss_scale: float | None = None
+        self.rates: dict[str, float] = {}
+        self._snapshot = Snapshot()
+
+    def begin_step(self, loss_scale: float | None, rates: Mapping[str, float] | None) -> None:
+        """Begin a step: bring what is kept to the units of the gradient that is about to come in.
+
+        Args:
+            loss_scale: of this step, if losses are scaled; the residual follows its changes.
+            rates: learning rates by parameter name, if the residual is divided by their changes.
+        """
+        self.ledger.begin()
+        if loss_scale is not None:
+            if self.loss_scale is not None and loss_scale != self.loss_scale:
+                ratio = loss_scale / self.loss_scale
+                self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio), velocity=True)
+                self.plan.compressor.rescale(self.compressor_state, ratio)
+            self.loss_scale = loss_scale
+        if rates is not None:
+            self.rates = self.feedback.follow(self.rates, rates)
+        if self.plan.transactional:  # saved in the new units, which the residual keeps if the step is undone
+            self._snapshot.take(self.compressor_state)
+
+    def add_state(self, fresh: State) -> None:
+        """Add the state of segments that the compressor has not seen before."""
+        for name, bag in fresh.items():
+            if name not in self.compressor_state:
+                self.compressor_state[name] = bag
+                self._snapshot.add(name, bag)
+
+    def restore(
+        self,
+        residuals: Mapping[str, Tensor],
+        velocities: Mapping[str, Tensor],
+        compressor: State,
+        loss_scale: float | None,
+        rates: Mapping[str, float],
+    ) -> None:
+        """Go on from what a checkpoint holds."""
+        self.feedback.load_state_dict(residuals, velocities)
+        self.loss_scale, self.rates = loss_scale, dict(rates)
+        # On the host: memory of the caller's stream would be free again before ours has read it.
+        self.compressor_state = {
+            n: {k: t.to("cpu", copy=True) for k, t in bag.items()} for n, bag in compressor.items()
+        }
+
+    def commit(self) -> None:
+        """Keep what the last step did."""
+        self.feedback.commit()
+
+    def undo(self) -> None:
+        """Make everything what it was before the last step."""
+        self.ledger.restore(Cause.UNDONE)
+        self._snapshot.restore(self.compressor_state)
