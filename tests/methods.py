@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from examples.every_other import EveryOther
+from examples.round_robin import RoundRobin
 from torch import Tensor
 
 from sparsync import (
@@ -25,7 +27,7 @@ from sparsync import (
     TopK,
     TrimmedK,
 )
-from sparsync.collectives import Channel, Collective, Reduced
+from sparsync.collectives import Channel, Collective
 from sparsync.compressors import Compressor, Context, State
 from sparsync.config import resolve
 from sparsync.engine.reducer import Reducer
@@ -33,7 +35,7 @@ from sparsync.feedback import Correction, accumulation_dtype
 from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.sparse import SparseGrad
-from sparsync.wire import CODECS, Wire
+from sparsync.wire import CODECS
 from sparsync.workspace import Workspace
 
 
@@ -43,27 +45,6 @@ class Odd(Selecting):
 
     def select(self, u: Tensor, k: int) -> Tensor:
         return torch.arange(u.numel() - k, u.numel())
-
-
-@dataclass(frozen=True)
-class Dropping(AllGather):
-    """A third party's collective that sends only every other entry; the rest comes back as rejected."""
-
-    def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
-        kept, rejected = self._split(sent)
-        reduced = super().reduce(kept, layout, channel, workspace)
-        reduced.rejected = rejected
-        return reduced
-
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
-        halves = [self._split(sent) for sent in sents]
-        results = super().reduce_local([kept for kept, _ in halves], layout, wire)
-        return [replace(result, rejected=rejected) for result, (_, rejected) in zip(results, halves, strict=True)]
-
-    @staticmethod
-    def _split(sent: SparseGrad) -> tuple[SparseGrad, SparseGrad]:
-        even = torch.arange(sent.values.numel(), device=sent.values.device) % 2 == 0
-        return replace(sent, values=sent.values * even), replace(sent, values=sent.values * ~even)
 
 
 # name -> compressor of a density; those that send every entry are in the next table.
@@ -76,6 +57,7 @@ SPARSE: dict[str, Callable[[float], Compressor]] = {
     "random": RandomK,
     "block": BlockRandomK,
     "odd": Odd,
+    "round robin": RoundRobin,
 }
 DENSE: dict[str, Callable[[], Compressor]] = {"none": NoCompression}
 COLLECTIVES: dict[str, Collective] = {
@@ -84,7 +66,7 @@ COLLECTIVES: dict[str, Collective] = {
     "gtopk": GTopK(),
     "balanced": Balanced(),
     "shared": SharedIndexAllReduce(),
-    "dropping": Dropping(),
+    "every other": EveryOther(),
 }
 
 # (compressor, collective, value codecs the pair carries)
@@ -97,7 +79,7 @@ PAIRS = [
         (name, "balanced", ("fp32", "fp16", "bf16", "sign", "levels"))
         for name in ("topk", "threshold", "random", "dgc")
     ],
-    ("topk", "dropping", ("fp32",)),
+    ("topk", "every other", ("fp32",)),
 ]
 # Every way through the library in every world; what differs from these only in its choice of entries, in one.
 EVERYWHERE = {("topk", "allgather"), ("threshold", "allgather"), ("topk", "gtopk"), ("threshold", "balanced")}
@@ -155,7 +137,7 @@ class Worker:
     clip: float | None = None
     step: int = 0
     device: str = "cpu"
-    workspace: dict[str, object] = field(default_factory=dict)
+    workspace: Workspace = field(default_factory=Workspace)
     residual: Tensor = field(init=False)
     velocity: Tensor = field(init=False)
     state: State = field(init=False)

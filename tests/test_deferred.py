@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from examples.every_other import EveryOther
 
 from sparsync import DGCK, AllGather, DenseAllReduce, GaussianK, Mismatch, NoCompression, ThresholdK, TopK
 from sparsync.collectives import Channel
@@ -26,7 +27,7 @@ from sparsync.wire import Wire
 from sparsync.wire.device import DeviceMessage
 from tests import pairs
 from tests.fence import fenced
-from tests.methods import Dropping, reducer_of
+from tests.methods import reducer_of
 from tests.pairs import INTERPRETED, MARKS
 from tests.world import World
 
@@ -37,7 +38,13 @@ BUCKETS = (("b", "c"), ("a", "small"))
 THREE = (("c",), ("b",), ("a", "small"))  # the second is going to fail
 KEPT = ("a", "b", "c")
 CAUSES = r"no memory|not a message of format"
-CHOOSERS = ("kernels.workspace", "kernels.whole", "wire.device", "collectives.comm.channel")
+CHOOSERS = ("kernels.path", "wire.device", "collectives.comm.channel")
+
+
+class DeferrableHalf(EveryOther):
+    """The example's collective, which needs nothing from the host between its rounds."""
+
+    deferrable = True
 
 
 @pytest.fixture
@@ -285,7 +292,7 @@ def test_a_failed_rank_sends_the_dtype_that_the_others_sum():
 
 
 def test_what_a_collective_rejects_comes_home():
-    ours = reducer(DEVICE, TopK(0.1), collective=Dropping())
+    ours = reducer(DEVICE, TopK(0.1), collective=DeferrableHalf())
     assert isinstance(ours.completion, Deferred)
     grads = gradients(0, torch.float32)
     result = step(ours, DEVICE, grads)[: SIZES["b"]]
@@ -326,7 +333,7 @@ def test_from_a_failed_exchange_on_nothing_is_applied_and_all_is_kept(cause):
     [
         (TopK(0.02), {"wire": Wire("fp16", "ef")}),
         (TopK(0.02), {"wire": Wire("sign", "int")}),
-        (TopK(0.02), {"wire": Wire("bf16", "int"), "collective": Dropping()}),
+        (TopK(0.02), {"wire": Wire("bf16", "int"), "collective": DeferrableHalf()}),
         (TopK(0.02), {"collective": DenseAllReduce()}),
         (NoCompression(), {"scope": "bucket", "correction": Correction(0.0)}),
     ],

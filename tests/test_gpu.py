@@ -19,6 +19,7 @@ from sparsync.kernels import Memory, Velocity
 from sparsync.layout import Parameter
 from sparsync.schedule import Constant
 from sparsync.wire import CODECS, Wire
+from sparsync.workspace import Workspace
 from tests.methods import SPARSE, Worker, gradient, make, reducer_of, worker
 from tests.models import net, weights
 from tests.pairs import layout_of, nothing_waited_for_nor_allocated
@@ -34,7 +35,7 @@ pytestmark = [
 @pytest.mark.parametrize("values", CODECS)
 def test_law_1_on_the_device(name, values):
     one = worker(name, [63, 1023, 100_003], density=0.01, values=values)
-    residual, workspace = torch.zeros(one.layout.numel, device="cuda"), {}
+    residual, workspace = torch.zeros(one.layout.numel, device="cuda"), Workspace()
     for step, kind in enumerate(("normal", "heavy", "mostly zero", "zero")):
         grad = gradient(kind, one.layout.numel, torch.float32, step).cuda()
         before, memory = residual.clone(), Memory(residual, residual, workspace=workspace)

@@ -13,7 +13,9 @@ from torch import Tensor
 from sparsync import DGCK, BlockRandomK, GaussianK, RandomK, TopK, TrimmedK
 from sparsync.compressors import Compressor
 from sparsync.config.registry import make_compressor
-from sparsync.kernels import Memory, Rows, sweep
+from sparsync.kernels import Memory
+from sparsync.kernels.accumulate import Rows, accumulate
+from sparsync.kernels.gaussian.reference import search
 from sparsync.layout import Layout
 from tests.methods import KINDS, SIZES, Worker, gradient, place
 
@@ -30,7 +32,7 @@ def worker_of(compressor: Compressor, sizes: list[int], scope: str = "global", h
 
 
 def rows_of(grad: Tensor) -> Rows:
-    return sweep(grad, Memory(torch.zeros_like(grad), torch.empty_like(grad)), [(0, grad.numel())])[0]
+    return accumulate(grad, Memory(torch.zeros_like(grad), torch.empty_like(grad)), [(0, grad.numel())])[0]
 
 
 def sent_indices(one: Worker, grad: Tensor, **how: frozenset[str]) -> Tensor:
@@ -71,7 +73,7 @@ def draws() -> dict[str, tuple[Tensor, Rows]]:
 def test_gaussian_makes_the_masks_of_the_printed_algorithm(draws, kind, density, two_sided, trace):
     grad, rows = draws[kind]
     k = round(density * MILLIONS)
-    found, counts = GaussianK(density, two_sided=two_sided).search(grad, rows, [(0, MILLIONS)], k)
+    found, counts = search(grad, rows, [(0, MILLIONS)], k, two_sided)
     assert len(counts) == len(trace)
     for count, expected in zip(counts, trace, strict=True):
         noise = 4 * (expected * k) ** 0.5  # of the draw; the expected counts are rounded, too
@@ -108,7 +110,7 @@ def test_gaussian_sends_the_last_mask(kind, density, seed):
 def test_gaussian_is_strict():
     """Entries exactly at the threshold are not above it: equal entries end with an empty mask, as printed."""
     ones = torch.ones(1000)
-    _, counts = GaussianK(0.01).search(ones, rows_of(ones), [(0, 1000)], 10)
+    _, counts = search(ones, rows_of(ones), [(0, 1000)], 10, False)
     assert counts == [0, 1000, 1000, 0]  # thresholds 1, 1/2, 3/4, 9/8
 
 

@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparsync.compressors import Context, random
-from sparsync.compressors.base import Places
-from sparsync.compressors.random import key_of
+from sparsync.compressors.random import SpanTable, key_of
 from sparsync.engine.unit_step import cut_unit
-from sparsync.kernels.reference import sweep_flat
+from sparsync.kernels.accumulate import accumulate_flat
 from sparsync.simulate import exchange
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync.simulate.parts import Keys
@@ -161,16 +160,16 @@ class Tapes:
         return self.tapes[name][1]
 
 
-def sweep_of_a_gpu(grad, memory, layout, ctx):
-    places = ctx.workspace.setdefault("places", Places(layout, grad.device))
-    return places.flag(sweep_flat(grad, memory, places.mine))
+def accumulated_as_on_a_gpu(grad, memory, layout, ctx, path):
+    spans = ctx.workspace.get(SpanTable, id(layout), lambda: SpanTable(layout, grad.device))
+    return spans.flag(accumulate_flat(grad, memory, spans.mine))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_operators_on_the_same_tensors_exchange_the_same_bits(monkeypatch, name):
     plain, taped = exchange_of(name), exchange_of(name)
     expected = advance(plain, 0, STEPS)
-    monkeypatch.setattr(random, "sweep_all", sweep_of_a_gpu)
+    monkeypatch.setattr(random, "accumulate_all", accumulated_as_on_a_gpu)
     monkeypatch.setattr(exchange, "repeatable", lambda *_: True)
     taped._replays = tapes = Tapes()
     for ours, theirs in zip(advance(taped, 0, STEPS), expected, strict=True):

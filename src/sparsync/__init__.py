@@ -1,9 +1,20 @@
 """Sparse gradient communication for PyTorch: send the entries that matter, keep the rest, lose nothing."""
 
-from sparsync.collectives import AllGather, Balanced, DenseAllReduce, GTopK, SharedIndexAllReduce
+from sparsync.collectives import (
+    AllGather,
+    Balanced,
+    Collective,
+    DenseAllReduce,
+    GTopK,
+    Reduced,
+    SharedIndexAllReduce,
+    Traffic,
+)
 from sparsync.compressors import (
     DGCK,
     BlockRandomK,
+    Compressor,
+    Context,
     GaussianK,
     NoCompression,
     RandomK,
@@ -16,7 +27,9 @@ from sparsync.config.recipes import RECIPES
 from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.hosts.ddp import attach, comm_hook
 from sparsync.hosts.handle import Handle
+from sparsync.layout import Layout
 from sparsync.schedule import Constant, ExponentialWarmup, FrontLoaded
+from sparsync.sparse import SparseGrad
 from sparsync.version import __version__
 
 __all__ = [
@@ -25,24 +38,31 @@ __all__ = [
     "AllGather",
     "Balanced",
     "BlockRandomK",
+    "Collective",
+    "Compressor",
     "Constant",
+    "Context",
     "DenseAllReduce",
     "ExponentialWarmup",
     "FrontLoaded",
     "GTopK",
     "GaussianK",
     "Handle",
+    "Layout",
     "Mismatch",
     "NoCompression",
     "PeerFailed",
     "PeerLost",
     "RandomK",
+    "Reduced",
     "Selecting",
     "SharedIndexAllReduce",
+    "SparseGrad",
     "SparsyncError",
     "StepFailed",
     "ThresholdK",
     "TopK",
+    "Traffic",
     "TrimmedK",
     "__version__",
     "attach",

@@ -17,14 +17,12 @@ class Workspace:
     def __init__(self) -> None:
         self._known: dict[type, tuple[Any, Any]] = {}
 
-    def get(self, kind: type[T], made_for: Any = None, make: Callable[[], T] = None) -> T:
+    def get(self, kind: type[T], made_for: Any, make: Callable[[], T]) -> T:
         """Return the object of class ``kind``; it is made anew whenever ``made_for`` is another one than before.
 
         Args:
             made_for: compared with ``==``: what the object depends on, such as layout and device.
         """
-        if isinstance(kind, str):
-            return self.__dict__.setdefault("_d", {}).get(kind)
         known = self._known.get(kind)
         if known is None or known[0] != made_for:
             known = self._known[kind] = made_for, make()
@@ -35,13 +33,3 @@ class Workspace:
         """Return the object of class ``kind``, if it was made."""
         known = self._known.get(kind)
         return None if known is None else known[1]
-
-    # TEMPORARY until kernels are typed
-    def __getitem__(self, key):
-        return self.__dict__.setdefault("_d", {})[key]
-
-    def __setitem__(self, key, value):
-        self.__dict__.setdefault("_d", {})[key] = value
-
-    def setdefault(self, key, value):
-        return self.__dict__.setdefault("_d", {}).setdefault(key, value)

@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import ThresholdK
-from sparsync.engine.checkpoint import load_state_dict, state_dict
 from tests.failures.checked_training import inputs, kept, mean_over_ranks, mlp, train
 from tests.failures.reducers import make_reducer, push_all
 
@@ -70,7 +69,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
     parameters = {"a": torch.zeros(40, 5), "b": torch.zeros(30, 1)}
     reducer = make_reducer(parameters, ThresholdK(), alone=True)
     push_all(reducer, [("a", torch.randn(200)), ("b", torch.randn(30))])
-    torch.save(state_dict(reducer), tmp_path / "state.pt")
+    torch.save(reducer.state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert plain(state)
     assert state["schema"] == 1
@@ -87,7 +86,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
         (state | {"residuals": {"a": torch.zeros(5, 40)}}, r"'a' has shape \(5, 40\)"),
     ]:
         with pytest.raises(ValueError, match=says):
-            load_state_dict(reducer, wrong)
-        assert state_dict(reducer)["step"] == 1
-        for name, residual in state_dict(reducer)["residuals"].items():
+            reducer.load_state_dict(wrong)
+        assert reducer.state_dict()["step"] == 1
+        for name, residual in reducer.state_dict()["residuals"].items():
             assert torch.equal(residual, residuals[name]), "a refused state changed something"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync.engine.checkpoint import state_dict
 from sparsync.schedule import Constant
 from tests.failures.checked_training import bits, inputs, mlp, train
 from tests.failures.reducers import make_reducer, push_all
@@ -87,7 +86,7 @@ def test_small_additions_to_a_half_precision_gradient_are_kept(dtype):
         (result,) = push_all(reducer, [("w", gradient)])
         assert result.dtype == dtype
         assert result.tolist() == [100.0] + [0.0] * 9
-    residual = state_dict(reducer)["residuals"]["w"]
+    residual = reducer.state_dict()["residuals"]["w"]
     assert residual.dtype == torch.float32
     assert residual[1].item() == 1.0 + 64 * small  # one at a time they vanish beside 1 in the gradient's own dtype
 

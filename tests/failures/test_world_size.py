@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import AllGather, ThresholdK, TopK
-from sparsync.engine.checkpoint import state_dict
 from sparsync.layout import Layout, Span
 from sparsync.wire import Wire
 from tests.failures.checked_training import inputs, mlp, train
@@ -66,7 +65,7 @@ def test_one_worker_without_torch_distributed(compressor, values, scope):
         torch.manual_seed(step)
         gradients = {"a": torch.randn(300), "b": torch.randn(200)}
         results = push_all(reducer, list(gradients.items()))
-        kept_now = state_dict(reducer)["residuals"]
+        kept_now = reducer.state_dict()["residuals"]
         for (name, gradient), result in zip(gradients.items(), results, strict=True):
             came_in = gradient + residuals[name]
             residuals[name] = kept_now[name].flatten()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from sparsync.config import registry
 from sparsync.config.recipes import RECIPES
-from sparsync.kernels import compiled
+from sparsync.kernels import cpu
 from sparsync.version import __version__
 
 
@@ -23,7 +23,7 @@ def info() -> int:
         "torch": torch.__version__,
         "python": sys.version.split()[0],
         "system": f"{platform.system()} {platform.machine()}",
-        "CPU pass": "compiled by numba" if compiled.loops() else "plain PyTorch (pip install 'sparsync[fast]')",
+        "CPU pass": "compiled by numba" if cpu.available() else "plain PyTorch (pip install 'sparsync[fast]')",
         "GPUs": ", ".join(gpus) or "none",
         "backends": ", ".join(name for name, there in backends.items() if there) or "none",
         "recipes": ", ".join(RECIPES),

@@ -91,7 +91,8 @@ class Traffic:
 
 
 class Collective(Protocol):
-    """Frozen configuration; buffers live in the workspace that is passed in.
+    """Frozen configuration; buffers live in the workspace that is passed in. A class that names it as its base has its
+    defaults.
 
     Attributes:
         shared: every rank must send the same entries.
@@ -100,14 +101,16 @@ class Collective(Protocol):
         graph_safe: ``reduce_local`` never waits for the host, so that a CUDA graph may replay it.
     """
 
-    shared: bool
-    blocks: bool
-    deferrable: bool
-    graph_safe: bool
+    shared: bool = False
+    blocks: bool = False
+    deferrable: bool = False
+    graph_safe: bool = False
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         """Refuse, with a sentence, what this collective cannot carry; ``dense``, ``random``: what the compressor is."""
-        ...
+        if dense:
+            name = type(self).__name__
+            raise ValueError(f"a compressor that sends every entry goes with collective='dense', not with {name}")
 
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         """Sum what every rank sent; may overwrite what is sent, if that is dense.
@@ -127,9 +130,9 @@ class Collective(Protocol):
     def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
         """Encode the messages and return the bytes that each worker puts on the network, to compare with ``traffic``.
 
-        ``None`` where the values alone travel, summed by the backend.
+        ``None`` where nothing is encoded, as values alone travel.
         """
-        ...
+        return None
 
 
 def shape_of(layout: Layout, dtype: torch.dtype) -> Shape:

@@ -6,10 +6,14 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, State, segment_scales
-from sparsync.compressors.floored import Floored, on_device
-from sparsync.kernels import Memory, Rows, above, largest, launch_sampled
-from sparsync.kernels.draws import ROUNDS, SHARE, positions, seed_of
+from sparsync.compressors.base import Context, State
+from sparsync.compressors.carried_threshold import CarriedThreshold
+from sparsync.compressors.selecting import segment_scales
+from sparsync.kernels import Memory
+from sparsync.kernels.accumulate import Rows
+from sparsync.kernels.dgc.launch import select
+from sparsync.kernels.dgc.reference import ROUNDS, SHARE, dgc_sample, seed_of
+from sparsync.kernels.topk import above, largest
 from sparsync.layout import Layout, Segment, locate
 from sparsync.sparse import SparseGrad
 
@@ -17,7 +21,7 @@ LEAST, MOST = 0.8, 1.3  # counts that are accepted, as shares of k
 
 
 @dataclass(frozen=True)
-class DGCK(Floored):
+class DGCK(CarriedThreshold):
     """The selection of "Deep Gradient Compression" (Lin et al.): between 0.8 k and 1.3 k of the largest entries.
 
     Use it to compare with DGC: its random sample is meant for devices on which exact top-k is slow, and on a CPU, after
@@ -39,14 +43,9 @@ class DGCK(Floored):
     def capacity(self, k: int, numel: int) -> int:
         return min(numel, ceil(MOST * k))
 
-    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
-        assert memory is not None
-        if on_device(grad, memory, layout, ctx):
-            scales = segment_scales(grad, layout, ctx)
-            return launch_sampled.sampled(
-                grad, memory, layout, state, ctx.values, scales, self._plan, ctx.seed, ctx.step
-            )
-        return super().compress(grad, memory, layout, ctx, state)
+    def launch(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        scales = segment_scales(grad, layout, ctx)
+        return select(grad, memory, layout, state, ctx.values, scales, self._plan, ctx.seed, ctx.step)
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         runs, k = segment.runs(ctx.unused), segment.k
@@ -54,7 +53,7 @@ class DGCK(Floored):
         if k >= numel:
             return above(u, rows, 0.0)
         wanted, rank = self._sizes(k, numel)
-        drawn = positions(seed_of(ctx.seed, segment.name), ctx.step, numel, wanted, u.device)
+        drawn = dgc_sample(seed_of(ctx.seed, segment.name), ctx.step, numel, wanted, u.device)
         threshold = torch.topk(u[locate(drawn, runs)].abs(), rank).values[-1]
         found = above(u, rows, threshold.item())
         for _ in range(ROUNDS):
@@ -66,7 +65,7 @@ class DGCK(Floored):
         return found if found.numel() <= segment.capacity else largest(u, rows, k)
 
     def _sizes(self, k: int, numel: int) -> tuple[int, int]:
-        """How many entries are drawn, and the threshold's rank among them."""
+        """Return how many entries are drawn, and the threshold's rank among them."""
         wanted = min(numel, max(ceil(self.sample * numel), ceil(2 * numel / k)))
         return wanted, max(1, round(wanted * k / numel))
 

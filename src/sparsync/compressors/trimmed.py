@@ -5,9 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, State, segment_scales
-from sparsync.compressors.floored import Floored, on_device
-from sparsync.kernels import Memory, Rows, above, largest, launch_exact
+from sparsync.compressors.base import Context, State
+from sparsync.compressors.carried_threshold import CarriedThreshold
+from sparsync.compressors.selecting import segment_scales
+from sparsync.kernels import Memory
+from sparsync.kernels.accumulate import Rows
+from sparsync.kernels.topk import above, largest
+from sparsync.kernels.topk.launch import select
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import SparseGrad
 
@@ -15,7 +19,7 @@ RATIOS = (0.8, 0.6, 0.4, 0.2, 0.0)
 
 
 @dataclass(frozen=True)
-class TrimmedK(Floored):
+class TrimmedK(CarriedThreshold):
     """Trimmed top-k, from "RedSync" (Fang et al.): thresholds step down until k entries survive, then exact top-k.
 
     It chooses what ``TopK`` chooses, equals included. Use it to compare with RedSync: where one pass has left the peak
@@ -25,11 +29,8 @@ class TrimmedK(Floored):
         density: share of the entries to send, in (0, 1].
     """
 
-    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
-        assert memory is not None
-        if on_device(grad, memory, layout, ctx):
-            return launch_exact.largest(grad, memory, layout, state, ctx.values, segment_scales(grad, layout, ctx))
-        return super().compress(grad, memory, layout, ctx, state)
+    def launch(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        return select(grad, memory, layout, state, ctx.values, segment_scales(grad, layout, ctx))
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         runs, k = segment.runs(ctx.unused), segment.k
@@ -42,5 +43,5 @@ class TrimmedK(Floored):
             threshold = mean + ratio * (peak - mean)
             if above(u, rows, threshold).numel() >= k:
                 hot = rows.peak >= threshold  # survivors are in these rows only
-                return largest(u, Rows(rows.start[hot], rows.stop[hot], rows.peak[hot]), k)
+                return largest(u, rows.subset(hot), k)
         return largest(u, rows, k)  # fewer than k lie above the mean: everything survives

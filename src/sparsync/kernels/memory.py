@@ -1,7 +1,6 @@
 """What a pass over a gradient reads and writes beside it."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -34,4 +33,4 @@ class Memory:
     after: Tensor
     velocity: Velocity | None = None
     energy: float = 0.0
-    workspace: Any = field(default_factory=Workspace)
+    workspace: Workspace = field(default_factory=Workspace)

@@ -12,9 +12,11 @@ import torch
 from sparsync.collectives import AllGather, Balanced, DenseAllReduce, GTopK, SharedIndexAllReduce
 from sparsync.compressors import BlockRandomK, GaussianK, NoCompression, RandomK, ThresholdK, TopK, TrimmedK
 from sparsync.engine.bucketing import Unit
-from sparsync.kernels.search import ENTRIES
-from sparsync.kernels.whole import can_send
-from sparsync.kernels.workspace import CODECS, usable_on
+from sparsync.kernels import KernelPath, choose_path
+from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.dense_pass.launch import ENTRIES as DENSE_ENTRIES
+from sparsync.kernels.device import usable_on
+from sparsync.kernels.topk.launch import ENTRIES
 from sparsync.layout import Layout
 from sparsync.wire import Wire
 
@@ -37,7 +39,8 @@ def repeatable(unit: Unit, wire: Wire, rounds: bool, clips: bool) -> bool:
     if not grad.is_cuda or not usable_on(grad.device):
         return False
     if type(compressor) is NoCompression:
-        return type(unit.collective) is DenseAllReduce and not rounds and can_send(grad, None)
+        known = choose_path(grad, None, DENSE_ENTRIES) is KernelPath.TRITON
+        return type(unit.collective) is DenseAllReduce and not rounds and known
     # Half-precision means are summed beside their bucket, which waits.
     if type(compressor) in (RandomK, BlockRandomK):  # whose keys wait in their place; norms to clip by are asked for
         simple = type(unit.collective) in (AllGather, SharedIndexAllReduce)

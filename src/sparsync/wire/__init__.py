@@ -1,7 +1,8 @@
 """A sparse gradient as one flat message, and back."""
 
+from sparsync.kernels.message.header import HEADER, Header
 from sparsync.wire.indices import INDEX_CODECS, IndexCodec
-from sparsync.wire.message import HEADER, MAGIC, VERSION, Header, Wire
+from sparsync.wire.message import MAGIC, VERSION, Wire
 from sparsync.wire.shape import WORD, Shape
 from sparsync.wire.values import CODECS, ValueCodec
 

@@ -1,7 +1,7 @@
 """Messages made and read on the device, in buffers that stay: no host synchronisation, no allocation.
 
-Equal bit for bit to ``Wire.encode`` of sorted entries and to ``write_mean`` of decoded messages; ``kernels.mail`` has
-the kernels.
+Equal bit for bit to ``Wire.encode`` of sorted entries and to ``write_mean`` of decoded messages; the kernels are in
+``kernels.message``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.device import on_device_of, usable_on
 from sparsync.kernels.launcher import Launcher
-from sparsync.kernels.workspace import CODECS, on_device_of, usable_on
+from sparsync.kernels.message.header import HEADER
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire.bits import words_for
 from sparsync.wire.indices import ef_width, ef_words
-from sparsync.wire.message import HEADER, MAGIC, VERSION, Wire
+from sparsync.wire.message import MAGIC, VERSION, Wire
 from sparsync.wire.shape import Shape
 
 BLOCK = 128  # entries
@@ -28,7 +30,7 @@ MOST = 2**31 - PIECE
 
 
 def carries(wire: Wire, sent: SparseGrad) -> bool:
-    """Whether messages about ``sent`` can be made here."""
+    """Return whether messages about ``sent`` can be made here."""
     simple = wire.values in CODECS and wire.indices in ("int", "ef") and sent.indices is not None
     return simple and sent.values.dtype == torch.float32 and 0 < sent.numel < MOST and usable_on(sent.values.device)
 
@@ -72,62 +74,62 @@ class DeviceMessage:
         self.lanes = min(128, max(16, 1 << usual.bit_length()))
         self.ranks = max(2, 1 << (workers - 1).bit_length()) if workers <= RANKS else 2
         if self.width >= 0:
-            self.ones, self.places = zeros(workers, self.high_blocks), zeros(workers, shape.capacity)
+            self.ones, self.indices = zeros(workers, self.high_blocks), zeros(workers, shape.capacity)
 
     def pack(self, sent: SparseGrad, sequence: int) -> Tensor:
-        """The message, its entries in ascending order; valid until the next call."""
-        from sparsync.kernels import mail
+        """Return the message, its entries in ascending order; valid until the next call."""
+        from sparsync.kernels.message import triton as kernels
 
         assert sent.indices is not None
         entries = self.entries
         with on_device_of(sent.values):
             self.launch(
-                mail.mark, (entries,),
+                kernels.mark, (entries,),
                 sent.indices, sent.count, self.bitmap, self.message, self.words, entries, BLOCK=BLOCK
             )  # fmt: skip
-            self.launch(mail.tally, (self.pieces,), self.bitmap, self.lines, self.sums, num_warps=8)
+            self.launch(kernels.count_marks, (self.pieces,), self.bitmap, self.lines, self.sums, num_warps=8)
             self.launch(
-                mail.head, (1,),
+                kernels.write_header, (1,),
                 self.sums, self.pieces, sent.count, sent.flags, sent.where, self.message, MAGIC << 16 | VERSION,
                 sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024,
             )  # fmt: skip
             self.launch(
-                mail.write, (entries,),
+                kernels.write, (entries,),
                 sent.indices, sent.values, sent.count, self.bitmap, self.lines, self.sums, self.message,
                 self.message16, self.starts, self.owners, self.spans, self.high_at, self.values_at,
                 len(self.layout.segments), self.plane,
                 BLOCK=BLOCK, WIDTH=self.width, CODEC=self.codec, STEPS=self.steps,
             )  # fmt: skip
-            self.launch(mail.unmark, (entries,), sent.indices, sent.count, self.bitmap, BLOCK=BLOCK)
+            self.launch(kernels.unmark, (entries,), sent.indices, sent.count, self.bitmap, BLOCK=BLOCK)
         return self.message
 
-    def write_mean(self, rows: Tensor, verdict: Tensor, out: Tensor, overflow: Tensor | None) -> None:
-        """Overwrite ``out`` with the mean of the messages ``rows``, summed in their order; with 0 where ``verdict`` is
-        not 0. ``overflow`` becomes 1 where that is not finite."""
-        from sparsync.kernels import mail
+    def write_mean(self, rows: Tensor, failed_exchange: Tensor, out: Tensor, overflow: Tensor | None) -> None:
+        """Overwrite ``out`` with the mean of the messages ``rows``, summed in their order; with 0 where
+        ``failed_exchange`` is not 0. ``overflow`` becomes 1 where that is not finite."""
+        from sparsync.kernels.message import triton as kernels
 
-        rows, rows16, places = self._views(rows)
-        stride, place_stride = self.words, self.words
+        rows, rows16, indices = self._views(rows)
+        stride, index_stride = self.words, self.words
         out.zero_()
         with on_device_of(out):
             if self.width >= 0:
-                blocks, places, place_stride = self.high_blocks, self.places, self.shape.capacity
+                blocks, indices, index_stride = self.high_blocks, self.indices, self.shape.capacity
                 high = (rows, stride, self.high_at, self.high_words, self.ones, blocks)
-                self.launch(mail.ones, (blocks, self.workers), *high, BLOCK=HIGH)
+                self.launch(kernels.count_ones, (blocks, self.workers), *high, BLOCK=HIGH)
                 self.launch(
-                    mail.expand, (blocks, self.workers),
-                    *high, places, place_stride, BLOCK=HIGH, BLOCKS=max(2, 1 << (blocks - 1).bit_length()),
+                    kernels.expand, (blocks, self.workers),
+                    *high, indices, index_stride, BLOCK=HIGH, BLOCKS=max(2, 1 << (blocks - 1).bit_length()),
                     WIDTH=self.width,
                 )  # fmt: skip
             self.launch(
-                mail.divide, (self.workers, -(-(self.tiles + 1) // BLOCK)),
-                rows, stride, places, place_stride, verdict, self.begins, self.tiles, self.shape.capacity,
+                kernels.find_tiles, (self.workers, -(-(self.tiles + 1) // BLOCK)),
+                rows, stride, indices, index_stride, failed_exchange, self.begins, self.tiles, self.shape.capacity,
                 TILE=TILE, STEPS=self.shape.capacity.bit_length(), BLOCK=BLOCK,
             )  # fmt: skip
             self.launch(
-                mail.settle, (self.programs,),
-                rows, rows16, stride, places, place_stride, self.begins, self.scratch, out,
-                verdict if overflow is None else overflow, self.starts, self.owners, self.spans,
+                kernels.sum_tiles, (self.programs,),
+                rows, rows16, stride, indices, index_stride, self.begins, self.scratch, out,
+                failed_exchange if overflow is None else overflow, self.starts, self.owners, self.spans,
                 len(self.layout.segments), self.tiles, self.programs, self.workers, float(self.workers),
                 self.values_at, self.plane,
                 TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
@@ -135,7 +137,7 @@ class DeviceMessage:
             )  # fmt: skip
 
     def _views(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Messages, the same in 16-bit words, and their entries' indices."""
+        """Return messages, the same in 16-bit words, and their entries' indices."""
         if self._read is None or self._read[0] is not rows:
             self._read = rows, rows.view(torch.int16), rows.view(-1)[HEADER:]
         return self._read

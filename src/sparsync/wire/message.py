@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparsync.kernels.message.header import HEADER, Header
 from sparsync.sparse import SparseGrad
 from sparsync.wire.indices import INDEX_CODECS, IndexCodec
 from sparsync.wire.shape import WORD, Shape
@@ -23,20 +23,7 @@ from sparsync.wire.values import CODECS, ValueCodec
 
 VERSION = 1
 MAGIC = 0x5350  # "SP"
-HEADER = 8  # words
-
-
-class Header(NamedTuple):
-    """The first words of a message."""
-
-    version: int  # magic number and version of the format
-    sequence: int  # number of the exchange
-    unit: int  # bucket
-    digest: int  # of the layout
-    entries: int  # that are real
-    flags: int
-    where: int  # number of the first parameter with a non-finite gradient, or -1
-    extra: int = 0  # of the collective
+ENTRIES, FLAGS, WHERE = (Header._fields.index(name) for name in ("entries", "flags", "where"))
 
 
 @dataclass(frozen=True)
@@ -78,9 +65,9 @@ class Wire:
     def header(self, sent: SparseGrad, sequence: int, unit: int, digest: int) -> Tensor:
         """The header alone; count and flags are copied on the device they are on."""
         sequence &= 0x7FFFFFFF  # a long training wraps round
-        words = torch.tensor([MAGIC << 16 | VERSION, sequence, unit, digest, 0, 0, 0, 0], dtype=torch.int32)
+        words = torch.tensor(Header(MAGIC << 16 | VERSION, sequence, unit, digest, 0, 0, 0), dtype=torch.int32)
         words = words.to(sent.values.device).expand(*sent.count.shape, HEADER).clone()
-        words[..., 4], words[..., 5], words[..., 6] = sent.count, sent.flags, sent.where
+        words[..., ENTRIES], words[..., FLAGS], words[..., WHERE] = sent.count, sent.flags, sent.where
         return words
 
     def encode(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor) -> Tensor:
@@ -91,7 +78,7 @@ class Wire:
     def decode(self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> SparseGrad:
         """The gradient a message was made from, bit for bit; its entries come in ascending order if ``"ef"`` coded."""
         split = HEADER + self.index_codec.words(shape)
-        count, flags, where = message[..., 4].long(), message[..., 5], message[..., 6]
+        count, flags, where = message[..., ENTRIES].long(), message[..., FLAGS], message[..., WHERE]
         indices = self.index_codec.unpack(message[..., HEADER:split], count, shape)
         values = self.codec.unpack(message[..., split:], indices, count, segment_of, shape)
         return SparseGrad(indices, values, count, shape.numel, flags, where)

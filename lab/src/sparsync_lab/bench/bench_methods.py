@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsync.compressors import DGCK, Compressor, Context, GaussianK, ThresholdK, TopK, TrimmedK
 from sparsync.kernels import Memory
-from sparsync.kernels.launch import select
+from sparsync.kernels.threshold.launch import select
 from sparsync.layout import Layout, Span, entries_for
+from sparsync.workspace import Workspace
 from sparsync_lab.bench.baselines import PEERS, Peer
 
 OURS: dict[str, Callable[[float], Compressor]] = {
@@ -109,7 +109,7 @@ class Ours(Contender):
             name="all",
         )
         self.state = compressor.init(self.layout)
-        self.workspace: dict[str, Any] = {}
+        self.workspace = Workspace()
 
     @property
     def k(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsync.compressors import Context, ThresholdK
 from sparsync.feedback.momentum import TakenMomentum
 from sparsync.kernels import Memory
-from sparsync.kernels.floors import LOWEST, bits_of, guess
+from sparsync.kernels.threshold.reference import LOWEST, bits_of, estimate
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync_lab.bench.workloads import Lesson, optimizer_of
@@ -191,7 +191,7 @@ class _Watched:
         u = self.memory.before + grad
         floor, made_for = (int(self.state["all"][name]) for name in ("floor", "k"))
         if made_for != self.k:  # not known yet: the compressor takes a sample
-            floor = guess(u, [(0, u.numel())], self.k)
+            floor = estimate(u, [(0, u.numel())], self.k)
         candidates = int((bits_of(u) >= max(LOWEST, floor)).sum())
         best = torch.topk(u.abs(), self.k, sorted=False).values.double().square().sum()
         sent = self.compressor.compress(grad, self.memory, self.layout, Context(number), self.state)

@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sparsync.kernels import compiled
+from sparsync.kernels import cpu
 from sparsync_lab.bench.bench_methods import FLOOR
 from sparsync_lab.bench.model_shapes import MODELS
 from sparsync_lab.bench.select import DTYPES, Budget, Row, SelectBench, fits, measure, quantile
@@ -91,7 +91,7 @@ def _where(device: str, threads: int) -> dict[str, str]:
     if device == "cuda":
         where["device"] = torch.cuda.get_device_name()
     triton = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else ""
-    numba = importlib.metadata.version("numba") if compiled.loops() else ""
+    numba = importlib.metadata.version("numba") if cpu.available() else ""
     return where | {"triton": triton, "threads": str(threads), "numba": numba}
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sparsync.kernels.workspace import usable_on
+from sparsync.kernels.device import usable_on
 from sparsync_lab.models import masked_batch_norm
 from sparsync_lab.virtual.per_worker_params import Probes, by_worker
 

@@ -14,7 +14,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 from sparsync.collectives.comm.device_status import Report
 from sparsync.collectives.comm.header_checks import SAME, HeaderChecks, HostChecks, disagreement
 from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
-from sparsync.kernels.workspace import usable_on
+from sparsync.kernels.device import usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.version import __version__

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsync.kernels.device import on_device_of
 from sparsync.kernels.launcher import Launcher
-from sparsync.kernels.workspace import on_device_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, MAGIC, VERSION, Header
@@ -79,11 +79,11 @@ class DeviceStatus:
 
     def write_header(self, sent: SparseGrad, header: Tensor, sequence: int, layout: Layout) -> Tensor:
         """Write the header of ``sent``."""
-        from sparsync.kernels import mail
+        from sparsync.kernels.message import triton as kernels
 
         with on_device_of(header):
             self._launch(
-                mail.head, (1,),
+                kernels.write_header, (1,),
                 header, 0, sent.count, sent.flags, sent.where, header, MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF,
                 layout.id, layout.digest, BLOCK=1024,
             )  # fmt: skip
@@ -91,50 +91,50 @@ class DeviceStatus:
 
     def check_headers(self, rows: Tensor, number: int) -> None:
         """Look at the headers of the messages ``rows`` of exchange ``number``."""
-        from sparsync.kernels import mail
+        from sparsync.kernels.status import triton as kernels
 
         with on_device_of(rows):
             here, self._written = self._written, self._written + self.workers * HEADER
             if self._written > self._report.numel():
                 self._make_room()
             self._launch(
-                mail.check_headers, (1,),
+                kernels.check_headers, (1,),
                 rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, number, self.failed_exchange, self.bad,
                 self._report, here, LANES=32,
             )  # fmt: skip
 
     def check_finite(self, result: Tensor) -> None:
         """A result that is not finite makes the step bad."""
-        from sparsync.kernels import mail
+        from sparsync.kernels.status import triton as kernels
 
         with on_device_of(result):
             programs = _programs(result.numel())
-            self._launch(mail.check_finite, (programs,), result, result.numel(), self.bad, programs, BLOCK=BLOCK)
+            self._launch(kernels.check_finite, (programs,), result, result.numel(), self.bad, programs, BLOCK=BLOCK)
 
     def poison(self, result: Tensor, starts: Tensor, undone: bool) -> None:
         """Once an exchange has failed, the result is 0; in a bad step, the optimizer shall see NaN at ``starts``.
 
         ``undone``: a step with a failed exchange is undone as a whole, so there too it shall see NaN.
         """
-        from sparsync.kernels import mail
+        from sparsync.kernels.status import triton as kernels
 
         with on_device_of(result):
             programs = _programs(result.numel())
             self._launch(
-                mail.poison, (programs,),
+                kernels.poison, (programs,),
                 result, result.numel(), starts, starts.numel(), self.failed_exchange, self.bad, programs, BLOCK=BLOCK,
                 UNDONE=int(undone),
             )  # fmt: skip
 
     def restore(self, residual: Tensor, sent: SparseGrad, number: int) -> None:
         """What was sent in exchange ``number`` of this step goes back into the residual if it is not applied."""
-        from sparsync.kernels import mail
+        from sparsync.kernels.status import triton as kernels
 
         with on_device_of(residual):
             if sent.indices is None:
                 programs = _programs(sent.numel)
                 self._launch(
-                    mail.home_whole,
+                    kernels.restore_dense,
                     (programs,),
                     residual,
                     sent.values,
@@ -147,7 +147,7 @@ class DeviceStatus:
                 )
                 return
             self._launch(
-                mail.home,
+                kernels.restore,
                 (-(-sent.indices.numel() // BLOCK),),
                 residual,
                 sent.indices,

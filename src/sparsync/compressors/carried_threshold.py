@@ -1,0 +1,31 @@
+"""Base of compressors whose kernels carry a threshold over from the step before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sparsync.compressors.base import State
+from sparsync.compressors.selecting import Selecting
+from sparsync.kernels.strips import STATE
+from sparsync.kernels.topk.launch import ENTRIES
+from sparsync.layout import Layout
+
+
+@dataclass(frozen=True)
+class CarriedThreshold(Selecting):
+    """Holds the thresholds. On the CPU those of an exact compressor stay as they were: it needs none there."""
+
+    @property
+    def kernel_limit(self) -> int:
+        return ENTRIES
+
+    def init(self, layout: Layout) -> State:
+        """Per segment: the threshold's bits (0: not known yet), the k it was made for, and candidates to expect."""
+        return {s.name: {name: torch.zeros((), dtype=torch.int64) for name in STATE} for s in layout.segments}
+
+    def rescale(self, state: State, ratio: float) -> None:
+        for own in state.values():
+            scaled = own["floor"].to(torch.int32).view(torch.float32) * ratio
+            own["floor"].copy_(scaled.view(torch.int32))

@@ -1,0 +1,137 @@
+"""Base of compressors that only choose entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsync.compressors.base import Context, State, check_density, flag, path_of
+from sparsync.kernels import KernelPath, Memory
+from sparsync.kernels.accumulate import Rows, accumulate, take
+from sparsync.kernels.clip import clip_scale, clip_scales
+from sparsync.kernels.codecs import CODECS
+from sparsync.layout import Layout, Segment
+from sparsync.sparse import SparseGrad
+
+
+@dataclass(frozen=True)
+class Selecting:
+    """Base of compressors that only choose entries; adding, taking out and rounding are done here.
+
+    Args:
+        density: share of the entries to send, in (0, 1].
+    """
+
+    density: float = 0.001
+    dense = False
+    random = False
+    block = False
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def capacity(self, k: int, numel: int) -> int:
+        return k
+
+    def init(self, layout: Layout) -> State:
+        return {}
+
+    def rescale(self, state: State, ratio: float) -> None:
+        return None
+
+    @property
+    def kernel_limit(self) -> int:
+        """A gradient must have fewer entries for the Triton kernels that ``launch`` runs; 0: there are none."""
+        return 0
+
+    def launch(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        """Compress by Triton kernels."""
+        raise NotImplementedError(f"{type(self).__name__} has a kernel_limit but no launch()")
+
+    def path(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context) -> KernelPath:
+        known = ctx.values in CODECS and not ctx.whole and not ctx.unused and bool(layout.segments)
+        return path_of(grad, memory, ctx, self.kernel_limit if known else 0)
+
+    def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
+        """Return ascending indices, at most ``segment.capacity``, of the entries of ``u`` to send.
+
+        ``rows`` says where to look. A compressor defines this, or the simpler ``select``.
+        """
+        runs = segment.runs(ctx.unused)
+        if not runs:
+            return rows.start
+        place = torch.cat([torch.arange(start, stop, device=u.device) for start, stop in runs])
+        picked = self.select(u[place], min(segment.k, place.numel()))
+        return place[picked].sort().values
+
+    def select(self, u: Tensor, k: int) -> Tensor:
+        """Return ``k`` positions in the 1-D tensor ``u``: all that a simple compressor has to define."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither select() nor choose()")
+
+    def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
+        assert memory is not None
+        path = self.path(grad, memory, layout, ctx)
+        if path is KernelPath.TRITON:
+            return self.launch(grad, memory, layout, ctx, state)
+        chosen, worst = [], -1
+        for segment in layout.segments:
+            rows, bad = accumulate_segment(grad, memory, segment, ctx, path)
+            worst = bad if worst < 0 else worst
+            chosen.append(self.choose(memory.after, rows, segment, ctx, state))
+        flat = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=grad.device)
+        return send_chosen(memory, flat, layout.segment_of(flat), layout, ctx, *flag(worst, layout, grad.device))
+
+
+def accumulate_segment(
+    grad: Tensor, memory: Memory, segment: Segment, ctx: Context, path: KernelPath
+) -> tuple[Rows, int]:
+    """Add the gradient of a segment to its residual; return the rows of what may be sent from, and the index of the
+    first non-finite entry."""
+    if ctx.unused:  # an unused parameter has a zero gradient: its residual is only carried over
+        for span in segment.spans:
+            if span.name in ctx.unused:
+                both = [(memory.before, memory.after)]
+                both += [(memory.velocity.before, memory.velocity.after)] if memory.velocity else []
+                for before, after in both:
+                    after[span.start : span.stop].copy_(before[span.start : span.stop])
+    runs = segment.runs(ctx.unused)
+    return accumulate(grad, memory, runs, clip_scale(grad, runs, ctx.clip), path)
+
+
+def segment_scales(grad: Tensor, layout: Layout, ctx: Context) -> Tensor | None:
+    """Return what each segment's gradient is multiplied by, if it is clipped: for the kernels."""
+    return None if ctx.clip is None else clip_scales(grad, layout, ctx.clip, ctx.workspace)
+
+
+def send_chosen(
+    memory: Memory, indices: Tensor, segments: Tensor, layout: Layout, ctx: Context, flags: Tensor, where: Tensor
+) -> SparseGrad:
+    """Take the chosen entries out of the residual and put them into buffers of fixed capacity; nothing waits for the
+    host.
+
+    Args:
+        indices, segments: of the chosen entries.
+        flags, where: of the gradient, as in ``SparseGrad``.
+    """
+    residual, chosen, capacity = memory.after, indices.numel(), layout.capacity
+    assert chosen <= capacity
+    unused = [(span.start, span.stop) for span in layout.spans if span.name in ctx.unused] if ctx.whole else []
+    sent = take(residual, indices, segments, len(layout.segments), ctx.rounding, unused)
+    goes = sent != 0
+    if memory.velocity is not None and memory.velocity.masking:
+        speed = memory.velocity.after
+        speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))
+    room = torch.zeros(capacity + 1, dtype=torch.int64, device=residual.device)
+    values = torch.zeros(capacity + 1, dtype=residual.dtype, device=residual.device)
+    if ctx.whole:
+        room[:chosen], values[:chosen] = indices, sent
+        count = torch.full((), chosen, device=residual.device)
+    else:
+        number = goes.cumsum(0)
+        count = number[-1:].sum()
+        place = torch.where(goes, number - 1, capacity)  # what stays goes behind the end
+        room.scatter_(0, place, indices)
+        values.scatter_(0, place, sent)
+    return SparseGrad(room[:capacity], values[:capacity], count, layout.numel, flags, where)

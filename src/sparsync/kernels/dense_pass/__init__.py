@@ -1,0 +1,1 @@
+"""Send a gradient whole, in one pass over it. ``compressors/none.py`` is the reference."""

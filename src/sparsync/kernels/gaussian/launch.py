@@ -1,0 +1,182 @@
+"""The Gaussian-k kernels, launched in order; and their buffers, which stay from step to step."""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from sparsync.kernels.candidates.launch import CHUNK, EntryLists
+from sparsync.kernels.device import on_device_of
+from sparsync.kernels.memory import Memory
+from sparsync.kernels.strips import BLOCK, SegmentRow, Strips, blocks_for
+from sparsync.kernels.threshold.launch import take_out
+from sparsync.kernels.topk import launch as topk
+from sparsync.kernels.topk.launch import RadixRanges
+from sparsync.layout import Layout
+from sparsync.sparse import SparseGrad
+
+PARTIALS = 4096  # of a segment's strips that are summed at a time
+BLOCKS = 8  # of a strip, 16 at most
+ROOM = 4096  # entries of a region: a segment's list is cut into these
+# What the first threshold is multiplied by, in two steps, to make those that may be counted, in ascending order. Two
+# more stand for nothing: kernels count in powers of 2.
+FACTORS = ((0.5, 0.5, 0.5, 1, 1.5, 1.5, 0, 0), (0.5, 1, 1.5, 1, 1, 1.5, 0, 0))
+
+
+class GaussianLists(EntryLists):
+    """Lists of what lies above a threshold, and what that threshold is found from.
+
+    Args:
+        layout: of the flat gradient.
+        two_sided: which quantile of the normal distribution.
+        refine: the k largest go instead of a mask that is more than 10 % off.
+        device: where it is.
+    """
+
+    def __init__(self, layout: Layout, two_sided: bool, refine: bool, device: torch.device) -> None:
+        blocks = blocks_for(layout.numel, BLOCKS)
+        strips = Strips((segment.runs() for segment in layout.segments), blocks)
+        rows = _regions_of(layout, strips)
+        super().__init__(layout, device, blocks, strips, rows, len(rows))
+        self.search = RadixRanges(layout, device) if refine else None
+        self.longest = max(row.strips for row in rows)  # strips of a segment
+        doubles = partial(torch.zeros, device=device, dtype=torch.float64)
+        self.sums, self.thresholds = doubles(2 * self.strip_count), doubles(len(rows))
+        self.factors = torch.tensor(FACTORS, device=device, dtype=torch.float64)
+        quantiles = [_quantile(row.k, row.numel, two_sided) for row in rows]
+        self.quantiles = torch.tensor(quantiles, device=device, dtype=torch.float64)
+        words = partial(torch.zeros, device=device, dtype=torch.int32)
+        self.bounds, self.counts_above = words(len(rows) * len(FACTORS[0])), words(self.strip_count * 3)
+
+
+def _regions_of(layout: Layout, strips: Strips) -> list[SegmentRow]:
+    """Cut the list into regions; return every segment's row."""
+    rows: list[SegmentRow] = []
+    regions_before = entries = 0
+    for segment, (first_strip, own_strips) in zip(layout.segments, strips.groups, strict=True):
+        room = min(segment.capacity, ROOM)
+        regions = -(-segment.capacity // room)
+        row = SegmentRow(
+            segment.k, segment.capacity, regions_before, regions, room, entries, segment.numel, first_strip, own_strips
+        )
+        rows.append(row)
+        regions_before, entries = regions_before + regions, row.end
+    return rows
+
+
+def _quantile(k: int, numel: int, two_sided: bool) -> float:
+    """Return how many deviations above the mean the first threshold is."""
+    tail = k / numel / (2 if two_sided else 1)
+    return NormalDist().inv_cdf(1 - tail) if k < numel else 0.0
+
+
+def lists_of(memory: Memory, layout: Layout, two_sided: bool, refine: bool, device: torch.device) -> GaussianLists:
+    """Return the buffers that live beside this memory; they are made anew when the layout changes."""
+    made_for = (id(layout), two_sided, refine, device)
+    return memory.workspace.get(GaussianLists, made_for, lambda: GaussianLists(layout, two_sided, refine, device))
+
+
+def select(
+    grad: Tensor,
+    memory: Memory,
+    layout: Layout,
+    two_sided: bool,
+    refine: bool,
+    codec: str,
+    scales: Tensor | None = None,
+) -> SparseGrad:
+    """Send ``GaussianK``'s entries, in three passes: one adds, two only read. ``refine`` reads segments whose mask is
+    off again, once for each of a few digits of the limit and once to take out what reaches it.
+
+    Args:
+        two_sided: which quantile of the normal distribution.
+        refine: the k largest go instead of a mask that is more than 10 % off.
+        codec: how values travel: fp32, fp16, bf16, sign or levels.
+        scales: of every segment, what its gradient is multiplied by.
+    """
+    with on_device_of(grad):
+        space = lists_of(memory, layout, two_sided, refine, grad.device)
+        _add(grad, memory, space, scales)
+        _search(memory.after, space)
+        _gather(memory.after, space)
+        _refine(memory, space, codec)
+        take_out(memory, space, codec, space.chunks, CHUNK, 4)
+        return space.sent
+
+
+def _add(grad: Tensor, memory: Memory, space: GaussianLists, scales: Tensor | None) -> None:
+    """Add the gradient to the residual, and sum up entries and squares."""
+    from sparsync.kernels.gaussian import triton as kernels
+
+    velocity = memory.velocity
+    space.launch(
+        kernels.add, (space.strip_count,),
+        grad, memory.before, memory.after,
+        velocity.before if velocity else grad, velocity.after if velocity else grad, velocity.beta if velocity else 0.0,
+        scales if scales is not None else space.values, space.strips, space.sums, space.indices, space.out_indices,
+        space.out_values, space.total, space.strip_count, space.out_indices.numel(), space.entries,
+        BLOCK=BLOCK, BLOCKS=space.blocks, MOMENTUM=velocity is not None, SCALED=scales is not None,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _search(after: Tensor, space: GaussianLists) -> None:
+    """Find where the loop ends, of every segment."""
+    from sparsync.kernels.gaussian import triton as kernels
+
+    parts = (len(space.layout.segments),)
+    piece = min(PARTIALS, max(128, 1 << (space.longest - 1).bit_length()))
+    space.launch(
+        kernels.moments, parts,
+        space.sums, space.segments, space.quantiles, space.factors, space.thresholds, space.bounds,
+        space.strip_count,
+        BLOCK=piece, num_warps=4 if piece < 1024 else 8, enable_fp_fusion=False,
+    )  # fmt: skip
+    space.launch(
+        kernels.count_above, (space.strip_count,),
+        after, space.strips, space.bounds, space.counts_above, space.strip_count,
+        BLOCK=BLOCK, BLOCKS=space.blocks, num_warps=4,
+    )  # fmt: skip
+    space.launch(
+        kernels.walk, parts,
+        space.segments, space.thresholds, space.counts_above, space.choice, space.strip_count,
+        BLOCK=piece, num_warps=4 if piece < 1024 else 8, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _gather(after: Tensor, space: GaussianLists) -> None:
+    """List what lies above the last threshold."""
+    from sparsync.kernels.gaussian import triton as kernels
+
+    space.launch(
+        kernels.gather, (space.strip_count,),
+        after, space.strips, space.segments, space.choice, space.rotation, space.counts, space.indices, space.values,
+        BLOCK=BLOCK, BLOCKS=space.blocks, num_warps=4,
+    )  # fmt: skip
+    search = space.search
+    space.launch(
+        kernels.close_list, (len(space.layout.segments),),
+        space.segments, space.counts, space.found, space.choice, space.given, space.peaks, space.shares, space.rotation,
+        search.ranges if search else space.choice, search.fallbacks if search else space.choice,
+        search.index_bits if search else 0,
+        BLOCK=256, REFINE=search is not None, num_warps=4,
+    )  # fmt: skip
+
+
+def _refine(memory: Memory, space: GaussianLists, codec: str) -> None:
+    """Take the k largest out of the residual where the mask was off."""
+    from sparsync.kernels.gaussian import triton as kernels
+
+    search = space.search
+    if search is None:
+        return
+    segments = len(space.layout.segments)
+    topk.radix_select(memory.after, space, search)
+    space.launch(
+        kernels.note_limits, (segments,),
+        space.choice, search.ranges, search.sums, search.rounds, segments, num_warps=4,
+    )  # fmt: skip
+    topk.take_out(memory, space, search, codec)

@@ -1,0 +1,317 @@
+"""Messages as Triton kernels: sorted, packed, unpacked and summed on the device, equal bit for bit to what ``wire`` and
+``sparse.write_mean`` make of them. Nothing waits for the host.
+
+Entries are sorted without sorting: a bitmap of the gradient is marked, and an entry's place in the message is the
+number of bits before its own. Sums go tile by tile of the gradient, in rank order within a tile; messages being sorted,
+a tile's entries are neighbours.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sparsync.kernels.message.header import Header
+
+INFINITE = tl.constexpr(0x7F800000)
+HEADER = tl.constexpr(len(Header._fields))  # words
+SEQUENCE, UNIT, DIGEST, ENTRIES, FLAGS, WHERE = map(tl.constexpr, range(1, 7))
+LINE = tl.constexpr(32)  # words of the bitmap that are counted together: one line of the cache
+LINES = tl.constexpr(128)  # of these, a program
+
+
+@triton.jit
+def _popcount(word):
+    """Return how many bits are set."""
+    w = word.to(tl.uint32, bitcast=True)
+    w = w - ((w >> 1) & 0x55555555)
+    w = (w & 0x33333333) + ((w >> 2) & 0x33333333)
+    w = (w + (w >> 4)) & 0x0F0F0F0F
+    return ((w * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def _bit(number):
+    """Return a word with this bit alone."""
+    return (tl.full([], 1, tl.int64) << number).to(tl.int32)
+
+
+@triton.jit
+def mark(indices, count, bitmap, message, words, programs, BLOCK: tl.constexpr):
+    """Set the bit of every entry; on the side, clear the last message."""
+    pid = tl.program_id(0)
+    entry = pid * BLOCK + tl.arange(0, BLOCK)
+    real = entry < tl.load(count)
+    index = tl.load(indices + entry, mask=real, other=0)
+    tl.atomic_or(bitmap + (index >> 5), _bit(index & 31), mask=real, sem="relaxed")
+    for piece in range(pid, tl.cdiv(words, BLOCK), programs):
+        word = piece * BLOCK + tl.arange(0, BLOCK)
+        tl.store(message + word, tl.zeros([BLOCK], tl.int32), mask=word < words)
+
+
+@triton.jit
+def unmark(indices, count, bitmap, BLOCK: tl.constexpr):
+    """Clear the bitmap again."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = entry < tl.load(count)
+    index = tl.load(indices + entry, mask=real, other=0)
+    tl.store(bitmap + (index >> 5), tl.zeros([BLOCK], tl.int32), mask=real)
+
+
+@triton.jit
+def count_marks(bitmap, lines, sums):
+    """Count the bits that are set before each line, within a program's lines; and in all of them."""
+    pid = tl.program_id(0)
+    line = pid * LINES + tl.arange(0, LINES)
+    word = line[:, None] * LINE + tl.arange(0, LINE)[None, :]
+    number = tl.sum(_popcount(tl.load(bitmap + word)), 1)
+    tl.store(lines + line, tl.cumsum(number, 0) - number)
+    tl.store(sums + pid, tl.sum(number))
+
+
+@triton.jit(do_not_specialize=["sequence", "unit", "digest"])
+def write_header(sums, blocks, count, flags, where, message, version, sequence, unit, digest, BLOCK: tl.constexpr):
+    """Make sums what lies before them, and write the header: one program."""
+    before = 0
+    for i in range(0, blocks, BLOCK):
+        block = i + tl.arange(0, BLOCK)
+        number = tl.load(sums + block, mask=block < blocks, other=0)
+        tl.store(sums + block, before + tl.cumsum(number, 0) - number, mask=block < blocks)
+        before += tl.sum(number)
+    tl.store(message, version)
+    tl.store(message + SEQUENCE, sequence)
+    tl.store(message + UNIT, unit)
+    tl.store(message + DIGEST, digest)
+    tl.store(message + ENTRIES, tl.load(count).to(tl.int32))
+    tl.store(message + FLAGS, tl.load(flags))
+    tl.store(message + WHERE, tl.load(where))
+
+
+@triton.jit
+def _segment(index, starts, owners, spans, STEPS: tl.constexpr):
+    """Return the number of the segment an index lies in."""
+    span = tl.zeros_like(index)
+    for i in tl.static_range(STEPS):
+        further = span + (1 << (STEPS - 1 - i))
+        there = further < spans
+        start = tl.load(starts + further, mask=there, other=0)
+        span = tl.where(there & (start <= index), further, span)
+    return tl.load(owners + span)
+
+
+@triton.jit
+def write(
+    indices, values, count, bitmap, lines, sums, message, message16, starts, owners, spans, high_at, values_at,
+    segments, plane, BLOCK: tl.constexpr, WIDTH: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Write every entry to its place in the message: the number of marked entries before it. ``WIDTH``: of the low bits
+    of an Elias-Fano coded index, or -1 for plain integers."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = entry < tl.load(count)
+    index = tl.load(indices + entry, mask=real, other=0)
+    value = tl.load(values + entry, mask=real, other=0.0)
+    line, own = index >> 10, ((index >> 5) & 31).to(tl.int32)
+    lane = tl.arange(0, LINE)
+    word = tl.load(bitmap + line[:, None] * LINE + lane[None, :], mask=real[:, None], other=0)
+    below = _bit(index & 31) - 1
+    word = tl.where(lane[None, :] == own[:, None], word & below[:, None], word)
+    before = tl.sum(tl.where(lane[None, :] <= own[:, None], _popcount(word), 0), 1)
+    number = (
+        tl.load(sums + (index >> 17), mask=real, other=0) + tl.load(lines + line, mask=real, other=0) + before
+    ).to(tl.int64)
+    if WIDTH < 0:
+        tl.store(message + HEADER + number, index.to(tl.int32), mask=real)
+    else:
+        if WIDTH > 0:
+            at = number * WIDTH
+            low = (index & ((tl.full([], 1, tl.int64) << WIDTH) - 1)) << (at & 31)
+            tl.atomic_or(message + HEADER + (at >> 5), low.to(tl.int32), mask=real, sem="relaxed")
+            over = (low >> 32).to(tl.int32)
+            tl.atomic_or(message + HEADER + (at >> 5) + 1, over, mask=real & (over != 0), sem="relaxed")
+        high = (index >> WIDTH) + number
+        tl.atomic_or(message + high_at + (high >> 5), _bit(high & 31), mask=real, sem="relaxed")
+    if CODEC == 0:
+        tl.store(message + values_at + number, value.to(tl.int32, bitcast=True), mask=real)
+    elif CODEC == 1:
+        tl.store(message16 + 2 * values_at + number, value.to(tl.float16).to(tl.int16, bitcast=True), mask=real)
+    elif CODEC == 2:  # rounded already: the upper half is all there is
+        tl.store(message16 + 2 * values_at + number, (value.to(tl.int32, bitcast=True) >> 16).to(tl.int16), mask=real)
+    else:
+        segment, size = _segment(index, starts, owners, spans, STEPS), tl.abs(value).to(tl.int32, bitcast=True)
+        sign, bit = message + values_at + segments + (number >> 5), _bit(number & 31)
+        tl.atomic_or(sign, bit, mask=real & (value < 0), sem="relaxed")
+        if CODEC == 3:
+            tl.store(message + values_at + segment, size, mask=real)
+        else:  # the largest is the scale, and of which power of 2 a value is tell the last two bits of its exponent
+            tl.atomic_max(message + values_at + segment, size, mask=real, sem="relaxed")
+            tl.atomic_or(sign + plane, bit, mask=real & ((size & 0x00800000) != 0), sem="relaxed")
+            tl.atomic_or(sign + 2 * plane, bit, mask=real & ((size & 0x01000000) != 0), sem="relaxed")
+
+
+@triton.jit
+def count_ones(rows, stride, at, words, sums, blocks, BLOCK: tl.constexpr):
+    """Count the bits that are set in each block of the messages' high words."""
+    block, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)  # all rows may be more than 2**31 words
+    word = block * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(rows + rank * stride + at + word, mask=word < words, other=0)
+    tl.store(sums + rank * blocks + block, tl.sum(_popcount(bits)))
+
+
+@triton.jit
+def expand(
+    rows, stride, at, words, sums, blocks, indices, capacity, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Find the indices of Elias-Fano coded messages, in order."""
+    block, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = rows + rank * stride
+    other = tl.arange(0, BLOCKS)
+    before = tl.sum(tl.load(sums + rank * blocks + other, mask=other < block, other=0))
+    word = block * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(row + at + word, mask=word < words, other=0)
+    number = _popcount(bits)
+    number = before + tl.cumsum(number, 0) - number
+    for bit in range(32):
+        mine = ((bits >> bit) & 1) != 0
+        mine = mine & (number < capacity)
+        index = (word.to(tl.int64) * 32 + bit - number) << WIDTH
+        if WIDTH > 0:
+            low = number.to(tl.int64) * WIDTH
+            spot = row + HEADER + (low >> 5)
+            one = tl.load(spot, mask=mine, other=0).to(tl.int64) & 0xFFFFFFFF
+            two = tl.load(spot + 1, mask=mine, other=0).to(tl.int64)
+            index = index | (((one | (two << 32)) >> (low & 31)) & ((tl.full([], 1, tl.int64) << WIDTH) - 1))
+        tl.store(indices + rank * capacity + number, index.to(tl.int32), mask=mine)
+        number += mine.to(tl.int32)
+
+
+@triton.jit
+def find_tiles(rows, stride, indices, index_stride, failed_exchange, begins, tiles, capacity, TILE: tl.constexpr,
+           STEPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Find where each tile's entries begin in every message, by bisection."""
+    rank = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    count = tl.minimum(tl.maximum(tl.load(rows + rank * stride + ENTRIES), 0), capacity)
+    count = tl.where(tl.load(failed_exchange) == 0, count, 0)
+    below = tl.zeros([BLOCK], tl.int32)  # how many entries lie before the tile
+    for i in tl.static_range(STEPS):
+        further = below + (1 << (STEPS - 1 - i))
+        there = further <= count
+        index = tl.load(indices + rank * index_stride + further - 1, mask=there, other=0)
+        below = tl.where(there & (index.to(tl.int64) < tile.to(tl.int64) * TILE), further, below)
+    tl.store(begins + rank * (tiles + 1) + tile, below, mask=tile <= tiles)
+
+
+@triton.jit
+def _value(
+    rows, rows16, row, entry, index, real, starts, owners, spans, segments, values_at, plane,
+    CODEC: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Return the values of entries of messages that begin at ``row``; ``plane``: words of a bit of every value."""
+    if CODEC == 0:
+        return tl.load(rows + row + values_at + entry, mask=real, other=0).to(tl.float32, bitcast=True)
+    elif CODEC == 1:
+        half = tl.load(rows16 + 2 * (row + values_at) + entry, mask=real, other=0)
+        return half.to(tl.float16, bitcast=True).to(tl.float32)
+    elif CODEC == 2:
+        half = tl.load(rows16 + 2 * (row + values_at) + entry, mask=real, other=0).to(tl.int32)
+        return (half << 16).to(tl.float32, bitcast=True)
+    else:
+        segment = _segment(index, starts, owners, spans, STEPS)
+        scale = tl.load(rows + row + values_at + segment, mask=real, other=0)
+        bits = rows + row + values_at + segments + (entry >> 5)
+        lane = (entry & 31).to(tl.int32)
+        if CODEC == 4:
+            low = (tl.load(bits + plane, mask=real, other=0) >> lane) & 1
+            high = (tl.load(bits + 2 * plane, mask=real, other=0) >> lane) & 1
+            scale -= (((scale >> 23) - low - 2 * high) & 3) << 23
+        size = scale.to(tl.float32, bitcast=True)
+        return tl.where(((tl.load(bits, mask=real, other=0) >> lane) & 1) != 0, -size, size)
+
+
+@triton.jit
+def _write_mean(own, out, index, base, real, divisor, overflow, CHECK: tl.constexpr):
+    """Write the mean of entries that are summed up, and clear their sums: of ranks that share one, the first does."""
+    total = tl.atomic_xchg(own + (index - base), tl.zeros_like(index), mask=real, sem="relaxed")
+    total = tl.where(real, total, 0).to(tl.float32, bitcast=True)
+    mean = tl.div_rn(total, divisor)
+    if out.dtype.element_ty == tl.bfloat16:  # to the nearest, ties to even: the interpreter would cut off
+        word = mean.to(tl.int32, bitcast=True)
+        word = (word + 0x7FFF + ((word >> 16) & 1)) & -0x10000
+        mean = tl.where((_magnitude(total) < INFINITE), word.to(tl.float32, bitcast=True), mean)
+    else:
+        mean = mean.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + index, mean.to(out.dtype.element_ty), mask=real & (total != 0.0))
+    if CHECK:
+        nonfinite = real & (_magnitude(mean) >= INFINITE)
+        if tl.sum(nonfinite.to(tl.int32)) > 0:
+            tl.store(overflow, 1)
+
+
+@triton.jit
+def _add(spot, value, mask):
+    """Add to sums, which are kept as the integers their bits make."""
+    total = tl.load(spot, mask=mask, other=0).to(tl.float32, bitcast=True) + value
+    tl.store(spot, total.to(tl.int32, bitcast=True), mask=mask)
+
+
+@triton.jit
+def _magnitude(value):
+    """Return magnitudes as the integers their bits make."""
+    return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def sum_tiles(
+    rows, rows16, stride, indices, index_stride, begins, scratch, out, overflow, starts, owners, spans, segments, tiles,
+    programs, workers, divisor, values_at, plane,
+    TILE: tl.constexpr, LANES: tl.constexpr, RANKS: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
+    CHECK: tl.constexpr,
+):  # fmt: skip
+    """Write the mean of all messages into ``out``, which is zero: tile by tile, the ranks one after another.
+
+    Sums are made in a scratch that is zero again when a tile is done. ``RANKS``: where a tile has few entries, those of
+    all ranks are read at once.
+    """
+    pid = tl.program_id(0)
+    own = scratch + pid * TILE
+    lane, member = tl.arange(0, LANES), tl.arange(0, RANKS).to(tl.int64)
+    for tile in range(pid, tiles, programs):
+        base = tile * TILE
+        first = tl.load(begins + member * (tiles + 1) + tile, mask=member < workers, other=0)
+        last = tl.load(begins + member * (tiles + 1) + tile + 1, mask=member < workers, other=0)
+        if (tl.max(last - first) <= LANES) & (workers <= RANKS):
+            entry = first[:, None] + lane[None, :]
+            real = entry < last[:, None]
+            index = tl.load(indices + member[:, None] * index_stride + entry, mask=real, other=0)
+            value = _value(rows, rows16, member[:, None] * stride, entry, index, real, starts, owners, spans, segments,
+                           values_at, plane, CODEC, STEPS)  # fmt: skip
+            spot = own + (index - base)
+            for rank in range(workers):
+                mine = real & (member[:, None] == rank)
+                _add(spot, value, mine)
+                tl.debug_barrier()
+            _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
+        else:
+            for rank in range(workers):
+                row, near = tl.cast(rank, tl.int64) * stride, tl.cast(rank, tl.int64) * index_stride
+                start = tl.load(begins + rank * (tiles + 1) + tile)
+                stop = tl.load(begins + rank * (tiles + 1) + tile + 1)
+                for i in range(start, stop, LANES):
+                    entry = i + lane
+                    real = entry < stop
+                    index = tl.load(indices + near + entry, mask=real, other=0)
+                    value = _value(rows, rows16, row, entry, index, real, starts, owners, spans, segments, values_at,
+                                   plane, CODEC, STEPS)  # fmt: skip
+                    spot = own + (index - base)
+                    _add(spot, value, real)
+                tl.debug_barrier()
+            for rank in range(workers):
+                near = tl.cast(rank, tl.int64) * index_stride
+                start = tl.load(begins + rank * (tiles + 1) + tile)
+                stop = tl.load(begins + rank * (tiles + 1) + tile + 1)
+                for i in range(start, stop, LANES):
+                    real = i + lane < stop
+                    index = tl.load(indices + near + i + lane, mask=real, other=0)
+                    _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
+        tl.debug_barrier()

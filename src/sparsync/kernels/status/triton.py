@@ -1,0 +1,102 @@
+"""What an exchange comes to, as Triton kernels: headers and results are checked, and acted upon, on the device."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sparsync import sparse
+from sparsync.kernels.message.triton import ENTRIES, FLAGS, HEADER, INFINITE
+
+FAILED, NONFINITE = tl.constexpr(sparse.FAILED), tl.constexpr(sparse.NONFINITE)
+
+
+@triton.jit(do_not_specialize=["number", "here"])
+def check_headers(
+    rows, stride, workers, version, number, failed_exchange, nonfinite_step, reports, here, LANES: tl.constexpr
+):
+    """Check all headers of exchange ``number``: ``failed_exchange`` becomes, and stays, the number of the first one in
+    which they disagree or a rank failed; ``nonfinite_step`` becomes 1 where a gradient was not finite; ``reports`` gets
+    a copy of them, from ``here`` on. One program."""
+    wrong, nonfinite = 0, 0
+    word = tl.arange(0, HEADER)
+    first = tl.load(rows + word)
+    for i in range(0, workers, LANES):
+        rank = i + tl.arange(0, LANES)
+        there = (rank < workers)[:, None]
+        header = tl.load(rows + rank[:, None] * stride + word[None, :], mask=there, other=0)
+        tl.store(reports + here + rank[:, None] * HEADER + word[None, :], header, mask=there)
+        differs = there & (word < ENTRIES)[None, :] & (header != first[None, :])
+        flags = tl.where(there & (word == FLAGS)[None, :], header, 0)
+        wrong += tl.sum(differs.to(tl.int32)) + tl.sum(((flags & FAILED) != 0).to(tl.int32))
+        nonfinite += tl.sum(((flags & NONFINITE) != 0).to(tl.int32))
+    wrong += tl.sum(((word == 0) & (first != version)).to(tl.int32))
+    first_wrong = tl.load(failed_exchange)
+    tl.store(failed_exchange, tl.where(first_wrong != 0, first_wrong, tl.where(wrong > 0, number, 0)).to(tl.int32))
+    tl.store(nonfinite_step, tl.load(nonfinite_step) | (nonfinite > 0).to(tl.int32))
+
+
+@triton.jit
+def check_finite(out, numel, overflow, programs, BLOCK: tl.constexpr):
+    """Set ``overflow`` where anything in ``out`` is not finite."""
+    pid = tl.program_id(0)
+    nonfinite = 0
+    for piece in range(pid, tl.cdiv(numel, BLOCK), programs):
+        at = piece * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(out + at, mask=at < numel, other=0.0).to(tl.float32)
+        nonfinite += tl.sum(((value.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= INFINITE).to(tl.int32))
+    if nonfinite > 0:
+        tl.store(overflow, 1)
+
+
+@triton.jit
+def poison(
+    out, numel, starts, spans, failed_exchange, nonfinite_step, programs, BLOCK: tl.constexpr, UNDONE: tl.constexpr
+):
+    """Clear ``out`` once an exchange has failed; write NaN where a gradient was not finite, for the optimizer to see.
+
+    ``UNDONE``: also where an exchange failed, as what other units of the step brought must not be applied either.
+    """
+    pid = tl.program_id(0)
+    if tl.load(failed_exchange) != 0:
+        word = tl.where(tl.load(nonfinite_step) + UNDONE != 0, 0x7FC00000, 0)
+        fill = (tl.zeros([BLOCK], tl.int32) + word).to(tl.float32, bitcast=True).to(out.dtype.element_ty)
+        for piece in range(pid, tl.cdiv(numel, BLOCK), programs):
+            at = piece * BLOCK + tl.arange(0, BLOCK)
+            tl.store(out + at, fill, mask=at < numel)
+    elif tl.load(nonfinite_step) != 0:
+        for piece in range(pid, tl.cdiv(spans, BLOCK), programs):
+            span = piece * BLOCK + tl.arange(0, BLOCK)
+            at = tl.load(starts + span, mask=span < spans, other=0)
+            nan = tl.full([BLOCK], 0x7FC00000, tl.int32).to(tl.float32, bitcast=True)
+            tl.store(out + at, nan.to(out.dtype.element_ty), mask=span < spans)
+
+
+@triton.jit
+def _not_applied(nonfinite_step, failed_exchange, number):
+    """Return whether nothing of exchange ``number`` of this step is applied: where the step's gradient was not finite
+    somewhere, or this exchange or one before it failed."""
+    first_wrong = tl.load(failed_exchange)
+    return (tl.load(nonfinite_step) != 0) | ((first_wrong != 0) & (first_wrong <= number))
+
+
+@triton.jit(do_not_specialize=["number"])
+def restore(residual, indices, values, count, nonfinite_step, failed_exchange, number, BLOCK: tl.constexpr):
+    """Return what was sent in exchange ``number`` to the residual if it is not applied."""
+    if _not_applied(nonfinite_step, failed_exchange, number):
+        entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        real = entry < tl.load(count)
+        index = tl.load(indices + entry, mask=real, other=0)
+        value = tl.load(values + entry, mask=real, other=0.0)
+        tl.store(residual + index, tl.load(residual + index, mask=real, other=0.0) + value, mask=real)
+
+
+@triton.jit(do_not_specialize=["number"])
+def restore_dense(residual, values, numel, nonfinite_step, failed_exchange, number, programs, BLOCK: tl.constexpr):
+    """Do the same where everything was sent."""
+    if _not_applied(nonfinite_step, failed_exchange, number):
+        for piece in range(tl.program_id(0), tl.cdiv(numel, BLOCK), programs):
+            at = piece * BLOCK + tl.arange(0, BLOCK)
+            inside = at < numel
+            value = tl.load(values + at, mask=inside, other=0.0)
+            tl.store(residual + at, tl.load(residual + at, mask=inside, other=0.0) + value, mask=inside)
