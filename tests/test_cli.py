@@ -7,10 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
+import sparsync as sparsync_package
+from sparsync import cli
 from sparsync.cli import main
 from sparsync_lab.cli.app import run
 
@@ -74,27 +78,91 @@ def test_bad_input_ends_the_process_with_code_2() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("module", "extra"),
-    [("typer", "cli"), ("rich", "cli"), ("sklearn", "lab"), ("matplotlib", "lab"), ("jinja2", "lab")],
-)
-def test_a_missing_package_names_its_extra(
-    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("module", ["typer", "rich", "sklearn", "matplotlib", "jinja2"])
+def test_a_missing_package_says_how_to_install_it(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in [name for name in sys.modules if name.startswith((f"{module}.", "sparsync_lab.cli."))]:
+        monkeypatch.delitem(sys.modules, name)  # as in a new process
     monkeypatch.setitem(sys.modules, module, None)  # importing it now fails as if it were not installed
     monkeypatch.setattr(sys, "argv", ["sparsync", "demo"])
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert f"pip install 'sparsync[{extra}]'" in said
-    assert len(said.strip().splitlines()) == 1
+    assert capsys.readouterr().err == f"sparsync: {module} is missing: pip install sparsync-lab\n"
 
 
-def test_the_library_needs_none_of_the_extras() -> None:
+def test_the_library_needs_nothing_of_the_laboratory() -> None:
     code = "import sys, sparsync; print({'typer', 'rich', 'sklearn', 'matplotlib', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     assert done.stdout.strip() == "set()"
+
+
+# ---- with and without the laboratory --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python with packages that lie in ``tmp_path`` alone, without the metadata of anything installed."""
+    needed = Path(torch.__file__).parent.parent
+    wanted = {"torch", "torchgen", "numpy", "typing_extensions.py", "sympy", "mpmath", "functorch"}
+    for entry in needed.iterdir():
+        if entry.name in wanted or (entry.name.endswith(".libs") and entry.name.startswith(("torch", "numpy"))):
+            (tmp_path / entry.name).symlink_to(entry)
+
+    def run_bare(*words: str, also: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join(map(str, [ROOT / "src", tmp_path, *also]))
+        # -S: without site-packages; what is on the path is all there is.
+        command = [sys.executable, "-S", *words]
+        own = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+        return subprocess.run(
+            command, env=own | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT
+        )
+
+    return run_bare
+
+
+def test_the_library_alone_has_its_own_commands(bare: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = bare("-m", "sparsync", "--version")
+    assert (done.returncode, done.stdout) == (0, f"sparsync {sparsync_package.__version__}\n"), done.stderr
+    commands = ["demo", "train", "compare", "papers", "bench", "nothing", "--help", "info"]
+    ask = f"from sparsync.cli import run; print([run([command]) for command in {commands}])"
+    done = bare("-c", ask)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[2, 2, 2, 2, 2, 2, 0, 0]"
+    assert done.stderr.splitlines() == [
+        *(
+            f"sparsync: '{command}' belongs to the laboratory, which is not installed: pip install sparsync-lab"
+            for command in commands[:5]
+        ),
+        "sparsync: unknown arguments: nothing; sparsync --help lists the commands",
+    ]
+    assert "The laboratory adds demo, train, compare, papers and bench: pip install sparsync-lab" in done.stdout
+    assert re.search(r"^recipes +default, ", done.stdout, re.MULTILINE)
+
+
+def test_the_laboratory_needs_no_metadata(bare: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """``python -m sparsync_lab`` offers every command where only the source is on the path."""
+    site = Path(torch.__file__).parent.parent
+    also = [ROOT / "lab" / "src", site]
+    nothing_installed = "import importlib.metadata as m, runpy, sys; m.entry_points = lambda **_: (); "
+    start = f"{nothing_installed}runpy.run_module('sparsync_lab', run_name='__main__', alter_sys=True)"
+    done = bare("-c", start, "--help", also=also)
+    assert done.returncode == 0, done.stderr
+    for command in ("demo", "compare", "train", "bench", "papers", "info"):
+        assert re.search(rf"^\s+{command}\s", done.stdout, re.MULTILINE)
+    done = bare("-c", start, "demo", "--workers", "0", also=also)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "workers must be from 1 to 42" in done.stderr
+
+
+def test_without_an_entry_point_a_command_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "entry_points", lambda group: ())
+    assert cli.run(["demo"]) == 2
+    said = capsys.readouterr().err
+    assert said == "sparsync: 'demo' belongs to the laboratory, which is not installed: pip install sparsync-lab\n"
 
 
 def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
@@ -109,11 +177,6 @@ def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
     for shown in (done.stdout, page):
         assert "This is a short training" in shown
     assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'new' / 'report.html'}"
-
-
-def processes_of(session: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(session)], capture_output=True, text=True).stdout
-    return [int(line.split()[0]) for line in found.splitlines() if not line.split()[1].startswith("Z")]
 
 
 def test_bench_step_writes_its_columns(tmp_path: Path) -> None:

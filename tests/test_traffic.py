@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sparsync.collectives.partition import IndexPartition
-from sparsync_lab.bench.loopback import Count
-from sparsync_lab.bench.traffic import CASES, TOLERANCE, Row, TrafficBench
+from sparsync_lab.bench.loopback import InterfaceCount
+from sparsync_lab.bench.traffic import CASES, TOLERANCE, TrafficBench, TrafficRow
 from sparsync_lab.cli.app import run
 
 SPARSYNC = [sys.executable, "-c", "from sparsync.cli import main; main()"]
@@ -60,11 +60,11 @@ def test_the_interface_counts_what_traffic_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("share", "agrees"), [(0.85, False), (0.95, True), (1.05, True), (1.15, False)])
 def test_a_wrong_traffic_is_noticed(share: float, agrees: bool) -> None:
     """An interface that counts ``share`` of what ``traffic`` says, and framing, headers and barriers beside."""
-    bench, header, barrier, framing = TrafficBench("allgather", exchanges=10), 52, Count(1000, 10, 0), 5000
+    bench, header, barrier, framing = TrafficBench("allgather", exchanges=10), 52, InterfaceCount(1000, 10, 0), 5000
     counts = []
     for payload in (share * bench.traffic(8), bench.small(8).traffic(8)):
-        counts.append(Count(round(payload) + framing + 200 * header + barrier.bytes, 200 + barrier.packets, 0))
-    row = Row(bench, 8, counts[0], barrier, counts[1], handed=0, header=header)
+        counts.append(InterfaceCount(round(payload) + framing + 200 * header + barrier.bytes, 200 + barrier.packets, 0))
+    row = TrafficRow(bench, 8, counts[0], barrier, counts[1], handed=0, header=header)
     assert row.framing == framing
     assert row.tensor_ratio == pytest.approx(share, abs=1e-6)
     assert row.ratio == pytest.approx(share + framing / bench.traffic(8), abs=1e-6)

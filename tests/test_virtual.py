@@ -20,9 +20,9 @@ from sparsync.collectives.base import MeanOf, bad_ranks_of
 from sparsync.schedule import ExponentialWarmup
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Wire
-from sparsync_lab.data import Images, moment
+from sparsync_lab.data import Images, step_generator
 from sparsync_lab.models.gpt import GPT
-from sparsync_lab.training.loop import batches as orders
+from sparsync_lab.training.loop import batch_indices
 from sparsync_lab.virtual import (
     VirtualWorkers,
     accuracy,
@@ -404,13 +404,13 @@ def test_image_batches_are_those_of_real_workers():
     images = Images(x, y, x, y, 10, torch.full((3, 1, 1), 120.0), torch.full((3, 1, 1), 60.0))
     for start in (0, 6):  # an epoch has four steps
         ours = image_batches(images, workers=3, batch=8, seed=5, start=start)
-        theirs = [orders(34, 8, torch.Generator().manual_seed(5000 + rank)) for rank in range(3)]
+        theirs = [batch_indices(34, 8, torch.Generator().manual_seed(5000 + rank)) for rank in range(3)]
         expected = [[next(order) for _ in range(11)] for order in theirs]
         for step in range(start, 11):
             for rank, (got_x, got_y) in enumerate(next(ours)):
                 own_x, own_y = images.shard(rank, 3)
                 chosen = expected[rank][step]
-                assert torch.equal(got_x, images.inputs(own_x[chosen], moment(5, rank, step)))
+                assert torch.equal(got_x, images.inputs(own_x[chosen], step_generator(5, rank, step)))
                 assert torch.equal(got_y, own_y[chosen])
 
 

@@ -6,35 +6,27 @@ back as a list. A case that ends processes or leaves them waiting runs in a worl
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-import socket
 import time
-import traceback
 from collections.abc import Callable
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from contextlib import suppress
 from multiprocessing.context import ForkServerContext
-from multiprocessing.forkserver import ensure_running
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from sparsync_lab.training import local_workers as workers
+from sparsync_lab.training import local_workers
+from sparsync_lab.training.local_workers import LocalWorkers, Worker
 
 # What ranks, and the workers of a training in a test's own process, find imported.
-PRELOAD = [*workers.PRELOAD, "sparsync_lab.cli.train", "sklearn.datasets", "hypothesis", "pytest"]
+PRELOAD = [*local_workers.PRELOAD, "sparsync_lab.cli.train", "sklearn.datasets", "hypothesis", "pytest"]
 LIMIT = 120.0  # seconds, for a case that hangs; a machine may be busy
 
 
 def fork_server() -> ForkServerContext:
-    """The one process that they are forked from; to be asked for before anything else starts one."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    ensure_running()
-    return context
+    """Return the one server that they are forked from; to be asked for before anything else starts one."""
+    return local_workers.fork_server(PRELOAD)
 
 
 class CaseFailed(AssertionError):
@@ -42,24 +34,14 @@ class CaseFailed(AssertionError):
 
 
 class World:
-    """``size`` processes in one Gloo group."""
+    """``size`` processes in one Gloo group; rank 0 hosts its store, and takes it along when it dies."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        context = fork_server()
-        port = _free_port()
-        self.pipes: list[Connection] = []
-        self.processes = []
-        for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
+        self.workers = LocalWorkers(size, PRELOAD, store_on_rank_0=True)
 
     def run(self, case: Callable[..., Any], *, timeout: float = LIMIT, **arguments: Any) -> list[Any]:
-        """Run ``case`` on every rank; its results in rank order. Raises if it raised on any rank."""
+        """Run ``case`` on every rank and return its results in rank order. Raises if it raised on any rank."""
         answers = self.outcome(case, timeout=timeout, **arguments)
         broken = [f"--- rank {rank}\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
         if broken:
@@ -67,31 +49,27 @@ class World:
         return [value for _, value in answers]
 
     def outcome(self, case: Callable[..., Any], *, timeout: float = LIMIT, **arguments: Any) -> list[tuple[bool, Any]]:
-        """``(finished, result or traceback)`` of every rank; a rank that died or never answers has not finished."""
-        for pipe in self.pipes:
-            pipe.send((case.__module__, case.__qualname__, arguments))
+        """Return ``(finished, result or traceback)`` of every rank; one that died or never answers has not finished."""
+        self.workers.call(_run_case, case, arguments)
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + timeout
         while len(answers) < self.size:
-            open_pipes = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in answers}
-            ready = wait(list(open_pipes), timeout=max(0.0, until - time.monotonic()))
-            for pipe in ready:
-                rank = open_pipes[pipe]  # type: ignore[index]
-                try:
-                    answers[rank] = pipe.recv()  # type: ignore[union-attr]
-                except (EOFError, ConnectionResetError):
-                    self.processes[rank].join(5)
-                    answers[rank] = (False, f"died with exit code {self.processes[rank].exitcode}")
-            if not ready:
-                for rank in open_pipes.values():
-                    answers[rank] = (False, f"no answer within {timeout} s")
+            missing = [rank for rank in range(self.size) if rank not in answers]
+            messages = self.workers.receive(missing, max(0.0, until - time.monotonic()))
+            for rank, kind, value in messages:
+                if kind == "ended":
+                    answers[rank] = (False, f"died with exit code {value}")
+                else:
+                    answers[rank] = (True, value) if kind == "result" else (False, value.traceback)
+            if not messages:
+                answers |= dict.fromkeys(missing, (False, f"no answer within {timeout} s"))
         return [answers[rank] for rank in range(self.size)]
 
     @classmethod
     def once(
         cls, size: int, case: Callable[..., Any], *, timeout: float = LIMIT, **arguments: Any
     ) -> list[tuple[bool, Any]]:
-        """The outcome of one case in a world of its own."""
+        """Return the outcome of one case in a world of its own."""
         world = cls(size)
         try:
             return world.outcome(case, timeout=timeout, **arguments)
@@ -99,38 +77,27 @@ class World:
             world.close()
 
     def close(self) -> None:
-        for pipe in self.pipes:
-            with contextlib.suppress(OSError):
-                pipe.send(None)
-        for process in self.processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        self.workers.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def processes_of(session: int) -> dict[int, int]:
+    """Return the living processes of a session, with their parents."""
+    import psutil
+
+    found = {}
+    for process in psutil.process_iter(["ppid", "status"]):
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found[process.pid] = process.info["ppid"]
+    return found
 
 
-def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
-    torch.set_num_threads(1)
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        from tests.interpreter import quicken
+def _run_case(worker: Worker, case: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    if not dist.is_initialized():
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            from tests.interpreter import quicken
 
-        quicken()
-    gc.freeze()  # what was there before the cases, dynamo above all, need not be looked through after each of them
-    dist.init_process_group("gloo", rank=rank, world_size=size)
-    while (job := pipe.recv()) is not None:
-        module, name, arguments = job
-        try:
-            torch.manual_seed(rank)
-            case = getattr(__import__(module, fromlist=[name]), name)
-            pipe.send((True, case(rank, size, **arguments)))
-        except BaseException:
-            pipe.send((False, traceback.format_exc()))
-        gc.collect()
-    dist.destroy_process_group()
+            quicken()
+        local_workers.join_gloo(worker)
+    torch.manual_seed(worker.rank)
+    return case(worker.rank, worker.count, **arguments)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsync_lab.models import GPT, LSTMAN4, LSTMPTB
-from sparsync_lab.models.convolutional import Block
+from sparsync_lab.models.convolutional import ResidualBlock
 from tests.lab.test_models import INPUTS, layers, made
 
 POOLED = {"fnn3": (), "lenet5": (0, 1), "vgg16": (1, 3, 6, 9, 12)}  # the convolutions that max pooling comes after
@@ -32,7 +32,7 @@ def residual(name: str, x: Tensor) -> Tensor:
     """ResNet-20 or ResNet-18 by hand: ReLU after the first layer, inside a block and after its sum."""
     convolution, norm, *_, classifier = made(name).children()
     x = norm(convolution(x)).relu()
-    for block in layers(made(name), Block):
+    for block in layers(made(name), ResidualBlock):
         half = block.new_channels // 2
         kept = functional.pad(x[:, :, :: block.stride, :: block.stride], (0, 0, 0, 0, half, half))
         kept = kept if block.shortcut is None else block.shortcut(x)

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsync_lab.bench import bench_methods as contenders
+from sparsync_lab.bench import bench_methods as flat_methods
 from sparsync_lab.bench import select as selectbench
-from sparsync_lab.bench.baselines import PEERS
-from sparsync_lab.bench.model_shapes import MODELS, spans_of
+from sparsync_lab.bench.baselines import BASELINES
+from sparsync_lab.bench.model_shapes import MODELS, shape_spans
 from sparsync_lab.bench.select import Budget, SelectBench, measure
 from sparsync_lab.cli.app import run
 from tests.methods import KINDS, gradient
 
 ROOT = Path(__file__).parent.parent.parent
-METHODS = ["threshold", *(f"{name} (PyTorch)" for name in PEERS), *contenders.OURS]
+METHODS = ["threshold", *(f"{name} (PyTorch)" for name in BASELINES), *flat_methods.OURS]
 
 
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer steps before timing than a real measurement takes."""
-    monkeypatch.setattr(selectbench, "SETTLE", 3)
+    monkeypatch.setattr(selectbench, "WARM_UP", 3)
     monkeypatch.setattr("sparsync_lab.bench.clock.FLUSH", 1 << 16)
 
 
@@ -78,12 +78,12 @@ def test_the_command_writes_its_columns_and_a_figure(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("brisk")
 def test_one_after_another_as_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
     together, _ = measure(SelectBench(size=2000, density=0.01, rounds=4), Budget(60))
-    monkeypatch.setattr(selectbench, "ALONE", 1)
+    monkeypatch.setattr(selectbench, "ALONE_FROM", 1)
     alone, missed = measure(SelectBench(size=2000, density=0.01, rounds=4), Budget(60))
     assert [row.method for row in alone] == [row.method for row in together]
     assert missed == []
     assert all(len(row.times) == len(row.floors) == 4 for row in [*together, *alone[2:]])
-    assert {row.floor for row in together} == {row.floor for row in alone} == {contenders.FLOOR}
+    assert {row.floor for row in together} == {row.floor for row in alone} == {flat_methods.FLOOR}
     assert len(alone[0].times) == 4 * len(METHODS)  # before and after each
 
 
@@ -103,7 +103,9 @@ def test_half_precision_gradients_and_models(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_shapes_of_models() -> None:
-    assert {model: (len(spans_of(model)), spans_of(model)[-1].stop) for model in ("ResNet-50", "GPT-2 small")} == {
+    assert {
+        model: (len(shape_spans(model)), shape_spans(model)[-1].stop) for model in ("ResNet-50", "GPT-2 small")
+    } == {
         "ResNet-50": (161, 25_557_032),
         "GPT-2 small": (148, 124_439_808),
     }
@@ -133,25 +135,25 @@ def test_bad_input_is_one_sentence_and_code_2(
     assert len(said.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_peers_lose_nothing(name: str, kind: str, dtype: torch.dtype) -> None:
     residual = torch.zeros(3000)
     for step in range(4):
         grad = gradient(kind, 3000, dtype, step)
-        came = residual + grad
-        indices, values = PEERS[name](grad, residual, 30)
+        total = residual + grad
+        indices, values = BASELINES[name](grad, residual, 30)
         assert indices.unique().numel() == indices.numel() == values.numel()
         assert not residual[indices].any()
-        assert torch.equal(residual.index_add(0, indices, values), came)
+        assert torch.equal(residual.index_add(0, indices, values), total)
 
 
 @pytest.mark.parametrize("name", ["topk", "trimmed"])
 @pytest.mark.parametrize("kind", ["normal", "heavy"])
 def test_exact_peers_take_the_largest(name: str, kind: str) -> None:
     grad = gradient(kind, 5000, torch.float32, 1)
-    indices, values = PEERS[name](grad, torch.zeros(5000), 50)
+    indices, values = BASELINES[name](grad, torch.zeros(5000), 50)
     wanted = grad.abs().sort(descending=True).indices[:50]
     assert torch.equal(indices.sort().values, wanted.sort().values)
     assert torch.equal(values, grad[indices])
@@ -161,7 +163,7 @@ def test_exact_peers_take_the_largest(name: str, kind: str) -> None:
 def test_dgc_takes_what_is_above_a_threshold_between_its_bounds(kind: str) -> None:
     grad = gradient(kind, 100_000, torch.float32, 1)
     torch.manual_seed(0)
-    indices, values = PEERS["dgc"](grad, torch.zeros(100_000), 1000)
+    indices, values = BASELINES["dgc"](grad, torch.zeros(100_000), 1000)
     assert 800 <= indices.numel() <= 1300
     assert values.abs().min() >= grad.abs().sort(descending=True).values[indices.numel() - 1]
 
@@ -170,6 +172,6 @@ def test_gaussian_is_the_printed_algorithm() -> None:
     """On a perfect normal its four masks hold 2.02, 0.004, 20.6 and 0.51 k at 0.1 %; the last one counts."""
     numel = 1_000_000
     normal = torch.special.ndtri((torch.arange(numel, dtype=torch.float64) + 0.5) / numel).float()
-    indices, values = PEERS["gaussian"](normal, torch.zeros(numel), 1000)
+    indices, values = BASELINES["gaussian"](normal, torch.zeros(numel), 1000)
     assert indices.numel() == pytest.approx(510, abs=10)
     assert values.abs().min() >= normal.abs().sort(descending=True).values[indices.numel() - 1]

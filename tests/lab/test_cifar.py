@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sparsync_lab.data import Images, augment, count, load, moment, read_cifar10
+from sparsync_lab.data import Images, augment, load, read_cifar10, step_generator, train_size
 from sparsync_lab.data import cifar10 as cifar
 from sparsync_lab.data.cifar10 import BATCHES, PACKS
 from tests.lab.real import FOLDER, needs
@@ -122,7 +122,7 @@ def test_what_is_missing_or_wrong_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         read_cifar10(tmp_path)
     write_binary(tmp_path)
     with pytest.raises(ValueError, match=r"binary.tar.gz is not the original: its MD5 sum is .*, not c32a1d4ab"):
-        count("cifar10", tmp_path)
+        train_size("cifar10", tmp_path)
     cut = write_archive(tmp_path / "cifar-10-binary.tar.gz", {"data_batch_1.bin": bytes(3073)})
     with pytest.raises(ValueError, match=r"lacks data_batch_2.bin, .*test_batch.bin"):
         read_cifar10(tmp_path, archives=cut)
@@ -151,7 +151,7 @@ def test_a_batch_that_acts_is_refused(tmp_path: Path) -> None:
 @needs("cifar10", *PACKS)
 def test_the_real_cifar10() -> None:
     images = load("cifar10", FOLDER)
-    assert len(images.train_x) == count("cifar10", FOLDER) == 50_000
+    assert len(images.train_x) == train_size("cifar10", FOLDER) == 50_000
     x, y = torch.cat([images.train_x, images.test_x]), torch.cat([images.train_y, images.test_y])
     for i, expected in enumerate(ORIGINALS):
         part = slice(10_000 * i, 10_000 * (i + 1))
@@ -160,7 +160,7 @@ def test_the_real_cifar10() -> None:
     means = torch.stack([images.train_x[:, channel].double().mean() for channel in range(3)])
     spreads = torch.stack([images.train_x[:, channel].double().std() for channel in range(3)])
     assert torch.allclose(means.float(), images.mean.flatten(), rtol=1e-4)
-    assert torch.allclose(spreads.float(), images.deviation.flatten(), rtol=1e-4)
+    assert torch.allclose(spreads.float(), images.std.flatten(), rtol=1e-4)
 
 
 @needs("cifar10", "cifar10-device.npz")
@@ -168,7 +168,7 @@ def test_the_real_half() -> None:
     images = load("cifar10-half", FOLDER)
     assert torch.bincount(images.train_y).tolist() == [2500] * 10
     assert torch.bincount(images.test_y).tolist() == [300] * 10
-    assert len(images.train_x) == count("cifar10-half", FOLDER)
+    assert len(images.train_x) == train_size("cifar10-half", FOLDER)
 
 
 # ---- into a model ---------------------------------------------------------------------------------------------------
@@ -176,8 +176,8 @@ def test_the_real_half() -> None:
 
 def photographs() -> Images:
     x = torch.randint(1, 256, (20, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
-    mean, deviation = torch.tensor([100.0, 110, 120]).view(3, 1, 1), torch.tensor([50.0, 60, 70]).view(3, 1, 1)
-    return Images(x, torch.arange(20) % 10, x, torch.arange(20) % 10, 10, mean, deviation)
+    mean, std = torch.tensor([100.0, 110, 120]).view(3, 1, 1), torch.tensor([50.0, 60, 70]).view(3, 1, 1)
+    return Images(x, torch.arange(20) % 10, x, torch.arange(20) % 10, 10, mean, std)
 
 
 def test_bytes_are_standardised() -> None:
@@ -186,7 +186,7 @@ def test_bytes_are_standardised() -> None:
     assert got.dtype == torch.float32
     assert torch.allclose(got[:, 1], (images.train_x[:4, 1].float() - 110) / 60)
     grey = Images(torch.randn(4, 1, 28, 28), torch.zeros(4), torch.zeros(1, 1, 28, 28), torch.zeros(1), 10)
-    assert grey.inputs(grey.train_x, moment(0, 0, 0)) is grey.train_x  # digits are never cut or mirrored
+    assert grey.inputs(grey.train_x, step_generator(0, 0, 0)) is grey.train_x  # digits are never cut or mirrored
 
 
 def test_augmentation_shifts_and_mirrors() -> None:
@@ -194,24 +194,24 @@ def test_augmentation_shifts_and_mirrors() -> None:
     got = augment(x, torch.Generator().manual_seed(1))
     assert got.shape == x.shape
     assert got.dtype == torch.uint8
-    wide = torch.nn.functional.pad(x, (4, 4, 4, 4))
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
     seen = set()
-    for image, padded in zip(got, wide, strict=True):
+    for image, around in zip(got, padded, strict=True):
         options = [
             (top, left, mirrored)
             for top in range(9)
             for left in range(9)
             for mirrored in (False, True)
-            if torch.equal(image[0], _piece(padded[0], top, left, mirrored))
+            if torch.equal(image[0], crop(around[0], top, left, mirrored))
         ]
         ((top, left, mirrored),) = options
-        assert torch.equal(image, _piece(padded, top, left, mirrored))  # all channels alike
+        assert torch.equal(image, crop(around, top, left, mirrored))  # all channels alike
         seen.add((top, left, mirrored))
     assert {top for top, _, _ in seen} == {left for _, left, _ in seen} == set(range(9))
     assert {mirrored for _, _, mirrored in seen} == {False, True}
 
 
-def _piece(padded: torch.Tensor, top: int, left: int, mirrored: bool) -> torch.Tensor:
+def crop(padded: torch.Tensor, top: int, left: int, mirrored: bool) -> torch.Tensor:
     cut = padded[..., top : top + 32, left : left + 32]
     return cut.flip(-1) if mirrored else cut
 
@@ -220,8 +220,8 @@ def test_the_same_moment_draws_the_same() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     x = photographs().train_x
-    again = [augment(x, moment(1, 2, 3)) for _ in range(2)]
+    again = [augment(x, step_generator(1, 2, 3)) for _ in range(2)]
     assert torch.equal(*again)
-    others = [augment(x, moment(*other)) for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4))]
+    others = [augment(x, step_generator(*other)) for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4))]
     assert not any(torch.equal(again[0], other) for other in others)
     assert torch.equal(torch.get_rng_state(), before)  # the user's random state is left alone

@@ -15,12 +15,11 @@ import pytest
 
 from sparsync_lab.cli import comparison
 from sparsync_lab.cli.app import run
-from sparsync_lab.training.compare import label, options, plan, summarise
-from sparsync_lab.training.local_workers import WorkerFailed
-from sparsync_lab.training.local_workers import run as run_workers
+from sparsync_lab.training.compare import label, options, plan, summarize
+from sparsync_lab.training.local_workers import Worker, WorkerFailed, run_jobs
 from sparsync_lab.training.settings import Outcome, Point, Training
-from tests.test_cli import ROOT, SPARSYNC, processes_of
-from tests.world import fork_server
+from tests.test_cli import ROOT, SPARSYNC
+from tests.world import fork_server, processes_of
 
 DENSE = Training("dense")
 
@@ -83,7 +82,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capsys: 
 
 
 def test_outcomes_become_means_with_their_spread() -> None:
-    dense, topk = summarise(two_methods(gap=0.0))
+    dense, topk = summarize(two_methods(gap=0.0))
     assert (dense.label, topk.label) == ("dense", "topk 1 %")
     assert (dense.seeds, topk.seeds) == (3, 3)
     assert topk.accuracy == pytest.approx(0.98)
@@ -91,12 +90,12 @@ def test_outcomes_become_means_with_their_spread() -> None:
     assert topk.deviation == pytest.approx(0.01)
     assert topk.ratio == pytest.approx(100)
     assert topk.step_s == 0.2  # the median, not the mean
-    assert summarise(two_methods(gap=0.0)[::3])[1].deviation is None
+    assert summarize(two_methods(gap=0.0)[::3])[1].deviation is None
 
 
 @pytest.mark.parametrize(("gap", "missed"), [(0.0099, False), (0.0101, True)])
 def test_more_than_a_point_under_dense_misses_it(gap: float, missed: bool, tmp_path: Path) -> None:
-    lines = summarise(two_methods(gap))
+    lines = summarize(two_methods(gap))
     assert [line.misses for line in lines] == [False, missed]
     assert [row.warning for row in comparison.table(lines, 4).rows] == [
         "",
@@ -108,7 +107,7 @@ def test_more_than_a_point_under_dense_misses_it(gap: float, missed: bool, tmp_p
 
 
 def test_curves_are_means_and_bands_over_the_seeds() -> None:
-    steps, traffic, bars = comparison.charts(summarise(two_methods(gap=0.0)))
+    steps, traffic, bars = comparison.charts(summarize(two_methods(gap=0.0)))
     assert isinstance(steps, comparison.LineChart)
     assert isinstance(traffic, comparison.LineChart)
     dense, topk = steps.curves
@@ -141,8 +140,8 @@ def test_compare_end_to_end(
     assert len(re.findall(r"^misses dense by \d+\.\d points", shown, re.MULTILINE)) == 1
     assert shown.splitlines()[-1] == f"report: {tmp_path / 'new' / 'report.html'}"
 
-    told = json.loads((tmp_path / "new" / "outcomes.json").read_text())
-    outcomes = [Outcome.from_json(plain) for plain in told["outcomes"]]
+    content = json.loads((tmp_path / "new" / "outcomes.json").read_text())
+    outcomes = [Outcome.from_json(plain) for plain in content["outcomes"]]
     assert [(o.training.method, o.training.seed) for o in outcomes] == [
         (method, seed) for method in ("dense", "topk", "paper") for seed in (0, 1)
     ]
@@ -177,7 +176,7 @@ def test_a_worker_alone_sends_nothing_and_is_compared_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone = [Outcome(t, 1, 1000, 0.9, 0.0, 0.0, 1.0, 0.01, [Point(1, 1.0, 0.9, 0.0)]) for t in plan(["topk"], 1, DENSE)]
-    lines = summarise(alone)
+    lines = summarize(alone)
     comparison.save(tmp_path, "alone", alone, lines, 1, {})
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count('<svg class="chart"') == 1
     assert comparison.table(lines, 1).rows[1].cells[2:4] == ["0", "–"]
@@ -202,24 +201,24 @@ def test_interrupted_compare_leaves_no_worker_behind(tmp_path: Path) -> None:
         until = time.monotonic() + 60
         while processes_of(compare.pid) and time.monotonic() < until:
             time.sleep(0.2)
-        assert processes_of(compare.pid) == []
+        assert processes_of(compare.pid) == {}
     finally:
         for process in processes_of(compare.pid):
             os.kill(process, signal.SIGKILL)
 
 
-def one_dies(rank: int, workers: int, job: int, report: object) -> None:
-    if rank == job:
+def one_dies(worker: Worker, rank: int) -> None:
+    if worker.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.1)
     raise RuntimeError("connection closed by peer")
 
 
 def test_a_killed_worker_is_named_whoever_is_heard_first() -> None:
-    with pytest.raises(WorkerFailed, match=r"^worker 1 was killed by SIGKILL$"):
-        run_workers(one_dies, 2, [1], lambda steps: None)
+    with pytest.raises(WorkerFailed, match=r"^worker 1 was killed by SIGKILL, the others were stopped$"):
+        run_jobs(one_dies, 2, [1], lambda steps: None)
 
 
 def test_a_failing_worker_is_quoted() -> None:
     with pytest.raises(WorkerFailed, match=r"worker \d failed:\n(.*\n)*RuntimeError: connection closed by peer"):
-        run_workers(one_dies, 2, [-1], lambda steps: None)
+        run_jobs(one_dies, 2, [-1], lambda steps: None)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sparsync_lab import models
-from sparsync_lab.data import MNIST, Images, check_workers, count, load, read_mnist
+from sparsync_lab.data import MNIST, Images, check_workers, load, read_mnist, train_size
 from sparsync_lab.training.settings import Outcome, Point, Training, attach_options, dense_bytes
 from tests.lab.real import needs
 
@@ -92,7 +92,7 @@ def test_a_missing_data_folder_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         load("mnist")
     monkeypatch.setenv("SPARSYNC_DATA", str(tmp_path / "none"))
     with pytest.raises(ValueError, match=rf"data folder {tmp_path}/none does not exist"):
-        count("mnist")
+        train_size("mnist")
     with pytest.raises(ValueError, match=r"data must be one of digits, mnist, .*, got 'cifar'"):
         load("cifar")
 
@@ -100,14 +100,14 @@ def test_a_missing_data_folder_is_said(tmp_path: Path, monkeypatch: pytest.Monke
 @needs("mnist", *MNIST)
 def test_the_real_mnist() -> None:
     images = load("mnist")
-    assert images.train_x.shape == (count("mnist"), 1, 28, 28) == (60_000, 1, 28, 28)
+    assert images.train_x.shape == (train_size("mnist"), 1, 28, 28) == (60_000, 1, 28, 28)
     assert torch.bincount(images.train_y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert torch.bincount(images.test_y).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
 def test_digits_are_shared_out_without_overlap() -> None:
     images = load("digits")
-    assert len(images.train_x) == count("digits") == 1347
+    assert len(images.train_x) == train_size("digits") == 1347
     assert images.test_x.shape == (450, 1, 8, 8)
     shards = [images.shard(rank, 4) for rank in range(4)]
     assert {len(x) for x, _ in shards} == {336}
@@ -129,13 +129,13 @@ def test_digits_are_shared_out_without_overlap() -> None:
 )
 def test_models_have_the_sizes_they_are_known_by(name: str, side: int, parameters: int) -> None:
     images = blank(side)
-    model = models.make(name, images)
-    assert sum(p.numel() for p in model.parameters()) == models.size(name, images) == parameters
+    model = models.make_image_model(name, images)
+    assert sum(p.numel() for p in model.parameters()) == models.parameter_count(name, images) == parameters
     assert model(images.train_x).shape == (4, 10)
 
 
 def test_lenet_has_400_features_between_convolutions_and_layers() -> None:
-    model = models.make("lenet5", blank(28))
+    model = models.make_image_model("lenet5", blank(28))
     before = next(i for i, layer in enumerate(model) if isinstance(layer, torch.nn.Linear))
     assert model[:before](torch.zeros(1, 1, 28, 28)).shape == (1, 400)
 

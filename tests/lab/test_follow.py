@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsync_lab.bench.follow import DROP, Follow, Step, follow, summarise
-from sparsync_lab.bench.workloads import ImageLesson, TextLesson, optimizer_of
+from sparsync_lab.bench.follow import DROP, FollowBench, FollowStep, follow, summarize
+from sparsync_lab.bench.workloads import ImageWorkload, TextWorkload, optimizer_of
 from sparsync_lab.cli.app import run
 from sparsync_lab.data import Images, streams
 from sparsync_lab.data.mnist import MNIST
@@ -27,9 +27,9 @@ def stripes(n: int = 256) -> Images:
     return Images(x, y, x, y, 10)
 
 
-def lesson_of(batch: int = 32) -> ImageLesson:
+def lesson_of(batch: int = 32) -> ImageWorkload:
     torch.manual_seed(0)
-    return ImageLesson(build("lenet5"), stripes(), batch, seed=0)
+    return ImageWorkload(build("lenet5"), stripes(), batch, seed=0)
 
 
 # ---- what is recorded -----------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def lesson_of(batch: int = 32) -> ImageLesson:
 
 def test_a_training_is_followed() -> None:
     seen: list[int] = []
-    steps = follow(Follow("lenet5", 40, 0.01), lesson_of(), seen.append)
+    steps = follow(FollowBench("lenet5", 40, 0.01), lesson_of(), seen.append)
     assert [step.step for step in steps] == list(range(1, 41))
     assert len(seen) == 40
     assert {step.k for step in steps} == {617}
@@ -52,7 +52,7 @@ def test_a_training_is_followed() -> None:
 
 
 def test_dense_training_is_plain_sgd() -> None:
-    dense = follow(Follow("lenet5", 21, 0.01, feedback=False), lesson_of())
+    dense = follow(FollowBench("lenet5", 21, 0.01, feedback=False), lesson_of())
     plain = lesson_of()
     optimizer = torch.optim.SGD(plain.model.parameters(), lr=0.01, momentum=0.9)
     for step in dense:
@@ -65,31 +65,31 @@ def test_dense_training_is_plain_sgd() -> None:
 
 
 def test_a_density_of_one_sends_all() -> None:
-    steps = follow(Follow("lenet5", 21, 1.0), lesson_of())
+    steps = follow(FollowBench("lenet5", 21, 1.0), lesson_of())
     assert all(step.k == 61_706 for step in steps)
     assert all(step.energy == pytest.approx(1) for step in steps)
 
 
 def test_a_training_that_diverges_says_so() -> None:
     with pytest.raises(ValueError, match=r"the training of LeNet-5 diverged at step \d+; try a rate below 1e\+06"):
-        follow(Follow("lenet5", 40, 0.1, rate=1e6), lesson_of())
+        follow(FollowBench("lenet5", 40, 0.1, rate=1e6), lesson_of())
 
 
 def test_a_summary_leaves_the_first_steps_out() -> None:
-    def step(number: int, count: int, energy: float) -> Step:
-        return Step(number, 1.0, 0.1, 100, count, 200, energy)
+    def step(number: int, count: int, energy: float) -> FollowStep:
+        return FollowStep(number, 1.0, 0.1, 100, count, 200, energy)
 
     first = [step(i, 5, 0.1) for i in range(1, 21)]
     steps = [*first, *(step(i, 90, 0.992) for i in range(21, 220)), step(220, 89, 0.5)]
-    found = summarise(steps)
+    found = summarize(steps)
     assert found.steps == 200
     assert found.within == pytest.approx(199 / 200)
     assert (found.fewest, found.most, found.energy, found.least_energy) == (0.89, 0.9, 0.992, 0.5)
     assert found.enough == pytest.approx(199 / 200)
     assert found.mean_energy == pytest.approx((199 * 0.992 + 0.5) / 200)
     assert found.met
-    assert not summarise([*steps, step(221, 50, 1.0), step(222, 50, 1.0)]).met
-    assert not summarise([*steps, step(221, 100, 0.98), step(222, 100, 0.98)]).met
+    assert not summarize([*steps, step(221, 50, 1.0), step(222, 50, 1.0)]).met
+    assert not summarize([*steps, step(221, 100, 0.98), step(222, 100, 0.98)]).met
 
 
 # ---- lessons --------------------------------------------------------------------------------------------------------
@@ -98,8 +98,8 @@ def test_a_summary_leaves_the_first_steps_out() -> None:
 @pytest.mark.parametrize("model", [LSTMPTB(30, 16, dropout=0.0), GPT(30, 1, 16, 2, 8)], ids=["lstm", "gpt"])
 def test_text_goes_on_from_window_to_window(model: LSTMPTB | GPT) -> None:
     text = streams(torch.randint(30, (100,), generator=torch.Generator().manual_seed(1)), 4)
-    taught = TextLesson(model, text, 8)
-    losses = [taught.loss().item() for _ in range(4)]
+    workload = TextWorkload(model, text, 8)
+    losses = [workload.loss().item() for _ in range(4)]
     scores = (
         model(text[:, :-1])[0]
         if isinstance(model, LSTMPTB)
@@ -141,8 +141,8 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capsys: 
 @needs("mnist", *MNIST)
 def test_the_command_writes_a_row_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "follow.csv"
-    asked = ["--model", "lenet5", "--steps", "30", "--device", "cpu", "--data-dir", str(FOLDER), "--output", str(out)]
-    assert run(["bench", "follow", *asked]) == 0
+    bench = ["--model", "lenet5", "--steps", "30", "--device", "cpu", "--data-dir", str(FOLDER), "--output", str(out)]
+    assert run(["bench", "follow", *bench]) == 0
     shown = capsys.readouterr().out
     assert "LeNet-5" in shown
     assert "divided by 10 after step 15" in " ".join(shown.split())

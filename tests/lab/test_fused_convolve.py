@@ -42,8 +42,8 @@ def test_forward_and_both_gradients_are_those_of_torch(case: tuple[int, int, int
     assert_near(convolve.convolve(here[0], here[1], stride), y.detach())
     if stride == 1:
         assert_near(convolve.to_input(here[2], here[1]), to_x)
-    by_worker = convolve.to_weights(here[0], here[2], WORKERS, stride)
-    for rank, own in enumerate(by_worker):
+    rows_by_worker = convolve.to_weights(here[0], here[2], WORKERS, stride)
+    for rank, own in enumerate(rows_by_worker):
         theirs = weight.clone().requires_grad_()
         nn.functional.conv2d(x[rank::WORKERS].detach(), theirs, None, stride, 1).backward(grad[rank::WORKERS])
         assert theirs.grad is not None

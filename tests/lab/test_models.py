@@ -72,7 +72,7 @@ def xavier_bound(weight: Tensor) -> float:
 @pytest.mark.parametrize("name", SIZES)
 def test_every_model_has_its_published_size(name: str) -> None:
     spec = CATALOGUE[name]
-    assert models.parameters(spec.make) == spec.parameters == SIZES[name]
+    assert models.count_parameters(spec.make) == spec.parameters == SIZES[name]
     if name in SETTINGS:
         assert (spec.batch, spec.rate) == SETTINGS[name]
 
@@ -85,13 +85,13 @@ def test_images_become_ten_scores(name: str) -> None:
     assert torch.isfinite(scores).all()
     blank = torch.zeros(4, channels, side, side)
     labels = torch.zeros(4, dtype=torch.int64)
-    assert models.size(name, Images(blank, labels, blank, labels, 10)) == SIZES[name]
+    assert models.parameter_count(name, Images(blank, labels, blank, labels, 10)) == SIZES[name]
 
 
 def test_a_model_for_other_images_is_refused() -> None:
     blank, labels = torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="resnet20 is for images of 3 x 32 x 32 in 10 classes, got 1 x 8 x 8 in 10"):
-        models.make("resnet20", Images(blank, labels, blank, labels, 10))
+        models.make_image_model("resnet20", Images(blank, labels, blank, labels, 10))
     with pytest.raises(ValueError, match=r"name must be one of fnn3, .*inception4, got 'resnet9'"):
         models.build("resnet9")
 
@@ -274,4 +274,4 @@ def test_imagenet_models_say_what_to_install(name: str, monkeypatch: pytest.Monk
 def test_imagenet_models_have_their_sizes(name: str) -> None:
     package, _, parameters = IMAGENET[name]
     pytest.importorskip(package)
-    assert models.parameters(lambda: models.build(name)) == parameters
+    assert models.count_parameters(lambda: models.build(name)) == parameters

@@ -21,21 +21,21 @@ from sparsync_lab.cli.app import run as command
 from sparsync_lab.cli.papers import unfinished
 from sparsync_lab.data import Text
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers import ITEMS, Context, beyond, chosen, p1, p2, store, tasks, trainings
+from sparsync_lab.papers import ITEMS, RunContext, beyond, chosen, p1, p2, store, tasks, trainings
 from sparsync_lab.papers import observers as watch
 from sparsync_lab.papers import step_times as steps
-from sparsync_lab.papers import tables as standings
-from sparsync_lab.papers.curves import difference, outcome, scores
-from sparsync_lab.papers.imagenet import of_pictures
+from sparsync_lab.papers import tables as tables
+from sparsync_lab.papers.curves import base_result, difference, scores
+from sparsync_lab.papers.imagenet import image_folder_task
 from sparsync_lab.papers.item import Result
-from sparsync_lab.papers.lr_search import Contest, budget
+from sparsync_lab.papers.lr_search import LearningRateSearch, budget
 from sparsync_lab.papers.published import P1_MODELS, P2_ACCURACY
-from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, rate_at, read, write
-from sparsync_lab.papers.run_queue import carry_out
+from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, rate_factor, read, write
+from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.papers.store import load, rounded, runs_of
 from sparsync_lab.papers.sweep import ABLATIONS, BASE, EARLY, METHODS, SETTINGS, TARGETS, Stage, method_of
 from sparsync_lab.papers.tasks import Task
-from sparsync_lab.papers.trainings import Session, traffic_of, train
+from sparsync_lab.papers.trainings import VirtualSession, traffic_per_step, train
 from sparsync_lab.virtual import VirtualWorkers
 from tests.lab.generated import images
 
@@ -49,15 +49,15 @@ EXPECTED = [*(f"p1/{name}" for name in PAPER_1), *OTHERS]
 def task(run: Run) -> Task:
     torch.manual_seed(run.seed)
     model = CATALOGUE["lenet5"].make()
-    return tasks.of_images("generated", images(1, 28), model, CPU, run.workers, run.batch, run.seed, None)
+    return tasks.image_task("generated", images(1, 28), model, CPU, run.workers, run.batch, run.seed, None)
 
 
 TINY = Run("topk", "lenet5", "topk", {**p1.SPARSE, "density": 0.01}, workers=2, batch=4, rate=0.05, steps=8, warmup=0)
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Context:
-    return Context(output=tmp_path / "papers", scratch=tmp_path / "scratch")
+def context(tmp_path: Path) -> RunContext:
+    return RunContext(output=tmp_path / "papers", scratch=tmp_path / "scratch")
 
 
 def test_every_figure_and_table_is_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_messages_of_table_2_have_the_room_that_their_methods_need() -> None:
         assert seconds[method] == pytest.approx(times * seconds["TopK"], rel=0.01), method
 
 
-def test_figure_4_needs_what_was_measured(context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_figure_4_needs_what_was_measured(context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="sparsync bench select --device cuda"):
         ITEMS["p1/fig4"].run(context)
@@ -168,7 +168,7 @@ def test_the_report_loads_nothing_and_has_the_published_numbers(
 
 
 def test_a_training_in_slices_equals_one_that_was_not_interrupted(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(TINY, context, task(TINY))
     assert whole is not None
@@ -189,7 +189,7 @@ def test_a_training_in_slices_equals_one_that_was_not_interrupted(
     assert not list(context.scratch.glob("*.pt"))
 
 
-def test_a_training_s_file_holds_all_there_is_to_know(context: Context) -> None:
+def test_a_training_s_file_holds_all_there_is_to_know(context: RunContext) -> None:
     run = replace(TINY, watch="shape", watch_every=4)
     history = train(run, context, task(run))
     assert history is not None
@@ -215,21 +215,21 @@ def test_a_training_s_file_holds_all_there_is_to_know(context: Context) -> None:
 def test_a_snapshot_is_gradient_plus_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one worker, what was applied and what is kept add up to it."""
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(watch, "shape_of", lambda u: seen.append(u) or {})
+    monkeypatch.setattr(watch, "gradient_shape", lambda u: seen.append(u) or {})
     run = replace(TINY, workers=1, watch="shape", watch_every=1)
     made = task(run)
-    session = Session(run, made, 8)
+    session = VirtualSession(run, made, 8)
     stream = made.batches(0)
     for _ in range(3):
         session.advance(next(stream))
         names = [name for name, _ in made.model.named_parameters()]
         sent = torch.cat([made.model.get_parameter(name).grad.flatten() for name in names])  # type: ignore[union-attr]
-        kept = torch.cat([session.team.residual(0, name).flatten() for name in names])  # type: ignore[union-attr]
+        kept = torch.cat([session.virtual_workers.residual(0, name).flatten() for name in names])  # type: ignore[union-attr]
         assert torch.equal(seen[-1], sent + kept)
         assert int((sent != 0).sum()) == 617
 
 
-def test_gtopk_meets_p3_s_condition_in_training(context: Context) -> None:
+def test_gtopk_meets_p3_s_condition_in_training(context: RunContext) -> None:
     run = replace(TINY, label="gtopk", method="topk+gtopk", workers=4, watch="gtopk", watch_every=2)
     history = train(run, context, task(run))
     assert history is not None
@@ -243,13 +243,13 @@ def test_what_is_not_done_yet_is_said_in_short() -> None:
     assert unfinished(["a", "b", "c", "d", "e"]) == "; not done yet: a, b, c and 2 more"
 
 
-def test_passes_may_compute_in_bfloat16(context: Context) -> None:
+def test_passes_may_compute_in_bfloat16(context: RunContext) -> None:
     """Weights, gradients and residuals stay in fp32, and what is learnt is nearly the same."""
     torch.manual_seed(0)
     model = CATALOGUE["resnet20"].make()
     half = replace(TINY, model="resnet20", autocast=True)
     made = [
-        tasks.of_images("generated", images(3, 32), model, CPU, 2, 4, 0, None, autocast=half) for half in (False, True)
+        tasks.image_task("generated", images(3, 32), model, CPU, 2, 4, 0, None, autocast=half) for half in (False, True)
     ]
     (x, y), *_ = next(made[0].batches(0))
     losses = [one.loss(one.model, (x, y), ())[0] for one in made]
@@ -264,7 +264,7 @@ def test_passes_may_compute_in_bfloat16(context: Context) -> None:
         train(replace(half, model="gpt"), context)
 
 
-def test_what_is_done_is_not_done_again(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_is_not_done_again(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def make(name: str, folder: Any, device: Any, *, workers: int, batch: int, seed: int, **rest: Any) -> Task:
@@ -273,21 +273,21 @@ def test_what_is_done_is_not_done_again(context: Context, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(tasks, "make", make)
     other = replace(TINY, label="dense", method="dense", options={})
-    done, missing = carry_out(replace(context, only=("topk",)), [TINY, other])
+    done, missing = train_missing(replace(context, only=("topk",)), [TINY, other])
     assert (list(done), missing, calls) == (["topk"], [other.name], ["lenet5"])
-    done, missing = carry_out(context, [TINY, other])
+    done, missing = train_missing(context, [TINY, other])
     assert (list(done), missing, len(calls)) == (["topk", "dense"], [], 2)
-    done, missing = carry_out(replace(context, deadline=0.0), [TINY, replace(other, rate=0.1)])
+    done, missing = train_missing(replace(context, deadline=0.0), [TINY, replace(other, rate=0.1)])
     assert (list(done), len(missing), len(calls)) == (["topk"], 1, 2)
     anew = replace(context, resume=False, begun=time.time())
-    carry_out(anew, [TINY])
-    carry_out(anew, [TINY])  # of another item of the same command
+    train_missing(anew, [TINY])
+    train_missing(anew, [TINY])  # of another item of the same command
     assert len(calls) == 3
-    assert carry_out(replace(context, seed=1), [TINY])[0]["topk"].run.seed == 1
+    assert train_missing(replace(context, seed=1), [TINY])[0]["topk"].run.seed == 1
 
 
 def test_an_item_that_trains(
-    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """P1's figure 5 on generated images, by the command."""
     made = {"mnist": images(1, 28), "cifar10": images(3, 32)}
@@ -313,7 +313,7 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=ON_GPU)], ids=str)
-def test_pictures_in_folders_are_a_task(tmp_path: Path, context: Context, device: torch.device) -> None:
+def test_pictures_in_folders_are_a_task(tmp_path: Path, context: RunContext, device: torch.device) -> None:
     """What ResNet-50 is trained on, by those who have it."""
     context = replace(context, device=device)
     image = pytest.importorskip("PIL.Image")
@@ -327,10 +327,10 @@ def test_pictures_in_folders_are_a_task(tmp_path: Path, context: Context, device
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
     how = {"workers": 2, "batch": 4, "seed": 0, "side": 32}
-    few = of_pictures(tmp_path, model, device, **how, limit=8)
+    few = image_folder_task(tmp_path, model, device, **how, limit=8)
     assert few.size == "8 pictures, 4 test pictures"
     assert {int(label) for batch in next(few.batches(0)) for label in batch[1]} == {0, 1}
-    made = of_pictures(tmp_path, model.to(device), device, **how)
+    made = image_folder_task(tmp_path, model.to(device), device, **how)
     assert made.epoch == 2
     assert made.size == "16 pictures, 4 test pictures"
     run = replace(TINY, steps=12, options={**p1.SPARSE, "density": 0.2})
@@ -343,11 +343,11 @@ def test_pictures_in_folders_are_a_task(tmp_path: Path, context: Context, device
 
 def test_schedules() -> None:
     run = replace(TINY, warmup=0.1, decay=(0.5, 0.75))
-    assert [rate_at(run, share) for share in (0, 0.05, 0.1, 0.4, 0.5, 0.8)] == pytest.approx(
+    assert [rate_factor(run, share) for share in (0, 0.05, 0.1, 0.4, 0.5, 0.8)] == pytest.approx(
         [0.02, 0.5, 1, 1, 0.1, 0.01]
     )
     cosine = replace(TINY, warmup=0.0, decay=None)
-    assert [rate_at(cosine, share) for share in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
+    assert [rate_factor(cosine, share) for share in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
 
 
 def test_a_run_s_name_follows_what_it_is() -> None:
@@ -364,27 +364,27 @@ def test_a_run_s_name_follows_what_it_is() -> None:
 def test_methods_beyond_the_papers_send_the_same_bytes() -> None:
     allowed = budget("resnet20", 16)
     assert allowed == 15 * (32 + 8 * 270)
-    contest = Contest(lambda run: None)
-    runs = {label: contest.run("resnet20", label, 1.0, 0) for label in (*METHODS, *ABLATIONS)}
+    search = LearningRateSearch(lambda run: None)
+    runs = {label: search.run("resnet20", label, 1.0, 0) for label in (*METHODS, *ABLATIONS)}
     for label, run in runs.items():
         if label != "dense":
-            assert 0.97 * allowed < traffic_of(run)(run.options["density"]) <= allowed, label
+            assert 0.97 * allowed < traffic_per_step(run)(run.options["density"]) <= allowed, label
     assert runs["TopK-SGD"].options["density"] == pytest.approx(0.001, rel=0.005)
     assert (runs[EARLY].front, runs[EARLY].options["beta"]) == (8, 0.5)
     # AdamW has no momentum that could be corrected.
-    assert contest.run("gpt", "DGC", 1.0, 0).options["momentum"] == "keep"
-    assert not {"momentum", "beta"} & set(contest.run("gpt", EARLY, 1.0, 0).options)
+    assert search.run("gpt", "DGC", 1.0, 0).options["momentum"] == "keep"
+    assert not {"momentum", "beta"} & set(search.run("gpt", EARLY, 1.0, 0).options)
     with pytest.raises(ValueError, match="most of them dense, of 7,920"):
-        contest.run("lenet5", "recipe default", 1.0, 0)
+        search.run("lenet5", "recipe default", 1.0, 0)
 
 
 def test_every_method_goes_with_the_optimizer_of_its_setting() -> None:
     """Before hours of a GPU are spent: none is refused when its turn comes."""
-    contest = Contest(lambda run: None)
-    asked = {(stage.model, label) for stage in contest.stages for label in stage.methods}
+    search = LearningRateSearch(lambda run: None)
+    asked = {(stage.model, label) for stage in search.stages for label in stage.methods}
     assert {model for model, _ in asked} == set(SETTINGS)
     for model, label in sorted(asked):
-        run, small = contest.run(model, label, 1.0, 0), nn.Linear(8, 8)
+        run, small = search.run(model, label, 1.0, 0), nn.Linear(8, 8)
         optimizer = trainings.optimizer_of(run, SimpleNamespace(model=small))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -392,29 +392,29 @@ def test_every_method_goes_with_the_optimizer_of_its_setting() -> None:
 
 
 def test_every_stage_waits_for_its_rate_and_every_target_has_a_length() -> None:
-    contest = Contest(lambda run: None)
-    runs = [run for stage in contest.stages for part in contest.runs(stage) for run in part]
+    search = LearningRateSearch(lambda run: None)
+    runs = [run for stage in search.stages for part in search.runs(stage) for run in part]
     assert len({run.name for run in runs}) == len(runs)
-    for stage in contest.stages:
-        ready, waiting = contest.runs(stage)
+    for stage in search.stages:
+        ready, waiting = search.runs(stage)
         taking = sum(bool(method_of(label).like) for label in stage.methods)
         assert (len(ready), len(waiting)) == (
             (3 * (len(stage.methods) - taking), taking) if stage.search else (0, len(stage.seeds) * len(stage.methods))
         )
         assert all(run.seconds > 6 for run in ready + waiting)
-    searched = {(stage.model, label) for stage in contest.stages if stage.search for label in stage.methods}
-    assert searched >= {(stage.model, label) for stage in contest.stages for label in stage.methods}
+    searched = {(stage.model, label) for stage in search.stages if stage.search for label in stage.methods}
+    assert searched >= {(stage.model, label) for stage in search.stages for label in stage.methods}
     assert tuple(TARGETS["resnet20"]) == SETTINGS["resnet20"].lengths
 
 
 def test_no_table_has_a_row_twice() -> None:
-    tables = standings.all_of(Contest(lambda run: None))
-    assert sum(table.caption.startswith("Ablations: ResNet-20") for table in tables) == 4
+    ours = tables.all_tables(LearningRateSearch(lambda run: None))
+    assert sum(table.caption.startswith("Ablations: ResNet-20") for table in ours) == 4
     stored = load(ROOT / "results" / "papers" / "beyond-accuracy.json").result.tables
     assert [table.caption for table in stored if table.caption.startswith("Ablations")] == [
-        table.caption for table in tables if table.caption.startswith("Ablations")
+        table.caption for table in ours if table.caption.startswith("Ablations")
     ]
-    for table in (*tables, *(table for table in stored if table.headings[0] == "training")):
+    for table in (*ours, *(table for table in stored if table.headings[0] == "training")):
         names = [row.cells[0] for row in table.rows]
         assert len(set(names)) == len(names), table.caption
 
@@ -430,23 +430,23 @@ def test_a_rate_is_chosen_alike_for_every_row() -> None:
     def get(run: Run) -> History | None:
         return history_of(run, scores[run.rate]) if run.rate in scores and run.seed == 0 else None
 
-    contest = Contest(get)
-    assert list(contest.tried("resnet20", "dense")) == [0.5, 1, 2]
+    search = LearningRateSearch(get)
+    assert list(search.tried("resnet20", "dense")) == [0.5, 1, 2]
     scores |= {0.1: 0.7, 0.2: 0.8}
-    assert contest.chosen("resnet20", "dense") is None
+    assert search.chosen("resnet20", "dense") is None
     scores[0.4] = math.nan  # it went astray
-    assert contest.chosen("resnet20", "dense") == 1
+    assert search.chosen("resnet20", "dense") == 1
     scores[0.4] = 0.8
-    assert contest.chosen("resnet20", "dense") == 1
+    assert search.chosen("resnet20", "dense") == 1
     scores[0.4] = 0.9
-    assert list(contest.tried("resnet20", "dense")) == [0.5, 1, 2, 4]
-    assert contest.chosen("resnet20", "dense") is None
-    assert contest.chosen("resnet20", "dense", so_far=True) == 2
+    assert list(search.tried("resnet20", "dense")) == [0.5, 1, 2, 4]
+    assert search.chosen("resnet20", "dense") is None
+    assert search.chosen("resnet20", "dense", so_far=True) == 2
     scores |= {0.8: 0.91, 1.6: 0.9}
-    assert contest.chosen("resnet20", "dense") == 4
-    assert [h.run.rate for h in contest.repeats("resnet20", "dense", 1)] == [0.8]
+    assert search.chosen("resnet20", "dense") == 4
+    assert [h.run.rate for h in search.repeats("resnet20", "dense", 1)] == [0.8]
     scores |= {0.0005: 120.0, 0.001: 100.0, 0.002: 110.0}  # perplexities
-    assert contest.chosen("gpt", "dense") == 1
+    assert search.chosen("gpt", "dense") == 1
 
 
 def test_a_rate_with_which_a_seed_does_not_learn_is_given_up() -> None:
@@ -456,12 +456,12 @@ def test_a_rate_with_which_a_seed_does_not_learn_is_given_up() -> None:
         found = scores.get((run.rate, run.seed))
         return None if found is None else history_of(run, found)
 
-    contest = Contest(get)
-    assert contest.chosen("resnet20", "dense") == 2
+    search = LearningRateSearch(get)
+    assert search.chosen("resnet20", "dense") == 2
     scores[0.2, 2] = 0.46
-    assert contest.chosen("resnet20", "dense") == 1
+    assert search.chosen("resnet20", "dense") == 1
     scores |= {(0.2, 2): math.nan, (0.4, 1): 0.1, (0.1, 1): 0.1}  # none is left: the best of the first seed
-    assert contest.chosen("resnet20", "dense") == 1
+    assert search.chosen("resnet20", "dense") == 1
 
 
 def test_the_search_goes_on_around_the_rate_that_all_seeds_learn_with() -> None:
@@ -471,11 +471,11 @@ def test_the_search_goes_on_around_the_rate_that_all_seeds_learn_with() -> None:
         found = scores.get((run.rate, run.seed))
         return None if found is None else history_of(run, found)
 
-    contest = Contest(get)
-    assert list(contest.tried("resnet20", "dense")) == [0.25, 0.5, 1, 2]
-    assert contest.chosen("resnet20", "dense") is None
+    search = LearningRateSearch(get)
+    assert list(search.tried("resnet20", "dense")) == [0.25, 0.5, 1, 2]
+    assert search.chosen("resnet20", "dense") is None
     scores |= {(0.05, 0): 0.85, (0.025, 0): 0.7}
-    assert contest.chosen("resnet20", "dense") == 0.25
+    assert search.chosen("resnet20", "dense") == 0.25
 
 
 def test_a_longer_training_is_shown_with_the_best_rate_that_it_was_made_with() -> None:
@@ -486,13 +486,13 @@ def test_a_longer_training_is_shown_with_the_best_rate_that_it_was_made_with() -
         found = long.get((run.rate, run.seed)) if run.steps == 3500 else short.get(run.rate) if run.seed == 0 else None
         return None if found is None else history_of(run, found)
 
-    contest, longer = Contest(get), Stage("resnet20", 1, (0, 1), ("dense",))
-    assert contest.repeats("resnet20", "dense", 1) == []
+    search, longer = LearningRateSearch(get), Stage("resnet20", 1, (0, 1), ("dense",))
+    assert search.repeats("resnet20", "dense", 1) == []
     long |= {(0.2, 0): 0.93, (0.4, 0): 0.92, (0.4, 1): 0.91, (0.2, 2): 0.94}
-    assert [(h.run.rate, h.run.seed) for h in contest.repeats("resnet20", "dense", 1)] == [(0.2, 0), (0.2, 2)]
-    assert [run.rate for run in contest.runs(longer)[0]] == [0.4, 0.4]  # what was chosen is trained all the same
-    assert {run.rate for run in contest.others(longer)} == {0.1, 0.2, 0.4, 0.8}
-    assert [h.run.rate for h in contest.repeats("resnet20", "dense", 0)] == [0.4]
+    assert [(h.run.rate, h.run.seed) for h in search.repeats("resnet20", "dense", 1)] == [(0.2, 0), (0.2, 2)]
+    assert [run.rate for run in search.runs(longer)[0]] == [0.4, 0.4]  # what was chosen is trained all the same
+    assert {run.rate for run in search.others(longer)} == {0.1, 0.2, 0.4, 0.8}
+    assert [h.run.rate for h in search.repeats("resnet20", "dense", 0)] == [0.4]
 
 
 def test_rows_are_compared_over_the_seeds_that_both_have() -> None:
@@ -510,14 +510,14 @@ def test_an_ablation_takes_the_rate_of_what_it_changes_unless_that_is_momentum()
     def get(run: Run) -> History | None:
         return history_of(run, scores[run.rate]) if run.rate in scores and run.seed == 0 else None
 
-    contest = Contest(get)
+    search = LearningRateSearch(get)
     same, moved = "ablation: values fp16", "ablation: momentum kept"
-    assert (contest.tried("resnet20", same), contest.chosen("resnet20", same)) == ({}, None)
-    assert list(contest.tried("resnet20", moved)) == [0.5, 1, 2]
+    assert (search.tried("resnet20", same), search.chosen("resnet20", same)) == ({}, None)
+    assert list(search.tried("resnet20", moved)) == [0.5, 1, 2]
     scores |= {0.1: 0.8, 0.2: 0.7, 0.4: 0.6, 0.05: 0.5}
-    assert list(contest.tried("resnet20", same)) == [0.5]
-    assert contest.chosen("resnet20", same) == 0.5
-    asked, waiting = contest.runs(Stage("resnet20", 0, (0,), (same, moved)))
+    assert list(search.tried("resnet20", same)) == [0.5]
+    assert search.chosen("resnet20", same) == 0.5
+    asked, waiting = search.runs(Stage("resnet20", 0, (0,), (same, moved)))
     assert ([run.rate for run in asked], waiting) == ([0.1, 0.05, 0.1, 0.2, 0.4], [])
 
 
@@ -528,31 +528,31 @@ def test_an_ablation_that_was_trained_before_another_rate_was_chosen_stays() -> 
         known = run.seed == 0 and (run.rate == 0.2 if "fp16" in run.label else run.rate in scores)
         return history_of(run, scores[run.rate]) if known else None
 
-    assert list(Contest(get).tried("resnet20", "ablation: values fp16")) == [1]
-    assert Contest(get).chosen("resnet20", "ablation: values fp16") == 1
+    assert list(LearningRateSearch(get).tried("resnet20", "ablation: values fp16")) == [1]
+    assert LearningRateSearch(get).chosen("resnet20", "ablation: values fp16") == 1
 
 
-def test_a_density_that_begins_high_ends_low(context: Context) -> None:
+def test_a_density_that_begins_high_ends_low(context: RunContext) -> None:
     run = replace(TINY, front=4.0, steps=40)
     assert run.name != replace(TINY, steps=40).name
     history = train(run, context, task(run))
     assert history is not None
-    assert sum(history.sent) == history.bytes[-1] == pytest.approx(40 * traffic_of(run)(run.options["density"]))
+    assert sum(history.sent) == history.bytes[-1] == pytest.approx(40 * traffic_per_step(run)(run.options["density"]))
     assert len(set(history.sent)) == 5
     with pytest.raises(ValueError, match="front must be 1 without steps"):
         replace(TINY, front=2.0, steps=None)
 
 
-def test_a_transformer_learns_with_adamw(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transformer_learns_with_adamw(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     words = torch.arange(400) % 7
     monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: Text(words, words, words, ("a",)))
     run = Run("gpt", "gpt", "default", {"density": 0.05}, workers=2, batch=2, rate=0.01, steps=12, warmup=0.1,
               decay=None, clip=1.0, limit=64, optimizer="adamw", weight_decay=0.01)  # fmt: skip
     made = trainings._task(run, context)
-    session = Session(run, made, 12)
-    assert session.team.optimizer.param_groups[0]["betas"] == (0.5, 0.99)
+    session = VirtualSession(run, made, 12)
+    assert session.virtual_workers.optimizer.param_groups[0]["betas"] == (0.5, 0.99)
     assert (
-        type(session.team._passes) is SequentialPasses
+        type(session.virtual_workers._passes) is SequentialPasses
     )  # on the CPU one worker after another, as real processes compute
     before = made.evaluate()
     history = train(run, context)
@@ -564,7 +564,7 @@ def test_a_transformer_learns_with_adamw(context: Context, monkeypatch: pytest.M
 
 
 def test_the_item_grows_with_its_trainings(
-    context: Context, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    context: RunContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(1, 28)))
     tiny = replace(SETTINGS["lenet5"], workers=2, batch=4, lengths=(3, 4), limit=32)
@@ -597,17 +597,17 @@ def test_the_item_grows_with_its_trainings(
     assert "item must be one of beyond/accuracy or left out, got 'p1/fig1'" in capsys.readouterr().err
 
 
-def test_bytes_of_a_step_are_those_that_are_counted(context: Context) -> None:
+def test_bytes_of_a_step_are_those_that_are_counted(context: RunContext) -> None:
     whole = {"density": 0.01}
     for method, options in (("default", whole), ("dgc", whole), ("topk", p1.SPARSE), ("dense", {})):
         run = replace(TINY, label=method, method=method, options=options, steps=2)
         history = train(run, context, task(run))
         assert history is not None
-        assert history.bytes[-1] / 2 == pytest.approx(traffic_of(run)(options.get("density", 1.0))), method
+        assert history.bytes[-1] / 2 == pytest.approx(traffic_per_step(run)(options.get("density", 1.0))), method
 
 
 def test_the_trainings_of_p2_are_those_of_its_table() -> None:
-    every = p2.runs_of(Context())
+    every = p2.runs_of(RunContext())
     assert len({run.name for run in every}) == len(every)
     runs = [run for run in every if run.momentum]
     assert len(runs) == 4 + 3 * 2 + 3 * 5 * 2  # with one worker the ways to exchange are the same
@@ -627,13 +627,13 @@ def test_numbers_are_kept_to_five_digits() -> None:
     assert runs_of([1, 1, 0.1]) == [[1, 2], [0.1, 1]]
 
 
-def test_an_unfinished_item_says_what_is_missing(context: Context) -> None:
+def test_an_unfinished_item_says_what_is_missing(context: RunContext) -> None:
     result: Result = ITEMS["p3/density"].run(replace(context, deadline=0.0))
     assert len(result.missing) == 3 + 1 + 3 + 3  # dense, and gTop-k at three densities, of which two come near
     assert not result.runs
 
 
-def test_trainings_that_are_close_have_three_seeds(context: Context) -> None:
+def test_trainings_that_are_close_have_three_seeds(context: RunContext) -> None:
     runs = p1.repeats(context, "resnet20", "topk")
     assert [run.seed for run in runs] == [0, 1, 2]
     assert len({run.name for run in runs}) == 3
@@ -646,7 +646,7 @@ def test_trainings_that_are_close_have_three_seeds(context: Context) -> None:
 
 
 def test_a_row_of_several_seeds_is_their_mean() -> None:
-    whole = Context()
+    whole = RunContext()
     dense, topk = (p1.repeats(whole, "resnet20", name) for name in ("dense", "topk"))
     lasts = {0: (0.90, 0.89), 1: (0.91, 0.89), 2: (0.80, 0.91)}
     done = {run.label: history_of(run, lasts[run.seed][0]) for run in dense[:2]}
@@ -659,36 +659,36 @@ def test_a_row_of_several_seeds_is_their_mean() -> None:
     assert scores("", done).rows[1].cells[1:5] == ["nan", "nan", "–", "3"]
 
 
-def test_what_was_found_is_said_of_the_full_trainings_alone(context: Context) -> None:
+def test_what_was_found_is_said_of_the_full_trainings_alone(context: RunContext) -> None:
     for changes in ({"quick": True}, {"seed": 1}, {"epochs": 3.0}, {}):  # the last: nothing is trained
         for key in ("p1/fig1", "p2/table1"):
-            notes = " ".join(ITEMS[key].run(replace(context, **changes).as_stored()).notes)
+            notes = " ".join(ITEMS[key].run(replace(context, **changes).read_only()).notes)
             assert "diverge" not in notes
     assert "diverges here" in " ".join(load(ROOT / "results" / "papers" / "p1-fig1.json").result.notes)
 
 
-def test_bars_are_of_one_kind(context: Context) -> None:
+def test_bars_are_of_one_kind(context: RunContext) -> None:
     for run in p2.runs_of(context):
         if run.workers == 1:
             data = {"name": "generated", "size": "none", "sha256": ""}
             history = replace(history_of(run, 0.5), score="accuracy", data=data)
             write(file_of(context, run), history)
-    (figure,) = ITEMS["p2/table1"].run(context.as_stored()).figures
+    (figure,) = ITEMS["p2/table1"].run(context.read_only()).figures
     labels = [bar.label for bar in figure.chart.bars]  # type: ignore[union-attr]
     assert sorted(labels) == sorted({*labels})
     assert len(labels) == 7
 
 
-def test_data_that_differ_are_said_to(context: Context) -> None:
+def test_data_that_differ_are_said_to(context: RunContext) -> None:
     run = p1.training("resnet20", "dense")
     data = [{"name": name, "size": "none", "sha256": name} for name in ("half", "whole")]
     both = [replace(history_of(run, 0.5), data=own) for own in data]
-    said = [note for note in outcome(context, both, []).notes if "same data" in note]
+    said = [note for note in base_result(context, both, []).notes if "same data" in note]
     assert said == ["ResNet-20 was not always trained with the same data, but with half (none) or whole (none)."]
-    assert not [note for note in outcome(context, both[:1], []).notes if "same data" in note]
+    assert not [note for note in base_result(context, both[:1], []).notes if "same data" in note]
 
 
-def test_a_look_at_what_is_not_finite_shows_nothing(context: Context) -> None:
+def test_a_look_at_what_is_not_finite_shows_nothing(context: RunContext) -> None:
     run = replace(TINY, watch="gtopk", watch_every=1, rate=1e30)
     history = train(run, context, task(run))
     assert history is not None
@@ -711,12 +711,12 @@ def names_in(output: Path) -> list[str]:
 def test_what_was_trained_is_still_found(tmp_path: Path) -> None:
     """A change that renames trainings, or moves their densities, would have all of them made anew."""
     stored = names_in(ROOT / "results" / "papers")
-    ledger = beyond.Ledger(Context(output=ROOT / "results" / "papers", scratch=tmp_path, deadline=0.0))
-    ledger.carry_out()
+    sweep = beyond.Sweep(RunContext(output=ROOT / "results" / "papers", scratch=tmp_path, deadline=0.0))
+    sweep.train_missing()
     lengths = tuple(f"{model}-{length}-" for model, setting in SETTINGS.items() for length in setting.lengths)
-    assert ledger.done
-    assert sorted(ledger.done) == [name for name in stored if name.startswith(lengths)]
-    assert sorted(history.run.name for history in ledger.histories()) == sorted(ledger.done)
+    assert sweep.done
+    assert sorted(sweep.done) == [name for name in stored if name.startswith(lengths)]
+    assert sorted(history.run.name for history in sweep.histories()) == sorted(sweep.done)
     for name in stored:
         path = ROOT / "results" / "papers" / "runs" / f"{name}{SUFFIX}"
         assert Run(**store.read_json(path)["run"]).name == name
@@ -724,7 +724,7 @@ def test_what_was_trained_is_still_found(tmp_path: Path) -> None:
 
 def test_all_that_the_papers_figures_ask_for_is_there(tmp_path: Path) -> None:
     """And nothing is stored that nobody asks for."""
-    context = Context(output=ROOT / "results" / "papers", scratch=tmp_path).as_stored()
+    context = RunContext(output=ROOT / "results" / "papers", scratch=tmp_path).read_only()
     asked: set[str] = set()
     for item in ITEMS.values():
         if item.trains:

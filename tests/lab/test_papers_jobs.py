@@ -21,15 +21,13 @@ import typer
 from sparsync_lab.cli import parallel_jobs as jobs
 from sparsync_lab.cli.app import run as command
 from sparsync_lab.cli.papers import papers
-from sparsync_lab.cli.parallel_jobs import Others, arguments_of, end_with_starter
-from sparsync_lab.papers import ITEMS, Context, beyond, store, tasks
-from sparsync_lab.papers import locks as claims
-from sparsync_lab.papers import run_queue as sharing
-from sparsync_lab.papers.curves import trained
+from sparsync_lab.cli.parallel_jobs import ParallelJobs, command_arguments, exit_when_stdin_closes
+from sparsync_lab.papers import ITEMS, RunContext, beyond, locks, run_queue, store, tasks
+from sparsync_lab.papers.curves import train_runs
 from sparsync_lab.papers.item import Item, Result
-from sparsync_lab.papers.locks import claim
+from sparsync_lab.papers.locks import try_lock, wait_for_lock
 from sparsync_lab.papers.run import History, Run, file_of
-from sparsync_lab.papers.run_queue import assemble, carry_out
+from sparsync_lab.papers.run_queue import train_missing, write_result
 from sparsync_lab.papers.store import load, replacing
 from sparsync_lab.papers.sweep import SETTINGS, Stage
 from sparsync_lab.papers.trainings import train
@@ -44,27 +42,27 @@ TRAINED = re.compile(r"(\S+): step 4 of 4,")
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Context:
-    return Context(quick=True, output=tmp_path / "papers", scratch=tmp_path / "scratch")
+def context(tmp_path: Path) -> RunContext:
+    return RunContext(quick=True, output=tmp_path / "papers", scratch=tmp_path / "scratch")
 
 
 @pytest.fixture
-def trained_here(context: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def trained_here(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of what this process trains; after the first it waits until another has trained something, too."""
     monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(3, 32)))
     names: list[str] = []
 
-    def slowly(run: Run, context: Context) -> History | None:
+    def slowly(run: Run, context: RunContext) -> History | None:
         history = train(run, context)
         names.append(run.name)
         until(lambda: any(name not in names for name in names_in(context.output)))
         return history
 
-    monkeypatch.setattr(sharing, "train", slowly)
+    monkeypatch.setattr(run_queue, "train", slowly)
     return names
 
 
-def arguments(context: Context, *more: str) -> list[str]:
+def arguments(context: RunContext, *more: str) -> list[str]:
     places = ["--output", str(context.output), "--scratch", str(context.scratch)]
     return ["papers", "run", ITEM.key, "--quick", *places, *more]
 
@@ -76,11 +74,11 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def lock(context: Context, run: Run) -> Path:
+def lock(context: RunContext, run: Run) -> Path:
     return context.scratch / f"{run.made(context).name}.lock"
 
 
-def check_complete(context: Context, here: list[str], there: list[str]) -> None:
+def check_complete(context: RunContext, here: list[str], there: list[str]) -> None:
     """Both had their share, no training was made twice, and the result holds them all."""
     assert here
     assert there
@@ -94,7 +92,7 @@ def check_complete(context: Context, here: list[str], there: list[str]) -> None:
 
 
 def test_processes_side_by_side_share_the_trainings(
-    context: Context, trained_here: list[str], capsys: pytest.CaptureFixture[str]
+    context: RunContext, trained_here: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = context.output.parent / "said"
     process = fork_server().Process(target=run_forked, args=(arguments(context), text), daemon=True)
@@ -110,7 +108,7 @@ def test_processes_side_by_side_share_the_trainings(
 
 
 def test_one_command_with_several_jobs(
-    context: Context,
+    context: RunContext,
     trained_here: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -135,7 +133,7 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_all(
-    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = tmp_path / "pid"
     code = f"import os, pathlib, time; pathlib.Path({str(told)!r}).write_text(f'{{os.getpid()}}.'); time.sleep(100)"
@@ -146,8 +144,8 @@ def test_ctrl_c_ends_all(
         os.kill(os.getpid(), signal.SIGINT)
 
     with ExitStack() as held:
-        for name in ITEM.run(context.as_stored()).missing:
-            assert held.enter_context(claim(context.scratch / f"{name}.lock"))
+        for name in ITEM.run(context.read_only()).missing:
+            assert held.enter_context(try_lock(context.scratch / f"{name}.lock"))
         threading.Thread(target=interrupt).start()
         assert command(arguments(context, "--jobs", "2")) == 130
     assert "sparsync: interrupted" in capsys.readouterr().err
@@ -156,45 +154,45 @@ def test_ctrl_c_ends_all(
     assert not store.place(context, ITEM).exists()
 
 
-# ---- claims ---------------------------------------------------------------------------------------------------------
+# ---- locks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_is_one_process_s_and_ends_with_it(tmp_path: Path) -> None:
+def test_a_lock_is_one_process_s_and_ends_with_it(tmp_path: Path) -> None:
     path = tmp_path / "scratch" / "run.lock"
     code = (
-        "import pathlib, sys, time\nsys.path.insert(0, sys.argv[2])\nfrom claims import claim\n"
-        "with claim(pathlib.Path(sys.argv[1])) as ours: print(ours, flush=True); time.sleep(100)"
+        "import pathlib, sys, time\nsys.path.insert(0, sys.argv[2])\nfrom locks import try_lock\n"
+        "with try_lock(pathlib.Path(sys.argv[1])) as locked: print(locked, flush=True); time.sleep(100)"
     )
-    holding = [sys.executable, "-c", code, str(path), str(Path(claims.__file__).parent)]
+    holding = [sys.executable, "-c", code, str(path), str(Path(locks.__file__).parent)]
     with subprocess.Popen(holding, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "True\n"
-        with claim(path) as ours:
-            assert not ours
+        with try_lock(path) as locked:
+            assert not locked
         holder.kill()  # it has no time to tidy up
         holder.wait()
-        with claim(path) as ours:
-            assert ours
-            with claim(path) as again:
+        with try_lock(path) as locked:
+            assert locked
+            with try_lock(path) as again:
                 assert not again
-    with claim(path, wait=True) as ours:
-        assert ours
+    with wait_for_lock(path), try_lock(path) as locked:
+        assert not locked
 
 
-def test_nothing_is_begun_at_the_very_end(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_begun_at_the_very_end(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training of unknown length wants half a minute; a short one as long as it takes."""
     monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(1, 28)))
     late = replace(context, deadline=time.monotonic() + 25)
-    assert carry_out(late, [TINY]) == ({}, [TINY.name])
+    assert train_missing(late, [TINY]) == ({}, [TINY.name])
     assert not list(context.scratch.glob("*.pt"))
-    assert not carry_out(late, [replace(TINY, rate=0.1, seconds=1)])[1]
+    assert not train_missing(late, [replace(TINY, rate=0.1, seconds=1)])[1]
     waits = replace(context, deadline=time.monotonic() + 0.3)
-    with claim(lock(context, TINY)):
-        assert carry_out(waits, [TINY]) == ({}, [TINY.name])
+    with try_lock(lock(context, TINY)):
+        assert train_missing(waits, [TINY]) == ({}, [TINY.name])
     assert not waits.in_time()
 
 
-def test_waiting_opens_the_next_stage(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_opens_the_next_stage(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """One training of the search is another's: what comes after the search begins when that is there."""
     monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(1, 28)))
     tiny = replace(SETTINGS["lenet5"], workers=2, batch=4, lengths=(3, 4), limit=32)
@@ -203,7 +201,7 @@ def test_waiting_opens_the_next_stage(context: Context, monkeypatch: pytest.Monk
     monkeypatch.setattr(beyond, "QUICK_STAGES", stages)
     elsewhere = replace(context, output=context.output.parent / "elsewhere")
     everything = beyond.accuracy(elsewhere).runs
-    first = beyond.Ledger(context).contest.run("lenet5", "dense", 0.5, 0)
+    first = beyond.Sweep(context).search.run("lenet5", "dense", 0.5, 0)
     lines: list[str] = []
 
     def said(line: str) -> None:
@@ -216,9 +214,9 @@ def test_waiting_opens_the_next_stage(context: Context, monkeypatch: pytest.Monk
         held.close()
 
     held = ExitStack()
-    assert held.enter_context(claim(lock(context, first)))
-    monkeypatch.setattr(sharing, "PAUSE", 0.1)
-    result = beyond.accuracy(replace(context, say=said))
+    assert held.enter_context(try_lock(lock(context, first)))
+    monkeypatch.setattr(run_queue, "POLL_SECONDS", 0.1)
+    result = beyond.accuracy(replace(context, log=said))
     assert not result.missing
     assert set(result.runs) == set(everything)
     waited = [line.startswith("waiting") for line in lines].index(True)
@@ -227,12 +225,12 @@ def test_waiting_opens_the_next_stage(context: Context, monkeypatch: pytest.Monk
     assert not any(line.startswith(first.made(context).name) for line in lines)
 
 
-def test_the_last_result_has_seen_everything(context: Context) -> None:
+def test_the_last_result_has_seen_everything(context: RunContext) -> None:
     """A process that waits to write the result reads what is stored when its turn has come."""
-    item = Item("p9/fig1", "", "", lambda context: trained(context, [TINY])[1], trains=True)
+    item = Item("p9/fig1", "", "", lambda context: train_runs(context, [TINY])[1], trains=True)
     found: list[Result] = []
-    with claim(context.scratch / "p9-fig1-quick.lock"):
-        waits = threading.Thread(target=lambda: found.append(assemble(context, item)[1]))
+    with try_lock(context.scratch / "p9-fig1-quick.lock"):
+        waits = threading.Thread(target=lambda: found.append(write_result(context, item)[1]))
         waits.start()
         time.sleep(0.2)
         assert train(TINY, context, task(TINY)) is not None
@@ -260,11 +258,11 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert path.read_text() == "new"
 
 
-def test_items_that_train_are_known(context: Context) -> None:
+def test_items_that_train_are_known(context: RunContext) -> None:
     """Those are shared; what measures time must not be among them."""
     for item in ITEMS.values():
         if item.trains:
-            assert item.run(context.as_stored()).missing, item.key
+            assert item.run(context.read_only()).missing, item.key
         else:
             assert item.key in ("p1/table1", "p1/fig3", "p1/fig4", "p1/table2", "p2/table2", "p3/traffic")
     assert not context.scratch.exists()  # whoever only reads claims nothing
@@ -282,7 +280,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("plain")
 def test_a_process_that_fails_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
     code = "import os, sys; print('threads', os.environ['OMP_NUM_THREADS']); sys.exit('out of memory')"
-    with Others([code], 2, 3) as others:
+    with ParallelJobs([code], 2, 3) as others:
         others.wait()
     with pytest.raises(WorkerFailed, match=r"process 2 ended with code 1; its last lines:\n(.*\n)?  out of memory"):
         others.check()
@@ -293,7 +291,7 @@ def test_a_process_that_fails_is_quoted(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.usefixtures("plain")
 def test_no_process_is_left_behind() -> None:
     def interrupted() -> None:
-        with Others(["import time; time.sleep(100)"], 2, 1) as others:
+        with ParallelJobs(["import time; time.sleep(100)"], 2, 1) as others:
             processes.extend(others._processes)
             raise KeyboardInterrupt
 
@@ -312,7 +310,7 @@ def test_a_process_ends_with_its_starter() -> None:
     if child == 0:
         os.close(theirs)
         os.dup2(ours, 0)
-        end_with_starter()
+        exit_when_stdin_closes()
         time.sleep(LIMIT)
         os._exit(7)
     os.close(ours)
@@ -326,6 +324,6 @@ def test_the_same_arguments_again() -> None:
     parser = typer.main.get_command(papers).commands["run"]  # type: ignore[attr-defined]
     given = ["p1", "--quick", "--only=a b", "--only", "c", "--no-resume", "--seed", "-1", "--minutes=2.5", "--jobs=3"]
     first = parser.make_context("run", list(given))
-    words = arguments_of(first, without=("jobs", "helps"))
+    words = command_arguments(first, without=("jobs", "helps"))
     again = parser.make_context("run", words)
     assert again.params == first.params | {"jobs": 1}

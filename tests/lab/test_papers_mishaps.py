@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from sparsync_lab.cli.app import run as command
-from sparsync_lab.papers import ITEMS, Context, beyond, p1, store, tasks, trainings
-from sparsync_lab.papers import run_queue as sharing
-from sparsync_lab.papers import tables as standings
-from sparsync_lab.papers.curves import outcome
-from sparsync_lab.papers.imagenet import of_pictures
-from sparsync_lab.papers.lr_search import Contest
+from sparsync_lab.papers import ITEMS, RunContext, beyond, p1, store, tasks, trainings
+from sparsync_lab.papers import run_queue as run_queue
+from sparsync_lab.papers import tables as tables
+from sparsync_lab.papers.curves import base_result
+from sparsync_lab.papers.imagenet import image_folder_task
+from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.report_page import listed
 from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, read, write
-from sparsync_lab.papers.run_queue import NoneFits, carry_out, check_words
+from sparsync_lab.papers.run_queue import NoMatchingRun, check_only, train_missing
 from sparsync_lab.papers.sweep import Stage
 from sparsync_lab.training.loop import batches
 from sparsync_lab.virtual import perplexity
 from tests.lab.generated import images
-from tests.lab.test_papers import TINY, names_in, task
+from tests.lab.test_papers import TINY, task
 
 CPU = torch.device("cpu")
 Batch = tuple[Tensor, ...]
@@ -41,14 +41,14 @@ def history_of(run: Run, last: float = 0.5) -> History:
 
 def test_a_word_that_fits_no_training_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", only=("vgg61",), say=said.append)
+    context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s", only=("vgg61",), log=said.append)
     runs = [p1.training("vgg16", "dense"), p1.training("vgg16", "topk")]
     words = "no training has 'vgg61' in its name; one of them is vgg16-dense-"
-    with pytest.raises(NoneFits, match=words):
-        carry_out(context, runs)
-    assert carry_out(replace(context, deadline=0.0), runs)[0] == {}  # those who only read what is there say nothing
+    with pytest.raises(NoMatchingRun, match=words):
+        train_missing(context, runs)
+    assert train_missing(replace(context, deadline=0.0), runs)[0] == {}  # those who only read what is there say nothing
     assert not said
-    check_words(replace(context, only=("vgg61", "topk")), runs)
+    check_only(replace(context, only=("vgg61", "topk")), runs)
     assert said[0].startswith(words)
     where = ["--output", str(tmp_path / "o"), "--scratch", str(tmp_path / "s")]
     assert command(["papers", "run", "p1/fig6", "--only", "vgg61", *where]) == 2
@@ -63,10 +63,10 @@ def test_a_word_that_fits_no_training_is_refused(tmp_path: Path, capsys: pytest.
 
 
 def test_a_word_may_fit_a_training_whose_rate_is_not_chosen_yet(tmp_path: Path) -> None:
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
+    context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s")
     for word in ("resnet20-11700", "11700-dense-rate-0-4-seed-2", "1400-ablation-momentum-kept-rate-0-025"):
         assert beyond.accuracy(replace(context, only=(word,), deadline=time.monotonic() + 0.1)).missing, word
-    with pytest.raises(NoneFits, match="'resnet20-11701' in its name"):
+    with pytest.raises(NoMatchingRun, match="'resnet20-11701' in its name"):
         beyond.accuracy(replace(context, only=("resnet20-11701",)))
 
 
@@ -90,7 +90,7 @@ def test_another_seed_or_length_has_a_result_of_its_own(tmp_path: Path, capsys: 
 
 
 def test_imagenet_is_asked_for_by_any_word_that_begins_like_it(tmp_path: Path) -> None:
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", deadline=0.0)
+    context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s", deadline=0.0)
     assert not [n for n in p1.figure_1(context).missing if n.startswith("resnet50")]
     for word in ("resnet50", "resnet50-dense"):
         found = p1.figure_1(replace(context, only=(word,))).missing
@@ -116,7 +116,7 @@ def test_an_item_that_fails_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks.data, "load", lambda name, folder: (_ for _ in ()).throw(ValueError("no such data")))
-    monkeypatch.setattr(tasks.data, "cifar10_there", lambda folder: "cifar10")
+    monkeypatch.setattr(tasks.data, "available_cifar10", lambda folder: "cifar10")
     places = ["--output", str(tmp_path / "results"), "--scratch", str(tmp_path / "scratch")]
     assert command(["papers", "run", "p3", "--quick", *places]) == 2
     shown = capsys.readouterr()
@@ -143,14 +143,14 @@ def test_a_training_that_fails_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(3, 32)))
-    whole = sharing.train
+    whole = run_queue.train
 
-    def train(run: Run, context: Context) -> History | None:
+    def train(run: Run, context: RunContext) -> History | None:
         if "topk" in run.name:
             raise RuntimeError("out of memory")
         return whole(run, context)
 
-    monkeypatch.setattr(sharing, "train", train)
+    monkeypatch.setattr(run_queue, "train", train)
     places = ["--output", str(tmp_path / "results"), "--scratch", str(tmp_path / "scratch")]
     assert command(["papers", "run", "p3/convergence", "--quick", *places]) == 2
     shown = capsys.readouterr()
@@ -159,10 +159,10 @@ def test_a_training_that_fails_does_not_stop_the_others(
     assert "1 of 1 items are not made, or without trainings that failed" in shown.err
     made = json.loads((tmp_path / "results" / "p3-convergence-quick.json").read_text())
     assert len(made["missing"]) == 1
-    assert len(names_in(tmp_path / "results")) == 2
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
+    assert len(list((tmp_path / "results" / "runs").glob("*.json"))) == 2
+    context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s")
     with pytest.raises(RuntimeError, match="out of memory"):  # where nothing is done, as it is
-        carry_out(context, [p1.training("vgg16", "topk")])
+        train_missing(context, [p1.training("vgg16", "topk")])
 
 
 def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +198,7 @@ def test_pictures_of_other_classes_are_refused(tmp_path: Path) -> None:
         (tmp_path / place).mkdir(parents=True)
         image.new("RGB", (8, 8)).save(tmp_path / place / "a.png")
     with pytest.raises(ValueError, match="train and val must hold the same classes, and only one of them has ant"):
-        of_pictures(tmp_path, nn.Identity(), CPU, workers=1, batch=1, seed=0, side=8)
+        image_folder_task(tmp_path, nn.Identity(), CPU, workers=1, batch=1, seed=0, side=8)
 
 
 def test_a_loss_beyond_all_bounds_is_an_infinite_perplexity() -> None:
@@ -211,25 +211,27 @@ def test_a_loss_beyond_all_bounds_is_an_infinite_perplexity() -> None:
 
 
 def test_only_trainings_that_are_shortened_are_said_to_be() -> None:
-    context = Context(epochs=3)
+    context = RunContext(epochs=3)
     fixed, epochs = p1.watched(context, "fnn3", "topk"), p1.training("vgg16", "dense")
-    assert not [note for note in outcome(context, [history_of(fixed)], []).notes if "Trained for" in note]
-    notes = outcome(context, [history_of(fixed), history_of(epochs)], []).notes
+    assert not [note for note in base_result(context, [history_of(fixed)], []).notes if "Trained for" in note]
+    notes = base_result(context, [history_of(fixed), history_of(epochs)], []).notes
     assert [note for note in notes if note.startswith("Trained for 3 epochs (2 steps)")]
 
 
 def test_a_rate_at_the_edge_of_the_search_is_marked() -> None:
     scores = {0.1: 0.7, 0.2: 0.8, 0.4: 0.75}
-    contest = Contest(lambda run: history_of(run, scores[run.rate]) if run.rate in scores and not run.seed else None)
-    assert not contest.at_edge("resnet20", "dense")
+    search = LearningRateSearch(
+        lambda run: history_of(run, scores[run.rate]) if run.rate in scores and not run.seed else None
+    )
+    assert not search.at_edge("resnet20", "dense")
     scores |= {0.4: 0.85, 0.8: 0.9}
-    assert standings.search(contest, "resnet20", ["dense"]).rows[0].cells[-2:] == ["90.00 * edge", "not run"]
+    assert tables.rate_search_table(search, "resnet20", ["dense"]).rows[0].cells[-2:] == ["90.00 * edge", "not run"]
     scores[1.6] = 0.92
-    assert contest.at_edge("resnet20", "dense")
-    cells = standings.search(contest, "resnet20", ["dense", "ablation: values fp32"]).rows
+    assert search.at_edge("resnet20", "dense")
+    cells = tables.rate_search_table(search, "resnet20", ["dense", "ablation: values fp32"]).rows
     assert cells[0].cells[-1] == "92.00 * edge"
     assert cells[1].cells[-1] == "92.00 *"  # it takes the rate of another, which is marked there
-    verdict = next(row.cells[-1] for row in standings.summary(contest).rows if row.cells[1] == "1,400")
+    verdict = next(row.cells[-1] for row in tables.summary(search).rows if row.cells[1] == "1,400")
     assert "its rate stands at the edge of the search" in verdict
 
 
@@ -239,12 +241,12 @@ def test_a_rate_with_which_another_seed_does_not_learn_is_shown_as_given_up() ->
             return None
         return history_of(run, 0.1 if (run.rate, run.seed) == (0.4, 1) else run.rate + 0.5)
 
-    contest = Contest(get)
-    assert contest.given_up("resnet20", "dense", 2.0)
-    assert not Contest(lambda run: get(run) if run.seed else None).given_up("resnet20", "dense", 2.0)
-    cells = standings.search(contest, "resnet20", ["dense"]).rows[0].cells
+    search = LearningRateSearch(get)
+    assert search.given_up("resnet20", "dense", 2.0)
+    assert not LearningRateSearch(lambda run: get(run) if run.seed else None).given_up("resnet20", "dense", 2.0)
+    cells = tables.rate_search_table(search, "resnet20", ["dense"]).rows[0].cells
     assert [cell for cell in cells if cell[0].isdigit()] == ["60.00", "70.00 *", "90.00, given up"]
-    columns = standings.columns(contest)
+    columns = tables.columns(search)
     given_up = [r for r, rate in zip(columns["run"], columns["rate"], strict=True) if rate == 0.4]
     assert len(given_up) == 3  # all seeds
 
@@ -257,7 +259,7 @@ def test_rows_without_a_seed_in_common_are_not_compared() -> None:
             return None
         return history_of(run, 0.5 + run.rate)
 
-    row = next(row for row in standings.summary(Contest(get)).rows if row.cells[1] == "3,500")
+    row = next(row for row in tables.summary(LearningRateSearch(get)).rows if row.cells[1] == "3,500")
     assert row.cells[4] == "–"
     assert "no seed in common" in row.cells[-1]
 
@@ -268,14 +270,14 @@ def test_where_the_best_rate_stands_at_the_edge_longer_trainings_have_its_neighb
     def get(run: Run) -> History | None:
         return history_of(run, scores[run.rate]) if run.steps == 1400 and run.rate in scores and not run.seed else None
 
-    contest = Contest(get)
+    search = LearningRateSearch(get)
     for label in ("TopK-SGD", "GaussianK-SGD"):
-        ready, waiting = contest.runs(Stage("resnet20", 1, (0,), (label,)))
+        ready, waiting = search.runs(Stage("resnet20", 1, (0,), (label,)))
         assert [run.rate for run in ready] == [0.025, 0.05]
         assert not waiting
-    assert [run.rate for run in contest.runs(Stage("resnet20", 1, (1, 2), ("TopK-SGD",)))[0]] == [0.025, 0.025]
+    assert [run.rate for run in search.runs(Stage("resnet20", 1, (1, 2), ("TopK-SGD",)))[0]] == [0.025, 0.025]
     scores[0.05] = 0.8
-    assert [run.rate for run in contest.runs(Stage("resnet20", 1, (0,), ("TopK-SGD",)))[0]] == [0.05]
+    assert [run.rate for run in search.runs(Stage("resnet20", 1, (0,), ("TopK-SGD",)))[0]] == [0.05]
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +293,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_checkpoint_of_other_data_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", say=said.append)
+    context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s", log=said.append)
     assert trainings.train(TINY, replace(context, deadline=time.monotonic()), task(TINY)) is None
     other = replace(task(TINY), checksum="other")
     monkeypatch.setattr(trainings, "_task", lambda run, context: other)
@@ -302,7 +304,7 @@ def test_a_checkpoint_of_other_data_is_put_aside(tmp_path: Path, monkeypatch: py
 
 
 def test_a_checkpoint_for_which_there_is_no_memory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
+    context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s")
     assert trainings.train(TINY, replace(context, deadline=time.monotonic()), task(TINY)) is None
 
     def full(*_: Any, **__: Any) -> None:
@@ -317,10 +319,10 @@ def test_a_checkpoint_for_which_there_is_no_memory_stays(tmp_path: Path, monkeyp
 def test_an_item_without_memory_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(run: Run, context: Context) -> History | None:
+    def full(run: Run, context: RunContext) -> History | None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(sharing, "train", full)
+    monkeypatch.setattr(run_queue, "train", full)
     places = ["--output", str(tmp_path / "results"), "--scratch", str(tmp_path / "scratch")]
     assert command(["papers", "run", "p3", "--quick", *places]) == 2
     assert capsys.readouterr().out.count("not made: out of memory") == 2
@@ -340,7 +342,7 @@ def test_a_training_whose_checkpoint_is_damaged_begins_anew(
 ) -> None:
     monkeypatch.setattr(trainings, "_task", lambda run, context: task(run))
     said: list[str] = []
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s", say=said.append)
+    context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s", log=said.append)
     whole = trainings.train(TINY, context)
     file_of(context, TINY).unlink()
     saved = context.scratch / f"{TINY.name}.pt"
@@ -414,11 +416,11 @@ def test_a_training_s_file_that_is_damaged_stops_no_other(
 
 
 def test_an_item_of_several_models_says_where_all_of_them_were_trained(tmp_path: Path) -> None:
-    context = Context(output=tmp_path / "o", scratch=tmp_path / "s")
+    context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s")
     for model, commit in (("resnet20", "one, two"), ("vgg16", "two, three")):
         run = p1.training(model, "dense")
         write(file_of(context, run), replace(history_of(run), where={"commit": commit}))
-    result = p1.figure_1(context.as_stored())
+    result = p1.figure_1(context.read_only())
     assert len(result.tables) == len(result.figures) == 2
     assert result.where == {"commit": "one, two, three"}
     assert len(result.runs) == 2

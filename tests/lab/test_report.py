@@ -25,7 +25,7 @@ from sparsync_lab.report import (
     Row,
     Table,
     Text,
-    plus_minus,
+    mean_and_std_text,
     png,
     render,
     times,
@@ -299,8 +299,8 @@ def test_a_row_must_fit_its_headings() -> None:
 
 
 def test_numbers_as_text() -> None:
-    assert plus_minus(97.34, 0.16, "%") == "97.3 ± 0.2 %"
-    assert plus_minus(97.34, None) == "97.3"
+    assert mean_and_std_text(97.34, 0.16, "%") == "97.3 ± 0.2 %"
+    assert mean_and_std_text(97.34, None) == "97.3"
     assert [times(x) for x in (1.0, 21.58, 99.96, 498.4, 1234.5)] == ["1.0 ×", "21.6 ×", "100 ×", "498 ×", "1,234 ×"]
 
 

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from sparsync_lab.data import greedy, labels_of, load_an4, read_an4, spectrogram, speech_batch, word_error_rate
+from sparsync_lab.data import (
+    greedy_decode,
+    load_an4,
+    read_an4,
+    spectrogram,
+    speech_batch,
+    text_to_labels,
+    word_error_rate,
+)
 from sparsync_lab.data.an4 import AN4, Utterance
 from sparsync_lab.data.ctc import CHARACTERS
 from tests.lab.real import FOLDER, needs
@@ -99,13 +107,13 @@ def test_what_is_wrong_with_the_audio_is_said(tmp_path: Path) -> None:
 def test_a_tone_is_seen_at_its_frequency() -> None:
     time = torch.arange(16_000) / 16_000
     tone = (8000 * torch.sin(2 * math.pi * 1000 * time)).to(torch.int16)
-    picture = spectrogram(tone)
-    assert picture.shape == (161, 101)  # 50 Hz a bin, a frame every 10 ms
-    assert (picture[:, 1:-1].argmax(0) == 20).all()
-    assert picture.mean().abs() < 1e-5
-    assert picture.std() == pytest.approx(1, abs=1e-4)
+    image = spectrogram(tone)
+    assert image.shape == (161, 101)  # 50 Hz a bin, a frame every 10 ms
+    assert (image[:, 1:-1].argmax(0) == 20).all()
+    assert image.mean().abs() < 1e-5
+    assert image.std() == pytest.approx(1, abs=1e-4)
     by_hand = torch.fft.rfft((tone[1600 - 160 : 1600 + 160].float() / 32768) * torch.hamming_window(320)).abs().log1p()
-    raw = picture[:, 10]
+    raw = image[:, 10]
     scale = (by_hand[20] - by_hand[80]) / (raw[20] - raw[80])
     assert torch.allclose((raw - raw[80]) * scale, by_hand - by_hand[80], atol=1e-4)
 
@@ -120,7 +128,7 @@ def test_a_batch_pads_with_zeros() -> None:
     assert torch.equal(batch.spectrograms[0, :, :5], spectrogram(utterances[0].samples))
     assert not batch.spectrograms[0, :, 5:].any()
     assert batch.label_counts.tolist() == [3, 7, 1]
-    assert torch.equal(batch.labels[1], labels_of("GO HOME"))
+    assert torch.equal(batch.labels[1], text_to_labels("GO HOME"))
     assert not batch.labels[0, 3:].any()
 
 
@@ -134,18 +142,18 @@ def test_greedy_decoding_undoes_repeats_and_blanks() -> None:
     for row, text in zip(scores, frames, strict=True):
         for frame, character in zip(row, text, strict=True):
             frame[CHARACTERS.index(character)] = 1
-    assert greedy(scores, torch.tensor([8, 5, 8])) == ["GO", "HELL", ""]
-    spelled = labels_of("O'ER A")
-    assert greedy(torch.nn.functional.one_hot(spelled, 29)[None], torch.tensor([6])) == ["O'ER A"]
+    assert greedy_decode(scores, torch.tensor([8, 5, 8])) == ["GO", "HELL", ""]
+    labels = text_to_labels("O'ER A")
+    assert greedy_decode(torch.nn.functional.one_hot(labels, 29)[None], torch.tensor([6])) == ["O'ER A"]
     with pytest.raises(ValueError, match="text must be capitals, spaces and apostrophes, got '_é'"):
-        labels_of("é_A")
+        text_to_labels("é_A")
 
 
 def test_word_error_rates() -> None:
-    said = ["YES", "GO HOME NOW", "A B C D"]
-    assert word_error_rate(said, said) == 0
-    assert word_error_rate(["", "GO HOME NOW", "A B C D"], said) == pytest.approx(1 / 8)  # one deleted
-    assert word_error_rate(["YES YES", "GO AWAY", "B C D A"], said) == pytest.approx((1 + 2 + 2) / 8)
+    spoken = ["YES", "GO HOME NOW", "A B C D"]
+    assert word_error_rate(spoken, spoken) == 0
+    assert word_error_rate(["", "GO HOME NOW", "A B C D"], spoken) == pytest.approx(1 / 8)  # one deleted
+    assert word_error_rate(["YES YES", "GO AWAY", "B C D A"], spoken) == pytest.approx((1 + 2 + 2) / 8)
     assert word_error_rate(["A B C"], ["D"]) == 3
     with pytest.raises(ValueError, match="said must hold a word"):
         word_error_rate([""], [""])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparsync_lab.data import load_ptb, read_ptb, streams, windows
-from sparsync_lab.data.ptb import PTB, Text
+from sparsync_lab.data.ptb import PTB, PennTreebank
 from tests.lab.real import FOLDER, needs
 
 
@@ -59,7 +59,7 @@ def test_windows_follow_one_another() -> None:
 
 
 def test_workers_have_streams_of_their_own() -> None:
-    text = Text(torch.arange(100), torch.arange(2), torch.arange(2), ())
+    text = PennTreebank(torch.arange(100), torch.arange(2), torch.arange(2), ())
     shards = [text.shard(rank, 3, 4) for rank in range(3)]
     assert torch.equal(torch.cat(shards), streams(torch.arange(100), 12))
 

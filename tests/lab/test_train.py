@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from sparsync_lab.cli.app import run
-from sparsync_lab.training.launch import launch
-from sparsync_lab.training.local_workers import WorkerFailed
+from sparsync_lab.training.local_workers import LocalWorkers, Worker, WorkerFailed
 from sparsync_lab.training.settings import Outcome, Training, dense_bytes
-from tests.world import fork_server
+from tests.world import fork_server, processes_of
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT = 240  # seconds, for a command that hangs; a machine may be busy
@@ -139,8 +138,8 @@ def test_more_workers_may_go_on(copy: Path) -> None:
     assert [point["step"] for point in metrics(copy)] == list(range(1, 12))
     after = [torch.load(copy / f"checkpoint/step-00000011/rank-{n}.pt")["sync"]["residuals"] for n in range(3)]
     for name in before[0]:  # one step later, what was kept is still there, for the greater part
-        kept, then = torch.stack([r[name] for r in before]).mean(0), torch.stack([r[name] for r in after]).mean(0)
-        assert torch.cosine_similarity(kept.flatten(), then.flatten(), dim=0) > 0.8
+        run_folder, then = torch.stack([r[name] for r in before]).mean(0), torch.stack([r[name] for r in after]).mean(0)
+        assert torch.cosine_similarity(run_folder.flatten(), then.flatten(), dim=0) > 0.8
 
 
 def test_torchrun_goes_on_where_the_command_ended(straight: Path, copy: Path) -> None:
@@ -166,13 +165,6 @@ def test_bad_input_under_a_launcher_is_one_sentence_and_code_2(tmp_path: Path) -
 
 
 # ---- interrupted and killed -----------------------------------------------------------------------------------------
-
-
-def processes_of(session: int) -> dict[int, int]:
-    """Living processes of a session, with their parents."""
-    found = subprocess.run(["ps", "-o", "pid=,ppid=,stat=", "-s", str(session)], capture_output=True, text=True).stdout
-    rows = [line.split() for line in found.splitlines()]
-    return {int(pid): int(parent) for pid, parent, status in rows if not status.startswith("Z")}
 
 
 def end_in_the_middle(folder: Path, end: Callable[[int], None], *arguments: str) -> tuple[int, str]:
@@ -226,6 +218,12 @@ def test_a_killed_worker_ends_the_others(tmp_path: Path) -> None:
     )
 
 
+def test_a_terminated_command_says_how_to_go_on(tmp_path: Path) -> None:
+    code, errors = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGTERM), "--method", "dense")
+    assert code == 1
+    assert errors == f"sparsync: stopped by SIGTERM; go on with: sparsync train --out {tmp_path} --resume\n"
+
+
 def test_no_worker_outlives_a_killed_command(tmp_path: Path) -> None:
     code, _ = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL), "--method", "dense")
     assert code == -signal.SIGKILL
@@ -257,13 +255,18 @@ def test_what_a_worker_finds_wrong_is_said_by_the_command(tmp_path: Path, capsys
     assert "Not a directory" in said
 
 
-def divide(by: int) -> None:
+def divide(worker: Worker, by: int) -> None:
     print(1 / by)
+
+
+def divide_on_a_worker(by: int) -> None:
+    with LocalWorkers(1) as workers:
+        workers.run(divide, by)
 
 
 def test_a_fault_in_a_worker_shows_where_it_is() -> None:
     with pytest.raises(WorkerFailed, match=r"(?s)^worker 0 failed:\nTraceback.*in divide\n.*ZeroDivisionError"):
-        launch(divide, 1, 0)
+        divide_on_a_worker(0)
 
 
 def test_another_training_is_not_resumed(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,8 +194,8 @@ def test_one_worker_alone_goes_together(name):
     torch.manual_seed(0)
     model = case.make().double()
     teams = [team_of(case, copy.deepcopy(model), 1, passes=how, **DENSE) for how in (BatchedPasses, SequentialPasses)]
-    for team in teams:
-        team.advance(case.batches(0)[:1])
+    for virtual_workers in teams:
+        virtual_workers.advance(case.batches(0)[:1])
     assert_alike(*teams)
 
 
@@ -224,11 +224,15 @@ def test_what_is_carried_goes_on_either_way():
     together, again = (team_of(case, copy.deepcopy(model), passes=BatchedPasses, **TOPK) for _ in range(2))
     for step in range(6):
         straight.advance(case.batches(step))
-    for team, steps, following in ((together, (0, 1), apart), (apart, (2, 3), again), (again, (4, 5), straight)):
+    for virtual_workers, steps, following in (
+        (together, (0, 1), apart),
+        (apart, (2, 3), again),
+        (again, (4, 5), straight),
+    ):
         for step in steps:
-            team.advance(case.batches(step))
+            virtual_workers.advance(case.batches(step))
         if following is not straight:
-            following.load_state_dict(team.state_dict())
+            following.load_state_dict(virtual_workers.state_dict())
     assert_alike(again, straight)
     assert not torch.equal(again.state_dict()["carried"][0][0], again.state_dict()["carried"][1][0])
     again.forget()
@@ -240,21 +244,21 @@ def test_dropout_between_layers_draws_for_every_example_and_it_learns():
     torch.manual_seed(0)
     model = LSTMPTB(WORDS, 24, layers=2, dropout=0.3)
     case = Case(lambda: model, read_on, carried=tuple(tensor.float() for tensor in start(2, 24)))
-    team = team_of(case, model, passes=BatchedPasses, **DENSE)
+    virtual_workers = team_of(case, model, passes=BatchedPasses, **DENSE)
     words = torch.arange(TIME + 1).expand(BATCH, -1) + torch.arange(BATCH).unsqueeze(1)
     same = [(words[:, :-1] % WORDS, words[:, 1:] % WORDS)] * WORKERS  # they count
-    first = team.advance(same).item()
-    grads = [team.gradient(rank, "lstm.weight_hh_l1").clone() for rank in range(WORKERS)]
+    first = virtual_workers.advance(same).item()
+    grads = [virtual_workers.gradient(rank, "lstm.weight_hh_l1").clone() for rank in range(WORKERS)]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(grads, 2))
     for _ in range(150):
-        last = team.advance(same).item()
+        last = virtual_workers.advance(same).item()
     assert last < 0.6 < 2 < first
     cut = LSTMPTB(WORDS, 24, layers=2, dropout=1.0)
     cut.dropout = nn.Identity()  # only from layer to layer nothing gets through
-    team = team_of(case, cut, passes=BatchedPasses, **DENSE)
-    team.advance(same)
-    assert not team.gradient(0, "lstm.weight_ih_l1").any()
-    assert team.gradient(0, "lstm.weight_hh_l1").any()
+    virtual_workers = team_of(case, cut, passes=BatchedPasses, **DENSE)
+    virtual_workers.advance(same)
+    assert not virtual_workers.gradient(0, "lstm.weight_ih_l1").any()
+    assert virtual_workers.gradient(0, "lstm.weight_hh_l1").any()
 
 
 def test_nothing_is_drawn_when_a_team_is_made():
@@ -279,7 +283,7 @@ def test_tasks_go_together(name, monkeypatch):
     words = torch.randint(50, (400,), generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: Text(words, words, words, ("a",)))
     monkeypatch.setattr(tasks.data, "load_an4", lambda folder: sounds())
-    task = tasks.make(name, None, torch.device("cpu"), workers=WORKERS, batch=2, seed=0, limit=30)
+    task = tasks.make_task(name, None, torch.device("cpu"), workers=WORKERS, batch=2, seed=0, limit=30)
     assert task.mean
     for module in task.model.modules():
         if isinstance(module, nn.Dropout):
@@ -294,9 +298,9 @@ def test_tasks_go_together(name, monkeypatch):
     stream = task.batches(0)
     for _ in range(2):
         given = [tuple(t.double() if t.is_floating_point() else t for t in batch) for batch in next(stream)]
-        for team in (apart, together):
-            team.optimizer.param_groups[0]["lr"] = 0.001 if name == "lstm-an4" else 0.5
-            team.advance(given)
+        for virtual_workers in (apart, together):
+            virtual_workers.optimizer.param_groups[0]["lr"] = 0.001 if name == "lstm-an4" else 0.5
+            virtual_workers.advance(given)
         assert_alike(together, apart)
     model.float()
     assert task.evaluate() < before or name == "lstm-an4"  # which takes longer to get a word right
@@ -304,7 +308,7 @@ def test_tasks_go_together(name, monkeypatch):
 
 def test_batches_of_speech_are_padded_alike(monkeypatch):
     monkeypatch.setattr(tasks.data, "load_an4", lambda folder: sounds())
-    task = tasks.make("lstm-an4", None, torch.device("cpu"), workers=3, batch=2, seed=0, limit=30)
+    task = tasks.make_task("lstm-an4", None, torch.device("cpu"), workers=3, batch=2, seed=0, limit=30)
     assert task.mean
     assert not task.graph  # CTC waits for the host
     given = next(task.batches(0))
@@ -354,15 +358,15 @@ def losing(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batc
 
 def test_what_is_not_carried_on_is_said():
     case = Case(CASES["lstm"].make, losing, carried=CASES["lstm"].carried)
-    team = team_of(case, case.make().double(), passes=BatchedPasses, **DENSE)
+    virtual_workers = team_of(case, case.make().double(), passes=BatchedPasses, **DENSE)
     with pytest.raises(ValueError, match=r"tensors of \[.15, 2, 6.*, which are carried on, got \[\(\), .1, 2, 6"):
-        team.advance(words_of(0))
+        virtual_workers.advance(words_of(0))
 
 
 def test_what_has_no_examples_is_refused():
-    team = team_of(CASES["gpt"], Places(), passes=BatchedPasses, **DENSE)
+    virtual_workers = team_of(CASES["gpt"], Places(), passes=BatchedPasses, **DENSE)
     with pytest.raises(ValueError, match=r"Embedding must .* 1 dimensions or more and all 15 examples, got .7"):
-        team.advance(words_of(0))
+        virtual_workers.advance(words_of(0))
 
 
 class TiedByHand(nn.Module):
@@ -385,10 +389,10 @@ def test_a_parameter_used_beside_its_layer_is_refused():
     def loss_fn(model: nn.Module, batch: Any, carried: Any) -> Any:
         return nn.functional.cross_entropy(model(batch[0]), batch[1]), carried
 
-    team = small_team(TiedByHand(), loss_fn)
+    virtual_workers = small_team(TiedByHand(), loss_fn)
     batch = [(torch.randint(7, (3, 5)), torch.randint(7, (3,))) for _ in range(2)]
     with pytest.raises(ValueError, match=r"'words.weight' is used beside its layer.* sequential passes take it"):
-        team.advance(batch)
+        virtual_workers.advance(batch)
 
 
 def test_what_cannot_go_together_is_said_in_the_first_step():
@@ -417,8 +421,8 @@ def test_a_state_of_another_shape_is_refused():
 
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    team = VirtualWorkers(model, loss_fn, optimizer, 2, compressor="none", carried=(torch.zeros(3, 2),))
-    state = team.state_dict()
+    virtual_workers = VirtualWorkers(model, loss_fn, optimizer, 2, compressor="none", carried=(torch.zeros(3, 2),))
+    state = virtual_workers.state_dict()
     state["carried"] = [(torch.zeros(2, 3),) for _ in range(2)]
     with pytest.raises(ValueError, match=r"must have the shapes \[\(3, 2\)\], got \[\(2, 3\)\]"):
-        team.load_state_dict(state)
+        virtual_workers.load_state_dict(state)

@@ -135,10 +135,10 @@ def test_weight_gradients_are_those_of_every_worker_alone(batch, padding, stride
 
 def test_dropout_draws_for_every_worker():
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 4))
-    team = team_of(model, 3, compressor="none", passes=BatchedPasses)
+    virtual_workers = team_of(model, 3, compressor="none", passes=BatchedPasses)
     x, y = batches_of((4,), 1, 2, 0, torch.float32)[0]
-    team.advance([(x, y)] * 3)
-    grads = [team.gradient(rank, "1.weight").clone() for rank in range(3)]
+    virtual_workers.advance([(x, y)] * 3)
+    grads = [virtual_workers.gradient(rank, "1.weight").clone() for rank in range(3)]
     assert not torch.equal(grads[0], grads[1])
     assert not torch.equal(grads[1], grads[2])
 
@@ -210,14 +210,14 @@ def test_what_is_asked_wrongly_is_refused():
         team_of(model, 3, compressor="none", passes=BatchedPasses, carried=(torch.zeros(3, 1),)).advance(given)
     with pytest.raises(ValueError, match="training mode"):
         team_of(copy.deepcopy(model).eval(), 3, passes=BatchedPasses)
-    team = team_of(model, 3, compressor="none", passes=BatchedPasses)
+    virtual_workers = team_of(model, 3, compressor="none", passes=BatchedPasses)
     with pytest.raises(ValueError, match="batches must be 3"):
-        team.advance(given[:2])
+        virtual_workers.advance(given[:2])
     with pytest.raises(ValueError, match="rank 2"):
-        team.advance([*given[:2], tuple(t[:3] for t in given[2])])
+        virtual_workers.advance([*given[:2], tuple(t[:3] for t in given[2])])
     with pytest.raises(ValueError, match="as many examples"):
-        team.advance([(x, y[:3]) for x, y in given])
+        virtual_workers.advance([(x, y[:3]) for x, y in given])
     mixing = team_of(nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 4)), 2, compressor="none", passes=BatchedPasses)
     with pytest.raises(ValueError, match="all 4 examples"):
         mixing.advance([(torch.randn(2, 3, 4), torch.zeros(2, dtype=torch.long))] * 2)
-    team.advance(given)  # and goes on
+    virtual_workers.advance(given)  # and goes on

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-Peer = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+Baseline = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def topk(grad: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -78,4 +78,4 @@ def _take(residual: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return indices, values
 
 
-PEERS: dict[str, Peer] = {"topk": topk, "dgc": dgc, "gaussian": gaussian, "trimmed": trimmed}
+BASELINES: dict[str, Baseline] = {"topk": topk, "dgc": dgc, "gaussian": gaussian, "trimmed": trimmed}

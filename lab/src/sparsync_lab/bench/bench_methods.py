@@ -13,7 +13,7 @@ from sparsync.kernels import Memory
 from sparsync.kernels.threshold.launch import select
 from sparsync.layout import Layout, Span, entries_for
 from sparsync.workspace import Workspace
-from sparsync_lab.bench.baselines import PEERS, Peer
+from sparsync_lab.bench.baselines import BASELINES, Baseline
 
 OURS: dict[str, Callable[[float], Compressor]] = {
     "topk": TopK,
@@ -26,7 +26,7 @@ FLOOR, ZEROING_FLOOR = "e += g", "e += g; g.zero_()"
 Sent = tuple[Tensor, Tensor | int]
 
 
-class Contender:
+class BenchMethod:
     """One method and its residual.
 
     ``family``: floor, ours, or PyTorch. ``copied``: gradients come as copies, always in the same place, and may be
@@ -51,18 +51,18 @@ class Contender:
         """Add ``grad``, select, take out: the call that is timed."""
         raise NotImplementedError
 
-    def settled(self, place: Tensor) -> None:
+    def warmed_up(self, place: Tensor) -> None:
         """Called once, before anything is timed; ``place``: where copies of gradients come."""
 
 
-class Floor(Contender):
+class Floor(BenchMethod):
     """``e += g``: the least that error feedback can cost."""
 
     def step(self, grad: Tensor) -> None:
         self.residual += grad
 
 
-class ZeroingFloor(Contender):
+class ZeroingFloor(BenchMethod):
     """The same, and the gradient is zeroed for the next backward pass."""
 
     copied = True
@@ -72,25 +72,25 @@ class ZeroingFloor(Contender):
         grad.zero_()
 
 
-class Plain(Contender):
+class PyTorchMethod(BenchMethod):
     """A method in plain PyTorch."""
 
     family = "PyTorch"
 
-    def __init__(self, name: str, peer: Peer, density: float, numel: int, device: torch.device) -> None:
+    def __init__(self, name: str, baseline: Baseline, density: float, numel: int, device: torch.device) -> None:
         super().__init__(name, numel, device)
-        self.peer, self.wanted = peer, entries_for(density, numel)
+        self.baseline, self.wanted = baseline, entries_for(density, numel)
 
     @property
     def k(self) -> int:
         return self.wanted
 
     def step(self, grad: Tensor) -> Sent:
-        _, values = self.peer(grad, self.residual, self.wanted)
+        _, values = self.baseline(grad, self.residual, self.wanted)
         return values, values.numel()
 
 
-class Ours(Contender):
+class CompressorMethod(BenchMethod):
     """A compressor of this library, called as the reducer calls it."""
 
     family = "ours"
@@ -124,13 +124,13 @@ class Ours(Contender):
         return sent.values, sent.count
 
 
-class Graphed(Ours):
+class GraphedMethod(CompressorMethod):
     """``ThresholdK`` replayed from a CUDA graph, which reads every gradient from the same place."""
 
     copied = True
     graph: torch.cuda.CUDAGraph | None = None
 
-    def settled(self, place: Tensor) -> None:
+    def warmed_up(self, place: Tensor) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.sent = super().step(place)
@@ -143,7 +143,7 @@ class Graphed(Ours):
         return self.sent
 
 
-class Zeroing(Ours):
+class ZeroingMethod(CompressorMethod):
     """``ThresholdK``'s fused pass, which zeroes the gradient as it goes."""
 
     copied = True
@@ -155,38 +155,44 @@ class Zeroing(Ours):
 
 
 # A method's name, and what sets it up.
-Entry = tuple[str, Callable[[], Contender]]
+MethodEntry = tuple[str, Callable[[], BenchMethod]]
 
 
-def floors(numel: int, device: torch.device) -> list[Contender]:
+def floors(numel: int, device: torch.device) -> list[BenchMethod]:
     return [Floor(FLOOR, numel, device), ZeroingFloor(ZEROING_FLOOR, numel, device)]
 
 
-def contenders(numel: int, density: float, device: torch.device) -> list[Entry]:
+def flat_methods(numel: int, density: float, device: torch.device) -> list[MethodEntry]:
     """Every method for one flat gradient; what matters most comes first."""
     spans = [Span("gradient", 0, numel)]
-    entries: list[Entry] = [_threshold(*kind, spans, "global", density, device) for kind in _kinds(device)]
+    entries: list[MethodEntry] = [
+        _threshold(*kind, spans, "global", density, device) for kind in _threshold_kinds(device)
+    ]
     if device.type == "cuda":
-        entries.append(_threshold("threshold, zeroing", Zeroing, spans, "global", density, device))
-    for name, peer in PEERS.items():
-        entries.append((f"{name} (PyTorch)", partial(Plain, f"{name} (PyTorch)", peer, density, numel, device)))
+        entries.append(_threshold("threshold, zeroing", ZeroingMethod, spans, "global", density, device))
+    for name, baseline in BASELINES.items():
+        entries.append(
+            (f"{name} (PyTorch)", partial(PyTorchMethod, f"{name} (PyTorch)", baseline, density, numel, device))
+        )
     for name, compressor in OURS.items():
-        entries.append((name, partial(Ours, name, compressor(density), spans, "global", device)))
+        entries.append((name, partial(CompressorMethod, name, compressor(density), spans, "global", device)))
     return entries
 
 
-def by_scope(spans: Sequence[Span], density: float, device: torch.device) -> list[Entry]:
+def scoped_methods(spans: Sequence[Span], density: float, device: torch.device) -> list[MethodEntry]:
     """``ThresholdK`` over a model's tensors: one segment in all, or one each."""
     return [
-        _threshold(*kind, spans, scope, density, device) for scope in ("global", "layer") for kind in _kinds(device)
+        _threshold(*kind, spans, scope, density, device)
+        for scope in ("global", "layer")
+        for kind in _threshold_kinds(device)
     ]
 
 
-def _kinds(device: torch.device) -> list[tuple[str, type[Ours]]]:
-    return [("threshold", Ours), *([("threshold (graph)", Graphed)] if device.type == "cuda" else [])]
+def _threshold_kinds(device: torch.device) -> list[tuple[str, type[CompressorMethod]]]:
+    return [("threshold", CompressorMethod), *([("threshold (graph)", GraphedMethod)] if device.type == "cuda" else [])]
 
 
 def _threshold(
-    name: str, kind: type[Ours], spans: Sequence[Span], scope: str, density: float, device: torch.device
-) -> Entry:
+    name: str, kind: type[CompressorMethod], spans: Sequence[Span], scope: str, density: float, device: torch.device
+) -> MethodEntry:
     return name, partial(kind, name, ThresholdK(density), spans, scope, device)

@@ -53,7 +53,7 @@ def allocations(calls: Sequence[Call]) -> int:
     return int(torch.cuda.memory_stats()["allocation.all.allocated"]) - before
 
 
-def waits(calls: Sequence[Call]) -> bool:
+def synchronizes(calls: Sequence[Call]) -> bool:
     """Whether any of the calls makes the host wait for the GPU; it is broken off there."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

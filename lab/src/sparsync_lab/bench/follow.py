@@ -16,11 +16,11 @@ from sparsync.kernels import Memory
 from sparsync.kernels.threshold.reference import LOWEST, bits_of, estimate
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
-from sparsync_lab.bench.workloads import Lesson, optimizer_of
+from sparsync_lab.bench.workloads import Workload, optimizer_of
 from sparsync_lab.models import CATALOGUE
 
 MODELS = ("lenet5", "resnet20", "lstm-ptb", "gpt")
-SETTLED = 20  # steps that are not judged
+SETTLING = 20  # steps that are not judged
 TOLERANCE = 0.1  # of k
 ENERGY = 0.99  # of exact top-k's
 SHARE = 0.99  # of the steps
@@ -29,7 +29,7 @@ DROP = 10  # the learning rate is divided by this in the middle of the run
 
 
 @dataclass(frozen=True)
-class Follow:
+class FollowBench:
     """A training to watch.
 
     Args:
@@ -53,8 +53,8 @@ class Follow:
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
-        if self.steps <= SETTLED:
-            raise ValueError(f"steps must be above {SETTLED}, the steps that are not judged, got {self.steps}")
+        if self.steps <= SETTLING:
+            raise ValueError(f"steps must be above {SETTLING}, the steps that are not judged, got {self.steps}")
         if not 0 < self.density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density:g}")
         if self.device not in ("cpu", "cuda"):
@@ -66,7 +66,7 @@ class Follow:
 
 
 @dataclass(frozen=True)
-class Step:
+class FollowStep:
     """What one step sent.
 
     Args:
@@ -90,7 +90,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Summary:
+class FollowSummary:
     """All steps but the first few.
 
     Args:
@@ -116,27 +116,31 @@ class Summary:
         return self.within >= SHARE and self.enough >= SHARE
 
 
-def follow(asked: Follow, taught: Lesson, on_step: Callable[[int], None] = lambda new: None) -> list[Step]:
+def follow(
+    bench: FollowBench, workload: Workload, on_step: Callable[[int], None] = lambda new: None
+) -> list[FollowStep]:
     """Train one worker, and look at what ``ThresholdK`` with error feedback sends of every gradient.
 
     Args:
         taught: the model and its batches.
         on_step: called with 1 after every step.
     """
-    spec = CATALOGUE[asked.model]
-    rate = spec.rate if asked.rate is None else asked.rate
-    optimizer = optimizer_of(asked.model, taught.model, rate)
-    if asked.feedback:
+    spec = CATALOGUE[bench.model]
+    rate = spec.rate if bench.rate is None else bench.rate
+    optimizer = optimizer_of(bench.model, workload.model, rate)
+    if bench.feedback:
         TakenMomentum(optimizer)
-    parameters = list(taught.model.parameters())
-    watched = _Watched(sum(parameter.numel() for parameter in parameters), asked.density, parameters[0].device)
-    steps: list[Step] = []
-    for number in range(1, asked.steps + 1):
-        now = rate * min(1.0, number / WARM_UP) if number <= asked.steps // 2 else rate / DROP
+    parameters = list(workload.model.parameters())
+    compared = _ThresholdBesideTopK(
+        sum(parameter.numel() for parameter in parameters), bench.density, parameters[0].device
+    )
+    steps: list[FollowStep] = []
+    for number in range(1, bench.steps + 1):
+        now = rate * min(1.0, number / WARM_UP) if number <= bench.steps // 2 else rate / DROP
         for group in optimizer.param_groups:
             group["lr"] = now
         optimizer.zero_grad()
-        loss = taught.loss()
+        loss = workload.loss()
         loss.backward()  # type: ignore[no-untyped-call]
         if spec.clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters, spec.clip)
@@ -144,33 +148,33 @@ def follow(asked: Follow, taught: Lesson, on_step: Callable[[int], None] = lambd
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         if not bool(torch.isfinite(flat).all()):
             raise ValueError(f"the training of {spec.title} diverged at step {number}; try a rate below {rate:g}")
-        sent, count, candidates, energy = watched.step(flat, number)
-        if asked.feedback:
+        sent, count, candidates, energy = compared.step(flat, number)
+        if bench.feedback:
             parts = torch.split(sent.densify(), [grad.numel() for grad in grads])
             for grad, part in zip(grads, parts, strict=True):
                 grad.copy_(part.view_as(grad))
         optimizer.step()
-        steps.append(Step(number, loss.item(), now, watched.k, count, candidates, energy))
+        steps.append(FollowStep(number, loss.item(), now, compared.k, count, candidates, energy))
         on_step(1)
     return steps
 
 
-def summarise(steps: Sequence[Step]) -> Summary:
-    judged = [step for step in steps if step.step > SETTLED]
-    ratios, energies = [step.ratio for step in judged], [step.energy for step in judged]
-    return Summary(
-        len(judged),
-        sum(abs(ratio - 1) <= TOLERANCE + 1e-9 for ratio in ratios) / len(judged),
+def summarize(steps: Sequence[FollowStep]) -> FollowSummary:
+    counted = [step for step in steps if step.step > SETTLING]
+    ratios, energies = [step.ratio for step in counted], [step.energy for step in counted]
+    return FollowSummary(
+        len(counted),
+        sum(abs(ratio - 1) <= TOLERANCE + 1e-9 for ratio in ratios) / len(counted),
         min(ratios),
         max(ratios),
-        sum(energy >= ENERGY for energy in energies) / len(judged),
+        sum(energy >= ENERGY for energy in energies) / len(counted),
         statistics.fmean(energies),
         statistics.median(energies),
         min(energies),
     )
 
 
-class _Watched:
+class _ThresholdBesideTopK:
     """``ThresholdK`` and its residual over one flat gradient, with exact top-k beside it."""
 
     def __init__(self, numel: int, density: float, device: torch.device) -> None:

@@ -13,12 +13,11 @@ from typing import NamedTuple
 CLONE_NEWNET = 0x40000000
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 REQUEST = "16sh22x"  # struct ifreq: the interface's name, its flags
-# Not /sys/class/net: that keeps showing the namespace in which it was mounted.
-COUNTERS, PROTOCOLS = Path("/proc/thread-self/net/dev"), Path("/proc/thread-self/net/snmp")
+PROTOCOLS = Path("/proc/thread-self/net/snmp")
 SETTLED = 0.1  # seconds after which what was sent has arrived; an acknowledgement after that is all header
 
 
-class Count(NamedTuple):
+class InterfaceCount(NamedTuple):
     """What an interface has sent: payload and headers, in how many packets, and how many TCP sent once more.
 
     TCP sends a packet again when its acknowledgement is late, be it lost or not: on a busy machine some are.
@@ -28,8 +27,8 @@ class Count(NamedTuple):
     packets: int
     resent: int
 
-    def since(self, before: Count) -> Count:
-        return Count(*(now - then for now, then in zip(self, before, strict=True)))
+    def since(self, before: InterfaceCount) -> InterfaceCount:
+        return InterfaceCount(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 def isolate() -> bool:
@@ -47,15 +46,16 @@ def isolate() -> bool:
     return True
 
 
-def sent() -> Count:
-    """What this process's loopback interface has sent so far."""
-    if not COUNTERS.exists():
-        raise ValueError(f"the loopback interface is counted by {COUNTERS}, which only Linux has")
-    (line,) = [line for line in COUNTERS.read_text().splitlines() if line.strip().startswith("lo:")]
-    fields = line.partition(":")[2].split()
+def sent() -> InterfaceCount:
+    """Return what this process's loopback interface has sent so far."""
+    import psutil
+
+    if not PROTOCOLS.exists():
+        raise ValueError(f"what TCP sends again is counted by {PROTOCOLS}, which only Linux has")
+    interface = psutil.net_io_counters(pernic=True, nowrap=False)["lo"]
     names, numbers = (line.split() for line in PROTOCOLS.read_text().splitlines() if line.startswith("Tcp:"))
     resent = dict(zip(names, numbers, strict=True))["RetransSegs"]
-    return Count(int(fields[8]), int(fields[9]), int(resent))  # the first eight fields are of what came in
+    return InterfaceCount(interface.bytes_sent, interface.packets_sent, int(resent))
 
 
 def header_bytes(payload: int = 1000, times: int = 50) -> int:

@@ -37,7 +37,7 @@ def gpt2() -> list[Shape]:
 MODELS = {"ResNet-50": (resnet50, 25_557_032), "GPT-2 small": (gpt2, 124_439_808)}
 
 
-def spans_of(model: str) -> list[Span]:
+def shape_spans(model: str) -> list[Span]:
     """The model's tensors one after another in a flat gradient."""
     make, total = MODELS[model]
     spans, start = [], 0

@@ -10,17 +10,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparsync_lab.bench.bench_methods import Contender, Entry, Sent, by_scope, contenders, floors
-from sparsync_lab.bench.clock import FLUSH, Clock, allocations, waits
-from sparsync_lab.bench.model_shapes import MODELS, spans_of
+from sparsync_lab.bench.bench_methods import BenchMethod, MethodEntry, Sent, flat_methods, floors, scoped_methods
+from sparsync_lab.bench.clock import FLUSH, Clock, allocations, synchronizes
+from sparsync_lab.bench.model_shapes import MODELS, shape_spans
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GRADIENTS, SHIFT = 256, 4096  # different gradients in turn: the same random numbers, each time this many further on
-SETTLE = 25  # steps before anything is timed
-AUDIT = 5  # steps that are watched for allocations and waiting
-PATIENCE = 15.0  # seconds of settling, and of timing, after which a slow method is asked for no more than it must
-FEWEST = 3  # steps of each that it must
-ALONE = 100_000_000  # from this size on, methods run one after another
+WARM_UP = 25  # steps before anything is timed
+WATCHED_STEPS = 5  # steps that are watched for allocations and waiting
+MOST_SECONDS = 15.0  # seconds of settling, and of timing, after which a slow method is asked for no more than it must
+LEAST_STEPS = 3  # steps of each that it must
+ALONE_FROM = 100_000_000  # from this size on, methods run one after another
 ENTRY_BYTES = 64  # GPU memory for each entry of the gradient: residuals, gradients and what methods need beside
 
 
@@ -57,8 +57,8 @@ class SelectBench:
             raise ValueError(f"density must be above 0 and at most 0.5, got {self.density:g}")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be {' or '.join(DTYPES)}, got {self.dtype}")
-        if self.rounds < FEWEST:
-            raise ValueError(f"rounds must be {FEWEST} or more, got {self.rounds}")
+        if self.rounds < LEAST_STEPS:
+            raise ValueError(f"rounds must be {LEAST_STEPS} or more, got {self.rounds}")
         if self.threads < 1:
             raise ValueError(f"threads must be 1 or more, got {self.threads}")
         if self.device == "cuda" and not fits(self.numel):
@@ -69,12 +69,12 @@ class SelectBench:
         return MODELS[self.model][1] if self.model else self.size
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[MethodEntry]:
         """What is timed beside the floors."""
         device = torch.device(self.device)
         if self.model:
-            return by_scope(spans_of(self.model), self.density, device)
-        return contenders(self.size, self.density, device)
+            return scoped_methods(shape_spans(self.model), self.density, device)
+        return flat_methods(self.size, self.density, device)
 
 
 def fits(numel: int) -> bool:
@@ -83,12 +83,12 @@ def fits(numel: int) -> bool:
 
 
 @dataclass
-class Row:
+class SelectRow:
     """One method's figures.
 
     ``times`` are in milliseconds, ``floors`` those of the floor it is compared with, measured beside it; ``host`` is
     how long a call kept the host. ``count`` is what was sent over k, ``energy`` its sum of squares over exact top-k's.
-    ``allocations`` and ``syncs`` (0, or yes) are of ``AUDIT`` steps on a GPU.
+    ``allocations`` and ``syncs`` (0, or yes) are of ``WATCHED_STEPS`` steps on a GPU.
     """
 
     bench: SelectBench
@@ -96,7 +96,7 @@ class Row:
     family: str
     scope: str
     floor: str
-    settled: int = 0
+    warmed_up: int = 0
     times: list[float] = field(default_factory=list)
     host: list[float] = field(default_factory=list)
     floors: list[float] = field(default_factory=list)
@@ -106,8 +106,8 @@ class Row:
     syncs: str = ""
 
     @classmethod
-    def of(cls, bench: SelectBench, contender: Contender) -> Row:
-        return cls(bench, contender.name, contender.family, contender.scope, contender.floor)
+    def of(cls, bench: SelectBench, method: BenchMethod) -> SelectRow:
+        return cls(bench, method.name, method.family, method.scope, method.floor)
 
     def ms(self, share: float = 0.5) -> float:
         """A quantile of the times."""
@@ -136,7 +136,7 @@ class Budget:
         return time.monotonic() > self.end
 
 
-class Course:
+class SelectSession:
     """Gradients, floors and a clock: where contenders run."""
 
     def __init__(self, bench: SelectBench, budget: Budget) -> None:
@@ -148,63 +148,63 @@ class Course:
         self.grads = [bank[i * SHIFT : i * SHIFT + bench.numel] for i in range(GRADIENTS)]
         self.spare = torch.empty_like(self.grads[0])
         self.clock, self.turn = Clock(self.device), 0
-        self.floors = [(Row.of(bench, floor), floor) for floor in floors(bench.numel, self.device)]
+        self.floors = [(SelectRow.of(bench, floor), floor) for floor in floors(bench.numel, self.device)]
         for row, floor in self.floors:  # memory is there only once it has been written to
-            while row.settled < FEWEST:
+            while row.warmed_up < LEAST_STEPS:
                 self.step(row, floor)
 
-    def gradient(self, contender: Contender) -> Tensor:
+    def gradient(self, method: BenchMethod) -> Tensor:
         """The next one."""
         self.turn += 1
         grad = self.grads[self.turn % GRADIENTS]
-        return self.spare.copy_(grad) if contender.copied else grad
+        return self.spare.copy_(grad) if method.copied else grad
 
-    def step(self, row: Row, contender: Contender) -> None:
-        contender.step(self.gradient(contender))
-        row.settled += 1
+    def step(self, row: SelectRow, method: BenchMethod) -> None:
+        method.step(self.gradient(method))
+        row.warmed_up += 1
 
-    def settle(self, contender: Contender) -> Row:
+    def warm_up(self, method: BenchMethod) -> SelectRow:
         """Step until thresholds know the gradient, then look once at what is sent."""
-        row, begun = Row.of(self.bench, contender), time.monotonic()
-        while row.settled < SETTLE and (row.settled < FEWEST or time.monotonic() - begun < PATIENCE):
-            self.step(row, contender)
-        grad = self.gradient(contender)
-        came = contender.residual + grad
-        sent = contender.step(grad)
+        row, begun = SelectRow.of(self.bench, method), time.monotonic()
+        while row.warmed_up < WARM_UP and (row.warmed_up < LEAST_STEPS or time.monotonic() - begun < MOST_SECONDS):
+            self.step(row, method)
+        grad = self.gradient(method)
+        total = method.residual + grad
+        sent = method.step(grad)
         if sent is not None:
-            row.count, row.energy = quality(came, sent, contender.k)
-        contender.settled(self.spare)
+            row.count, row.energy = selection_quality(total, sent, method.k)
+        method.warmed_up(self.spare)
         return row
 
-    def rounds(self, running: Sequence[tuple[Row, Contender]], rounds: int) -> None:
+    def rounds(self, running: Sequence[tuple[SelectRow, BenchMethod]], rounds: int) -> None:
         """Time them in turn, round after round; a slow one sits out the later rounds."""
         for turn in range(rounds):
-            for row, contender in running:
-                if turn < FEWEST or (sum(row.times) < 1e3 * PATIENCE and not self.budget.spent):
-                    took, host = self.clock.time(partial(contender.step, self.gradient(contender)))
+            for row, method in running:
+                if turn < LEAST_STEPS or (sum(row.times) < 1e3 * MOST_SECONDS and not self.budget.spent):
+                    took, host = self.clock.time(partial(method.step, self.gradient(method)))
                     row.times.append(took)
                     row.host.append(host)
 
-    def finish(self, row: Row, contender: Contender, before: int = 0) -> Row:
+    def finish(self, row: SelectRow, method: BenchMethod, before: int = 0) -> SelectRow:
         """Compare with the floor, whose first ``before`` times were measured too long ago; on a GPU, see what a step
         asks of it."""
         row.floors = next(floor.times[before:] for floor, _ in self.floors if floor.method == row.floor)
         if self.device.type == "cuda":
-            steps = AUDIT * [lambda: contender.step(self.gradient(contender))]
-            row.allocations, row.syncs = allocations(steps), "yes" if waits(steps) else "0"
+            steps = WATCHED_STEPS * [lambda: method.step(self.gradient(method))]
+            row.allocations, row.syncs = allocations(steps), "yes" if synchronizes(steps) else "0"
         return row
 
 
-def quality(came: Tensor, sent: Sent, k: int) -> tuple[float, float]:
-    """How many entries of ``came`` were sent, over k, and their energy over that of the k largest."""
+def selection_quality(total: Tensor, sent: Sent, k: int) -> tuple[float, float]:
+    """How many entries of ``total`` were sent, over k, and their energy over that of the k largest."""
     values, count = sent
-    best = torch.topk(came.abs_(), k, sorted=False).values.double().square().sum()
+    best = torch.topk(total.abs_(), k, sorted=False).values.double().square().sum()
     return int(count) / k, float(values.double().square().sum() / best)
 
 
 def measure(
     bench: SelectBench, budget: Budget, progress: Callable[[int], None] = lambda done: None
-) -> tuple[list[Row], list[str]]:
+) -> tuple[list[SelectRow], list[str]]:
     """The floors and every method, as far as the budget goes; and the names of those it did not reach.
 
     ``progress`` hears of every method twice: when it has settled and when it has been timed.
@@ -215,44 +215,44 @@ def measure(
     threads = torch.get_num_threads()
     torch.set_num_threads(bench.threads)
     try:
-        course = Course(bench, budget)
-        rows = list((_alone if bench.numel >= ALONE else _interleaved)(course, progress))
+        session = SelectSession(bench, budget)
+        rows = list((_alone if bench.numel >= ALONE_FROM else _interleaved)(session, progress))
     finally:
         torch.set_num_threads(threads)
-    own = [row for row, _ in course.floors]
+    own = [row for row, _ in session.floors]
     for row in own:
         row.floors = own[0].times
     return [*own, *rows], names[len(rows) :]
 
 
-def _interleaved(course: Course, progress: Callable[[int], None]) -> Iterator[Row]:
+def _interleaved(session: SelectSession, progress: Callable[[int], None]) -> Iterator[SelectRow]:
     """Every method in every round."""
-    running: list[tuple[Row, Contender]] = []
-    for _, make in course.bench.entries:
-        if running and course.budget.spent:
+    running: list[tuple[SelectRow, BenchMethod]] = []
+    for _, make in session.bench.entries:
+        if running and session.budget.spent:
             break
-        contender = make()
-        running.append((course.settle(contender), contender))
+        method = make()
+        running.append((session.warm_up(method), method))
         progress(1)
-    course.rounds([*course.floors, *running], course.bench.rounds)
-    for row, contender in running:
-        yield course.finish(row, contender)
+    session.rounds([*session.floors, *running], session.bench.rounds)
+    for row, method in running:
+        yield session.finish(row, method)
         progress(1)
 
 
-def _alone(course: Course, progress: Callable[[int], None]) -> Iterator[Row]:
+def _alone(session: SelectSession, progress: Callable[[int], None]) -> Iterator[SelectRow]:
     """One method after another, so that few residuals are there at a time; the floors before and after each."""
-    rounds = course.bench.rounds
-    for i, (_, make) in enumerate(course.bench.entries):
-        if i and course.budget.spent:
+    rounds = session.bench.rounds
+    for i, (_, make) in enumerate(session.bench.entries):
+        if i and session.budget.spent:
             break
-        before = len(course.floors[0][0].times)
-        contender = make()
-        row = course.settle(contender)
+        before = len(session.floors[0][0].times)
+        method = make()
+        row = session.warm_up(method)
         progress(1)
-        course.rounds(course.floors, rounds // 2)
-        course.rounds([(row, contender)], rounds)
-        course.rounds(course.floors, rounds - rounds // 2)
-        yield course.finish(row, contender, before)
-        del contender
+        session.rounds(session.floors, rounds // 2)
+        session.rounds([(row, method)], rounds)
+        session.rounds(session.floors, rounds - rounds // 2)
+        yield session.finish(row, method, before)
+        del method
         progress(1)

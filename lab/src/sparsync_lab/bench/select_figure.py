@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsync_lab.bench.bench_methods import FLOOR, ZEROING_FLOOR
-from sparsync_lab.bench.select import Row
+from sparsync_lab.bench.select import SelectRow
 
 USUAL = 0.001  # the density of the papers
 # A colour and a marker for each way of choosing; ours are solid lines, plain PyTorch's dotted.
@@ -27,10 +27,10 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": 10.0,
     "axes.titlelocation": "left",
 }
-Coordinate = Callable[[Row], float]
+Coordinate = Callable[[SelectRow], float]
 
 
-def draw(rows: Sequence[Row], path: Path, caption: str) -> None:
+def draw(rows: Sequence[SelectRow], path: Path, caption: str) -> None:
     """Write the figure: a line of panels for each dtype. What zeroes the gradient is left to the table."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -60,7 +60,7 @@ def draw(rows: Sequence[Row], path: Path, caption: str) -> None:
         figure.savefig(path)
 
 
-def _panel(axis: Any, rows: Sequence[Row], at: Coordinate) -> None:
+def _panel(axis: Any, rows: Sequence[SelectRow], at: Coordinate) -> None:
     """Medians of every method, and bars from the 20th to the 80th percentile."""
     for method in dict.fromkeys(row.method for row in rows):
         line = sorted((row for row in rows if row.method == method), key=at)

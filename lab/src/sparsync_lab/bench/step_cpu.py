@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync_lab.models import mlp
-from sparsync_lab.training.local_workers import run
+from sparsync_lab.training.local_workers import Worker, run_jobs
 from sparsync_lab.training.settings import dense_bytes
 
 PLAIN = "plain DDP"  # the method that is no method of ours
@@ -65,7 +65,7 @@ class StepBench:
 
 
 @dataclass(frozen=True)
-class Row:
+class CpuStepRow:
     """One method's figures; times are milliseconds: (20th percentile, median, 80th percentile) or the median alone.
 
     ``asked``: the density that the method was to send at; ``density``: what it sent in the last step.
@@ -86,14 +86,14 @@ class Row:
 
 def measure_all(
     benches: Sequence[StepBench], workers: int, progress: Callable[[int], None]
-) -> list[tuple[StepBench, list[Row]]]:
+) -> list[tuple[StepBench, list[CpuStepRow]]]:
     """Measure each of ``benches`` on ``workers`` processes."""
     if not 1 <= workers <= 64:
         raise ValueError(f"workers must be from 1 to 64, got {workers}")
-    return list(zip(benches, run(measure, workers, benches, progress), strict=True))
+    return list(zip(benches, run_jobs(measure, workers, benches, progress), strict=True))
 
 
-class Contender:
+class CpuTimedMethod:
     """One method with a model of its own."""
 
     def __init__(self, method: str, scope: str, bench: StepBench) -> None:
@@ -120,7 +120,7 @@ class Contender:
             last = self.sync.stats().step
             self.parts.append((1e3 * last.compress_s, 1e3 * last.exchange_s, 1e3 * last.decode_s))
 
-    def close(self, workers: int) -> Row:
+    def close(self, workers: int) -> CpuStepRow:
         numel = sum(p.numel() for p in self.ddp.parameters())
         low, median, high = np.percentile(self.steps[WARM_UP:], [20, 50, 80]).tolist()
         compress = exchange = decode = 0.0
@@ -133,17 +133,19 @@ class Contender:
             sent, handed, density = last.traffic, float(last.bytes), last.density
             self.sync.detach()
         times = (low, median, high)
-        return Row(self.method, self.scope, numel, times, compress, exchange, decode, sent, handed, asked, density)
+        return CpuStepRow(
+            self.method, self.scope, numel, times, compress, exchange, decode, sent, handed, asked, density
+        )
 
 
-def measure(rank: int, workers: int, bench: StepBench, report: Callable[[int], None]) -> list[Row]:
+def measure(worker: Worker, bench: StepBench) -> list[CpuStepRow]:
     """All methods in turn, a step each, round after round; who goes first changes with the round."""
-    torch.manual_seed(rank)
+    torch.manual_seed(worker.rank)
     x, y = torch.randn(bench.batch, bench.width), torch.randn(bench.batch, bench.width)
-    contenders = [Contender(method, scope, bench) for method, scope in CASES]
+    timed = [CpuTimedMethod(method, scope, bench) for method, scope in CASES]
     for turn in range(WARM_UP + bench.rounds):
-        first = turn % len(contenders)
-        for contender in contenders[first:] + contenders[:first]:
-            contender.step(x, y)
-        report(1)
-    return [contender.close(workers) for contender in contenders]
+        first = turn % len(timed)
+        for method_timer in timed[first:] + timed[:first]:
+            method_timer.step(x, y)
+        worker.report(1)
+    return [method_timer.close(worker.count) for method_timer in timed]

@@ -38,7 +38,7 @@ CONTEXT, WORDS = 1024, 50_257
 
 
 @dataclass
-class GpuRow:
+class GpuStepRow:
     """One method's figures; times are milliseconds on the device, ``host`` what a step kept the host."""
 
     model: str
@@ -53,7 +53,7 @@ class GpuRow:
         return low, median, high
 
 
-class Contender:
+class GpuTimedMethod:
     """One method with a model of its own."""
 
     def __init__(self, model: str, method: str, options: dict[str, object]) -> None:
@@ -62,7 +62,7 @@ class Contender:
         net = (imagenet("resnet50") if model == "resnet50" else GPT(WORDS, 12, 768, 12, CONTEXT)).cuda()
         if model == "resnet50":
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.row = GpuRow(model, method, sum(p.numel() for p in net.parameters()))
+        self.row = GpuStepRow(model, method, sum(p.numel() for p in net.parameters()))
         self.ddp = DistributedDataParallel(net, device_ids=[0], gradient_as_bucket_view=True)
         self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-3)
         self.sync = None
@@ -86,7 +86,7 @@ class Contender:
             self.row.times.append(first.elapsed_time(last))
             self.row.host.append(host)
 
-    def close(self) -> GpuRow:
+    def close(self) -> GpuStepRow:
         if self.sync is not None:
             tally = self.sync.stats().total
             self.row.sent_bytes = tally.bytes // tally.steps
@@ -95,7 +95,7 @@ class Contender:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def single_process_group() -> Iterator[None]:
     """A group of one process, over NCCL."""
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
@@ -106,7 +106,7 @@ def alone() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def measure(model: str, rounds: int, methods: Sequence[str], progress: Callable[[int], None]) -> list[GpuRow]:
+def measure(model: str, rounds: int, methods: Sequence[str], progress: Callable[[int], None]) -> list[GpuStepRow]:
     """All ``methods`` (none given: every one of ``CASES``) and plain DDP in turn, a step each, round after round; who
     goes first changes with the round."""
     unknown = set(methods) - {name for name, _ in CASES}
@@ -119,17 +119,17 @@ def measure(model: str, rounds: int, methods: Sequence[str], progress: Callable[
         raise ValueError("device is cuda, but torch finds no GPU here")
     if rounds < 1:
         raise ValueError(f"rounds must be 1 or more, got {rounds}")
-    with alone():
+    with single_process_group():
         wanted = [case for case in CASES if not methods or case[0] in (PLAIN, *methods)]
-        contenders = [Contender(model, method, options) for method, options in wanted]
+        timed = [GpuTimedMethod(model, method, options) for method, options in wanted]
         x, y = _batch(model)
         for turn in range(WARM_UP + rounds):
-            start = turn % len(contenders)
-            for contender in contenders[start:] + contenders[:start]:
-                contender.step(x, y, turn >= WARM_UP)
+            start = turn % len(timed)
+            for method_timer in timed[start:] + timed[:start]:
+                method_timer.step(x, y, turn >= WARM_UP)
             progress(1)
-        rows = [contender.close() for contender in contenders]
-        del contenders, contender
+        rows = [method_timer.close() for method_timer in timed]
+        del timed, method_timer
     return rows
 
 

@@ -18,8 +18,8 @@ from sparsync.layout import Layout, Span
 from sparsync.wire import Wire
 from sparsync.workspace import Workspace
 from sparsync_lab.bench import loopback
-from sparsync_lab.bench.loopback import SETTLED, Count
-from sparsync_lab.training.local_workers import run
+from sparsync_lab.bench.loopback import SETTLED, InterfaceCount
+from sparsync_lab.training.local_workers import Worker, run_jobs
 
 # (collective, values, indices)
 CASES = (
@@ -91,7 +91,7 @@ class TrafficBench:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrafficRow:
     """What the interface counted for one bench.
 
     Args:
@@ -104,9 +104,9 @@ class Row:
 
     bench: TrafficBench
     workers: int
-    count: Count
-    control: Count
-    small: Count
+    count: InterfaceCount
+    control: InterfaceCount
+    small: InterfaceCount
     handed: int
     header: int
 
@@ -134,7 +134,7 @@ class Row:
     def agrees(self) -> bool:
         return abs(self.tensor_ratio - 1) <= TOLERANCE
 
-    def _payload(self, count: Count) -> int:
+    def _payload(self, count: InterfaceCount) -> int:
         more = count.since(self.control)
         return more.bytes - self.header * more.packets
 
@@ -156,13 +156,15 @@ def _bench_of(recipe: str, entries: int, exchanges: int) -> TrafficBench:
     return TrafficBench(name, plan.values, plan.indices, entries, plan.compressor.density, exchanges, share, recipe)
 
 
-def measure_all(benches: Sequence[TrafficBench], worlds: Sequence[int], progress: Callable[[int], None]) -> list[Row]:
+def measure_all(
+    benches: Sequence[TrafficBench], worlds: Sequence[int], progress: Callable[[int], None]
+) -> list[TrafficRow]:
     """Measure each of ``benches`` on each number of worker processes, on this process's loopback interface."""
     header, rows = loopback.header_bytes(), []
     for workers in worlds:
-        measured = run(measure, workers, benches, progress, preload=["sparsync"])  # no DDP here
+        measured = run_jobs(measure, workers, benches, progress, preload=["sparsync"])  # no DDP here
         for bench, (count, control, small, handed) in zip(benches, measured, strict=True):
-            rows.append(Row(bench, workers, count, control, small, handed, header))
+            rows.append(TrafficRow(bench, workers, count, control, small, handed, header))
     return rows
 
 
@@ -171,25 +173,23 @@ def check_workers(workers: int) -> None:
         raise ValueError(f"workers must be from 2 to 64, got {workers}")
 
 
-def measure(
-    rank: int, workers: int, bench: TrafficBench, report: Callable[[int], None]
-) -> tuple[Count, Count, Count, int]:
+def measure(worker: Worker, bench: TrafficBench) -> tuple[InterfaceCount, InterfaceCount, InterfaceCount, int]:
     """Counts of the exchanges, of a barrier and of small exchanges; what all channels handed over in the first."""
     channel = Channel(dist.group.WORLD, bench.wire)
-    exchange, exchange_small = _exchanger(bench, channel), _exchanger(bench.small(workers), channel)
+    exchange, exchange_small = _exchanger(bench, channel), _exchanger(bench.small(worker.count), channel)
     exchange(1)  # connections are made when first used
-    begin = _quiet(rank)
-    idle = _quiet(rank)
+    begin = _counts_when_idle(worker.rank)
+    idle = _counts_when_idle(worker.rank)
     exchange_small(bench.exchanges)
-    halfway = _quiet(rank)
+    after_small = _counts_when_idle(worker.rank)
     channel.take_count()
     exchange(bench.exchanges)
-    end = _quiet(rank)
+    end = _counts_when_idle(worker.rank)
     handed = torch.tensor(channel.take_count())
     dist.all_reduce(handed)
     channel.close()
-    report(1)
-    return end.since(halfway), idle.since(begin), halfway.since(idle), int(handed)
+    worker.report(1)
+    return end.since(after_small), idle.since(begin), after_small.since(idle), int(handed)
 
 
 def _exchanger(bench: TrafficBench, channel: Channel) -> Callable[[int], None]:
@@ -200,18 +200,18 @@ def _exchanger(bench: TrafficBench, channel: Channel) -> Callable[[int], None]:
     compressor = RandomK(bench.density) if method.shared else TopK(bench.density)
     method.check(bench.wire, compressor.dense, compressor.random)
 
-    moment = Context(rank=channel.rank, rounding=bench.wire.codec.round, shared=method.shared)
+    context = Context(rank=channel.rank, rounding=bench.wire.codec.round, shared=method.shared)
 
     def exchange(times: int) -> None:
         for step in range(times):
-            ctx = replace(moment, step=step)
+            ctx = replace(context, step=step)
             sent = compressor.compress(grad, Memory(residual, residual), layout, ctx, {})
             method.reduce(sent, layout, channel, Workspace())
 
     return exchange
 
 
-def _quiet(rank: int) -> Count:
+def _counts_when_idle(rank: int) -> InterfaceCount:
     """The counters after a barrier, when nobody sends: rank 0 reads them while the others still sleep."""
     dist.barrier()
     time.sleep(SETTLED if rank == 0 else 2 * SETTLED)

@@ -47,7 +47,7 @@ class WireBench:
 
 
 @dataclass(frozen=True)
-class Row:
+class WireRow:
     """One index codec's figures: bits an index, the fewest any code could take on average, and milliseconds.
 
     ``encode_ms`` and ``decode_ms`` are of a whole message with fp32 values; ``select_ms`` is exact top-k of the same
@@ -63,7 +63,7 @@ class Row:
     select_ms: float
 
 
-def measure(bench: WireBench, progress: Callable[[int], None] = lambda done: None) -> list[Row]:
+def measure(bench: WireBench, progress: Callable[[int], None] = lambda done: None) -> list[WireRow]:
     """All index codecs in turn, round after round, on one thread: what a worker that shares its machine has."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def measure(bench: WireBench, progress: Callable[[int], None] = lambda done: Non
         torch.set_num_threads(threads)
 
 
-def _measure(bench: WireBench, progress: Callable[[int], None]) -> list[Row]:
+def _measure(bench: WireBench, progress: Callable[[int], None]) -> list[WireRow]:
     compressor = TopK(bench.density)
     spans = [Span("gradient", 0, bench.entries)]
     layout = Layout.cut(spans, numel=bench.entries, scope="layer", density=bench.density)
@@ -99,7 +99,7 @@ def _measure(bench: WireBench, progress: Callable[[int], None]) -> list[Row]:
 
     k = layout.capacity
     return [
-        Row(
+        WireRow(
             name,
             k,
             32 * codec.words(shape) / k,

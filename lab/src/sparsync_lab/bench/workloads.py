@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from sparsync_lab.data import Images, load, load_ptb, moment, streams, windows
+from sparsync_lab.data import Images, load, load_ptb, step_generator, streams, windows
 from sparsync_lab.models import CATALOGUE, GPT, LSTMPTB, build
-from sparsync_lab.training.loop import batches
+from sparsync_lab.training.loop import batch_indices
 
 BPTT = 35  # words after which the LSTM's gradient is cut off
 CONTEXT = 128  # words that the GPT sees
@@ -18,7 +18,7 @@ CONTEXT = 128  # words that the GPT sees
 HALVES = {"cifar10": "cifar10-half"}
 
 
-class Lesson(Protocol):
+class Workload(Protocol):
     """A model and the batches it is taught with."""
 
     @property
@@ -29,7 +29,7 @@ class Lesson(Protocol):
         ...
 
 
-class ImageLesson:
+class ImageWorkload:
     """A classifier on images in random order, photographs augmented.
 
     Args:
@@ -42,16 +42,16 @@ class ImageLesson:
         self.model, self.images, self.seed, self.step = model, images, seed, 0
         device = next(model.parameters()).device
         self.x, self.y = images.train_x.to(device), images.train_y.to(device)
-        self.picked = batches(len(self.x), batch, torch.Generator().manual_seed(seed))
+        self.picked = batch_indices(len(self.x), batch, torch.Generator().manual_seed(seed))
 
     def loss(self) -> Tensor:
         batch = next(self.picked).to(self.x.device)
-        x = self.images.inputs(self.x[batch], moment(self.seed, 0, self.step))
+        x = self.images.inputs(self.x[batch], step_generator(self.seed, 0, self.step))
         self.step += 1
         return nn.functional.cross_entropy(self.model(x), self.y[batch])
 
 
-class TextLesson:
+class TextWorkload:
     """A language model on contiguous streams of text; an LSTM's state goes on from window to window.
 
     Args:
@@ -80,7 +80,7 @@ class TextLesson:
         return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
 
 
-def lesson(name: str, folder: Path | None, device: torch.device, seed: int = 0) -> Lesson:
+def make_workload(name: str, folder: Path | None, device: torch.device, seed: int = 0) -> Workload:
     """The training of a model of the catalogue, with fresh weights.
 
     Args:
@@ -92,8 +92,8 @@ def lesson(name: str, folder: Path | None, device: torch.device, seed: int = 0) 
     model = build(name).to(device)
     if isinstance(model, LSTMPTB | GPT):
         text = streams(load_ptb(folder).train, spec.batch)
-        return TextLesson(model, text, CONTEXT if isinstance(model, GPT) else BPTT)
-    return ImageLesson(model, load(HALVES.get(spec.data, spec.data), folder), spec.batch, seed)
+        return TextWorkload(model, text, CONTEXT if isinstance(model, GPT) else BPTT)
+    return ImageWorkload(model, load(HALVES.get(spec.data, spec.data), folder), spec.batch, seed)
 
 
 def optimizer_of(name: str, model: nn.Module, rate: float) -> torch.optim.Optimizer:

@@ -1,77 +1,42 @@
-"""The commands put together, and what becomes of their errors."""
+"""Run a command line of the laboratory; errors become one sentence and an exit code."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-import typer
-
-from sparsync.cli.info import info
-from sparsync.version import __version__
-from sparsync_lab.cli import (
-    bench_follow,
-    bench_momentum,
-    bench_select,
-    bench_step,
-    bench_traffic,
-    bench_wire,
-    compare,
-    demo,
-    train,
-)
-from sparsync_lab.cli.papers import papers
-
-app = typer.Typer(
-    name="sparsync",
-    help="Sparse gradient communication for PyTorch.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-)
-app.command("compare")(compare.compare)
-app.command("demo")(demo.demo)
-app.command("train")(train.train)
-app.command("info")(info)
-bench = typer.Typer(help="Measure.", no_args_is_help=True)
-bench.command("follow")(bench_follow.follow_command)
-bench.command("momentum")(bench_momentum.momentum)
-bench.command("select")(bench_select.select)
-bench.command("step")(bench_step.step)
-bench.command("traffic")(bench_traffic.traffic)
-bench.command("wire")(bench_wire.wire)
-bench.callback()(lambda: None)
-app.add_typer(bench, name="bench")
-app.add_typer(papers, name="papers")
-
-
-@app.callback(invoke_without_command=True)
-def options(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
-    """Sparse gradient communication for PyTorch."""
-    if version:
-        print(f"sparsync {__version__}")
-        raise typer.Exit
-
-
 INTERRUPTED = 130  # what shells give for Ctrl-C; the parser may have caught it before us
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; its exit code."""
+    """Run a command line and return its exit code: 2 for whatever the user can put right."""
     try:
-        code = int(app(list(arguments), standalone_mode=False) or 0)
-        return _say("interrupted", code) if code == INTERRUPTED else code
-    except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted", INTERRUPTED)
+        return _run(arguments)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("sparsync"):
+            raise
+        return _report(f"{error.name.partition('.')[0]} is missing: pip install sparsync-lab", 2)
     except (ValueError, OSError) as error:
-        return _say(str(error), 2)
+        return _report(str(error), 2)
     except Exception as error:
         # What the parser refuses knows how to say it; anything else is a fault of ours and shows itself.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            return _say(error.format_message(), error.exit_code)
+            return _report(error.format_message(), error.exit_code)
         raise
 
 
-def _say(sentence: str, code: int) -> int:
+def _run(arguments: Sequence[str]) -> int:
+    import typer  # here, so that it is reported if it is missing
+
+    from sparsync_lab.cli.commands import app
+
+    try:
+        code = int(app(list(arguments), standalone_mode=False) or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    return _report("interrupted", code) if code == INTERRUPTED else code
+
+
+def _report(sentence: str, code: int) -> int:
     print(f"sparsync: {sentence}", file=sys.stderr)
     return code

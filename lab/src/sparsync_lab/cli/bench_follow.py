@@ -19,17 +19,17 @@ from sparsync_lab.bench.follow import (
     DROP,
     ENERGY,
     MODELS,
-    SETTLED,
+    SETTLING,
     SHARE,
     TOLERANCE,
     WARM_UP,
-    Follow,
-    Step,
+    FollowBench,
+    FollowStep,
     follow,
-    summarise,
+    summarize,
 )
-from sparsync_lab.bench.workloads import lesson
-from sparsync_lab.cli.progress import bar
+from sparsync_lab.bench.workloads import make_workload
+from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 from sparsync_lab.models import CATALOGUE
 
@@ -65,7 +65,7 @@ def follow_command(
 ) -> None:
     """Train one worker and compare what threshold sends of every gradient with k and with exact top-k."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    runs = [Follow(name, steps, density, device, feedback, rate, seed) for name in model or MODELS]
+    runs = [FollowBench(name, steps, density, device, feedback, rate, seed) for name in model or MODELS]
     output = output or Path(f"results/bench-follow-{'gpu' if device == 'cuda' else 'cpu'}.csv")
     output.parent.mkdir(parents=True, exist_ok=True)
     where, console = _where(device), Console()
@@ -74,8 +74,8 @@ def follow_command(
         table.add_column(heading, justify="left" if heading == "model" else "right")
     lines: list[dict[str, Any]] = []
     for run in runs:
-        with bar(console, CATALOGUE[run.model].title, run.steps) as progress:
-            done = follow(run, lesson(run.model, data_dir, torch.device(device), run.seed), progress)
+        with progress_bar(console, CATALOGUE[run.model].title, run.steps) as progress:
+            done = follow(run, make_workload(run.model, data_dir, torch.device(device), run.seed), progress)
         table.add_row(*_row(run, done))
         lines += [_line(run, step) | where for step in done]
         _write(output, lines)  # after every training: a run that is broken off leaves what it has
@@ -85,7 +85,7 @@ def follow_command(
     print(f"results: {output}")
 
 
-def _notes(run: Follow) -> list[str]:
+def _notes(run: FollowBench) -> list[str]:
     trained = "what is sent, momentum moved" if run.feedback else "the whole gradient"
     return [
         f"in 10 %: share of the steps with a count within {TOLERANCE:.0%} of k; least, most: counts over k; energy: "
@@ -93,12 +93,12 @@ def _notes(run: Follow) -> list[str]:
         f"in {SHARE:.0%} of the steps.",
         f"One worker, density {run.density:g} of the whole model, fp32 values, error feedback; trained with {trained}.",
         f"The learning rate is reached in {WARM_UP} steps and divided by {DROP} after step {run.steps // 2}; the first "
-        f"{SETTLED} steps are not judged.",
+        f"{SETTLING} steps are not judged.",
     ]
 
 
-def _row(run: Follow, steps: Sequence[Step]) -> list[str]:
-    found, tenth = summarise(steps), max(1, len(steps) // 10)
+def _row(run: FollowBench, steps: Sequence[FollowStep]) -> list[str]:
+    found, tenth = summarize(steps), max(1, len(steps) // 10)
     first, last = (sum(step.loss for step in part) / tenth for part in (steps[:tenth], steps[-tenth:]))
     return [
         CATALOGUE[run.model].title,
@@ -122,7 +122,7 @@ def _where(device: str) -> dict[str, str]:
     return where | {"triton": importlib.metadata.version("triton") if importlib.util.find_spec("triton") else ""}
 
 
-def _line(run: Follow, step: Step) -> dict[str, Any]:
+def _line(run: FollowBench, step: FollowStep) -> dict[str, Any]:
     return {
         "model": CATALOGUE[run.model].title,
         "parameters": CATALOGUE[run.model].parameters,

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sparsync_lab.cli.progress import bar
+from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 from sparsync_lab.training.compare import train_all
 from sparsync_lab.training.settings import Training
@@ -39,7 +39,7 @@ def momentum(
     out.parent.mkdir(parents=True, exist_ok=True)
     where = environment()
     console = Console()
-    with bar(console, f"{workers} workers", sum(training.steps for training in trainings)) as progress:
+    with progress_bar(console, f"{workers} workers", sum(training.steps for training in trainings)) as progress:
         outcomes = train_all(trainings, None, workers, progress)
     table = Table(title="test accuracy, %", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in HEADINGS:

@@ -18,10 +18,11 @@ from rich.table import Table
 from sparsync.kernels import cpu
 from sparsync_lab.bench.bench_methods import FLOOR
 from sparsync_lab.bench.model_shapes import MODELS
-from sparsync_lab.bench.select import DTYPES, Budget, Row, SelectBench, fits, measure, quantile
+from sparsync_lab.bench.select import DTYPES, Budget, SelectBench, SelectRow, fits, measure, quantile
 from sparsync_lab.bench.select_figure import draw
-from sparsync_lab.cli.progress import bar
+from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
+from sparsync_lab.packages import require
 
 HEADINGS = ("method", "ms", "ratio", "topk/", "count/k", "energy", "syncs", "allocs")
 SIZES, GPU_SIZES = (1_000_000, 25_600_000), (100_000_000, 400_000_000)
@@ -50,8 +51,7 @@ def select(
 ) -> None:
     """Time every method with error feedback against the bare addition e += g, in one run."""
     clock = Budget(budget)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("the figure needs matplotlib: pip install 'sparsync[lab]'")
+    require("matplotlib")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     benches = [
         SelectBench(device, n, share, kind, rounds, threads=threads)
@@ -64,11 +64,11 @@ def select(
     out = out or Path(f"results/bench-select-{'gpu' if device == 'cuda' else 'cpu'}.csv")
     out.parent.mkdir(parents=True, exist_ok=True)
     where, console = _where(device, threads), Console()
-    measured: list[Row] = []
+    measured: list[SelectRow] = []
     lines: list[dict[str, Any]] = []
     missed: list[str] = []
     for bench in benches:
-        with bar(console, _title(bench), 2 * len(bench.entries)) as progress:
+        with progress_bar(console, _title(bench), 2 * len(bench.entries)) as progress:
             rows, unreached = measure(bench, clock, progress)
         missed += [f"{name}, {_title(bench)}" for name in unreached]
         if rows:
@@ -99,7 +99,7 @@ def _title(bench: SelectBench) -> str:
     return f"{bench.model or 'gradient'} of {bench.numel:,} entries, {bench.dtype}, density {bench.density:g}"
 
 
-def _table(bench: SelectBench, rows: Sequence[Row]) -> Table:
+def _table(bench: SelectBench, rows: Sequence[SelectRow]) -> Table:
     table = Table(title=_title(bench), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
@@ -121,7 +121,7 @@ def _known(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _over(row: Row, rows: Sequence[Row], form: str) -> str:
+def _over(row: SelectRow, rows: Sequence[SelectRow], form: str) -> str:
     """How many times longer plain PyTorch's top-k takes."""
     return next((format(other.ms() / row.ms(), form) for other in rows if other.method == PLAIN_TOPK), "")
 
@@ -143,7 +143,7 @@ def _write(out: Path, lines: Sequence[dict[str, Any]]) -> None:
         writer.writerows(lines)
 
 
-def _line(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+def _line(row: SelectRow, rows: Sequence[SelectRow]) -> dict[str, Any]:
     bench = row.bench
     return {
         "method": row.method,
@@ -153,7 +153,7 @@ def _line(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "size": bench.numel,
         "density": bench.density,
         "dtype": bench.dtype,
-        "settling_steps": row.settled,
+        "settling_steps": row.warmed_up,
         "rounds": len(row.times),
         "p20_ms": f"{row.ms(0.2):.4f}",
         "p50_ms": f"{row.ms():.4f}",

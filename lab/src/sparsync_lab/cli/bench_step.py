@@ -13,11 +13,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sparsync_lab.bench.step_cpu import WARM_UP, Row, StepBench, measure_all
-from sparsync_lab.bench.step_gpu import MODELS, GpuRow
+from sparsync_lab.bench.step_cpu import WARM_UP, CpuStepRow, StepBench, measure_all
+from sparsync_lab.bench.step_gpu import MODELS, GpuStepRow
 from sparsync_lab.bench.step_gpu import WARM_UP as WARM_UP_ON_GPU
 from sparsync_lab.bench.step_gpu import measure as measure_on_gpu
-from sparsync_lab.cli.progress import bar
+from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
 HEADINGS = ("method", "step ms", "p20-p80", "ratio", "compress", "exchange", "decode", "MB sent")
@@ -48,7 +48,7 @@ def step(
     benches = [StepBench(size, rounds, density=density) for size in parameters]
     out.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
-    with bar(console, f"{workers} workers", len(benches) * (WARM_UP + rounds)) as progress:
+    with progress_bar(console, f"{workers} workers", len(benches) * (WARM_UP + rounds)) as progress:
         measured = measure_all(benches, workers, progress)
     for _, rows in measured:
         console.print(_table(rows, workers))
@@ -72,7 +72,7 @@ def _write(out: Path, lines: list[dict[str, Any]]) -> None:
 def _on_gpu(models: list[str], rounds: int, methods: list[str], out: Path) -> None:
     console, lines = Console(), []
     for model in models:
-        with bar(console, model, WARM_UP_ON_GPU + rounds) as progress:
+        with progress_bar(console, model, WARM_UP_ON_GPU + rounds) as progress:
             rows = measure_on_gpu(model, rounds, methods, progress)
         console.print(_gpu_table(rows))
         where = environment() | {"device": torch.cuda.get_device_name()}
@@ -85,7 +85,7 @@ def _on_gpu(models: list[str], rounds: int, methods: list[str], out: Path) -> No
     _write(out, lines)
 
 
-def _gpu_table(rows: list[GpuRow]) -> Table:
+def _gpu_table(rows: list[GpuStepRow]) -> Table:
     title = f"{rows[0].model}, {rows[0].parameters:,} parameters, one GPU; ms, ratio to plain DDP"
     table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in ("method", "step ms", "p20-p80", "ratio", "added ms", "host ms"):
@@ -104,7 +104,7 @@ def _gpu_table(rows: list[GpuRow]) -> Table:
     return table
 
 
-def _gpu_line(row: GpuRow, plain: GpuRow, rounds: int) -> dict[str, Any]:
+def _gpu_line(row: GpuStepRow, plain: GpuStepRow, rounds: int) -> dict[str, Any]:
     low, median, high = row.quantiles()
     return {
         "model": row.model,
@@ -120,7 +120,7 @@ def _gpu_line(row: GpuRow, plain: GpuRow, rounds: int) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[Row], workers: int) -> Table:
+def _table(rows: list[CpuStepRow], workers: int) -> Table:
     title = f"{rows[0].parameters:,} parameters, {workers} workers; ms, ratio to plain DDP"
     table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in HEADINGS:
@@ -140,7 +140,7 @@ def _table(rows: list[Row], workers: int) -> Table:
     return table
 
 
-def _line(bench: StepBench, row: Row, plain: Row, workers: int) -> dict[str, Any]:
+def _line(bench: StepBench, row: CpuStepRow, plain: CpuStepRow, workers: int) -> dict[str, Any]:
     low, median, high = row.step_ms
     return {
         "method": row.method,

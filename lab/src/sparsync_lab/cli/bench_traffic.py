@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sparsync_lab.bench import loopback
-from sparsync_lab.bench.traffic import TOLERANCE, Row, benches_for, check_workers, measure_all
-from sparsync_lab.cli.progress import bar
+from sparsync_lab.bench.traffic import TOLERANCE, TrafficRow, benches_for, check_workers, measure_all
+from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
 HEADINGS = ("method", "density", "traffic", "on lo", "ratio", "framing", "net", "handed")
@@ -42,7 +42,7 @@ def traffic(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     interface = OWN if loopback.isolate() else HOST
     console = Console()
-    with bar(console, "exchanges on loopback", len(workers) * len(benches)) as progress:
+    with progress_bar(console, "exchanges on loopback", len(workers) * len(benches)) as progress:
         rows = measure_all(benches, workers, progress)
     for number in dict.fromkeys(workers):
         console.print(_table([row for row in rows if row.workers == number]))
@@ -58,7 +58,7 @@ def traffic(
         raise typer.Exit(1)
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[TrafficRow]) -> Table:
     title = f"{rows[0].workers} workers; bytes a worker and exchange"
     table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in HEADINGS:
@@ -79,7 +79,7 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def _name(row: Row) -> str:
+def _name(row: TrafficRow) -> str:
     """The recipe; or the collective, and what is not the default."""
     if row.bench.recipe:
         return f"recipe {row.bench.recipe}"
@@ -87,7 +87,7 @@ def _name(row: Row) -> str:
     return " ".join([row.bench.collective, *more])
 
 
-def _notes(rows: list[Row], interface: str) -> list[str]:
+def _notes(rows: list[TrafficRow], interface: str) -> list[str]:
     notes = [
         f"On lo: without {rows[0].header} bytes of headers a packet. Framing: what the backend adds to messages "
         "whatever their size; net: the ratio without it. Handed: tensors given to torch.distributed.",
@@ -103,7 +103,7 @@ def _notes(rows: list[Row], interface: str) -> list[str]:
     return notes
 
 
-def _line(row: Row, interface: str) -> dict[str, Any]:
+def _line(row: TrafficRow, interface: str) -> dict[str, Any]:
     bench = row.bench
     return {
         "collective": bench.collective,

@@ -11,8 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sparsync_lab.bench.wire import WARM_UP, Row, WireBench, measure
-from sparsync_lab.cli.progress import bar
+from sparsync_lab.bench.wire import WARM_UP, WireBench, WireRow, measure
+from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
 HEADINGS = ("entries", "density", "indices", "bits", "bound", "ratio", "encode", "decode", "select ms")
@@ -36,7 +36,7 @@ def wire(
     benches = [WireBench(n, share, rounds) for n in entries for share in density]
     out.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
-    with bar(console, "1 thread", len(benches) * (WARM_UP + rounds)) as progress:
+    with progress_bar(console, "1 thread", len(benches) * (WARM_UP + rounds)) as progress:
         measured = [(bench, row) for bench in benches for row in measure(bench, progress)]
     console.print(_table(measured))
     console.print(
@@ -51,7 +51,7 @@ def wire(
     print(f"results: {out}")
 
 
-def _table(measured: list[tuple[WireBench, Row]]) -> Table:
+def _table(measured: list[tuple[WireBench, WireRow]]) -> Table:
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "indices" else "right", no_wrap=True)
@@ -70,7 +70,7 @@ def _table(measured: list[tuple[WireBench, Row]]) -> Table:
     return table
 
 
-def _line(bench: WireBench, row: Row) -> dict[str, Any]:
+def _line(bench: WireBench, row: WireRow) -> dict[str, Any]:
     return {
         "entries": bench.entries,
         "density": bench.density,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from sparsync_lab.cli.progress import bar
-from sparsync_lab.data import check_workers, count
+from sparsync_lab.cli.progress import progress_bar
+from sparsync_lab.data import check_workers, train_size
 from sparsync_lab.environment import environment
-from sparsync_lab.training.compare import MOVE, label, plan, summarise, train_all
+from sparsync_lab.packages import require
+from sparsync_lab.training.compare import MOVE, label, plan, summarize, train_all
 from sparsync_lab.training.settings import Training
 
 DEFAULT = Training()
@@ -59,22 +59,20 @@ def compare(
     sparsync compare --data mnist --model lenet5 --data-dir ~/data --steps 1000 --method default --method dgc
     """
     like = Training("dense", data=data, model=model, steps=steps, batch=batch, rate=rate, momentum=momentum)
-    side_by_side(
+    run_comparison(
         "Sparsync: methods compared", plan(method, seeds, like, density, momentum_mode), workers, data_dir, out
     )
 
 
-def side_by_side(
+def run_comparison(
     title: str, trainings: Sequence[Training], workers: int, data_dir: Path | None, out: Path, *remarks: str
 ) -> None:
     """Run the trainings, show and write what came of them; ``remarks`` follow what is found."""
-    for package in ("sklearn", "matplotlib", "jinja2"):
-        if find_spec(package) is None:
-            raise ValueError(f"comparisons and their reports need {package}: pip install 'sparsync[lab]'")
+    require("sklearn", "matplotlib", "jinja2")
     from sparsync_lab.cli import comparison
 
     first = trainings[0]
-    check_workers(workers, count(first.data, data_dir), first.batch)
+    check_workers(workers, train_size(first.data, data_dir), first.batch)
     out.mkdir(parents=True, exist_ok=True)
     where = environment()
     console = Console()
@@ -83,8 +81,8 @@ def side_by_side(
         number = min(int(done // first.steps), len(trainings) - 1)
         return f"{label(trainings[number])}, training {number + 1} of {len(trainings)}"
 
-    with bar(console, under_way, first.steps * len(trainings)) as progress:
+    with progress_bar(console, under_way, first.steps * len(trainings)) as progress:
         outcomes = train_all(trainings, data_dir, workers, progress)
-    lines = summarise(outcomes)
+    lines = summarize(outcomes)
     comparison.show(console, lines, workers, remarks)
     print(f"report: {comparison.save(out, title, outcomes, lines, workers, where, remarks)}")

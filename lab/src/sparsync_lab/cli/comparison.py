@@ -25,13 +25,13 @@ from sparsync_lab.report import (
     Page,
     Row,
     Table,
-    plus_minus,
+    mean_and_std_text,
     png,
     times,
     write,
     write_csv,
 )
-from sparsync_lab.training.compare import TOLERANCE, Line, options
+from sparsync_lab.training.compare import TOLERANCE, MethodSummary, options
 from sparsync_lab.training.settings import Outcome, Point
 
 MOMENTUM = (
@@ -41,7 +41,7 @@ MOMENTUM = (
 HEADINGS = ("method", "test accuracy", "bytes per step", "less than dense", "density", "step time")
 
 
-def show(console: Console, lines: Sequence[Line], workers: int, remarks: Sequence[str] = ()) -> None:
+def show(console: Console, lines: Sequence[MethodSummary], workers: int, remarks: Sequence[str] = ()) -> None:
     """The table and what it says, on a terminal."""
     made = table(lines, workers)
     printed = Printed(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
@@ -60,28 +60,28 @@ def save(
     out: Path,
     title: str,
     outcomes: Sequence[Outcome],
-    lines: Sequence[Line],
+    lines: Sequence[MethodSummary],
     workers: int,
     where: Mapping[str, str],
     remarks: Sequence[str] = (),
 ) -> Path:
     """Write ``outcomes.json``, ``table.csv``, ``compare.png`` and ``report.html`` into ``out``; the last one's path."""
-    told = {"environment": dict(where), "outcomes": [outcome.to_json() for outcome in outcomes]}
-    (out / "outcomes.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    content = {"environment": dict(where), "outcomes": [outcome.to_json() for outcome in outcomes]}
+    (out / "outcomes.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     write_csv(out / "table.csv", [_csv_line(line, workers) | dict(where) for line in lines])
     png(charts(lines)[:2], out / "compare.png")
     write(page(title, lines, workers, where, remarks), out / "report.html")
     return out / "report.html"
 
 
-def table(lines: Sequence[Line], workers: int) -> Table:
+def table(lines: Sequence[MethodSummary], workers: int) -> Table:
     """The comparison in rows."""
     training = lines[0].training
     rows = []
     for line in lines:
         cells = [
             line.label,
-            plus_minus(100 * line.accuracy, None if line.deviation is None else 100 * line.deviation, "%"),
+            mean_and_std_text(100 * line.accuracy, None if line.deviation is None else 100 * line.deviation, "%"),
             f"{line.bytes:,.0f}",
             times(line.ratio) if line.bytes else "–",
             f"{100 * line.density:.3g} %",
@@ -102,14 +102,14 @@ def table(lines: Sequence[Line], workers: int) -> Table:
     return Table(f"Accuracy and traffic of {len(lines)} methods", HEADINGS, rows, notes)
 
 
-def methods(lines: Sequence[Line]) -> Table:
+def methods(lines: Sequence[MethodSummary]) -> Table:
     """What each method is, in the words of ``attach``."""
-    told = [options(line.training) for line in lines]
-    rows = [Row([line.label, *chosen.values()]) for line, chosen in zip(lines, told, strict=True)]
-    return Table("The methods, as options of sparsync.attach", ["method", *told[0]], rows, [MOMENTUM])
+    content = [options(line.training) for line in lines]
+    rows = [Row([line.label, *chosen.values()]) for line, chosen in zip(lines, content, strict=True)]
+    return Table("The methods, as options of sparsync.attach", ["method", *content[0]], rows, [MOMENTUM])
 
 
-def findings(lines: Sequence[Line]) -> list[str]:
+def findings(lines: Sequence[MethodSummary]) -> list[str]:
     """What the table shows, in a sentence or two."""
     dense, sparse = lines[0], [line for line in lines[1:] if line.bytes]
     fine = [line for line in sparse if not line.misses and line.ratio > 1]
@@ -127,7 +127,7 @@ def findings(lines: Sequence[Line]) -> list[str]:
     return said
 
 
-def charts(lines: Sequence[Line]) -> list[Chart]:
+def charts(lines: Sequence[MethodSummary]) -> list[Chart]:
     """Accuracy over steps and, if anything travels, over bytes, and the bytes of a step."""
     # Ends are what is compared: how curves climb there need not be seen from the very bottom.
     shown = (max(0.0, 10 * (min(100 * line.accuracy for line in lines) // 10 - 3)), 101.0)
@@ -144,7 +144,7 @@ def charts(lines: Sequence[Line]) -> list[Chart]:
 
 
 def page(
-    title: str, lines: Sequence[Line], workers: int, where: Mapping[str, str], remarks: Sequence[str] = ()
+    title: str, lines: Sequence[MethodSummary], workers: int, where: Mapping[str, str], remarks: Sequence[str] = ()
 ) -> Page:
     """The report."""
     captions = (
@@ -156,11 +156,11 @@ def page(
     return Page(title, [*findings(lines), *remarks], [table(lines, workers), *figures, methods(lines)], where)
 
 
-def _less(line: Line) -> str:
+def _less(line: MethodSummary) -> str:
     return f"{times(line.ratio)} less" if line.ratio >= 1 else f"{times(1 / line.ratio)} more"
 
 
-def _curve(line: Line, x: Callable[[Point], float]) -> Curve:
+def _curve(line: MethodSummary, x: Callable[[Point], float]) -> Curve:
     """The mean over the seeds, point by point, and the band of all of them."""
     points = list(zip(*line.curves, strict=True))
     accuracies = [[100 * point.accuracy for point in same] for same in points]
@@ -173,7 +173,7 @@ def _curve(line: Line, x: Callable[[Point], float]) -> Curve:
     )
 
 
-def _csv_line(line: Line, workers: int) -> dict[str, Any]:
+def _csv_line(line: MethodSummary, workers: int) -> dict[str, Any]:
     training, asked = line.training, options(line.training)
     return {
         "method": line.label,

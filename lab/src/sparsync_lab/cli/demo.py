@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sparsync_lab.cli.compare import side_by_side
+from sparsync_lab.cli.compare import run_comparison
 from sparsync_lab.training.compare import plan
 from sparsync_lab.training.settings import Training
 
@@ -29,4 +29,4 @@ def demo(
 ) -> None:
     """Train a small network dense and sparse on processes of this machine, and compare."""
     trainings = plan(METHODS, seeds, Training("dense", steps=steps, rate=RATE))
-    side_by_side("Sparsync demo", trainings, workers, None, out, REMARK.format(more=2 * steps))
+    run_comparison("Sparsync demo", trainings, workers, None, out, REMARK.format(more=2 * steps))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sparsync_lab.cli.parallel_jobs import Others, arguments_of, end_with_starter
+from sparsync_lab.cli.parallel_jobs import ParallelJobs, command_arguments, exit_when_stdin_closes
 
 if TYPE_CHECKING:
     from sparsync_lab.papers import Item
@@ -34,15 +33,14 @@ def list_items(
     seed: Annotated[int, typer.Option(help="As in 'run'.")] = 0,
 ) -> None:
     """What there is, what it needs, and what has been run."""
-    _check_packages()
-    from sparsync_lab.papers import ITEMS, Context
+    from sparsync_lab.papers import ITEMS, RunContext
     from sparsync_lab.papers.report_page import listed
 
     if item:
         orders = {key: one.order for key, one in ITEMS.items() if one.order is not None}
         if item not in orders:
             raise ValueError(f"item must be one of {', '.join(orders)} or left out, got {item!r}")
-        found = orders[item](Context(output=output, seed=seed))
+        found = orders[item](RunContext(output=output, seed=seed))
         _print(found.headings, [row.cells for row in found.rows])
         return
     _print(("item", "what it is", "full run needs", "result"), listed(list(ITEMS.values()), output))
@@ -112,9 +110,8 @@ def run(
     Several of these commands may run side by side: a training is made by the one that claims it first, and each waits
     for the others' as long as there is time. What measures time (p1/table2, p2/table2) should run alone.
     """
-    _check_packages()
-    from sparsync_lab.papers import Context, chosen
-    from sparsync_lab.papers.run_queue import NoneFits, SomeFailed, assemble
+    from sparsync_lab.papers import RunContext, chosen
+    from sparsync_lab.papers.run_queue import NoMatchingRun, SomeRunsFailed, write_result
 
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be above 0, got {minutes:g}")
@@ -128,7 +125,7 @@ def run(
         torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
     begun = time.time() if helps is None else helps
     ago = time.time() - begun
-    context = Context(
+    context = RunContext(
         quick=quick,
         device=torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")),
         data=data_dir,
@@ -140,7 +137,7 @@ def run(
         begun=begun,
         deadline=time.monotonic() - ago + 60 * minutes if minutes is not None else float("inf"),
         resume=resume,
-        say=lambda line: print(f"  {line}\n", end="", flush=True),
+        log=lambda line: print(f"  {line}\n", end="", flush=True),
     )
     items = chosen(item)
     if epochs is not None and not any(one.by_epochs for one in items):
@@ -165,13 +162,13 @@ def run(
         try:
             if one.trains:
                 one.run(context)
-        except NoneFits as error:  # of several items, another may have it
+        except NoMatchingRun as error:  # of several items, another may have it
             if len(items) == 1:
                 raise
             print(f"  {error}", flush=True)
             unfit.append(one.key)
             return False
-        except SomeFailed as error:  # the result is made from the others
+        except SomeRunsFailed as error:  # the result is made from the others
             failed.append(one.key)
             print(f"  {error}", flush=True)
         except (ValueError, OSError, RuntimeError) as error:
@@ -180,7 +177,7 @@ def run(
 
     def finish(one: Item) -> None:
         try:
-            path, result = assemble(context, one)
+            path, result = write_result(context, one)
         except (ValueError, OSError) as error:
             give_up(one, error)
             return
@@ -195,7 +192,7 @@ def run(
 
     shared = [one for one in items if one.trains]
     if helps is not None:
-        end_with_starter()
+        exit_when_stdin_closes()
         for one in shared:
             train(one)
         check_made(items, failed, unfit)
@@ -208,8 +205,8 @@ def run(
         return
     threads = max(1, torch.get_num_threads() // jobs)
     torch.set_num_threads(threads)
-    same = ["papers", "run", *arguments_of(ctx, without=("jobs", "helps")), f"--helps={begun}"]
-    with Others(same, jobs - 1, threads) as others:
+    same = ["papers", "run", *command_arguments(ctx, without=("jobs", "helps")), f"--helps={begun}"]
+    with ParallelJobs(same, jobs - 1, threads) as others:
         ready = [one for one in shared if train(one)]
         others.wait()
     for one in ready:
@@ -224,7 +221,6 @@ def report(
     page: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html there")] = None,
 ) -> None:
     """All results on one page that loads nothing from elsewhere."""
-    _check_packages()
     from sparsync_lab.papers import ITEMS
     from sparsync_lab.papers.report_page import write_report
 
@@ -263,9 +259,3 @@ def check_writable(name: str, folder: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"{name} must be a folder that can be written to, got {folder}: {reason}") from None
-
-
-def _check_packages() -> None:
-    for package in ("matplotlib", "jinja2"):
-        if find_spec(package) is None:
-            raise ValueError(f"the papers' figures and tables need {package}: pip install 'sparsync[lab]'")

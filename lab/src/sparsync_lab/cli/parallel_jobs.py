@@ -19,7 +19,7 @@ COMMAND = (sys.executable, "-m", "sparsync_lab")
 LAST = 12  # lines of a failed process that are shown again
 
 
-def arguments_of(ctx: typer.Context, without: Collection[str]) -> list[str]:
+def command_arguments(ctx: typer.Context, without: Collection[str]) -> list[str]:
     """The arguments that the command was given, defaults included, as another process of it takes them."""
     named: list[str] = []
     placed: list[str] = []
@@ -37,14 +37,14 @@ def arguments_of(ctx: typer.Context, without: Collection[str]) -> list[str]:
     return [*named, *placed]
 
 
-class Others:
+class ParallelJobs:
     """Processes beside this one; in a ``with`` block, at whose end none of them is left.
 
     What they print appears here, each line with the process's number: this one is the first.
 
     Args:
         arguments: of the command line, for each of them. Their standard input ends when this process does, however
-            that happens: see ``end_with_starter``.
+            that happens: see ``exit_when_stdin_closes``.
         count: how many.
         threads: of each, for PyTorch.
     """
@@ -55,7 +55,7 @@ class Others:
         self._readers: list[threading.Thread] = []
         self._last: list[deque[str]] = []
 
-    def __enter__(self) -> Others:
+    def __enter__(self) -> ParallelJobs:
         for number in range(2, self._count + 2):
             # A process group of its own: Ctrl-C is for us alone, who then end it.
             process = subprocess.Popen(
@@ -105,7 +105,7 @@ def _repeat(process: subprocess.Popen[str], number: int, last: deque[str]) -> No
             print(f"  [{number}] {line.strip()}\n", end="", flush=True)
 
 
-def end_with_starter() -> None:
+def exit_when_stdin_closes() -> None:
     """End this process when its standard input ends: then the one that started it is gone."""
 
     def watch() -> None:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def bar(console: Console, title: str | Callable[[float], str], total: int) -> Iterator[Callable[[int], None]]:
+def progress_bar(console: Console, title: str | Callable[[float], str], total: int) -> Iterator[Callable[[int], None]]:
     """Shows how many of ``total`` are done; call what it gives with the number of new ones.
 
     ``title`` may change with the number done.

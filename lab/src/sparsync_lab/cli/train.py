@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -12,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from sparsync_lab import models
-from sparsync_lab.cli.training_progress import Watch, show_cursor, summary
-from sparsync_lab.data import check_workers, count, load
-from sparsync_lab.training.launch import launch, launched, process_group, run_worker
-from sparsync_lab.training.local_workers import WorkerFailed
+from sparsync_lab.cli.training_progress import TrainingProgress, show_cursor, summary
+from sparsync_lab.data import check_workers, load, train_size
+from sparsync_lab.training.local_workers import PRELOAD, LocalWorkers, Worker, WorkerFailed
 from sparsync_lab.training.loop import train as train_here
-from sparsync_lab.training.run_folder import Run
+from sparsync_lab.training.process_group import launched, process_group, run_launched
+from sparsync_lab.training.run_folder import RunFolder
 from sparsync_lab.training.settings import Training, dense_bytes
 
 WORKERS = 4
@@ -25,7 +24,7 @@ DEFAULT = Training()
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckedTraining:
     """A training that has been checked and can start."""
 
     training: Training
@@ -174,23 +173,26 @@ def train(
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
     if launched():
-        run_worker(_as_launched, (given, out, data_dir, resume), _tell)
+        run_launched(_as_launched, given, out, data_dir, resume)
         return
-    planned = plan(given, workers, out, data_dir, resume)
-    preload = [__name__] + (["sklearn.datasets"] if planned.training.data == "digits" else [])
+    checked = plan(given, workers, out, data_dir, resume)
+    preload = [*PRELOAD, __name__] + (["sklearn.datasets"] if checked.training.data == "digits" else [])
     try:
-        launch(_work, planned.workers, planned, preload=preload)
+        with LocalWorkers(checked.workers, preload) as local_workers:
+            local_workers.run(_work, checked)
     except WorkerFailed as failure:
-        if not (planned.folder / "config.json").exists():
+        if not (checked.folder / "config.json").exists():
             raise
-        hint = f"go on with: sparsync train --out {planned.folder} --resume"
+        hint = f"go on with: sparsync train --out {checked.folder} --resume"
         raise WorkerFailed(f"{failure}\n{hint}" if "\n" in str(failure) else f"{failure}; {hint}") from None
     finally:
         if sys.stderr.isatty():
             show_cursor()
 
 
-def plan(given: dict[str, Any], workers: int | None, out: Path | None, data_dir: Path | None, resume: bool) -> Plan:
+def plan(
+    given: dict[str, Any], workers: int | None, out: Path | None, data_dir: Path | None, resume: bool
+) -> CheckedTraining:
     """Check everything that can be checked before a process is started.
 
     Args:
@@ -200,47 +202,46 @@ def plan(given: dict[str, Any], workers: int | None, out: Path | None, data_dir:
     names = [given.get(name, getattr(DEFAULT, name)) for name in ("data", "model", "method")]
     folder = out or Path("runs") / "-".join(names)
     if resume:
-        before, workers_before = Run(folder).config()
+        before, workers_before = RunFolder(folder).config()
         training = Training(**(before.to_json() | given))
         workers = workers_before if workers is None else workers
     else:
         training = Training(**given)
     workers = WORKERS if workers is None else workers
-    check_workers(workers, count(training.data, data_dir), training.batch)
-    Run(folder).check(training, resume)
-    return Plan(training, workers, folder, data_dir, resume)
+    check_workers(workers, train_size(training.data, data_dir), training.batch)
+    RunFolder(folder).check(training, resume)
+    return CheckedTraining(training, workers, folder, data_dir, resume)
 
 
-def _as_launched(given: dict[str, Any], out: Path | None, data_dir: Path | None, resume: bool) -> None:
+def _as_launched(worker: Worker, given: dict[str, Any], out: Path | None, data_dir: Path | None, resume: bool) -> None:
     """The whole command, as one of the workers that torchrun has started."""
-    _work(plan(given, int(os.environ["WORLD_SIZE"]), out, data_dir, resume))
+    _work(worker, plan(given, worker.count, out, data_dir, resume))
 
 
-def _work(planned: Plan) -> None:
+def _work(worker: Worker, checked: CheckedTraining) -> None:
     """The training on one worker; rank 0 shows how it goes."""
-    training = planned.training
-    images = load(training.data, planned.data_folder)
-    with process_group() as (rank, workers):
+    training = checked.training
+    images = load(training.data, checked.data_folder)
+    rank, workers = worker.rank, worker.count
+    with process_group():
         warnings.showwarning = _warn  # type: ignore[assignment]
         if rank:
             warnings.simplefilter("ignore")  # rank 0 says it for all
-        with Watch(rank, training, dense_bytes(models.size(training.model, images), workers)) as watch:
+        with TrainingProgress(
+            rank, training, dense_bytes(models.parameter_count(training.model, images), workers)
+        ) as shown:
             outcome = train_here(
                 rank,
                 workers,
                 training,
                 images,
-                folder=planned.folder,
-                resume=planned.resume,
-                on_point=watch.on_point,
-                on_step=watch.on_step,
+                folder=checked.folder,
+                resume=checked.resume,
+                on_point=shown.on_point,
+                on_step=shown.on_step,
             )
         if outcome is not None:
-            print(f"{summary(outcome)}\nrun: {planned.folder}", flush=True)
-
-
-def _tell(code: int, why: str) -> None:
-    print(f"sparsync: {why}", file=sys.stderr)
+            print(f"{summary(outcome)}\nrun: {checked.folder}", flush=True)
 
 
 def _warn(message: Any, *_: Any) -> None:

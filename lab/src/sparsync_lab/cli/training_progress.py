@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sparsync_lab.training.settings import Outcome, Point, Training
 
 
-class Watch:
+class TrainingProgress:
     """Shows the points of a training as they come to rank 0; the other ranks show nothing.
 
     Args:
@@ -30,7 +30,7 @@ class Watch:
             columns = (BarColumn(bar_width=20), MofNCompleteColumn(), text, TimeRemainingColumn())
             self.bar = Progress(*columns, console=console, transient=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> TrainingProgress:
         if self.bar is not None:
             self.task = self.bar.add_task("starting", total=self.training.steps)
             signal.signal(signal.SIGINT, self._interrupted)

@@ -9,12 +9,12 @@ from pathlib import Path
 from sparsync_lab.data import an4, cifar10, mnist, ptb
 from sparsync_lab.data.an4 import Speech, read_an4, spectrogram, speech_batch
 from sparsync_lab.data.cifar10 import read_cifar10
-from sparsync_lab.data.ctc import greedy, labels_of, word_error_rate
+from sparsync_lab.data.ctc import greedy_decode, text_to_labels, word_error_rate
 from sparsync_lab.data.files import FOLDER_VARIABLE, data_folder
-from sparsync_lab.data.image_folder import Pictures, read_pictures
-from sparsync_lab.data.images import Images, augment, check_workers, moment
+from sparsync_lab.data.image_folder import ImageFolder, read_image_folder
+from sparsync_lab.data.images import Images, augment, check_workers, step_generator
 from sparsync_lab.data.mnist import MNIST, read_mnist
-from sparsync_lab.data.ptb import Text, read_ptb, streams, windows
+from sparsync_lab.data.ptb import PennTreebank, read_ptb, streams, windows
 
 __all__ = [
     "DATA",
@@ -22,28 +22,28 @@ __all__ = [
     "MNIST",
     "SHAPES",
     "TEST_IMAGES",
+    "ImageFolder",
     "Images",
-    "Pictures",
+    "PennTreebank",
     "Speech",
-    "Text",
     "augment",
+    "available_cifar10",
     "check_workers",
-    "cifar10_there",
-    "count",
-    "greedy",
-    "labels_of",
+    "greedy_decode",
     "load",
     "load_an4",
     "load_ptb",
-    "moment",
     "read_an4",
     "read_cifar10",
+    "read_image_folder",
     "read_mnist",
-    "read_pictures",
     "read_ptb",
     "spectrogram",
     "speech_batch",
+    "step_generator",
     "streams",
+    "text_to_labels",
+    "train_size",
     "windows",
     "word_error_rate",
 ]
@@ -77,11 +77,11 @@ def load(name: str, folder: Path | None = None) -> Images:
         return read_mnist(_mnist_folder(folder))
     if name.startswith("cifar10") and name in DATA:
         return read_cifar10(_cifar_folder(folder), half=name == "cifar10-half")
-    count(name)
+    train_size(name)
     return mnist.read_digits()
 
 
-def count(name: str, folder: Path | None = None) -> int:
+def train_size(name: str, folder: Path | None = None) -> int:
     """How many training images there are; raises what ``load`` would, without the time to load them."""
     if name not in DATA:
         raise ValueError(f"data must be one of {', '.join(DATA)}, got {name!r}")
@@ -96,12 +96,12 @@ def count(name: str, folder: Path | None = None) -> int:
     return cifar10.HALF_TRAIN * cifar10.CLASSES if half else cifar10.TRAIN
 
 
-def cifar10_there(folder: Path | None = None) -> str:
+def available_cifar10(folder: Path | None = None) -> str:
     """``"cifar10"``, or ``"cifar10-half"`` where only that is there."""
-    return "cifar10-half" if cifar10.only_half(_cifar_folder(folder)) else "cifar10"
+    return "cifar10-half" if cifar10.has_only_half(_cifar_folder(folder)) else "cifar10"
 
 
-def load_ptb(folder: Path | None = None) -> Text:
+def load_ptb(folder: Path | None = None) -> PennTreebank:
     """The Penn Treebank; its files are in ``folder``, its subfolder ``ptb``, or ``$SPARSYNC_DATA``."""
     return read_ptb(data_folder(folder, "the Penn Treebank", ptb.SOURCE))
 

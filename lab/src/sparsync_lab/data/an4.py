@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparsync_lab.data.ctc import labels_of
-from sparsync_lab.data.files import originals, present
+from sparsync_lab.data.ctc import text_to_labels
+from sparsync_lab.data.files import find_file, verified_files
 
 AN4: Mapping[str, str] = {
     "an4_train.fileids": "a8a4c7f10776bb7d6804b9f1acd0bb6eedd9978490b514c185cebc216a0efed6",
@@ -82,16 +82,16 @@ def read_an4(folder: Path, checksums: Mapping[str, str] = AN4, samples: str = SA
     """
     root = next((place for place in (folder / "an4", folder) if place.is_dir()), folder)
     within = "etc" if (root / "etc").is_dir() else ""
-    files = originals(root, within, checksums, SOURCE)
+    files = verified_files(root, within, checksums, SOURCE)
     ids, texts = ([path.read_text().splitlines() for path in pair] for pair in (files[:2], files[2:]))
-    pack = present(root, "", PACK)
+    pack = find_file(root, "", PACK)
     names = [*ids[0], *ids[1]]
     audio = _read_pack(pack, names) if pack else _read_raw(root / "wav", names)
     digest, utterances = hashlib.sha256(), []
     for sound, text in zip(audio, [*texts[0], *texts[1]], strict=True):
         digest.update(sound.astype(">i2").tobytes())
-        said = re.sub(r"<s>|</s>|\([^)]*\)\s*$", "", text).strip()
-        utterances.append(Utterance(torch.from_numpy(sound), said))
+        spoken = re.sub(r"<s>|</s>|\([^)]*\)\s*$", "", text).strip()
+        utterances.append(Utterance(torch.from_numpy(sound), spoken))
     if digest.hexdigest() != samples:
         raise ValueError(
             f"the audio in {root} is not the original: the SHA-256 sum of its samples is {digest.hexdigest()}, "
@@ -114,16 +114,16 @@ def spectrogram(samples: Tensor) -> Tensor:
 
 def speech_batch(utterances: Sequence[Utterance], device: torch.device | str = "cpu") -> SpeechBatch:
     """Utterances as a model takes them, and what it should say."""
-    pictures = [spectrogram(utterance.samples.to(device)) for utterance in utterances]
-    spelled = [labels_of(utterance.text) for utterance in utterances]
-    wide = torch.zeros(len(pictures), BINS, max(picture.shape[1] for picture in pictures), device=device)
-    for row, picture in zip(wide, pictures, strict=True):
-        row[:, : picture.shape[1]] = picture
+    images = [spectrogram(utterance.samples.to(device)) for utterance in utterances]
+    labels = [text_to_labels(utterance.text) for utterance in utterances]
+    padded = torch.zeros(len(images), BINS, max(image.shape[1] for image in images), device=device)
+    for row, image in zip(padded, images, strict=True):
+        row[:, : image.shape[1]] = image
     return SpeechBatch(
-        wide,
-        torch.tensor([picture.shape[1] for picture in pictures]),
-        torch.nn.utils.rnn.pad_sequence(spelled, batch_first=True).to(device),
-        torch.tensor([len(word) for word in spelled]),
+        padded,
+        torch.tensor([image.shape[1] for image in images]),
+        torch.nn.utils.rnn.pad_sequence(labels, batch_first=True).to(device),
+        torch.tensor([len(word) for word in labels]),
     )
 
 

@@ -6,7 +6,6 @@ The packs are numpy archives: of ``train`` and ``test``, labels (``train_y``), p
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import pickle
 import tarfile
@@ -19,15 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparsync_lab.data.files import originals, places, present
+from sparsync_lab.data.files import candidate_paths, find_file, verified_files
 from sparsync_lab.data.images import Images
+from sparsync_lab.packages import require
 
 CLASSES, SIDE = 10, 32
 TRAIN, TEST = 50_000, 10_000
 HALF_TRAIN, HALF_TEST = 2500, 300  # of every class, the first
 # By channel, of all training images.
 MEAN = (0.49139968, 0.48215841, 0.44653091)
-DEVIATION = (0.24703223, 0.24348513, 0.26158784)
+STD = (0.24703223, 0.24348513, 0.26158784)
 ARCHIVES: Mapping[str, str] = {  # with the published MD5 sums
     "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
     "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
@@ -54,24 +54,23 @@ def check_cifar10(
 ) -> tuple[list[Path], Reader]:
     """The files to read, verified, and what reads each; ``folder/cifar10`` and ``folder`` are looked into."""
     wanted = {HALF_PACK: packs[HALF_PACK]} if half else packs
-    if all(present(folder, "cifar10", name) for name in wanted):
-        if importlib.util.find_spec("PIL") is None:
-            raise ValueError("CIFAR-10's packs hold WebP pictures: pip install pillow")
-        return originals(folder, "cifar10", wanted, SOURCE), _read_pack
+    if all(find_file(folder, "cifar10", name) for name in wanted):
+        require("PIL")
+        return verified_files(folder, "cifar10", wanted, SOURCE), _read_pack
     for name, checksum in archives.items():
-        if present(folder, "cifar10", name):
+        if find_file(folder, "cifar10", name):
             reader = _read_binary if "binary" in name else _read_pickled
-            return originals(folder, "cifar10", {name: checksum}, SOURCE), reader
-    looked = " and ".join(str(place.parent) for place in places(folder, "cifar10", HALF_PACK))
-    lacking = [name for name in wanted if not present(folder, "cifar10", name)]
+            return verified_files(folder, "cifar10", {name: checksum}, SOURCE), reader
+    looked = " and ".join(str(place.parent) for place in candidate_paths(folder, "cifar10", HALF_PACK))
+    lacking = [name for name in wanted if not find_file(folder, "cifar10", name)]
     other = "; the half of it that is there is called cifar10-half" if HALF_PACK not in lacking else ""
     names = ", ".join([*lacking, *archives])
     raise ValueError(f"CIFAR-10 is missing: looked for {names} in {looked}{other}; {SOURCE}")
 
 
-def only_half(folder: Path) -> bool:
+def has_only_half(folder: Path) -> bool:
     """Whether the pack with half of CIFAR-10 is there, and nothing that holds all of it. Reads no file."""
-    there = {name for name in (*PACKS, *ARCHIVES) if present(folder, "cifar10", name)}
+    there = {name for name in (*PACKS, *ARCHIVES) if find_file(folder, "cifar10", name)}
     return HALF_PACK in there and not there >= PACKS.keys() and not there & ARCHIVES.keys()
 
 
@@ -86,18 +85,18 @@ def read_cifar10(
     """
     paths, read = check_cifar10(folder, half, packs, archives)
     parts = [part for path in paths for part in read(path)]
-    train, test = (_joined(parts, split) for split in ("train", "test"))
+    train, test = (_in_order(parts, split) for split in ("train", "test"))
     if half:
-        train, test = _first(*train, HALF_TRAIN), _first(*test, HALF_TEST)
-    mean, deviation = (255 * torch.tensor(row).view(3, 1, 1) for row in (MEAN, DEVIATION))
-    return Images(*train, *test, CLASSES, mean, deviation)
+        train, test = _first_of_class(*train, HALF_TRAIN), _first_of_class(*test, HALF_TEST)
+    mean, std = (255 * torch.tensor(row).view(3, 1, 1) for row in (MEAN, STD))
+    return Images(*train, *test, CLASSES, mean, std)
 
 
-def _joined(parts: list[Part], split: str) -> tuple[Tensor, Tensor]:
+def _in_order(parts: list[Part], split: str) -> tuple[Tensor, Tensor]:
     """A split's images and labels in their original order; a part is let go once it has been copied."""
     own = [part for part in parts if part[0] == split]
     parts[:] = [part for part in parts if part[0] != split]
-    index = np.concatenate([places for _, _, _, places in own]).astype(np.int64)
+    index = np.concatenate([candidate_paths for _, _, _, candidate_paths in own]).astype(np.int64)
     order = np.empty_like(index)
     order[index.argsort()] = np.arange(len(index))  # the half keeps its order, without the gaps
     x = np.empty((len(index), 3, SIDE, SIDE), np.uint8)
@@ -112,7 +111,7 @@ def _joined(parts: list[Part], split: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
-def _first(x: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _first_of_class(x: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The first ``most`` images of every class."""
     hot = torch.nn.functional.one_hot(y, CLASSES)
     number = hot.cumsum(0).gather(1, y.unsqueeze(1)).squeeze(1)  # of each image within its class, from 1
@@ -130,8 +129,8 @@ def _read_pack(path: Path) -> Iterator[Part]:
             labels, at = pack[f"{split}_y"], 0
             images = np.empty((len(labels), 3, SIDE, SIDE), np.uint8)
             for name in (name for name in pack.files if name.startswith(f"{split}_webp")):
-                with Image.open(io.BytesIO(pack[name].tobytes())) as picture:
-                    rows = np.asarray(picture.convert("RGB")).reshape(-1, SIDE, SIDE, 3)
+                with Image.open(io.BytesIO(pack[name].tobytes())) as image:
+                    rows = np.asarray(image.convert("RGB")).reshape(-1, SIDE, SIDE, 3)
                 images[at : at + len(rows)] = rows.transpose(0, 3, 1, 2)
                 at += len(rows)
             yield split, images, labels, pack[f"{split}_index"]
@@ -146,7 +145,7 @@ def _read_binary(path: Path) -> Iterator[Part]:
 
 def _read_pickled(path: Path) -> Iterator[Part]:
     for split, start, content in _members(path, ""):
-        batch = _Plain(io.BytesIO(content), encoding="bytes").load()
+        batch = _SafeUnpickler(io.BytesIO(content), encoding="bytes").load()
         labels = np.array(batch[b"labels"], np.uint8)
         yield split, batch[b"data"], labels, start + np.arange(len(labels))
 
@@ -164,7 +163,7 @@ def _members(path: Path, suffix: str) -> Iterator[tuple[str, int, bytes]]:
         raise ValueError(f"{path} lacks {', '.join(order)}; {SOURCE}")
 
 
-class _Plain(pickle.Unpickler):
+class _SafeUnpickler(pickle.Unpickler):
     """Unpickles arrays and nothing that could act."""
 
     def find_class(self, module: str, name: str) -> Any:

@@ -11,7 +11,7 @@ BLANK = 0
 CHARACTERS = "_'ABCDEFGHIJKLMNOPQRSTUVWXYZ "  # 29; the first is the blank
 
 
-def labels_of(text: str) -> Tensor:
+def text_to_labels(text: str) -> Tensor:
     """The numbers of a text's characters."""
     odd = set(text) - set(CHARACTERS[1:])
     if odd:
@@ -19,7 +19,7 @@ def labels_of(text: str) -> Tensor:
     return torch.tensor([CHARACTERS.index(character) for character in text], dtype=torch.int64)
 
 
-def greedy(scores: Tensor, lengths: Tensor) -> list[str]:
+def greedy_decode(scores: Tensor, lengths: Tensor) -> list[str]:
     """The text of each row of ``(n, frames, 29)``: the best label of every frame, repeats and then blanks left out."""
     texts = []
     for best, length in zip(scores.argmax(2).cpu(), lengths.tolist(), strict=True):
@@ -28,20 +28,10 @@ def greedy(scores: Tensor, lengths: Tensor) -> list[str]:
     return texts
 
 
-def word_error_rate(heard: Sequence[str], said: Sequence[str]) -> float:
-    """Words to replace, insert and delete to make ``heard`` into ``said``, over the words of ``said``."""
-    wrong = sum(_distance(one.split(), other.split()) for one, other in zip(heard, said, strict=True))
-    words = sum(len(text.split()) for text in said)
-    if not words:
+def word_error_rate(heard: Sequence[str], spoken: Sequence[str]) -> float:
+    """Words to replace, insert and delete to make ``heard`` into ``spoken``, over the words of ``spoken``."""
+    import jiwer
+
+    if not any(text.split() for text in spoken):
         raise ValueError("said must hold a word, got none")
-    return wrong / words
-
-
-def _distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """The least number of words to replace, insert or delete."""
-    row = list(range(len(other) + 1))
-    for i, word in enumerate(one, 1):
-        before, row = row, [i]
-        for j, wanted in enumerate(other, 1):
-            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (word != wanted)))
-    return row[-1]
+    return float(jiwer.wer(list(spoken), list(heard)))

@@ -27,17 +27,17 @@ def data_folder(folder: Path | None, title: str, source: str) -> Path:
     return folder
 
 
-def places(folder: Path, within: str, name: str) -> list[Path]:
+def candidate_paths(folder: Path, within: str, name: str) -> list[Path]:
     """Where a file may lie: in the set's own subfolder, or in the folder itself."""
     return [folder / within / name, folder / name]
 
 
-def present(folder: Path, within: str, name: str) -> Path | None:
+def find_file(folder: Path, within: str, name: str) -> Path | None:
     """The file, if it is there."""
-    return next((place for place in places(folder, within, name) if place.is_file()), None)
+    return next((place for place in candidate_paths(folder, within, name) if place.is_file()), None)
 
 
-def originals(folder: Path, within: str, checksums: Mapping[str, str], source: str) -> list[Path]:
+def verified_files(folder: Path, within: str, checksums: Mapping[str, str], source: str) -> list[Path]:
     """The files, all there and with the sums they should have.
 
     Args:
@@ -47,9 +47,9 @@ def originals(folder: Path, within: str, checksums: Mapping[str, str], source: s
     """
     found = []
     for name, expected in checksums.items():
-        path = present(folder, within, name)
+        path = find_file(folder, within, name)
         if path is None:
-            looked = " and ".join(dict.fromkeys(str(place) for place in places(folder, within, name)))
+            looked = " and ".join(dict.fromkeys(str(place) for place in candidate_paths(folder, within, name)))
             raise ValueError(f"{name} is missing: looked for {looked}; {source}")
         kind = "MD5" if len(expected) == 32 else "SHA-256"
         with path.open("rb") as file:

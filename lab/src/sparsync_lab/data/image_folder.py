@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Sequence
@@ -14,16 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsync_lab.packages import require
+
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 SOURCE = "ImageNet is at https://image-net.org; unpack it into train/<class>/ and val/<class>/"
 # By channel, of ImageNet.
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SMALLEST, ASPECT = 0.08, 4 / 3  # of a random piece: its share of the area, and its sides' ratio at most
 TRIES = 10
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageFolder:
     """The pictures of one split.
 
     Args:
@@ -54,67 +55,68 @@ class Pictures:
         # Every picture's own draws, so that it does not matter which one is read first.
         seeds = [None] * len(numbers) if generator is None else _seeds(len(numbers), generator)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            cut = list(pool.map(self._cut, [self.paths[i] for i in numbers], seeds))
+            cut = list(pool.map(self._crop, [self.paths[i] for i in numbers], seeds))
         return torch.stack(cut), self.labels[numbers]
 
-    def _cut(self, path: Path, seed: int | None) -> Tensor:
+    def _crop(self, path: Path, seed: int | None) -> Tensor:
         from PIL import Image
 
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         try:
-            with Image.open(path) as picture:
-                whole = picture.convert("RGB")
+            with Image.open(path) as image:
+                whole = image.convert("RGB")
         except OSError as error:
             raise ValueError(f"{path} cannot be read as a picture: {error}") from None
         width, height = whole.size
-        box = _middle(width, height, 7 / 8) if generator is None else _piece(width, height, generator)
+        box = _center_box(width, height, 7 / 8) if generator is None else _random_box(width, height, generator)
         cut = whole.resize((self.side, self.side), Image.Resampling.BILINEAR, box=box)
         pixels = torch.from_numpy(np.array(cut)).permute(2, 0, 1)
         mirrored = generator is not None and _draw(generator) < 0.5
         return pixels.flip(2) if mirrored else pixels.contiguous()
 
 
-def read_pictures(folder: Path, split: str = "train", side: int = 224) -> Pictures:
+def read_image_folder(folder: Path, split: str = "train", side: int = 224) -> ImageFolder:
     """The pictures in ``folder/split`` or ``folder/imagenet/split``; only their names are read yet.
 
     Such folders have no published checksums; a picture that cannot be read is refused when its turn comes.
     """
-    if importlib.util.find_spec("PIL") is None:
-        raise ValueError("pictures are read by Pillow: pip install pillow")
-    places = [folder / "imagenet" / split, folder / split]
-    root = next((place for place in places if place.is_dir()), None)
+    require("PIL")
+    candidate_paths = [folder / "imagenet" / split, folder / split]
+    root = next((place for place in candidate_paths if place.is_dir()), None)
     if root is None:
-        raise ValueError(f"the folder {split} is missing: looked for {places[0]} and {places[1]}; {SOURCE}")
+        raise ValueError(
+            f"the folder {split} is missing: looked for {candidate_paths[0]} and {candidate_paths[1]}; {SOURCE}"
+        )
     classes = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir()))
     found = [sorted(p for p in (root / name).iterdir() if p.suffix.lower() in SUFFIXES) for name in classes]
     empty = [name for name, paths in zip(classes, found, strict=True) if not paths]
     if empty or not classes:
         raise ValueError(f"{root} has no pictures in {', '.join(empty[:5]) or 'any subfolder'}; {SOURCE}")
     labels = torch.tensor([label for label, paths in enumerate(found) for _ in paths])
-    return Pictures(tuple(path for paths in found for path in paths), labels, classes, side)
+    return ImageFolder(tuple(path for paths in found for path in paths), labels, classes, side)
 
 
-def standardise(pixels: Tensor) -> Tensor:
+def standardize(pixels: Tensor) -> Tensor:
     """Bytes ``(n, 3, side, side)`` as models of ImageNet take them."""
-    mean, deviation = (255 * torch.tensor(row, device=pixels.device).view(3, 1, 1) for row in (MEAN, DEVIATION))
-    return (pixels.float() - mean) / deviation
+    mean, std = (255 * torch.tensor(row, device=pixels.device).view(3, 1, 1) for row in (MEAN, STD))
+    return (pixels.float() - mean) / std
 
 
-def _middle(width: int, height: int, share: float) -> tuple[float, float, float, float]:
+def _center_box(width: int, height: int, share: float) -> tuple[float, float, float, float]:
     side = share * min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side
 
 
-def _piece(width: int, height: int, generator: torch.Generator) -> tuple[float, float, float, float]:
+def _random_box(width: int, height: int, generator: torch.Generator) -> tuple[float, float, float, float]:
     for _ in range(TRIES):
         area = width * height * (SMALLEST + (1 - SMALLEST) * _draw(generator))
         aspect = math.exp(math.log(ASPECT) * (2 * _draw(generator) - 1))
-        wide, high = math.sqrt(area * aspect), math.sqrt(area / aspect)
-        if wide <= width and high <= height:
-            left, top = (width - wide) * _draw(generator), (height - high) * _draw(generator)
-            return left, top, left + wide, top + high
-    return _middle(width, height, 1.0)
+        padded, high = math.sqrt(area * aspect), math.sqrt(area / aspect)
+        if padded <= width and high <= height:
+            left, top = (width - padded) * _draw(generator), (height - high) * _draw(generator)
+            return left, top, left + padded, top + high
+    return _center_box(width, height, 1.0)
 
 
 def _draw(generator: torch.Generator) -> float:

@@ -27,7 +27,7 @@ class Images:
     test_y: Tensor
     classes: int
     mean: Tensor | None = None
-    deviation: Tensor | None = None
+    std: Tensor | None = None
 
     @property
     def side(self) -> int:
@@ -49,11 +49,11 @@ class Images:
             generator: for training: photographs (bytes) are cut and flipped at random first. Digits never are. Of
                 several, each draws for its share of the images, one after another.
         """
-        if self.mean is None or self.deviation is None:
+        if self.mean is None or self.std is None:
             return x
         if generator is not None:
             x = augment(x, generator)
-        return (x.float() - self.mean.to(x.device)) / self.deviation.to(x.device)
+        return (x.float() - self.mean.to(x.device)) / self.std.to(x.device)
 
 
 def augment(x: Tensor, generator: torch.Generator | Sequence[torch.Generator], padding: int = PADDING) -> Tensor:
@@ -73,8 +73,8 @@ def augment(x: Tensor, generator: torch.Generator | Sequence[torch.Generator], p
     columns = left + torch.where(mirrored > 0, across.flip(0), across)
     image = torch.arange(n, device=x.device).view(n, 1, 1, 1)
     channel = torch.arange(channels, device=x.device).view(1, channels, 1, 1)
-    wide = nn.functional.pad(x, (padding,) * 4)
-    return wide[image, channel, rows.view(n, 1, height, 1), columns.view(n, 1, 1, width)]
+    padded = nn.functional.pad(x, (padding,) * 4)
+    return padded[image, channel, rows.view(n, 1, height, 1), columns.view(n, 1, 1, width)]
 
 
 def _draw(n: int, padding: int, rng: torch.Generator) -> Tensor:
@@ -83,7 +83,7 @@ def _draw(n: int, padding: int, rng: torch.Generator) -> Tensor:
     return torch.stack([torch.randint(below, (n, 1), generator=rng, device=rng.device) for below in limits])
 
 
-def moment(seed: int, rank: int, step: int) -> torch.Generator:
+def step_generator(seed: int, rank: int, step: int) -> torch.Generator:
     """A generator for one worker's step: a training that is resumed there draws the same again."""
     return torch.Generator().manual_seed(((seed * 1_000_003 + rank) * 1_000_003 + step) % 2**63)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsync_lab.data.files import originals
+from sparsync_lab.data.files import verified_files
 from sparsync_lab.data.images import Images
+from sparsync_lab.packages import require
 
 DIGITS, DIGITS_TEST = 1797, 450
 
@@ -29,14 +29,13 @@ MNIST_SOURCE = "MNIST's four original files are at https://ossci-datasets.s3.ama
 
 
 def check_digits() -> None:
-    """Whether the digits can be loaded."""
-    if find_spec("sklearn") is None:
-        raise ValueError("the digits come with scikit-learn: pip install 'sparsync[lab]'")
+    """Raise why the digits cannot be loaded, if so: they come with scikit-learn."""
+    require("sklearn")
 
 
 def check_mnist(folder: Path, checksums: Mapping[str, str] = MNIST) -> list[Path]:
     """MNIST's files in ``folder`` or ``folder/mnist``; one whose MD5 sum differs is refused."""
-    return originals(folder, "mnist", checksums, MNIST_SOURCE)
+    return verified_files(folder, "mnist", checksums, MNIST_SOURCE)
 
 
 def read_mnist(folder: Path, checksums: Mapping[str, str] = MNIST) -> Images:
@@ -47,12 +46,12 @@ def read_mnist(folder: Path, checksums: Mapping[str, str] = MNIST) -> Images:
             raise ValueError(
                 f"MNIST in {folder}: {kind} has images {tuple(x.shape)} and labels {tuple(y.shape)}, which do not match"
             )
-    mean, deviation = train_x.double().mean().item(), train_x.double().std().item()
+    mean, std = train_x.double().mean().item(), train_x.double().std().item()
 
-    def standardised(x: Tensor) -> Tensor:
-        return x.to(torch.float32).sub_(mean).div_(deviation or 1.0).unsqueeze(1)
+    def standardized(x: Tensor) -> Tensor:
+        return x.to(torch.float32).sub_(mean).div_(std or 1.0).unsqueeze(1)
 
-    return Images(standardised(train_x), train_y.long(), standardised(test_x), test_y.long(), 10)
+    return Images(standardized(train_x), train_y.long(), standardized(test_x), test_y.long(), 10)
 
 
 def read_digits() -> Images:
@@ -64,8 +63,8 @@ def read_digits() -> Images:
     order = np.random.default_rng(0).permutation(DIGITS)
     x = torch.tensor(images[order], dtype=torch.float32)
     y = torch.tensor(labels[order], dtype=torch.int64)
-    mean, deviation = x[DIGITS_TEST:].mean(0), x[DIGITS_TEST:].std(0)
-    x = (x - mean) / torch.where(deviation > 0, deviation, 1.0)  # some corner pixels are always 0
+    mean, std = x[DIGITS_TEST:].mean(0), x[DIGITS_TEST:].std(0)
+    x = (x - mean) / torch.where(std > 0, std, 1.0)  # some corner pixels are always 0
     x = x.view(-1, 1, 8, 8)
     return Images(x[DIGITS_TEST:], y[DIGITS_TEST:], x[:DIGITS_TEST], y[:DIGITS_TEST], 10)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparsync_lab.data.files import originals
+from sparsync_lab.data.files import verified_files
 
 PTB: Mapping[str, str] = {
     "ptb.train.txt": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
@@ -24,7 +24,7 @@ END = "<eos>"
 
 
 @dataclass(frozen=True)
-class Text:
+class PennTreebank:
     """Three texts as numbers of words, ``(words,)`` each, every line closed by ``<eos>``.
 
     Args:
@@ -42,18 +42,18 @@ class Text:
         return everyone[rank * batch : (rank + 1) * batch]
 
 
-def read_ptb(folder: Path, checksums: Mapping[str, str] = PTB) -> Text:
+def read_ptb(folder: Path, checksums: Mapping[str, str] = PTB) -> PennTreebank:
     """The Penn Treebank from the files in ``folder`` or ``folder/ptb``; one whose SHA-256 sum differs is refused."""
     texts = [
         path.read_text(encoding="utf-8").replace("\n", f" {END} ").split()
-        for path in originals(folder, "ptb", checksums, SOURCE)
+        for path in verified_files(folder, "ptb", checksums, SOURCE)
     ]
     number = {word: i for i, word in enumerate(dict.fromkeys(texts[0]))}
     unknown = {word for text in texts[1:] for word in text if word not in number}
     if unknown:
         raise ValueError(f"the training text in {folder} lacks words of the others: {', '.join(sorted(unknown)[:5])}")
     train, valid, test = (torch.tensor([number[word] for word in text]) for text in texts)
-    return Text(train, valid, test, tuple(number))
+    return PennTreebank(train, valid, test, tuple(number))
 
 
 def streams(text: Tensor, count: int) -> Tensor:

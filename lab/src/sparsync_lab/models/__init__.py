@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from sparsync_lab.data import Images
-from sparsync_lab.models.catalogue import CATALOGUE, Spec, build, parameters
+from sparsync_lab.models.catalogue import CATALOGUE, ModelSpec, build, count_parameters
 from sparsync_lab.models.fnn_lenet import lenet5, mlp
 from sparsync_lab.models.gpt import GPT
 from sparsync_lab.models.imagenet import IMAGENET
@@ -18,13 +18,13 @@ __all__ = [
     "LSTMAN4",
     "LSTMPTB",
     "MODELS",
-    "Spec",
+    "ModelSpec",
     "build",
-    "check",
-    "make",
+    "check_model",
+    "count_parameters",
+    "make_image_model",
     "mlp",
-    "parameters",
-    "size",
+    "parameter_count",
 ]
 
 MODELS = ("mlp", "lenet5", "fnn3", "resnet20", "vgg16", "resnet18")
@@ -33,7 +33,7 @@ SHAPES = {"fnn3": (1, 28), "resnet20": (3, 32), "vgg16": (3, 32), "resnet18": (3
 LENET_SIDE = 28
 
 
-def make(name: str, images: Images) -> nn.Sequential:
+def make_image_model(name: str, images: Images) -> nn.Sequential:
     """A model for ``images``, with fresh weights from torch's random state.
 
     Args:
@@ -43,7 +43,7 @@ def make(name: str, images: Images) -> nn.Sequential:
             ``"resnet20"``, ``"vgg16"`` and ``"resnet18"``.
     """
     channels, side = images.channels, images.side
-    check(name, channels, side, images.classes)
+    check_model(name, channels, side, images.classes)
     if name == "mlp":
         sizes = [channels * side**2, *HIDDEN.get(side, (256, 256)), images.classes]
         return nn.Sequential(nn.Flatten(), *mlp(sizes))
@@ -55,7 +55,7 @@ def make(name: str, images: Images) -> nn.Sequential:
     return made
 
 
-def check(name: str, channels: int, side: int, classes: int = 10) -> None:
+def check_model(name: str, channels: int, side: int, classes: int = 10) -> None:
     """Whether the model called ``name`` can be made for such images."""
     if name not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
@@ -67,6 +67,6 @@ def check(name: str, channels: int, side: int, classes: int = 10) -> None:
         )
 
 
-def size(name: str, images: Images) -> int:
+def parameter_count(name: str, images: Images) -> int:
     """The number of a model's parameters."""
-    return parameters(lambda: make(name, images))
+    return count_parameters(lambda: make_image_model(name, images))

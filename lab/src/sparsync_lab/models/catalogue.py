@@ -16,7 +16,7 @@ from sparsync_lab.models.recurrent import LSTMAN4, LSTMPTB
 
 
 @dataclass(frozen=True)
-class Spec:
+class ModelSpec:
     """A model and the settings it is published with.
 
     Args:
@@ -45,14 +45,14 @@ class Spec:
 # ResNet-18: Foroutan Eghlidi and Jaggi, Sparse Communication; its rate is for entries chosen layer by layer, and a
 # tenth of that for entries chosen in the whole model, each times the workers. The GPT is our own.
 CATALOGUE = {
-    "fnn3": Spec("FNN-3", fnn3, 199_210, "mnist", 128, 0.01),
-    "lenet5": Spec("LeNet-5", lenet5, 61_706, "mnist", 128, 0.01),
-    "resnet20": Spec("ResNet-20", resnet20, 269_722, "cifar10", 32, 0.1),
-    "vgg16": Spec("VGG-16", vgg16, 14_728_266, "cifar10", 128, 0.1),
-    "lstm-ptb": Spec("LSTM-PTB", LSTMPTB, 66_034_000, "ptb", 20, 22.0, clip=0.25, momentum=0.0),
-    "lstm-an4": Spec("LSTM-AN4", LSTMAN4, 27_569_568, "an4", 4, 0.0002, clip=400.0),
-    "resnet18": Spec("ResNet-18", resnet18, 11_173_962, "cifar10", 128, 0.1),
-    "gpt": Spec("GPT, 4 layers of 256", GPT, 5_752_320, "ptb", 32, 0.001, clip=1.0),
+    "fnn3": ModelSpec("FNN-3", fnn3, 199_210, "mnist", 128, 0.01),
+    "lenet5": ModelSpec("LeNet-5", lenet5, 61_706, "mnist", 128, 0.01),
+    "resnet20": ModelSpec("ResNet-20", resnet20, 269_722, "cifar10", 32, 0.1),
+    "vgg16": ModelSpec("VGG-16", vgg16, 14_728_266, "cifar10", 128, 0.1),
+    "lstm-ptb": ModelSpec("LSTM-PTB", LSTMPTB, 66_034_000, "ptb", 20, 22.0, clip=0.25, momentum=0.0),
+    "lstm-an4": ModelSpec("LSTM-AN4", LSTMAN4, 27_569_568, "an4", 4, 0.0002, clip=400.0),
+    "resnet18": ModelSpec("ResNet-18", resnet18, 11_173_962, "cifar10", 128, 0.1),
+    "gpt": ModelSpec("GPT, 4 layers of 256", GPT, 5_752_320, "ptb", 32, 0.001, clip=1.0),
 }
 
 
@@ -69,7 +69,7 @@ def build(name: str) -> nn.Module:
     return CATALOGUE[name].make()
 
 
-def parameters(make: Callable[[], nn.Module]) -> int:
+def count_parameters(make: Callable[[], nn.Module]) -> int:
     """How many parameters the model that ``make`` makes has; nothing is drawn, nothing allocated."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in make().parameters())

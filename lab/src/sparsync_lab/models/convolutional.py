@@ -9,7 +9,7 @@ from sparsync_lab.models.fnn_lenet import kaiming, xavier
 VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, and how many convolutions have them
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions with batch norm, and a shortcut round them.
 
     Args:
@@ -62,7 +62,7 @@ def _resnet(widths: tuple[int, ...], blocks: int, projection: bool, classes: int
     for width in widths:
         for block in range(blocks):
             stride = 2 if block == 0 and width != widths[0] else 1
-            layers.append(Block(inputs, width, stride, projection))
+            layers.append(ResidualBlock(inputs, width, stride, projection))
             inputs = width
     classifier = nn.Linear(inputs, classes)
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), classifier).apply(kaiming)

@@ -20,26 +20,26 @@ class GPT(nn.Module):
         if width % heads:
             raise ValueError(f"width must be a multiple of heads = {heads}, got {width}")
         self.embedding = nn.Embedding(words, width)
-        self.places = nn.Embedding(context, width)
-        blocks = [_Block(width, heads) for _ in range(layers)]
+        self.positions = nn.Embedding(context, width)
+        blocks = [_TransformerBlock(width, heads) for _ in range(layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
-        self.scores = Tied(self.embedding)
+        self.scores = TiedOutput(self.embedding)
         self.apply(_normal)
         for block in blocks:
             for last in (block.merge, block.narrow):
                 nn.init.normal_(last.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, words: Tensor) -> Tensor:
-        places = torch.arange(words.shape[1], device=words.device).expand_as(words)
-        x = self.embedding(words) + self.places(places)
+        positions = torch.arange(words.shape[1], device=words.device).expand_as(words)
+        x = self.embedding(words) + self.positions(positions)
         for block in self.blocks:
             x = block(x)
         scores: Tensor = self.scores(self.norm(x))
         return scores
 
 
-class Tied(nn.Module):
+class TiedOutput(nn.Module):
     """A score for each word, by the weights of the words' embedding, which remain its own."""
 
     def __init__(self, embedding: nn.Embedding) -> None:
@@ -54,7 +54,7 @@ class Tied(nn.Module):
         return nn.functional.linear(x, self.weight)
 
 
-class _Block(nn.Module):
+class _TransformerBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads

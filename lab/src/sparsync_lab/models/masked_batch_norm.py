@@ -25,8 +25,8 @@ class MaskedBatchNorm(_NormBase):
         assert self.num_batches_tracked is not None
         x, real = x.unsqueeze(1), real.unsqueeze(1)  # as of one worker
         if self.training:
-            mean, variance, unbiased = masked_moments(x, real)
-            follow((self.running_mean, self.running_var), (mean[0], unbiased[0]), self.momentum)
+            mean, variance, unbiased = masked_statistics(x, real)
+            update_running_statistics((self.running_mean, self.running_var), (mean[0], unbiased[0]), self.momentum)
             self.num_batches_tracked.add_(1)
         else:
             mean, variance = self.running_mean.unsqueeze(0), self.running_var.unsqueeze(0)
@@ -34,22 +34,22 @@ class MaskedBatchNorm(_NormBase):
         return masked_norm(x, real, mean, variance + self.eps, weight, bias).squeeze(1)
 
 
-def masked_moments(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def masked_statistics(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of every worker's channels, ``(workers, channels)``: mean, variance and variance as it is estimated, unbiased.
 
     Args:
         x: ``(batch, workers, channels, ..., frames)``.
         real: ``(batch, workers, frames)``; one or more of each worker.
     """
-    over, mask = [0, *range(3, x.dim())], _beside(real, x)
+    over, mask = [0, *range(3, x.dim())], _expand_mask(real, x)
     count = (real.sum((0, 2)) * x.shape[3:-1].numel()).unsqueeze(1).to(x.dtype)
     mean = (x * mask).sum(over) / count
-    variance = ((x - _wide(mean, x)) * mask).square().sum(over) / count
+    variance = ((x - _expand_channels(mean, x)) * mask).square().sum(over) / count
     return mean, variance, variance * (count / (count - 1).clamp(min=1))
 
 
 @torch.no_grad()
-def follow(running: Sequence[Tensor], now: Sequence[Tensor], momentum: float | None) -> None:
+def update_running_statistics(running: Sequence[Tensor], now: Sequence[Tensor], momentum: float | None) -> None:
     """Move running statistics towards those of a batch."""
     assert momentum is not None
     for tensor, value in zip(running, now, strict=True):
@@ -58,15 +58,15 @@ def follow(running: Sequence[Tensor], now: Sequence[Tensor], momentum: float | N
 
 def masked_norm(x: Tensor, real: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``(x - mean) / √variance * weight + bias`` where frames are real, else 0; of every worker's channels."""
-    scale = _wide(variance.rsqrt() * weight, x)
-    return ((x - _wide(mean, x)) * scale + _wide(bias, x)) * _beside(real, x)
+    scale = _expand_channels(variance.rsqrt() * weight, x)
+    return ((x - _expand_channels(mean, x)) * scale + _expand_channels(bias, x)) * _expand_mask(real, x)
 
 
-def _beside(real: Tensor, x: Tensor) -> Tensor:
+def _expand_mask(real: Tensor, x: Tensor) -> Tensor:
     """``(batch, workers, frames)`` with the dimensions of ``x``."""
     return real.reshape(*real.shape[:2], *[1] * (x.dim() - 3), real.shape[2])
 
 
-def _wide(own: Tensor, x: Tensor) -> Tensor:
+def _expand_channels(own: Tensor, x: Tensor) -> Tensor:
     """``(workers, channels)`` with the dimensions of ``x``."""
     return own.reshape(*own.shape, *[1] * (x.dim() - 3))

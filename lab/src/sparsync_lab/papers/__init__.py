@@ -6,9 +6,9 @@ several processes share them.
 """
 
 from sparsync_lab.papers import beyond, p1, p2, p3
-from sparsync_lab.papers.item import Context, Item, Result
+from sparsync_lab.papers.item import Item, Result, RunContext
 
-__all__ = ["ITEMS", "Context", "Item", "Result", "chosen"]
+__all__ = ["ITEMS", "Item", "Result", "RunContext", "chosen"]
 
 ITEMS: dict[str, Item] = {item.key: item for item in (*p1.ITEMS, *p2.ITEMS, *p3.ITEMS, *beyond.ITEMS)}
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from sparsync_lab.papers import tables
-from sparsync_lab.papers.curves import outcome
-from sparsync_lab.papers.item import Context, Item, Result
-from sparsync_lab.papers.lr_search import Contest
+from sparsync_lab.papers.curves import base_result
+from sparsync_lab.papers.item import Item, Result, RunContext
+from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.run import History, Run, file_of
-from sparsync_lab.papers.run_queue import check_words, work
+from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.sweep import BASE, SETTINGS, Setting, Stage
 from sparsync_lab.report import Row, Table
 
@@ -65,30 +65,30 @@ NOTES = (
 )
 
 
-class Ledger:
+class Sweep:
     """The item's trainings: what is there, and what is made now."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RunContext) -> None:
         self.context = context
         self.done: dict[str, History] = {}
         own = {"settings": QUICK_SETTINGS, "stages": QUICK_STAGES} if context.quick else {}
-        self.contest = Contest(self.get, context.seed, **own)  # type: ignore[arg-type]
+        self.search = LearningRateSearch(self.get, context.seed, **own)  # type: ignore[arg-type]
 
     def get(self, run: Run) -> History | None:
         return self.done.get(run.made(self.context).name)
 
-    def carry_out(self) -> None:
+    def train_missing(self) -> None:
         """Stage by stage, as far as time and ``--only`` allow; what is stored is read."""
-        check_words(self.context, (run.made(self.context) for run in self.contest.possible()))
-        work(self.context, self.ready, self.done)
+        check_only(self.context, (run.made(self.context) for run in self.search.possible()))
+        process_queue(self.context, self.ready, self.done)
 
     def ready(self) -> Iterator[Run]:
         """What can be trained by now, done or not: a stage is asked when those before it have been gone through.
         Then what was trained with other rates of the search, when they were the best, and is stored."""
-        for stage in self.contest.stages:
-            yield from [run.made(self.context) for run in self.contest.runs(stage)[0]]
-        for stage in self.contest.stages:
-            for run in self.contest.others(stage):
+        for stage in self.search.stages:
+            yield from [run.made(self.context) for run in self.search.runs(stage)[0]]
+        for stage in self.search.stages:
+            for run in self.search.others(stage):
                 made = run.made(self.context)
                 if file_of(self.context, made).is_file():
                     yield made
@@ -100,46 +100,46 @@ class Ledger:
 
     def left(self, stage: Stage) -> tuple[int, list[Run]]:
         """How many of a stage's trainings are done, and those that are not."""
-        ready, waiting = self.contest.runs(stage)
+        ready, waiting = self.search.runs(stage)
         missing = [run for run in ready if self.get(run) is None]
         return len(ready) - len(missing), missing + waiting
 
 
-def accuracy(context: Context) -> Result:
+def accuracy(context: RunContext) -> Result:
     """Test scores at equal bytes, from all that is trained so far."""
-    ledger = Ledger(context)
-    ledger.carry_out()
-    contest = ledger.contest
+    sweep = Sweep(context)
+    sweep.train_missing()
+    search = sweep.search
     missing = []
-    for number, stage in enumerate(contest.stages, 1):
-        done, left = ledger.left(stage)
+    for number, stage in enumerate(search.stages, 1):
+        done, left = sweep.left(stage)
         if left:
-            what = name_of(contest, stage).partition(": ")[0]  # which methods, the table of the order says
+            what = name_of(search, stage).partition(": ")[0]  # which methods, the table of the order says
             missing.append(f"{number}. {what} ({len(left)} of {done + len(left)})")
-    result = outcome(context, ledger.histories(), missing)
-    shown = [tables.summary(contest), *tables.all_of(contest), order_of(ledger)]
-    figures = tables.figures(contest)
-    rows = tables.columns(contest)
+    result = base_result(context, sweep.histories(), missing)
+    shown = [tables.summary(search), *tables.all_tables(search), order_of(sweep)]
+    figures = tables.figures(search)
+    rows = tables.columns(search)
     return replace(result, tables=shown, figures=figures, rows=rows, notes=[*NOTES, *result.notes])
 
 
-def name_of(contest: Contest, stage: Stage) -> str:
-    setting = contest.settings[stage.model]
-    seeds = " and ".join(str(seed + contest.seed) for seed in stage.seeds)
+def name_of(search: LearningRateSearch, stage: Stage) -> str:
+    setting = search.settings[stage.model]
+    seeds = " and ".join(str(seed + search.seed) for seed in stage.seeds)
     what = "search for the rate" if stage.search else f"seed {seeds}"
-    return f"{setting.title}, {setting.lengths[stage.length]:,} steps, {what}: {tables.names(stage.methods)}"
+    return f"{setting.title}, {setting.lengths[stage.length]:,} steps, {what}: {tables.method_names(stage.methods)}"
 
 
-def order_of(ledger: Ledger) -> Table:
+def order_of(sweep: Sweep) -> Table:
     """The stages in the order in which they are trained."""
     rows, total = [], 0.0
-    for number, stage in enumerate(ledger.contest.stages, 1):
-        done, left = ledger.left(stage)
-        every = [run.seconds / 60 for runs in ledger.contest.runs(stage) for run in runs]
+    for number, stage in enumerate(sweep.search.stages, 1):
+        done, left = sweep.left(stage)
+        every = [run.seconds / 60 for runs in sweep.search.runs(stage) for run in runs]
         minutes = sum(run.seconds for run in left) / 60
         total += minutes
-        word = f"{stage.model}-{ledger.contest.settings[stage.model].lengths[stage.length]}"
-        cells = [str(number), name_of(ledger.contest, stage), word, f"{done} of {done + len(left)}"]
+        word = f"{stage.model}-{sweep.search.settings[stage.model].lengths[stage.length]}"
+        cells = [str(number), name_of(sweep.search, stage), word, f"{done} of {done + len(left)}"]
         cells += [f"{sum(every) / len(every):.1f}", f"{minutes:.1f}"]
         rows.append(Row(cells))
     notes = ["A search has one more training where its best rate stands at the edge."]
@@ -147,11 +147,11 @@ def order_of(ledger: Ledger) -> Table:
     return Table("The order of the trainings", headings, rows, notes)
 
 
-def order(context: Context) -> Table:
+def order(context: RunContext) -> Table:
     """What has been trained and what comes next; trains nothing."""
-    ledger = Ledger(replace(context.as_stored(), resume=True))
-    ledger.carry_out()
-    return order_of(ledger)
+    sweep = Sweep(replace(context.read_only(), resume=True))
+    sweep.train_missing()
+    return order_of(sweep)
 
 
 ITEMS = (

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsync_lab.papers.item import Context, Result
-from sparsync_lab.papers.run import SEEDS, History, Run, merged_data, merged_where, title_of
-from sparsync_lab.papers.run_queue import carry_out
+from sparsync_lab.papers.item import Result, RunContext
+from sparsync_lab.papers.run import SEEDS, History, Run, merged_data, merged_where, model_title
+from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 from sparsync_lab.training.methods import DENSE
 
@@ -29,18 +29,18 @@ VIRTUAL = (
 )
 
 
-def trained(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], Result]:
+def train_runs(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, History], Result]:
     """The runs' histories by label, and a result that holds what all such items have in common."""
-    done, missing = carry_out(context, runs)
-    return done, outcome(context, list(done.values()), missing)
+    done, missing = train_missing(context, runs)
+    return done, base_result(context, list(done.values()), missing)
 
 
-def findings(context: Context, missing: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
+def findings(context: RunContext, missing: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
     """What is said of the full trainings, if it is these that are there."""
     return [] if context.quick or context.seed or context.epochs is not None or missing else notes
 
 
-def outcome(context: Context, histories: Sequence[History], missing: Sequence[str]) -> Result:
+def base_result(context: RunContext, histories: Sequence[History], missing: Sequence[str]) -> Result:
     """A result that holds what all items that train have in common.
 
     Args:
@@ -53,7 +53,7 @@ def outcome(context: Context, histories: Sequence[History], missing: Sequence[st
         sets = {h.data["sha256"]: f"{h.data['name']} ({h.data['size']})" for h in histories if h.run.model == model}
         if len(sets) > 1:
             those = " or ".join(sets.values())
-            notes.append(f"{title_of(model)} was not always trained with the same data, but with {those}.")
+            notes.append(f"{model_title(model)} was not always trained with the same data, but with {those}.")
     # Trainings of so many steps have them whatever is asked for.
     lengths = sorted({len(history.losses) for history in histories if history.run.steps is None})
     if context.epochs is not None and lengths:
@@ -80,7 +80,7 @@ def by_epoch(
     curves = []
     for label, history in histories.items():
         epochs = [step / history.epoch for step in history.points]
-        values = [shown(score, history.score) for score in history.scores]
+        values = [display_score(score, history.score) for score in history.scores]
         curves.append(Curve(label, epochs, values, look=(looks or {}).get(label)))
     kinds = {history.score for history in histories.values()}
     unit = "%" if "accuracy" in kinds else ""
@@ -109,8 +109,8 @@ def scores(caption: str, histories: Mapping[str, History]) -> Table:
             Row(
                 [
                     label,
-                    spread(own),
-                    f"{statistics.mean(shown(h.best, h.score) for h in own):.2f}",
+                    mean_and_std(own),
+                    f"{statistics.mean(display_score(h.best, h.score) for h in own):.2f}",
                     "–" if gap is None or label == DENSE else f"{gap:+.2f}",
                     str(len(own)),
                     f"{statistics.mean(h.bytes[-1] if h.bytes else 0 for h in own) / 1e6:,.2f} MB",
@@ -128,7 +128,7 @@ def scores(caption: str, histories: Mapping[str, History]) -> Table:
     return Table(caption, headings, rows)
 
 
-def repeated(context: Context, run: Run, **changes: Any) -> list[Run]:
+def with_seeds(context: RunContext, run: Run, **changes: Any) -> list[Run]:
     """A training with all seeds; alone in a tiny setting, and where a seed is asked for.
 
     Args:
@@ -150,30 +150,30 @@ def by_seed(histories: Mapping[str, History]) -> dict[str, list[History]]:
     return found
 
 
-def first_of(histories: Mapping[str, History]) -> dict[str, History]:
+def first_seed(histories: Mapping[str, History]) -> dict[str, History]:
     """One training of each label, that with the first seed if it is there."""
     return {label: own[0] for label, own in by_seed(histories).items()}
 
 
 def difference(histories: Sequence[History], others: Sequence[History]) -> float | None:
     """Between the means of two rows, over the seeds that both have; ``None`` if there is none, or one went astray."""
-    both = [{h.run.seed: shown(h.last, h.score) for h in row} for row in (histories, others)]
+    both = [{h.run.seed: display_score(h.last, h.score) for h in row} for row in (histories, others)]
     common = both[0].keys() & both[1].keys()
     gap = statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else math.nan
     return gap if math.isfinite(gap) else None
 
 
-def spread(histories: Sequence[History]) -> str:
+def mean_and_std(histories: Sequence[History]) -> str:
     """Mean and, of two seeds or more, standard deviation; the mean alone where one of them went astray."""
-    scores = [shown(h.last, h.score) for h in histories]
+    scores = [display_score(h.last, h.score) for h in histories]
     several = len(scores) > 1 and all(map(math.isfinite, scores))
     return f"{statistics.mean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if several else "")
 
 
-def shown(score: float, kind: str) -> float:
+def display_score(score: float, kind: str) -> float:
     return 100 * score if kind == "accuracy" else score
 
 
-def quickly(run: Run, **changes: Any) -> dict[str, Any]:
+def quick_changes(run: Run, **changes: Any) -> dict[str, Any]:
     """What makes a training tiny."""
     return {"workers": min(run.workers, 2), "batch": min(run.batch, 4), "limit": 32, "steps": 4, **changes}

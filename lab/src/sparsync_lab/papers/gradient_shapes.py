@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsync import theory
-from sparsync_lab.papers.item import Context, Result
+from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
 NUMEL = 100_000  # entries of P1's random vector
@@ -31,7 +31,7 @@ def histogram(u: Tensor, bins: int = POINTS) -> tuple[list[float], list[float]]:
     return middles, (counts.double() / (u.numel() * width)).tolist()
 
 
-def figure_3(context: Context) -> Result:
+def figure_3(context: RunContext) -> Result:
     """Distribution, π and π² of a normal vector, with the reference line."""
     u = gaussian_vector(context.seed)
     middles, density = histogram(u)
@@ -60,7 +60,7 @@ def figure_3(context: Context) -> Result:
     )
 
 
-def figure_5(context: Context, trained: Sequence[tuple[str, dict[float, float]]], others: Result) -> Result:
+def figure_5(context: RunContext, trained: Sequence[tuple[str, dict[float, float]]], others: Result) -> Result:
     """The exact ratio and the two bounds over k: on a normal vector, and on gradients of trainings.
 
     Args:

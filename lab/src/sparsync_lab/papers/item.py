@@ -11,11 +11,11 @@ import torch
 
 from sparsync_lab.report import Figure, Table
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Context:
+class RunContext:
     """How an item is to be run.
 
     Args:
@@ -44,7 +44,7 @@ class Context:
     resume: bool = True
     begun: float = field(default_factory=time.time)
     deadline: float = float("inf")
-    say: Say = lambda line: None
+    log: Log = lambda line: None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and not self.epochs > 0:
@@ -59,13 +59,13 @@ class Context:
         return path.is_file() and (self.resume or path.stat().st_mtime >= self.begun)
 
     @property
-    def only_reads(self) -> bool:
-        """Whether it is one that ``as_stored`` made."""
+    def is_read_only(self) -> bool:
+        """Whether it is one that ``read_only`` made."""
         return self.deadline <= 0
 
-    def as_stored(self) -> Context:
+    def read_only(self) -> RunContext:
         """The same for those who train nothing and take what is there, without a word about what is damaged."""
-        return replace(self, deadline=0.0, say=lambda line: None)
+        return replace(self, deadline=0.0, log=lambda line: None)
 
 
 Column = Sequence[float | int | str | None]
@@ -111,18 +111,18 @@ class Item:
         minutes: that the full setting takes on one large GPU, about; 0: seconds on any machine.
         published: the paper's numbers, where it prints any.
         order: of an item with many trainings, the order in which they are made and what of them is done.
-        by_epochs: the length of its trainings is given in epochs, which ``Context.epochs`` changes.
+        by_epochs: the length of its trainings is given in epochs, which ``RunContext.epochs`` changes.
         trains: it is made of trainings, which several processes can share; else it should run alone.
     """
 
     key: str
     title: str
     shows: str
-    run: Callable[[Context], Result]
+    run: Callable[[RunContext], Result]
     needs: Sequence[str] = ()
     minutes: float = 0
     published: Table | None = None
-    order: Callable[[Context], Table] | None = None
+    order: Callable[[RunContext], Table] | None = None
     trains: bool = False
     by_epochs: bool = False
 

@@ -1,30 +1,37 @@
-"""Claims: how processes that share the trainings of an item keep out of each other's way."""
+"""Locks by which processes that share the trainings of an item keep out of each other's way.
+
+A lock is the operating system's, on an open file. It ends with the process that holds it, however that ends; the file
+itself stays, empty.
+"""
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 @contextmanager
-def claim(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Whether what ``path`` stands for is ours, until the end of the block.
+def try_lock(path: Path) -> Iterator[bool]:
+    """Lock ``path`` until the end of the block and yield ``True``, or ``False`` if it is held already."""
+    lock = _lock(path)
+    with suppress(Timeout):
+        lock.acquire(timeout=0)
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()
 
-    A claim is a lock of the operating system on an open file. It ends with the process that holds it, however that
-    ends, so that none is left over and none must be told from one that is. The file itself stays, empty: if it were
-    deleted, one process could hold the old file and another a new one of the same name.
 
-    Args:
-        path: of the lock file; made if it is not there.
-        wait: until nobody else holds it; the answer is always yes then.
-    """
+@contextmanager
+def wait_for_lock(path: Path) -> Iterator[None]:
+    """Lock ``path`` until the end of the block, once nobody else holds it."""
+    with _lock(path):
+        yield
+
+
+def _lock(path: Path) -> FileLock:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = True
-        except BlockingIOError:
-            ours = False
-        yield ours
+    return FileLock(path, thread_local=False)

@@ -24,13 +24,13 @@ from sparsync_lab.papers.sweep import (
     Stage,
     method_of,
 )
-from sparsync_lab.papers.trainings import traffic_of
+from sparsync_lab.papers.trainings import traffic_per_step
 
 START = 6.0  # seconds until a training is under way
 
 
 @dataclass(frozen=True)
-class Contest:
+class LearningRateSearch:
     """A programme, and the lookup of what has been trained of it.
 
     Args:
@@ -80,7 +80,7 @@ class Contest:
             known = {factor: history for factor, history in found.items() if history is not None}
             if len(known) < len(found):
                 return found
-            asked, bests = self.settings[model].further, (best_of(known), self._steady(model, label, known))
+            asked, bests = self.settings[model].further, (best_factor(known), self._steady(model, label, known))
             further = [f for f in asked if f not in factors and any(f == b * (0.5 if f < 1 else 2) for b in bests)]
             if not further:
                 return found
@@ -109,16 +109,16 @@ class Contest:
         """The best factor with which all seeds learn that were trained with it; of none, the best."""
         left = dict(known)
         while left:
-            factor = best_of(left)
+            factor = best_factor(left)
             if not self.given_up(model, label, factor):
                 return factor
             del left[factor]
-        return best_of(known)
+        return best_factor(known)
 
     def given_up(self, model: str, label: str, factor: float) -> bool:
         """Whether another seed does not learn with a factor with which the first does."""
         first = self.get(self.run(model, label, factor, 0))
-        return first is not None and not all(learnt(other, first) for other in self.seeds(model, label, factor))
+        return first is not None and not all(has_learned(other, first) for other in self.seeds(model, label, factor))
 
     def seeds(self, model: str, label: str, factor: float, length: int = 0) -> list[History]:
         """What was trained with a factor, seed by seed."""
@@ -171,7 +171,7 @@ class Contest:
         if factor is None:
             return []
         longer = self.made(model, label, length, self.tried(model, label)) if length else {}
-        factor = best_of(longer) if longer else factor
+        factor = best_factor(longer) if longer else factor
         return self.seeds(model, label, factor, length)
 
     def asked(self, model: str) -> list[str]:
@@ -194,12 +194,12 @@ def options_in(setting: Setting, method: Method) -> dict[str, Any]:
     return {name: value for name, value in options.items() if not (corrects and name in ("momentum", "beta"))}
 
 
-def best_of(known: Mapping[float, History]) -> float:
+def best_factor(known: Mapping[float, History]) -> float:
     """The factor with the best last score; among equals the one nearest to 1."""
     return max(known, key=lambda factor: (goodness(known[factor]), -abs(log10(factor))))
 
 
-def learnt(history: History, like: History) -> bool:
+def has_learned(history: History, like: History) -> bool:
     """Whether a training got anywhere near another of its kind: to half the accuracy, or twice the error."""
     if isnan(history.last) or isnan(like.last):
         return isnan(like.last)
@@ -233,7 +233,7 @@ def density_of(setting: Setting, label: str, length: int) -> float:
 
 def within(run: Run, allowed: float) -> float:
     """The largest density at which a step of the run sends no more than that."""
-    cost, low, high = traffic_of(run), 1e-5, 0.05
+    cost, low, high = traffic_per_step(run), 1e-5, 0.05
     if cost(high) <= allowed:
         low, high = high, 0.5
     for _ in range(16):

@@ -15,11 +15,11 @@ from sparsync_lab.papers.gradient_shapes import SHARES, histogram
 from sparsync_lab.virtual import VirtualWorkers
 
 BINS = 60
-MOST = 4_000_000  # entries that are sorted; of more, every so many
+MOST_ENTRIES = 4_000_000  # entries that are sorted; of more, every so many
 SPREAD = 6  # deviations that a histogram spans either way
 
 
-class Watch:
+class StepObserver:
     """Takes snapshots of a team's step: ``before`` it, and ``after`` its exchange.
 
     Args:
@@ -28,14 +28,14 @@ class Watch:
         density: share of the entries that is sent.
     """
 
-    def __init__(self, team: VirtualWorkers, kind: str, clip: float | None, density: float) -> None:
-        self.team, self.kind, self.clip, self.density = team, kind, clip, density
-        self.names = [name for name, parameter in team.model.named_parameters() if parameter.requires_grad]
+    def __init__(self, virtual_workers: VirtualWorkers, kind: str, clip: float | None, density: float) -> None:
+        self.virtual_workers, self.kind, self.clip, self.density = virtual_workers, kind, clip, density
+        self.names = [name for name, parameter in virtual_workers.model.named_parameters() if parameter.requires_grad]
         self.kept: list[Tensor | float] = []
 
     def before(self) -> None:
         """Remember what the workers keep now."""
-        ranks = range(1 if self.kind == "shape" else self.team.workers)
+        ranks = range(1 if self.kind == "shape" else self.virtual_workers.workers)
         self.kept = [self._residual(rank) for rank in ranks]
 
     def after(self) -> dict[str, Any]:
@@ -43,33 +43,36 @@ class Watch:
         us = [kept + self._gradient(rank) for rank, kept in enumerate(self.kept)]
         self.kept = []
         if self.kind == "shape":
-            return {"step": self.team.step, **shape_of(us[0])}
+            return {"step": self.virtual_workers.step, **gradient_shape(us[0])}
         mean = torch.cat([self._grad(name).flatten() for name in self.names])
         if not all(u.isfinite().all() for u in us):
-            return {"step": self.team.step}
+            return {"step": self.virtual_workers.step}
         k = entries_for(self.density, mean.numel())
-        return {"step": self.team.step, "ratio": theory.gtopk_ratio(us, mean * self.team.workers, k)}
+        return {
+            "step": self.virtual_workers.step,
+            "ratio": theory.gtopk_ratio(us, mean * self.virtual_workers.workers, k),
+        }
 
     def _residual(self, rank: int) -> Tensor | float:
-        parts = [self.team.residual(rank, name) for name in self.names]
+        parts = [self.virtual_workers.residual(rank, name) for name in self.names]
         if all(part is None for part in parts):
             return 0.0
-        shapes = [self.team.model.get_parameter(name) for name in self.names]
+        shapes = [self.virtual_workers.model.get_parameter(name) for name in self.names]
         filled = [torch.zeros_like(s) if p is None else p for p, s in zip(parts, shapes, strict=True)]
         return torch.cat([part.detach().flatten() for part in filled])
 
     def _gradient(self, rank: int) -> Tensor:
-        own = torch.cat([self.team.gradient(rank, name).flatten() for name in self.names])
+        own = torch.cat([self.virtual_workers.gradient(rank, name).flatten() for name in self.names])
         norm = float(own.norm())
         return own * (self.clip / norm) if self.clip is not None and norm > self.clip else own.clone()
 
     def _grad(self, name: str) -> Tensor:
-        grad = self.team.model.get_parameter(name).grad
+        grad = self.virtual_workers.model.get_parameter(name).grad
         assert grad is not None
         return grad
 
 
-def shape_of(u: Tensor) -> dict[str, Any]:
+def gradient_shape(u: Tensor) -> dict[str, Any]:
     """A gradient's histogram within six deviations, its exact ratios, and whether it is a bell."""
     deviation = float(u.double().std())
     if not (math.isfinite(deviation) and deviation > 0):
@@ -77,7 +80,7 @@ def shape_of(u: Tensor) -> dict[str, Any]:
     inner = u[u.abs() <= SPREAD * deviation]
     middles, density = histogram(inner, BINS)
     share = inner.numel() / u.numel()
-    sample = u[:: -(-u.numel() // MOST)] if u.numel() > MOST else u
+    sample = u[:: -(-u.numel() // MOST_ENTRIES)] if u.numel() > MOST_ENTRIES else u
     shape = theory.bell_shape(sample)
     ks = [entries_for(s, sample.numel()) for s in SHARES]
     return {

@@ -11,21 +11,21 @@ from sparsync_lab import models
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import gradient_shapes, selection_times, step_times
 from sparsync_lab.papers.curves import (
+    base_result,
     by_epoch,
     findings,
-    first_of,
+    first_seed,
     loss_by_step,
-    outcome,
-    quickly,
-    repeated,
+    quick_changes,
     scores,
-    trained,
+    train_runs,
+    with_seeds,
 )
-from sparsync_lab.papers.item import Context, Item, Result
+from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.observers import ratios
 from sparsync_lab.papers.published import P1_MODELS, p1_table1, p1_table2
-from sparsync_lab.papers.run import History, Run, title_of
-from sparsync_lab.papers.run_queue import carry_out
+from sparsync_lab.papers.run import History, Run, model_title
+from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
 # k = 0.001 d of the whole model, fp32, nothing travels dense, momentum stays in the optimizer.
@@ -94,13 +94,13 @@ def training(model: str, method: str, **changes: Any) -> Run:
     return replace(made, **changes)
 
 
-def repeats(context: Context, model: str, method: str) -> list[Run]:
+def repeats(context: RunContext, model: str, method: str) -> list[Run]:
     """A training of the convergence, with all seeds if it is close to others."""
     run = training(model, method)
-    return repeated(context, run) if method in CLOSE.get(model, ()) else [run]
+    return with_seeds(context, run) if method in CLOSE.get(model, ()) else [run]
 
 
-def convergence(context: Context, methods: Sequence[str], remarks: Sequence[str], found: Sequence[str]) -> Result:
+def convergence(context: RunContext, methods: Sequence[str], remarks: Sequence[str], found: Sequence[str]) -> Result:
     """Test accuracy of LeNet-5, ResNet-20 and VGG-16 with each method; of ResNet-50 if it is asked for.
 
     Args:
@@ -114,36 +114,36 @@ def convergence(context: Context, methods: Sequence[str], remarks: Sequence[str]
     names = ("lenet5", "resnet20", "vgg16", *(["resnet50"] if imagenet else []))
     asked = {model: [run for method in methods for run in repeats(context, model, method)] for model in names}
     if context.quick:
-        asked = {model: [replace(run, **quickly(run)) for run in runs] for model, runs in asked.items()}
+        asked = {model: [replace(run, **quick_changes(run)) for run in runs] for model, runs in asked.items()}
     # Those of all models in one go, so that several processes have enough to share.
-    missing = carry_out(context, [run for runs in asked.values() for run in runs])[1]
+    missing = train_missing(context, [run for runs in asked.values() for run in runs])[1]
     for model, runs in asked.items():
-        done, _ = carry_out(context.as_stored(), runs)
+        done, _ = train_missing(context.read_only(), runs)
         histories += done.values()
         if done:
-            title = title_of(model)
+            title = model_title(model)
             on = next(iter(done.values())).data["name"]
             caption = f"{title}, data {on}; the first seed of each."
-            figures.append(by_epoch(f"{title}, test accuracy", first_of(done), caption))
+            figures.append(by_epoch(f"{title}, test accuracy", first_seed(done), caption))
             tables.append(scores(f"{title}: test accuracy", done))
-    result = outcome(context, histories, missing)
+    result = base_result(context, histories, missing)
     notes = [*remarks, *findings(context, missing, found), SCHEDULE, IMAGENET, *result.notes]
     return replace(result, tables=tables, figures=figures, notes=notes)
 
 
-def figure_1(context: Context) -> Result:
+def figure_1(context: RunContext) -> Result:
     return convergence(context, ("dense", "topk", "randk"), [], [RANDOM, LARGER])
 
 
-def figure_6(context: Context) -> Result:
+def figure_6(context: RunContext) -> Result:
     held = f"{HELD}: where the last count is more than 10 % off k, the k largest go instead."
     return convergence(context, ("dense", "topk", "gaussiank", HELD), [ONE_SIDED, held], [LARGER])
 
 
-def histograms(context: Context, method: str, remarks: Sequence[str] = ()) -> Result:
+def histograms(context: RunContext, method: str, remarks: Sequence[str] = ()) -> Result:
     """Histograms of the first worker's gradient plus residual, of all six models."""
     runs = [watched(context, model, method) for model in MODELS]
-    done, result = trained(context, runs)
+    done, result = train_runs(context, runs)
     figures, rows = [], []
     for label, history in done.items():
         figures.append(_histogram(label, history))
@@ -171,14 +171,14 @@ def histograms(context: Context, method: str, remarks: Sequence[str] = ()) -> Re
     return replace(result, tables=[table], figures=[*figures, curves], notes=[*remarks, *notes, *result.notes])
 
 
-def watched(context: Context, model: str, method: str) -> Run:
+def watched(context: RunContext, model: str, method: str) -> Run:
     """A training of which histograms are taken."""
     run = training(
-        model, method, label=f"{title_of(model)} {method}", steps=STEPS, warmup=0.1, decay=(), watch="shape",
+        model, method, label=f"{model_title(model)} {method}", steps=STEPS, warmup=0.1, decay=(), watch="shape",
         watch_every=EVERY,
     )  # fmt: skip
     run = replace(run, workers=FEWER.get(model, run.workers))
-    return replace(run, **quickly(run, watch_every=2)) if context.quick else run
+    return replace(run, **quick_changes(run, watch_every=2)) if context.quick else run
 
 
 def _histogram(label: str, history: History) -> Figure:
@@ -205,10 +205,10 @@ def _shape_row(label: str, snapshot: Mapping[str, Any]) -> Row:
     )
 
 
-def figure_5(context: Context) -> Result:
+def figure_5(context: RunContext) -> Result:
     """The bounds on a normal vector, and on gradients of the trainings of figure 2."""
     runs = [watched(context, model, "topk") for model in ("fnn3", "resnet20")]
-    done, result = trained(context, runs)
+    done, result = train_runs(context, runs)
     found = [
         (f"{label}, step {history.snapshots[-1]['step']}", ratios(history.snapshots[-1]))
         for label, history in done.items()
@@ -217,12 +217,12 @@ def figure_5(context: Context) -> Result:
     return gradient_shapes.figure_5(context, found, result)
 
 
-def table1(context: Context) -> Result:
+def table1(context: RunContext) -> Result:
     """Sizes and settings of the six models."""
     rows, counts = [], []
     for name, title, published, *_, batch, rate, _ in P1_MODELS:
         spec = CATALOGUE[name]
-        count = models.parameters(spec.make)
+        count = models.count_parameters(spec.make)
         counts.append(count)
         same = [
             f"{count:,}{'' if count == published else f' (published {published:,})'}",

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import step_times
-from sparsync_lab.papers.curves import findings, quickly, shown, trained
-from sparsync_lab.papers.item import Context, Item, Result
+from sparsync_lab.papers.curves import display_score, findings, quick_changes, train_runs
+from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS, p2_table1
 from sparsync_lab.papers.run import History, Run
 from sparsync_lab.report import Bar, BarChart, Figure, Row, Table
@@ -44,14 +44,14 @@ def training(scheme: str, scope: str, workers: int, momentum: float = 0.9) -> Ru
     return replace(run, method=scheme, options=options)
 
 
-def runs_of(context: Context) -> list[Run]:
+def runs_of(context: RunContext) -> list[Run]:
     """All of the tables'; with one worker the two ways to exchange are the same."""
     schemes = ("standard", "topk", "block+shared") if context.quick else tuple(P2_ACCURACY)
     sizes = (2, 4) if context.quick else P2_WORKERS
     runs = [training(_same(name, w), scope, w) for w in sizes for name in schemes for scope in SCOPES]
     runs += [training(_same(name, 1), scope, 1, momentum=0.0) for name in schemes for scope in SCOPES]
     if context.quick:
-        runs = [replace(run, **quickly(run, model="resnet20", workers=run.workers)) for run in runs]
+        runs = [replace(run, **quick_changes(run, model="resnet20", workers=run.workers)) for run in runs]
     return list({run.label: run for run in runs}.values())
 
 
@@ -59,9 +59,9 @@ def _same(scheme: str, workers: int) -> str:
     return scheme.replace("+shared", "+allgather") if workers == 1 else scheme
 
 
-def table_1(context: Context) -> Result:
+def table_1(context: RunContext) -> Result:
     """Test accuracy of six schemes, two scopes and 1 to 8 workers."""
-    done, result = trained(context, runs_of(context))
+    done, result = train_runs(context, runs_of(context))
     rows = []
     for scheme, (title, *published) in P2_ACCURACY.items():
         cells = []
@@ -75,7 +75,11 @@ def table_1(context: Context) -> Result:
     plain = Table("The same without momentum, as Algorithm 1 is printed", without, _plain(done))
     most = max(history.run.workers for history in done.values()) if done else 0
     bars = [
-        Bar(label.rsplit(",", 1)[0], shown(history.last, history.score), f"{shown(history.last, history.score):.1f}")
+        Bar(
+            label.rsplit(",", 1)[0],
+            display_score(history.last, history.score),
+            f"{display_score(history.last, history.score):.1f}",
+        )
         for label, history in done.items()
         if history.run.workers == most and history.run.momentum
     ]
@@ -110,7 +114,7 @@ def _plain(done: Mapping[str, History]) -> list[Row]:
 
 
 def _cell(done: Mapping[str, History], label: str, published: float) -> str:
-    ours = f"{shown(done[label].last, done[label].score):.2f}" if label in done else "–"
+    ours = f"{display_score(done[label].last, done[label].score):.2f}" if label in done else "–"
     return f"{ours} ({published:.2f})"
 
 

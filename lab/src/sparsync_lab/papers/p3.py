@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from sparsync_lab.papers import selection_times
-from sparsync_lab.papers.curves import by_epoch, first_of, loss_by_step, quickly, repeated, scores, trained
-from sparsync_lab.papers.item import Context, Item, Result
+from sparsync_lab.papers.curves import by_epoch, first_seed, loss_by_step, quick_changes, scores, train_runs, with_seeds
+from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.p1 import SPARSE, repeats, training
 from sparsync_lab.papers.run import History, Run
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
@@ -31,17 +31,17 @@ def gtopk(density: float) -> Run:
     return replace(run, method="topk+gtopk", options={**SPARSE, "density": density})
 
 
-def tiny(context: Context, runs: list[Run]) -> list[Run]:
+def tiny(context: RunContext, runs: list[Run]) -> list[Run]:
     if not context.quick:
         return runs
-    return [replace(run, **quickly(run, workers=4, watch_every=2)) for run in runs]
+    return [replace(run, **quick_changes(run, workers=4, watch_every=2)) for run in runs]
 
 
-def convergence(context: Context) -> Result:
+def convergence(context: RunContext) -> Result:
     """gTop-k against dense and top-k, and P3's condition over the training."""
     runs = [*repeats(context, "resnet20", "dense"), *repeats(context, "resnet20", "topk"), gtopk(DENSITIES[0])]
-    done, result = trained(context, tiny(context, runs))
-    first = first_of(done)
+    done, result = train_runs(context, tiny(context, runs))
+    first = first_seed(done)
     figures = [
         by_epoch("Test accuracy", first, "ResNet-20 on CIFAR-10, 16 workers, density 0.001; the first seed of each."),
         loss_by_step("Training loss", first, "The same, the loss."),
@@ -51,12 +51,12 @@ def convergence(context: Context) -> Result:
     return replace(result, tables=tables, figures=figures, notes=[ABSTRACT, OURS, *result.notes])
 
 
-def density(context: Context) -> Result:
+def density(context: RunContext) -> Result:
     """gTop-k at three densities; dense for comparison. Those that come near it have three seeds."""
     runs = [*repeats(context, "resnet20", "dense"), gtopk(DENSITIES[0])]
-    runs += [run for share in DENSITIES[1:] for run in repeated(context, gtopk(share), watch="")]
-    done, result = trained(context, tiny(context, runs))
-    first = first_of(done)
+    runs += [run for share in DENSITIES[1:] for run in with_seeds(context, gtopk(share), watch="")]
+    done, result = train_runs(context, tiny(context, runs))
+    first = first_seed(done)
     figures = [
         by_epoch("Test accuracy", first, "gTop-k at three densities; the first seed of each."),
         loss_by_step("Training loss", first, "The same, the loss."),

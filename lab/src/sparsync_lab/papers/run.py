@@ -13,7 +13,7 @@ from typing import Any
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import store, tasks
-from sparsync_lab.papers.item import Context
+from sparsync_lab.papers.item import RunContext
 from sparsync_lab.training.methods import DENSE
 
 OPTIMIZERS = ("sgd", "adamw")
@@ -30,7 +30,7 @@ class Run:
     Args:
         label: what it is called beside others.
         model: a name of ``CATALOGUE``.
-        method: as ``options_of`` takes it: ``"dense"``, a recipe, ``"topk"``, ``"random+shared"``, ...
+        method: as ``method_options`` takes it: ``"dense"``, a recipe, ``"topk"``, ``"random+shared"``, ...
         options: of ``attach``, beside the method's own.
         settings: of the compressor.
         workers: virtual ones.
@@ -84,11 +84,11 @@ class Run:
         """Of its file: what it is, and a checksum of all that makes it so."""
         plain = {k: v for k, v in asdict(self).items() if k not in ("label", "seconds") and v != LATER.get(k)}
         digest = zlib.crc32(json.dumps(plain, sort_keys=True).encode())
-        title = title_of(self.model)  # some labels begin with it
+        title = model_title(self.model)  # some labels begin with it
         words = f"{self.model} {self.label.removeprefix(title)} w{self.workers}".lower()
         return "-".join("".join(c if c.isalnum() else " " for c in words).split()) + f"-{digest:08x}"
 
-    def made(self, context: Context) -> Run:
+    def made(self, context: RunContext) -> Run:
         """With the seed and the length that were asked for."""
         asked = replace(self, seed=self.seed + context.seed) if context.seed else self
         return asked if context.epochs is None or self.steps is not None else replace(asked, epochs=context.epochs)
@@ -130,19 +130,19 @@ class History:
 
     @property
     def best(self) -> float:
-        return tasks.best(self.scores, self.score)
+        return tasks.best_score(self.scores, self.score)
 
     @property
     def last(self) -> float:
         return self.scores[-1] if self.scores else math.nan
 
 
-def title_of(model: str) -> str:
+def model_title(model: str) -> str:
     """A model as the papers call it."""
     return CATALOGUE[model].title if model in CATALOGUE else {"resnet50": "ResNet-50"}[model]
 
 
-def rate_at(run: Run, share: float) -> float:
+def rate_factor(run: Run, share: float) -> float:
     """The factor of the learning rate after a share of the training."""
     if share < run.warmup:
         return max(share / run.warmup, 0.02)
@@ -151,7 +151,7 @@ def rate_at(run: Run, share: float) -> float:
     return float(0.1 ** sum(share >= mark for mark in run.decay))
 
 
-def file_of(context: Context, run: Run) -> Path:
+def file_of(context: RunContext, run: Run) -> Path:
     """Return where a training's file lies: JSON, compressed by gzip."""
     return context.output / "runs" / f"{run.name}{SUFFIX}"
 
@@ -159,7 +159,7 @@ def file_of(context: Context, run: Run) -> Path:
 def write(path: Path, history: History) -> None:
     """Write a training's file: commit, hardware, data, seed and a row for every step, as columns.
 
-    The learning rate of a step is not among them: ``rate_at`` gives it from what the training is.
+    The learning rate of a step is not among them: ``rate_factor`` gives it from what the training is.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {

@@ -7,50 +7,50 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from sparsync_lab.papers import store
-from sparsync_lab.papers.item import Context, Item, Result
-from sparsync_lab.papers.locks import claim
+from sparsync_lab.papers.item import Item, Result, RunContext
+from sparsync_lab.papers.locks import try_lock, wait_for_lock
 from sparsync_lab.papers.run import History, Run, file_of, read
 from sparsync_lab.papers.trainings import MARGIN, train
 
-PAUSE = 1.0  # seconds between looks at what others have done
-LEAST = 20.0  # seconds that a training must have before it is put aside again, unless it takes less
+POLL_SECONDS = 1.0  # seconds between looks at what others have done
+LEAST_SECONDS = 20.0  # seconds that a training must have before it is put aside again, unless it takes less
 
 
-class NoneFits(ValueError):
+class NoMatchingRun(ValueError):
     """No training has a word of ``--only`` in its name."""
 
 
-class SomeFailed(ValueError):
+class SomeRunsFailed(ValueError):
     """Trainings failed, and all others that could be made are made."""
 
 
-def carry_out(context: Context, runs: Sequence[Run]) -> tuple[dict[str, History], list[str]]:
+def train_missing(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, History], list[str]]:
     """Train what is not trained yet; the histories by label, and the names of the runs that are not done in time.
 
     What was done before is read from its file, what was begun is gone on with.
     """
     asked = [run.made(context) for run in runs]
-    check_words(context, asked)
+    check_only(context, asked)
     done: dict[str, History] = {}
-    work(context, lambda: asked, done)
+    process_queue(context, lambda: asked, done)
     found = {run.label: done[run.name] for run in asked if run.name in done}
     return found, [run.name for run in asked if run.name not in done]
 
 
-def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, History]) -> None:
+def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done: dict[str, History]) -> None:
     """Train and read until everything is in ``done``, nothing more can be, or the time is over.
 
     A training that another process has claimed is left to it. While there are such and nothing else is to be done, this
     process waits, since their results may be what other trainings need. All that is stored has been looked at right
     before the end.
 
-    A training that fails stops no other: the error is raised at the end, as ``SomeFailed`` if anything is done.
+    A training that fails stops no other: the error is raised at the end, as ``SomeRunsFailed`` if anything is done.
 
     Args:
         asked: what is to be trained as far as that is known by now, the most important first.
         done: histories by the names of their runs; grows.
     """
-    told: set[str] = set()
+    announced: set[str] = set()
     failed: dict[str, Exception] = {}
     while True:
         known, elsewhere, trained = len(done), set(), False
@@ -58,22 +58,22 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
             if run.name in done:
                 continue
             try:
-                history = stored(context, run)
+                history = stored_history(context, run)
             except ValueError as error:  # damaged: it may be all there is of it, and is not made anew
-                _note(context, failed, run, error)
+                _note_failure(context, failed, run, error)
                 continue
-            if history is None and run.name not in failed and wanted(context, run) and context.in_time():
-                with claim(context.scratch / f"{run.name}.lock") as ours:
-                    if not ours:
+            if history is None and run.name not in failed and matches_only(context, run) and context.in_time():
+                with try_lock(context.scratch / f"{run.name}.lock") as locked:
+                    if not locked:
                         elsewhere.add(run.name)
                         continue
-                    history = stored(context, run)  # by whoever had the claim when we looked first
-                    if history is None and context.in_time(MARGIN + min(LEAST, run.seconds or LEAST)):
+                    history = stored_history(context, run)  # by whoever held the lock when we looked first
+                    if history is None and context.in_time(MARGIN + min(LEAST_SECONDS, run.seconds or LEAST_SECONDS)):
                         trained = True
                         try:
                             history = train(run, context)
                         except (ValueError, OSError, RuntimeError) as error:
-                            _note(context, failed, run, error)
+                            _note_failure(context, failed, run, error)
             if history is not None:
                 done[run.name] = history
                 failed.pop(run.name, None)  # another process could do it
@@ -83,19 +83,19 @@ def work(context: Context, asked: Callable[[], Iterable[Run]], done: dict[str, H
             continue
         if not elsewhere or not context.in_time():
             break
-        if not elsewhere <= told:
-            context.say(f"waiting for other processes: {', '.join(sorted(elsewhere))}")
-            told |= elsewhere
-        time.sleep(PAUSE)
-    if context.only_reads:
+        if not elsewhere <= announced:
+            context.log(f"waiting for other processes: {', '.join(sorted(elsewhere))}")
+            announced |= elsewhere
+        time.sleep(POLL_SECONDS)
+    if context.is_read_only:
         return
     if failed and done:
-        raise SomeFailed(f"{len(failed)} trainings failed, see above: {', '.join(failed)}")
+        raise SomeRunsFailed(f"{len(failed)} trainings failed, see above: {', '.join(failed)}")
     if failed:
         raise next(iter(failed.values()))
 
 
-def assemble(context: Context, item: Item) -> tuple[Path, Result]:
+def write_result(context: RunContext, item: Item) -> tuple[Path, Result]:
     """Make an item's files: from the trainings that are stored, or, where there are none, now.
 
     One process at a time does it, and reads what is stored when its turn has come: whoever is the last has seen all.
@@ -104,17 +104,17 @@ def assemble(context: Context, item: Item) -> tuple[Path, Result]:
     if not item.trains:
         result = item.run(context)
         return store.save(context, item, result, time.monotonic() - started), result
-    with claim(context.scratch / f"{store.place(context, item).stem}.lock", wait=True):
-        result = item.run(context.as_stored())
+    with wait_for_lock(context.scratch / f"{store.place(context, item).stem}.lock"):
+        result = item.run(context.read_only())
         return store.save(context, item, result, result.seconds), result
 
 
-def wanted(context: Context, run: Run) -> bool:
+def matches_only(context: RunContext, run: Run) -> bool:
     """Whether ``--only`` lets it be trained."""
     return not context.only or any(word in f"{run.name} {run.label}" for word in context.only)
 
 
-def check_words(context: Context, possible: Iterable[Run]) -> None:
+def check_only(context: RunContext, possible: Iterable[Run]) -> None:
     """Words of ``--only`` may be misspelt.
 
     Args:
@@ -128,18 +128,18 @@ def check_words(context: Context, possible: Iterable[Run]) -> None:
         return
     said = f"no training has {' or '.join(map(repr, lost))} in its name; one of them is {names[0].partition(' ')[0]}"
     if len(lost) == len(context.only):
-        raise NoneFits(said)
-    context.say(said)
+        raise NoMatchingRun(said)
+    context.log(said)
 
 
-def _note(context: Context, failed: dict[str, Exception], run: Run, error: Exception) -> None:
+def _note_failure(context: RunContext, failed: dict[str, Exception], run: Run, error: Exception) -> None:
     if str(error) not in map(str, failed.values()):
-        context.say(f"{run.name}: {error}")
+        context.log(f"{run.name}: {error}")
     failed[run.name] = error
 
 
-def stored(context: Context, run: Run) -> History | None:
+def stored_history(context: RunContext, run: Run) -> History | None:
     """What came of a run, if it is there and is to be used."""
     path = file_of(context, run)
-    there = context.uses(path) if wanted(context, run) else path.is_file()
+    there = context.uses(path) if matches_only(context, run) else path.is_file()
     return read(path, run) if there else None

@@ -11,7 +11,7 @@ from sparsync.collectives import AllGather, Balanced, Collective, DenseAllReduce
 from sparsync.config.recipes import RECIPES
 from sparsync.layout import Layout, Span
 from sparsync.wire import Wire
-from sparsync_lab.papers.item import Context, Result
+from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
 MEASURED = "bench-select-gpu.csv"
@@ -32,7 +32,7 @@ WORKERS = (2, 4, 8, 16, 32, 64, 128)
 DENSITIES = (0.001, 0.005, 0.01)
 
 
-def figure_4(context: Context) -> Result:
+def figure_4(context: RunContext) -> Result:
     """Time of selection on the GPU over d."""
     places = [context.output.parent / MEASURED, Path("results") / MEASURED]
     path = next((place for place in places if place.is_file()), None)
@@ -90,7 +90,7 @@ def _today(found: Mapping[tuple[str, int], float]) -> str:
     return f"; here it takes {plain:.2g} ms, and Gaussian_k written in PyTorch {fitted:.2g} ms"
 
 
-def traffic(context: Context) -> Result:
+def traffic(context: RunContext) -> Result:
     """P3's O(k log P) against O(kP), from the collectives' own ``traffic``."""
     figures, rows = [], []
     columns: dict[str, list[float | int | str | None]] = {

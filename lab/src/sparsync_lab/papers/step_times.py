@@ -13,18 +13,17 @@ from torch import Tensor, nn
 
 from sparsync.collectives import AllGather, DenseAllReduce
 from sparsync.collectives.base import shape_of
-from sparsync.compressors import Compressor, GaussianK, ThresholdK
-from sparsync.compressors import Context as Moment
+from sparsync.compressors import Compressor, Context, GaussianK, ThresholdK
 from sparsync.config import registry
 from sparsync.layout import Layout, Span, entries_for
 from sparsync.sparse import SparseGrad, write_mean
 from sparsync.wire import Wire
 from sparsync_lab import models
-from sparsync_lab.bench.baselines import PEERS
-from sparsync_lab.bench.bench_methods import Ours
+from sparsync_lab.bench.baselines import BASELINES
+from sparsync_lab.bench.bench_methods import CompressorMethod
 from sparsync_lab.bench.clock import Clock
 from sparsync_lab.models import CATALOGUE, IMAGENET
-from sparsync_lab.papers.item import Context, Result
+from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.papers.published import P1_STEP_TIMES, P2_ACCURACY
 from sparsync_lab.report import Bar, BarChart, Figure, Row, Table
 
@@ -55,7 +54,7 @@ class Network:
         return 8 * bytes_sent / self.bits + rounds * self.latency
 
 
-def table_2_of_p1(context: Context) -> Result:
+def table_2_of_p1(context: RunContext) -> Result:
     """Compute and selection measured, exchange by the bytes that the collectives send: 16 workers, 10 Gbit/s."""
     workers, network, rounds = 16, Network(), 3 if context.quick else ROUNDS
     clock = Clock(context.device)
@@ -69,13 +68,13 @@ def table_2_of_p1(context: Context) -> Result:
         key, batch = ("lenet5", 4) if context.quick else (name, 128)
         title = f"LeNet-5 for {title}" if context.quick else title
         numel = CATALOGUE[key].parameters if key in CATALOGUE else IMAGENET[key][2]
-        context.say(f"{title}: {numel:,} entries")
+        context.log(f"{title}: {numel:,} entries")
         try:
-            compute: float | None = sum(passes(key, batch, context.device, rounds))
+            compute: float | None = sum(pass_seconds(key, batch, context.device, rounds))
         except ValueError as error:
             compute = None
             notes.append(f"{title} was not timed: {error}.")
-        selection = {"Dense": 0.0, **selections(numel, clock, rounds)}
+        selection = {"Dense": 0.0, **selection_seconds(numel, clock, rounds)}
         exchange = {method: exchange_seconds(numel, method, workers, network) for method in selection}
         for method in selection:
             values = title, method, numel, compute, selection[method], exchange[method]
@@ -126,16 +125,16 @@ def _cells(compute: float, overhead: dict[str, float], published: Sequence[float
     return cells
 
 
-def selections(numel: int, clock: Clock, rounds: int) -> dict[str, float]:
+def selection_seconds(numel: int, clock: Clock, rounds: int) -> dict[str, float]:
     """Seconds of P1's three methods in PyTorch, and of the library's own."""
     device, k = clock.device, entries_for(DENSITY, numel)
     grad = torch.randn(numel, device=device)
     found = {}
     for title, name in THEIRS.items():
         residual = torch.zeros_like(grad)
-        found[title] = _median(clock, lambda peer=PEERS[name], r=residual: peer(grad, r, k), rounds)  # type: ignore[misc]
+        found[title] = _median(clock, lambda baseline=BASELINES[name], r=residual: baseline(grad, r, k), rounds)  # type: ignore[misc]
     for title, compressor in OURS.items():
-        worker = Ours(title, compressor, [Span("gradient", 0, numel)], "global", device)
+        worker = CompressorMethod(title, compressor, [Span("gradient", 0, numel)], "global", device)
         for _ in range(20):  # a threshold settles
             worker.step(grad)
         found[title] = _median(clock, lambda worker=worker: worker.step(grad), rounds)  # type: ignore[misc]
@@ -155,11 +154,11 @@ def exchange_seconds(numel: int, method: str, workers: int, network: Network) ->
     return network.seconds(cost.mean_bytes, cost.rounds)
 
 
-def table_2_of_p2(context: Context) -> Result:
+def table_2_of_p2(context: RunContext) -> Result:
     """Forward, backward, exchange and coding of P2's six schemes: ResNet-18, layer by layer, 8 workers."""
     workers, network, rounds = 8, Network(), 3 if context.quick else ROUNDS
     model, batch = ("resnet20", 4) if context.quick else ("resnet18", 128)
-    forward, backward = passes(model, batch, context.device, rounds)
+    forward, backward = pass_seconds(model, batch, context.device, rounds)
     clock = Clock(context.device)
     spans = spans_of(model)
     rows, bars = [], []
@@ -167,7 +166,7 @@ def table_2_of_p2(context: Context) -> Result:
         name: [] for name in ("scheme", "forward_ms", "backward_ms", "exchange_ms", "coding_ms")
     }
     for scheme, (title, *_) in P2_ACCURACY.items():
-        context.say(title)
+        context.log(title)
         coding, exchange = coding_seconds(scheme, spans, 0.01, workers, network, clock, rounds)
         parts = [1e3 * part for part in (forward, backward, exchange, coding)]
         rows.append(Row([title, *(f"{part:.2f} ms" for part in parts), f"{sum(parts):.2f} ms"]))
@@ -207,15 +206,17 @@ def coding_seconds(
     collective = registry.collectives()[kind or "allgather"]()
     shared = collective.shared
     wire = Wire(indices="block") if compressor.block and not shared else Wire()
-    worker = Ours(scheme, compressor, spans, "layer", device)
+    worker = CompressorMethod(scheme, compressor, spans, "layer", device)
     layout, out = worker.layout, torch.zeros(numel, device=device)
-    moment = Moment(shared=shared, whole=shared or wire.indices == "block")
+    compressor_context = Context(shared=shared, whole=shared or wire.indices == "block")
     shape = shape_of(layout, torch.float32)
     grad = torch.randn(numel, device=device)
 
     def compress() -> SparseGrad:
         worker.number += 1
-        return compressor.compress(grad, worker.memory(), layout, replace(moment, step=worker.number), worker.state)
+        return compressor.compress(
+            grad, worker.memory(), layout, replace(compressor_context, step=worker.number), worker.state
+        )
 
     def step() -> None:
         sent = compress()
@@ -230,7 +231,7 @@ def coding_seconds(
     return _median(clock, step, rounds), network.seconds(cost.mean_bytes, cost.rounds)
 
 
-def passes(name: str, batch: int, device: torch.device, rounds: int) -> tuple[float, float]:
+def pass_seconds(name: str, batch: int, device: torch.device, rounds: int) -> tuple[float, float]:
     """Median seconds of a forward and of a backward pass."""
     model = models.build(name).to(device)
     channels, side, classes = (3, 224, 1000) if name in IMAGENET else (1, 28, 10) if name == "lenet5" else (3, 32, 10)

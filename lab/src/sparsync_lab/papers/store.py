@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsync_lab.environment import environment
-from sparsync_lab.papers.item import Context, Item, Result
+from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.report import Bar, BarChart, Chart, Curve, Figure, LineChart, Row, Table, png
 
 DIGITS = 5
@@ -42,7 +42,7 @@ class Stored:
     seconds: float
 
 
-def save(context: Context, item: Item, result: Result, seconds: float) -> Path:
+def save(context: RunContext, item: Item, result: Result, seconds: float) -> Path:
     """Write the item's files into ``context.output``; the path of the JSON file."""
     context.output.mkdir(parents=True, exist_ok=True)
     path = place(context, item)
@@ -83,13 +83,13 @@ def load(path: Path) -> Stored:
         )
 
 
-def place(context: Context, item: Item) -> Path:
+def place(context: RunContext, item: Item) -> Path:
     """Where an item's JSON lies; what is quick, of another seed or length does not overwrite what is not."""
     words = (word.replace(" ", "-") for word in _asked(context, item))
     return context.output / f"{'-'.join([item.file, *words])}.json"
 
 
-def _asked(context: Context, item: Item) -> list[str]:
+def _asked(context: RunContext, item: Item) -> list[str]:
     """The options that make the result another one."""
     asked = {
         "quick": context.quick,
@@ -107,7 +107,7 @@ def results_of(item: Item, folder: Path) -> list[Stored]:
     return [load(path) for path in full or paths]
 
 
-def hardware(context: Context) -> dict[str, str]:
+def hardware(context: RunContext) -> dict[str, str]:
     """``environment()``, with the GPU where that is what measured."""
     where = environment()
     if context.device.type == "cuda":

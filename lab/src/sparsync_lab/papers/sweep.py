@@ -49,7 +49,7 @@ class Method:
 
     Args:
         label: its name there.
-        name: as ``options_of`` takes it.
+        name: as ``method_options`` takes it.
         options, settings, front: as in ``Run``.
         like: the method whose chosen rate it takes; its own is searched for if it is empty.
     """

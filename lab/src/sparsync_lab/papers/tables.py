@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers.curves import by_epoch, difference, shown, spread
+from sparsync_lab.papers.curves import by_epoch, difference, display_score, mean_and_std
 from sparsync_lab.papers.item import Column
-from sparsync_lab.papers.lr_search import Contest, goodness
+from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
 from sparsync_lab.papers.sweep import ABLATIONS, EARLY, FACTORS, METHODS, RELATED, TARGETS, base_of
 from sparsync_lab.report import Figure, LineChart, Row, Table
 
@@ -25,30 +25,32 @@ OF_EARLY = (
 KINDS = {"ptb": "validation perplexity", "an4": "word error rate"}  # by data; else accuracy
 
 
-def all_of(contest: Contest) -> list[Table]:
+def all_tables(search: LearningRateSearch) -> list[Table]:
     """Of every setting: a table a length, one for all that change the same method, and the search for rates."""
     tables = []
-    for model, setting in contest.settings.items():
-        labels = contest.methods(model)
-        ablations = [label for label in contest.asked(model) if label in ABLATIONS]
+    for model, setting in search.settings.items():
+        labels = search.methods(model)
+        ablations = [label for label in search.asked(model) if label in ABLATIONS]
         for length, steps in enumerate(setting.lengths):
             where = f"{setting.title}, {setting.workers} workers of {setting.batch}, {steps:,} steps"
-            tables.append(standing(contest, model, length, labels, "dense", where))
+            tables.append(results_table(search, model, length, labels, "dense", where))
         for base in dict.fromkeys(base_of(label) for label in ablations):
             rows = [base, *RELATED.get(base, ()), *(label for label in ablations if base_of(label) == base)]
             caption = f"Ablations: {setting.title}, {setting.lengths[0]:,} steps, {base}"
-            table = standing(contest, model, 0, rows, base, caption)
+            table = results_table(search, model, 0, rows, base, caption)
             tables.append(replace(table, notes=[OF_EARLY]) if base == EARLY else table)
-        tables.append(search(contest, model, [*labels, *ablations]))
+        tables.append(rate_search_table(search, model, [*labels, *ablations]))
     return tables
 
 
-def standing(contest: Contest, model: str, length: int, labels: Sequence[str], against: str, caption: str) -> Table:
+def results_table(
+    search: LearningRateSearch, model: str, length: int, labels: Sequence[str], against: str, caption: str
+) -> Table:
     """Every method with its chosen rate: mean and deviation over the seeds, and what it sent."""
-    base = contest.repeats(model, against, length)
+    base = search.repeats(model, against, length)
     rows = []
     for label in labels:
-        histories = contest.repeats(model, label, length)
+        histories = search.repeats(model, label, length)
         if not histories:
             rows.append(Row([label, NOT_RUN, *("–" for _ in range(6))]))
             continue
@@ -58,7 +60,7 @@ def standing(contest: Contest, model: str, length: int, labels: Sequence[str], a
             Row(
                 [
                     label,
-                    spread(histories),
+                    mean_and_std(histories),
                     gap,
                     str(len(histories)),
                     f"{histories[0].run.rate:g}",
@@ -74,19 +76,19 @@ def standing(contest: Contest, model: str, length: int, labels: Sequence[str], a
     return Table(caption, headings, rows)
 
 
-def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
+def rate_search_table(search: LearningRateSearch, model: str, labels: Sequence[str]) -> Table:
     """Last scores of every rate that was tried; the chosen one is marked."""
-    setting = contest.settings[model]
+    setting = search.settings[model]
     factors = sorted((*FACTORS, *setting.further))
     rows = []
     for label in labels:
-        tried, best = contest.tried(model, label), contest.chosen(model, label, so_far=True)
-        tried = {**contest.made(model, label, 0, factors), **tried}  # of ablations also what was not chosen
-        mark, cells = " * edge" if contest.at_edge(model, label) else " *", []
+        tried, best = search.tried(model, label), search.chosen(model, label, so_far=True)
+        tried = {**search.made(model, label, 0, factors), **tried}  # of ablations also what was not chosen
+        mark, cells = " * edge" if search.at_edge(model, label) else " *", []
         for factor in factors:
             history = tried.get(factor)
-            score = f"{shown(history.last, history.score):.2f}" if history is not None else NOT_RUN
-            score += f", {GIVEN_UP}" if factor in tried and contest.given_up(model, label, factor) else ""
+            score = f"{display_score(history.last, history.score):.2f}" if history is not None else NOT_RUN
+            score += f", {GIVEN_UP}" if factor in tried and search.given_up(model, label, factor) else ""
             cells.append("–" if factor not in tried else f"{score}{mark}" if factor == best else score)
         rows.append(Row([label, *cells]))
     return Table(
@@ -103,22 +105,22 @@ def search(contest: Contest, model: str, labels: Sequence[str]) -> Table:
     )
 
 
-def summary(contest: Contest) -> Table:
+def summary(search: LearningRateSearch) -> Table:
     """Where the library's recipe stands against tuned dense, and where it loses."""
     rows = []
-    for model, setting in contest.settings.items():
+    for model, setting in search.settings.items():
         for length, steps in enumerate(setting.lengths):
             target = TARGETS.get(model, {}).get(steps)
             aim = "–" if target is None else f"{target:g}"
-            dense = contest.repeats(model, "dense", length)
-            found = {n: contest.repeats(model, n, length) for n in contest.methods(model) if n.startswith(RECIPE)}
+            dense = search.repeats(model, "dense", length)
+            found = {n: search.repeats(model, n, length) for n in search.methods(model) if n.startswith(RECIPE)}
             found = {label: histories for label, histories in found.items() if histories}
             if not dense or not found:
                 missing = "dense" if not dense else "the recipe"
                 rows.append(Row([setting.title, f"{steps:,}", "–", "–", "–", aim, f"{missing} is not run"]))
                 continue
             best = max(found, key=lambda label: statistics.mean(goodness(h) for h in found[label]))
-            ends = [spread(dense), spread(found[best])]
+            ends = [mean_and_std(dense), mean_and_std(found[best])]
             gap = difference(found[best], dense)
             if gap is None:
                 why = "they have no seed in common, or went astray"
@@ -128,7 +130,7 @@ def summary(contest: Contest) -> Table:
             verdict = "loses" if lost > 0 else "does not lose"
             if target is not None:
                 verdict = "target met" if lost <= target else "target missed"
-            if contest.at_edge(model, "dense"):
+            if search.at_edge(model, "dense"):
                 verdict += ", but dense may do better: its rate stands at the edge of the search"
             rows.append(Row([setting.title, f"{steps:,}", *ends, f"{gap:+.2f}", aim, f"{best}: {verdict}"]))
     headings = ["setting", "steps", "dense, tuned", "best recipe, tuned alike", "difference", "may lose", "result"]
@@ -139,12 +141,12 @@ def summary(contest: Contest) -> Table:
     return Table("Where the recipe stands at the bytes of 0.1 % density", headings, rows, notes)
 
 
-def figures(contest: Contest) -> list[Figure]:
+def figures(search: LearningRateSearch) -> list[Figure]:
     """Scores over epochs of every setting and length; accuracy over bytes of the first."""
     made = []
-    for model, setting in contest.settings.items():
+    for model, setting in search.settings.items():
         for length, steps in enumerate(setting.lengths):
-            found = {label: contest.repeats(model, label, length) for label in contest.methods(model)}
+            found = {label: search.repeats(model, label, length) for label in search.methods(model)}
             first = {label: histories[0] for label, histories in found.items() if histories}
             if len(first) < 2:
                 continue
@@ -166,15 +168,15 @@ def figures(contest: Contest) -> list[Figure]:
     return made
 
 
-def columns(contest: Contest) -> dict[str, Column]:
+def columns(search: LearningRateSearch) -> dict[str, Column]:
     """All finished trainings of the tables, one row each."""
     rows = []
-    for model, setting in contest.settings.items():
-        for label in contest.asked(model):
-            tried = contest.tried(model, label)
-            known = {h.run.name: h for factor in tried for h in contest.seeds(model, label, factor)}
+    for model, setting in search.settings.items():
+        for label in search.asked(model):
+            tried = search.tried(model, label)
+            known = {h.run.name: h for factor in tried for h in search.seeds(model, label, factor)}
             for length in range(1, len(setting.lengths)):
-                known |= {h.run.name: h for h in contest.repeats(model, label, length)}
+                known |= {h.run.name: h for h in search.repeats(model, label, length)}
             rows += [
                 (model, label, h.run.steps, h.run.rate, h.run.seed, h.last, h.bytes[-1], name)
                 for name, h in known.items()
@@ -183,7 +185,7 @@ def columns(contest: Contest) -> dict[str, Column]:
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
-def names(labels: Sequence[str]) -> str:
+def method_names(labels: Sequence[str]) -> str:
     """Labels in one line."""
     if all(label in ABLATIONS for label in labels):
         return "ablations"

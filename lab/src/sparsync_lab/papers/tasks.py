@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from sparsync_lab import data, virtual
 from sparsync_lab.bench.workloads import BPTT, CONTEXT
-from sparsync_lab.data import Images, Speech, Text
+from sparsync_lab.data import Images, PennTreebank, Speech
 from sparsync_lab.data.an4 import Utterance
 from sparsync_lab.models import CATALOGUE, GPT, LSTMAN4, LSTMPTB
+from sparsync_lab.packages import require
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch, Batch], tuple[Tensor, Batch]]
@@ -54,11 +55,11 @@ class Task:
     size: str
     checksum: str
     carried: Batch = ()
-    forgets: bool = False
+    resets_carried: bool = False
     mean: bool = False
 
 
-def make(
+def make_task(
     name: str,
     folder: Path | None,
     device: torch.device,
@@ -81,14 +82,14 @@ def make(
     kind = CATALOGUE[name].data
     torch.manual_seed(seed)
     if name == "gpt":
-        return _windows(data.load_ptb(folder), device, workers, batch, limit)
+        return _transformer_task(data.load_ptb(folder), device, workers, batch, limit)
     if kind == "ptb":
-        return _text(data.load_ptb(folder), device, workers, batch, limit)
+        return _lstm_task(data.load_ptb(folder), device, workers, batch, limit)
     if kind == "an4":
-        return _speech(data.load_an4(folder), device, workers, batch, seed, limit)
+        return _speech_task(data.load_an4(folder), device, workers, batch, seed, limit)
     model = CATALOGUE[name].make().to(device)
     known_as, images = load_images(kind, folder)
-    return of_images(known_as, images, model, device, workers, batch, seed, limit, autocast)
+    return image_task(known_as, images, model, device, workers, batch, seed, limit, autocast)
 
 
 def load_images(kind: str, folder: Path | None) -> tuple[str, Images]:
@@ -96,11 +97,11 @@ def load_images(kind: str, folder: Path | None) -> tuple[str, Images]:
 
     What is there but damaged is refused: half would be trained on without a word.
     """
-    known_as = data.cifar10_there(folder) if kind == "cifar10" else kind
+    known_as = data.available_cifar10(folder) if kind == "cifar10" else kind
     return known_as, data.load(known_as, folder)
 
 
-def of_images(
+def image_task(
     name: str,
     images: Images,
     model: nn.Module,
@@ -142,7 +143,7 @@ def of_images(
     )
 
 
-def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
+def _lstm_task(text: PennTreebank, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
     """A recurrent network's: it reads on, and carries its state."""
     model = (LSTMPTB() if limit is None else LSTMPTB(width=TINY_WIDTH)).to(device)
     shape = batch, model.lstm.num_layers, model.lstm.hidden_size
@@ -154,10 +155,10 @@ def _text(text: Text, device: torch.device, workers: int, batch: int, limit: int
         lost = nn.functional.cross_entropy(scores.flatten(0, 1), after.flatten())
         return lost, tuple(tensor.detach().transpose(0, 1) for tensor in state)
 
-    return replace(_of_words(text, model, loss, BPTT, device, workers, batch, limit, carried), forgets=True)
+    return replace(_language_task(text, model, loss, BPTT, device, workers, batch, limit, carried), resets_carried=True)
 
 
-def _windows(text: Text, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
+def _transformer_task(text: PennTreebank, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
     """A transformer's: every window stands for itself."""
     tiny = GPT(layers=1, width=TINY_WIDTH, context=TINY_LENGTH) if limit is not None else None
     model = (tiny or GPT()).to(device)
@@ -166,11 +167,11 @@ def _windows(text: Text, device: torch.device, workers: int, batch: int, limit: 
         here, after = batch
         return nn.functional.cross_entropy(model(here).flatten(0, 1), after.flatten()), carried
 
-    return _of_words(text, model, loss, CONTEXT, device, workers, batch, limit)
+    return _language_task(text, model, loss, CONTEXT, device, workers, batch, limit)
 
 
-def _of_words(
-    text: Text,
+def _language_task(
+    text: PennTreebank,
     model: nn.Module,
     loss: Loss,
     length: int,
@@ -211,7 +212,8 @@ def _of_words(
     )
 
 
-def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed: int, limit: int | None) -> Task:
+def _speech_task(speech: Speech, device: torch.device, workers: int, batch: int, seed: int, limit: int | None) -> Task:
+    require("jiwer")
     model = (LSTMAN4() if limit is None else LSTMAN4(width=TINY_WIDTH)).to(device)
     shards = [speech.shard(rank, workers)[:limit] for rank in range(workers)]
     test = speech.test[: None if limit is None else limit // 4]
@@ -228,18 +230,18 @@ def _speech(speech: Speech, device: torch.device, workers: int, batch: int, seed
         return total / len(frames), carried
 
     def batches(start: int) -> Iterator[list[Batch]]:
-        for chosen in virtual.picks([len(shard) for shard in shards], batch, seed, start):
+        for chosen in virtual.worker_indices([len(shard) for shard in shards], batch, seed, start):
             # All are padded alike, which changes nothing, so that they may go together.
             everyone = tensors([s[i] for s, picked in zip(shards, chosen, strict=True) for i in picked.tolist()])
             yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in everyone), strict=True))
 
     def evaluate() -> float:
-        heard: list[str] = []
+        decoded: list[str] = []
         with virtual.evaluating(model):
             for at in range(0, len(test), 10):
                 spectrograms, frames, _, _ = tensors(test[at : at + 10])
-                heard += data.greedy(*model(spectrograms, frames))
-        return data.word_error_rate(heard, [utterance.text for utterance in test])
+                decoded += data.greedy_decode(*model(spectrograms, frames))
+        return data.word_error_rate(decoded, [utterance.text for utterance in test])
 
     return Task(
         model,
@@ -263,7 +265,7 @@ def _checksum(tensors: Sequence[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def best(scores: Sequence[float], score: str) -> float:
+def best_score(scores: Sequence[float], score: str) -> float:
     """The best of a training's scores: accuracies are good where they are high, the others where they are low."""
     known = [value for value in scores if value is not None and not math.isnan(value)]
     if not known:

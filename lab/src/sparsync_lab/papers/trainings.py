@@ -22,13 +22,13 @@ from sparsync_lab.data.files import data_folder
 from sparsync_lab.data.image_folder import SOURCE
 from sparsync_lab.models import CATALOGUE, IMAGENET
 from sparsync_lab.papers import store, tasks
-from sparsync_lab.papers.imagenet import of_pictures
-from sparsync_lab.papers.item import Context
-from sparsync_lab.papers.observers import Watch
-from sparsync_lab.papers.run import History, Run, file_of, rate_at, write
+from sparsync_lab.papers.imagenet import image_folder_task
+from sparsync_lab.papers.item import RunContext
+from sparsync_lab.papers.observers import StepObserver
+from sparsync_lab.papers.run import History, Run, file_of, rate_factor, write
 from sparsync_lab.papers.tasks import Task
-from sparsync_lab.training.methods import DENSE, options_of
-from sparsync_lab.training.run_folder import cause, load_whole
+from sparsync_lab.training.methods import DENSE, method_options
+from sparsync_lab.training.run_folder import load_verified, one_line
 from sparsync_lab.virtual import BatchedPasses, SequentialPasses, VirtualWorkers, can_be_batched
 
 POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
@@ -37,25 +37,25 @@ MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
 
 
-def train(run: Run, context: Context, task: Task | None = None) -> History | None:
+def train(run: Run, context: RunContext, task: Task | None = None) -> History | None:
     """One training, from its last checkpoint if there is one; ``None`` if the time was over before it was done.
 
     Where several processes are at work, only the one that has claimed the run may call this.
     """
-    with _products(context.device):
+    with _tf32_matmul(context.device):
         try:
             return _train(run, context, task or _task(run, context))
-        except Damaged as error:
-            context.say(f"{error}; it begins anew")
+        except DamagedCheckpoint as error:
+            context.log(f"{error}; it begins anew")
             return _train(run, context, _task(run, context))  # the model may hold half of what was loaded
 
 
-class Damaged(ValueError):
+class DamagedCheckpoint(ValueError):
     """A checkpoint cannot be gone on with."""
 
 
 @contextmanager
-def _products(device: torch.device) -> Iterator[None]:
+def _tf32_matmul(device: torch.device) -> Iterator[None]:
     """On a GPU products are of TF32, as convolutions are anyway."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
@@ -65,27 +65,27 @@ def _products(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _train(run: Run, context: Context, task: Task) -> History | None:
+def _train(run: Run, context: RunContext, task: Task) -> History | None:
     steps = run.steps or max(1, round(run.epochs * task.epoch))
-    session = Session(run, task, steps)
+    session = VirtualSession(run, task, steps)
     saved = context.scratch / f"{run.name}.pt"
     if context.uses(saved):
-        _go_on(session, saved, context.device)
+        _resume(session, saved, context.device)
     where = store.hardware(context)
     session.commits = list(dict.fromkeys([*session.commits, where["commit"]]))
     begun = time.monotonic()
     last_saved, last_said = begun, 0.0
     every = max(1, steps // (POINTS if run.limit is None else FEW))
-    stream = task.batches(session.team.step)
-    while session.team.step < steps:
+    stream = task.batches(session.virtual_workers.step)
+    while session.virtual_workers.step < steps:
         session.advance(next(stream))
-        now, step = time.monotonic(), session.team.step
+        now, step = time.monotonic(), session.virtual_workers.step
         if step % every == 0 or step == steps:
             session.point()
         if now - last_said > 15 or step == steps:
             last_said = now
             shown = f", {task.score} {session.scores[-1]:.4g}" if session.scores else ""
-            context.say(f"{run.name}: step {step:,} of {steps:,}{shown}")
+            context.log(f"{run.name}: step {step:,} of {steps:,}{shown}")
         over = now > context.deadline - MARGIN
         if (over and step < steps) or now - last_saved > SAVE_EVERY:
             session.seconds += now - begun
@@ -104,32 +104,34 @@ def _train(run: Run, context: Context, task: Task) -> History | None:
     return history
 
 
-def _go_on(session: Session, saved: Path, device: torch.device) -> None:
+def _resume(session: VirtualSession, saved: Path, device: torch.device) -> None:
     """From a checkpoint; one that does not fit is put aside."""
     try:
-        session.load(load_whole(saved, device))
+        session.load(load_verified(saved, device))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # what is in the file may be anything
         aside = saved.with_suffix(".damaged")
         saved.replace(aside)
-        raise Damaged(f"{aside}, as it is called now, cannot be gone on with: {cause(error)}") from None
+        raise DamagedCheckpoint(f"{aside}, as it is called now, cannot be gone on with: {one_line(error)}") from None
 
 
-def _task(run: Run, context: Context) -> Task:
+def _task(run: Run, context: RunContext) -> Task:
     how = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
     if run.autocast and (run.model in IMAGENET or CATALOGUE[run.model].data not in ("mnist", "cifar10")):
         raise ValueError(f"autocast is for models of MNIST and CIFAR-10, got {run.model!r}")
     if run.model in IMAGENET:
         folder = data_folder(context.data, "ImageNet", SOURCE)
-        return of_pictures(folder, models.build(run.model).to(context.device), context.device, limit=run.limit, **how)
-    return tasks.make(run.model, context.data, context.device, limit=run.limit, autocast=run.autocast, **how)
+        return image_folder_task(
+            folder, models.build(run.model).to(context.device), context.device, limit=run.limit, **how
+        )
+    return tasks.make_task(run.model, context.data, context.device, limit=run.limit, autocast=run.autocast, **how)
 
 
 CARRIED = ("known", "sent", "points", "scores", "bytes", "snapshots", "seconds", "commits")
 
 
-class Session:
+class VirtualSession:
     """A training under way, and all of it that a checkpoint must hold."""
 
     def __init__(self, run: Run, task: Task, steps: int) -> None:
@@ -142,7 +144,7 @@ class Session:
         self.precision = "bf16 autocast" if run.autocast else "tf32" if on_gpu else "fp32"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
-            self.team = VirtualWorkers(
+            self.virtual_workers = VirtualWorkers(
                 task.model,
                 task.loss,
                 optimizer,
@@ -154,7 +156,7 @@ class Session:
                 **options,
             )
         density = run.options.get("density") or run.settings.get("density", 0.001)
-        self.watch = Watch(self.team, run.watch, run.clip, density) if run.watch else None
+        self.watch = StepObserver(self.virtual_workers, run.watch, run.clip, density) if run.watch else None
         self.rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.losses: list[torch.Tensor] = []  # stay on the device until a point
         self.known: list[float] = []
@@ -168,47 +170,47 @@ class Session:
 
     def advance(self, batch: list[tuple[torch.Tensor, ...]]) -> None:
         """One step."""
-        step = self.team.step
-        factor = rate_at(self.run, step / self.steps)
-        for group, rate in zip(self.team.optimizer.param_groups, self.rates, strict=True):
+        step = self.virtual_workers.step
+        factor = rate_factor(self.run, step / self.steps)
+        for group, rate in zip(self.virtual_workers.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = factor * rate
-        if self.task.forgets and step % self.task.epoch == 0:
-            self.team.forget()
+        if self.task.resets_carried and step % self.task.epoch == 0:
+            self.virtual_workers.forget()
         watched = self.watch if self.watch and (step + 1) % self.run.watch_every == 0 else None
         if watched:
             watched.before()
-        before = self.team.tally.bytes
-        self.losses.append(self.team.backward(batch).detach().clone())
-        self.sent.append(self.team.tally.bytes - before)
+        before = self.virtual_workers.tally.bytes
+        self.losses.append(self.virtual_workers.backward(batch).detach().clone())
+        self.sent.append(self.virtual_workers.tally.bytes - before)
         if watched:
             self.snapshots.append(watched.after())
-        self.team.optimizer.step()
+        self.virtual_workers.optimizer.step()
 
     def point(self) -> None:
         """Measure, and fetch the losses from the device."""
         self._fetch()
-        self.points.append(self.team.step)
+        self.points.append(self.virtual_workers.step)
         self.scores.append(self.task.evaluate())
-        self.bytes.append(self.team.tally.bytes)
+        self.bytes.append(self.virtual_workers.tally.bytes)
 
     def state(self) -> dict[str, Any]:
         self._fetch()
         own = {name: getattr(self, name) for name in CARRIED}
-        return {"team": self.team.state_dict(), "data": self.task.checksum, **own}
+        return {"team": self.virtual_workers.state_dict(), "data": self.task.checksum, **own}
 
     def load(self, state: Mapping[str, Any]) -> None:
         if state["data"] != self.task.checksum:
             raise ValueError("it was begun with other data")
-        self.team.load_state_dict(state["team"])
+        self.virtual_workers.load_state_dict(state["team"])
         for name in CARRIED:
             setattr(self, name, state[name])
 
     def history(self) -> History:
         self._fetch()
-        self.team.detach()
+        self.virtual_workers.detach()
         task = self.task
         about = {"name": task.name, "size": task.size, "sha256": task.checksum}
-        density = self.team.tally.density
+        density = self.virtual_workers.tally.density
         return History(
             self.run, task.score, self.points, self.scores, self.bytes, self.known, self.sent, density, self.seconds,
             task.epoch, self.snapshots, about,
@@ -232,7 +234,7 @@ def _options(run: Run) -> dict[str, Any]:
     extra = {} if run.clip is None else {"clip": run.clip}
     if run.method == DENSE:
         return {"compressor": "none", **extra}
-    options = options_of(run.method, **run.options)
+    options = method_options(run.method, **run.options)
     assert options is not None
     if run.front != 1:
         assert run.steps is not None
@@ -245,7 +247,7 @@ def _options(run: Run) -> dict[str, Any]:
     return {**options, "seed": run.seed, **extra}
 
 
-def traffic_of(run: Run) -> Callable[[float], float]:
+def traffic_per_step(run: Run) -> Callable[[float], float]:
     """The bytes that a worker sends in a step, on average if the density changes, from that of what is compressed."""
     with torch.device("meta"):
         model = CATALOGUE[run.model].make()

@@ -2,7 +2,7 @@
 
 from sparsync_lab.report.page import Figure, Page, Section, Text, render, write
 from sparsync_lab.report.plots import Bar, BarChart, Chart, Curve, LineChart, png
-from sparsync_lab.report.table import Row, Table, plus_minus, times, write_csv
+from sparsync_lab.report.table import Row, Table, mean_and_std_text, times, write_csv
 
 __all__ = [
     "Bar",
@@ -16,7 +16,7 @@ __all__ = [
     "Section",
     "Table",
     "Text",
-    "plus_minus",
+    "mean_and_std_text",
     "png",
     "render",
     "times",

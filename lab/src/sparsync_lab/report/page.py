@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
 from sparsync_lab.report.plots import COLOURS, Chart, svg
 from sparsync_lab.report.table import Table
 
@@ -51,7 +48,10 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
     # Dark values are lighter tints of the same hues, in the same order.
     dark = ("#e6e8eb", "#6cb6ff", "#ff9a5c", "#4ecb9f", "#e59ad2", "#dcb34a", "#56c8dd", "#ff8a9a")
     assert len(dark) == len(COLOURS)

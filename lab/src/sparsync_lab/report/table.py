@@ -44,7 +44,7 @@ class Table:
                 raise ValueError(f"rows must have {len(self.headings)} cells, as many as headings, got {row.cells}")
 
 
-def plus_minus(mean: float, deviation: float | None, unit: str = "") -> str:
+def mean_and_std_text(mean: float, deviation: float | None, unit: str = "") -> str:
     """``97.3 ± 0.2 %``; a deviation that is not known is left out."""
     spread = "" if deviation is None else f" ± {deviation:.1f}"
     return f"{mean:.1f}{spread}{unit and f' {unit}'}"

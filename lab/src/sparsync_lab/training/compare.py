@@ -12,19 +12,19 @@ from typing import Any
 
 from sparsync.config.recipes import RECIPES
 from sparsync_lab.data import load
-from sparsync_lab.training.local_workers import PRELOAD, run
+from sparsync_lab.training.local_workers import PRELOAD, Worker, run_jobs
 from sparsync_lab.training.loop import train
 from sparsync_lab.training.methods import DENSE, check_options
 from sparsync_lab.training.settings import Outcome, Point, Training, attach_options
 
 MOVE = "move"  # momentum behind a low density delays every entry a second time
-NEEDED = [*PRELOAD, __name__, "sklearn.datasets"]  # by the workers
+WORKER_MODULES = [*PRELOAD, __name__, "sklearn.datasets"]  # by the workers
 POINTS = 25  # of a curve, about
 TOLERANCE = 0.01  # a method whose mean accuracy is further under dense's misses it
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodSummary:
     """One method over its seeds.
 
     Args:
@@ -85,14 +85,14 @@ def plan(
     if seeds < 1:
         raise ValueError(f"seeds must be 1 or more, got {seeds}")
     asked = [DENSE, *(method for method in methods if method != DENSE)]
-    chosen = [_named(method, like, density, momentum_mode) for method in asked]
+    chosen = [_method_training(method, like, density, momentum_mode) for method in asked]
     labels = [label(training) for training in chosen]
     if repeated := {name for name in labels if labels.count(name) > 1}:
         raise ValueError(f"methods must differ, got {', '.join(sorted(repeated))} more than once")
     return [replace(training, seed=seed) for training in chosen for seed in range(seeds)]
 
 
-def _named(method: str, like: Training, density: float | None, momentum_mode: str) -> Training:
+def _method_training(method: str, like: Training, density: float | None, momentum_mode: str) -> Training:
     if method == DENSE:
         return replace(like, method=method)
     name, at, share = method.partition("@")
@@ -114,31 +114,31 @@ def train_all(
         data_folder: where images lie that are not bundled.
         progress: is called with the number of steps done since the last call.
     """
-    return run(_train, workers, [(training, data_folder) for training in trainings], progress, NEEDED)
+    return run_jobs(_train, workers, [(training, data_folder) for training in trainings], progress, WORKER_MODULES)
 
 
-def _train(rank: int, workers: int, job: tuple[Training, Path | None], report: Callable[[int], None]) -> Outcome | None:
+def _train(worker: Worker, job: tuple[Training, Path | None]) -> Outcome | None:
     training, data_folder = job
     done = 0
 
     def on_step(step: int) -> None:
         nonlocal done
-        report(step - done)
+        worker.report(step - done)
         done = step
 
     # What a method may do wrong is what is being found out: it shows in the outcome.
     warnings.simplefilter("ignore", UserWarning)
     logging.getLogger("sparsync").setLevel(logging.ERROR)
-    return train(rank, workers, training, load(training.data, data_folder), points=POINTS, on_step=on_step)
+    return train(worker.rank, worker.count, training, load(training.data, data_folder), points=POINTS, on_step=on_step)
 
 
-def summarise(outcomes: Sequence[Outcome]) -> list[Line]:
+def summarize(outcomes: Sequence[Outcome]) -> list[MethodSummary]:
     """A line for each method, in the order of the outcomes; the first method is the one the others are held against."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(label(outcome.training), []).append(outcome)
     against = statistics.fmean(outcome.accuracy for outcome in next(iter(groups.values())))
-    return [_line(group, against) for group in groups.values()]
+    return [_summary(group, against) for group in groups.values()]
 
 
 def label(training: Training) -> str:
@@ -160,10 +160,10 @@ def options(training: Training) -> dict[str, str]:
     return dict(zip(names, (*kinds, *how), strict=True))
 
 
-def _line(group: Sequence[Outcome], against: float) -> Line:
+def _summary(group: Sequence[Outcome], against: float) -> MethodSummary:
     mean = statistics.fmean
     accuracies = [outcome.accuracy for outcome in group]
-    return Line(
+    return MethodSummary(
         group[0].training,
         len(group),
         mean(accuracies),

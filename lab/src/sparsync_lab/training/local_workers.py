@@ -1,4 +1,7 @@
-"""Worker processes on this machine: started together, ended together."""
+"""Worker processes on this machine: forked from one server, called over pipes, ended together.
+
+This is the one way in which tests, ``train``, ``compare``, ``demo`` and the benchmarks start workers.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,29 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 # Imported once, by the process the workers are forked from; DDP imports the second when it is first used.
-PRELOAD = ["sparsync", "torch._dynamo"]
-
-# task(rank, workers, job, report): runs on every rank; ``report(n)`` says that n more steps are done.
-Task = Callable[[int, int, Any, Callable[[int], None]], Any]
-
-
-GRACE = 1.0  # seconds, to hear the others out once a worker has failed
+PRELOAD = ("sparsync", "torch._dynamo")
+GRACE = 1.0  # seconds in which the other workers may report once one has failed
+STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 class WorkerFailed(RuntimeError):
@@ -42,46 +45,185 @@ class WorkerFailed(RuntimeError):
         return str(self)
 
 
-def run(
-    task: Task,
+@dataclass(frozen=True)
+class Worker:
+    """What a called function is given first.
+
+    Args:
+        rank: of this worker.
+        count: number of workers.
+        report: sends a number to the process that called, from rank 0 only.
+    """
+
+    rank: int
+    count: int
+    report: Callable[[int], None] = lambda value: None
+
+
+class Failure(NamedTuple):
+    """An exception in a worker.
+
+    Args:
+        time: ``time.monotonic``, the same clock for all processes of a machine.
+        user_error: whether the user can put it right: a ``ValueError`` or an ``OSError``.
+    """
+
+    time: float
+    user_error: bool
+    message: str
+    traceback: str
+
+
+class Message(NamedTuple):
+    """What a worker sends: kind ``"report"``, ``"result"``, ``"failed"`` (a ``Failure``), ``"ended"`` (exit code)."""
+
+    rank: int
+    kind: str
+    value: Any
+
+
+class LocalWorkers:
+    """Start ``count`` processes that wait to be called; at the end of a ``with`` block none of them is left.
+
+    Each has one thread and torch's variables (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``, ...) set, and ends when this
+    process does. They have no process group until a called function joins one.
+
+    Args:
+        preload: modules that the workers find imported.
+        store_on_rank_0: rank 0 hosts the store of the process group; otherwise this process does, so that no failing
+            rank takes it along.
+    """
+
+    def __init__(self, count: int, preload: Sequence[str] = PRELOAD, store_on_rank_0: bool = False) -> None:
+        self.count = count
+        self.processes: list[BaseProcess] = []
+        self._pipes: list[Connection] = []
+        self._handlers: dict[signal.Signals, Any] = {}
+        context = fork_server(preload)
+        self._store: TCPStore | None = None
+        if not store_on_rank_0:
+            self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        variables = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port() if self._store is None else self._store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": str(self._store is not None),  # torch: the store is there already
+        }
+        try:
+            for rank in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(rank, count, variables, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                self.processes.append(process)
+                self._pipes.append(ours)
+        except BaseException:
+            self.kill()
+            raise
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, progress: Callable[[int], None] = lambda value: None
+    ) -> list[Any]:
+        """Call ``function(worker, *args)`` on every worker and return the results in rank order.
+
+        Raises ``ValueError`` in a worker's own words if the user can put it right, else ``WorkerFailed``.
+
+        Args:
+            progress: is called with what rank 0 reports.
+        """
+        self.call(function, *args)
+        busy, until = set(range(self.count)), math.inf
+        results: dict[int, Any] = {}
+        failures: list[Message] = []
+        while busy and time.monotonic() < until:
+            for message in self.receive(busy, None if math.isinf(until) else max(0.0, until - time.monotonic())):
+                if message.kind == "report":
+                    progress(message.value)
+                    continue
+                busy.discard(message.rank)
+                if message.kind == "result":
+                    results[message.rank] = message.value
+                else:
+                    failures.append(message)
+                    until = min(until, time.monotonic() + GRACE)
+        if failures:
+            raise _cause(failures)
+        return [results[rank] for rank in range(self.count)]
+
+    def call(self, function: Callable[..., Any], *args: Any, **keywords: Any) -> None:
+        """Let every worker begin with ``function(worker, *args, **keywords)``."""
+        for pipe in self._pipes:
+            pipe.send((function, args, keywords))
+
+    def receive(self, ranks: Collection[int], timeout: float | None) -> list[Message]:
+        """Wait until one of these workers sends something and return it; nothing once the timeout is over."""
+        pipes = {self._pipes[rank]: rank for rank in ranks}
+        messages = []
+        for pipe in wait(list(pipes), timeout):
+            assert isinstance(pipe, Connection)
+            rank = pipes[pipe]
+            try:
+                messages.append(Message(rank, *pipe.recv()))
+            except (EOFError, ConnectionResetError):
+                self.processes[rank].join(5)
+                messages.append(Message(rank, "ended", self.processes[rank].exitcode))
+        return messages
+
+    def close(self, patience: float = 10.0) -> None:
+        """Let the workers end; kill those that have not after ``patience`` seconds."""
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        self.kill(patience)
+
+    def kill(self, patience: float = 0.0) -> None:
+        """Kill the workers that do not end by themselves within ``patience`` seconds."""
+        until = time.monotonic() + patience
+        for process in self.processes:
+            process.join(max(0.0, until - time.monotonic()))
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+    def __enter__(self) -> LocalWorkers:
+        self._handlers = {number: signal.signal(number, _stop) for number in STOPPING}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is not left half way
+        if kind is None:
+            self.close()
+        else:
+            self.kill(0.3 if kind is KeyboardInterrupt else 0.0)  # rank 0 may be clearing its progress bar
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+
+def run_jobs(
+    task: Callable[..., Any],
     workers: int,
     jobs: Sequence[Any],
     progress: Callable[[int], None],
     preload: Sequence[str] = PRELOAD,
 ) -> list[Any]:
-    """Run ``task`` for every job, one after another, on ``workers`` processes; what rank 0 returned for each.
+    """Run ``task(worker, job)`` for one job after another on ``workers`` processes in one Gloo group.
 
-    ``progress`` is called with the number of steps that rank 0 has done since the last call. However this function is
-    left, no worker outlives it. ``preload``: modules that the workers find imported already.
+    Returns what rank 0 returned for each job; ``progress`` is called with what rank 0 reports.
     """
-    context = fork_server(preload)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes, pipes = [], []
-    try:
-        for rank in range(workers):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(task, rank, workers, list(jobs), store.port, theirs))
-            process.daemon = True
-            process.start()
-            theirs.close()
-            processes.append(process)
-            pipes.append(ours)
-        try:
-            results = _listen(pipes, progress)
-        except WorkerFailed as failure:
-            raise _cause(processes, failure) from None
-        for process in processes:
-            process.join(10)
-        return results
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
+    with LocalWorkers(workers, preload) as started:
+        started.run(join_gloo)
+        return [started.run(task, job, progress=progress)[0] for job in jobs]
 
 
-def fork_server(preload: Sequence[str]) -> ForkServerContext:
-    """The process that workers are forked from, ready: what they need has been imported there, once for all."""
+def join_gloo(worker: Worker) -> None:
+    """Join the Gloo group of all workers."""
+    dist.init_process_group("gloo", rank=worker.rank, world_size=worker.count)
+
+
+def fork_server(preload: Sequence[str] = PRELOAD) -> ForkServerContext:
+    """Return the server that workers are forked from, ready: it has imported what they need, once for all."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: Ctrl-C while it imports is for us alone
@@ -96,16 +238,53 @@ def fork_server(preload: Sequence[str]) -> ForkServerContext:
     return context
 
 
-def _cause(processes: Sequence[BaseProcess], failure: WorkerFailed) -> WorkerFailed:
-    """The worker that was killed, if one was: the others fail because of it, and may be heard before its end is."""
-    for rank, process in enumerate(processes):
-        process.join(0.5)
-        if process.exitcode is not None and process.exitcode < 0:
-            return WorkerFailed(f"worker {rank} was killed by {signal.Signals(-process.exitcode).name}")
-    return failure
+def _cause(failures: Sequence[Message]) -> BaseException:
+    """Return the error to raise: of a worker that was killed, else of the first that failed."""
+    for rank, kind, value in failures:
+        if kind == "ended" and value == -signal.SIGINT:
+            return KeyboardInterrupt()
+        if kind == "ended" and value is not None and value < 0:
+            name = signal.Signals(-value).name
+            return WorkerFailed(f"worker {rank} was killed by {name}, the others were stopped")
+    raised: list[tuple[Failure, int]] = sorted((value, rank) for rank, kind, value in failures if kind == "failed")
+    for failure, _ in raised:
+        if failure.user_error:
+            return ValueError(failure.message)
+    for failure, rank in raised:
+        return WorkerFailed(f"worker {rank} failed:\n{failure.traceback.rstrip()}")
+    return WorkerFailed(f"worker {failures[0].rank} ended with code {failures[0].value} before its work was done")
 
 
-def end_with_parent() -> None:
+def _serve(rank: int, count: int, variables: dict[str, str], pipe: Connection) -> None:
+    """Answer calls until there are no more, as one of the workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
+    _exit_with_parent()
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    os.environ.update(variables, **{name: str(value) for name, value in own.items()})
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    torch.set_num_threads(1)
+    gc.freeze()  # what was imported, dynamo above all, need not be looked through after each call
+    worker = Worker(rank, count, (lambda value: pipe.send(("report", value))) if rank == 0 else lambda value: None)
+    for call in _calls(pipe):
+        try:
+            function, args, keywords = call
+            pipe.send(("result", function(worker, *args, **keywords)))
+        except BaseException as error:
+            user_error = isinstance(error, ValueError | OSError)
+            failure = Failure(time.monotonic(), user_error, str(error), traceback.format_exc())
+            with contextlib.suppress(OSError):  # the parent may be gone
+                pipe.send(("failed", failure))
+        gc.collect()  # DDP models must be gone before the process group is
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _calls(pipe: Connection) -> Iterator[Any]:
+    while (call := pipe.recv()) is not None:
+        yield call
+
+
+def _exit_with_parent() -> None:
     """End this process when the one that asked for it ends, however that happens."""
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -114,58 +293,14 @@ def end_with_parent() -> None:
         wait([parent.sentinel])
         os._exit(1)
 
-    threading.Thread(target=watch, name="end with parent", daemon=True).start()
+    threading.Thread(target=watch, name="exit with parent", daemon=True).start()
 
 
-def _listen(pipes: list[Connection], progress: Callable[[int], None]) -> list[Any]:
-    """Hear the workers out; if one of them fails, the others do too, and the first of all is quoted."""
-    results: list[Any] = []
-    failures: list[tuple[float, str]] = []
-    ranks = {pipe: rank for rank, pipe in enumerate(pipes)}
-    until = math.inf
-    while ranks and time.monotonic() < until:
-        for pipe in wait(list(ranks), timeout=GRACE if failures else None):
-            assert isinstance(pipe, Connection)
-            try:
-                kind, value = pipe.recv()
-            except EOFError:
-                kind, value = "failed", (0.0, "ended before its work was done")
-            if kind == "steps":
-                progress(value)
-            elif kind == "result":
-                results.append(value)
-            else:
-                rank = ranks.pop(pipe)
-                if kind == "failed":
-                    failures.append((value[0], f"worker {rank} {value[1]}"))
-                    until = min(until, time.monotonic() + GRACE)
-    if failures:
-        raise WorkerFailed(min(failures)[1])
-    return results
+def _stop(number: int, frame: object) -> None:
+    raise WorkerFailed(f"stopped by {signal.Signals(number).name}")
 
 
-def _work(task: Task, rank: int, workers: int, jobs: list[Any], port: int, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
-    end_with_parent()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    torch.set_num_threads(1)
-
-    def report(steps: int) -> None:
-        if rank == 0:
-            pipe.send(("steps", steps))
-
-    try:
-        store = TCPStore("127.0.0.1", port, is_master=False)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
-        for job in jobs:
-            result = task(rank, workers, job, report)
-            if rank == 0:
-                pipe.send(("result", result))
-            gc.collect()  # DDP models must be gone before the process group is
-        dist.barrier()
-        dist.destroy_process_group()
-        pipe.send(("done", None))
-    except Exception:
-        failed = time.monotonic()  # the same clock for all processes of a machine
-        with contextlib.suppress(OSError):  # the parent may be gone
-            pipe.send(("failed", (failed, f"failed:\n{traceback.format_exc()}")))
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync_lab import models
-from sparsync_lab.data import Images, check_workers, moment
-from sparsync_lab.training.run_folder import Checkpoint, Run
+from sparsync_lab.data import Images, check_workers, step_generator
+from sparsync_lab.training.run_folder import Checkpoint, RunFolder
 from sparsync_lab.training.settings import Outcome, Point, Training, attach_options, dense_bytes
 
 __all__ = ["Outcome", "Point", "Training", "attach_options", "dense_bytes", "train"]
@@ -52,41 +52,41 @@ def train(
         on_step: called on rank 0 with the number of steps done, every few steps.
     """
     check_workers(workers, len(images.train_x), training.batch)
-    kept = None if folder is None else Run(folder)
-    if kept is not None:
-        _on_first(rank, lambda: kept.begin(training, workers, resume))
-    session = Session(rank, workers, training, images)
+    run_folder = None if folder is None else RunFolder(folder)
+    if run_folder is not None:
+        _on_rank_0(rank, lambda: run_folder.begin(training, workers, resume))
+    session = TrainingSession(rank, workers, training, images)
     curve: list[Point] = []
-    if kept is not None and resume:
-        session.restore(kept)
-        curve = kept.points()
+    if run_folder is not None and resume:
+        session.restore(run_folder)
+        curve = run_folder.points()
     points_every = max(1, training.steps // points)
     save_every = min(SAVE_EVERY, points_every)
     x, y = (part.to(session.device) for part in images.shard(rank, workers))
     order = torch.Generator().manual_seed(1000 * training.seed + rank)
-    for batch in islice(batches(len(x), training.batch, order), session.step, training.steps):
-        crops = moment(training.seed, rank, session.step)
+    for batch in islice(batch_indices(len(x), training.batch, order), session.step, training.steps):
+        crops = step_generator(training.seed, rank, session.step)
         session.advance(images.inputs(x[batch], crops), y[batch])
         last = session.step == training.steps
         if session.step % points_every == 0 or last:
             if rank == 0:
                 curve.append(session.point())
-                if kept is not None:
-                    kept.append(curve[-1])
+                if run_folder is not None:
+                    run_folder.append(curve[-1])
                 on_point(curve[-1])
             session.forget_losses()
         if rank == 0 and (session.step % REPORT_EVERY == 0 or last):
             on_step(session.step)
-        if kept is not None and (session.step % save_every == 0 or last):
-            kept.save(rank, session.checkpoint(), session.rank_state())
+        if run_folder is not None and (session.step % save_every == 0 or last):
+            run_folder.save(rank, session.checkpoint(), session.rank_state())
     outcome = session.outcome(curve) if rank == 0 else None
     session.close()
-    if kept is not None and outcome is not None:
-        kept.finish(outcome)
+    if run_folder is not None and outcome is not None:
+        run_folder.finish(outcome)
     return outcome
 
 
-class Session:
+class TrainingSession:
     """A model being trained on one worker, and all of it that a checkpoint must hold."""
 
     def __init__(self, rank: int, workers: int, training: Training, images: Images) -> None:
@@ -94,7 +94,7 @@ class Session:
         on_gpu = dist.get_backend() == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         torch.manual_seed(training.seed)
-        self.model = models.make(training.model, images).to(self.device)
+        self.model = models.make_image_model(training.model, images).to(self.device)
         self.numel = sum(parameter.numel() for parameter in self.model.parameters())
         self.dense_bytes = dense_bytes(self.numel, workers)
         self.ddp: DistributedDataParallel | None = DistributedDataParallel(self.model)
@@ -160,18 +160,18 @@ class Session:
         """What this rank alone knows."""
         return {"sync": None if self.sync is None else self.sync.state_dict()}
 
-    def restore(self, kept: Run) -> None:
+    def restore(self, run_folder: RunFolder) -> None:
         """Go on from the last checkpoint, if there is one; it may be of another number of workers."""
-        saved = kept.checkpoint()
+        saved = run_folder.checkpoint()
         if saved is None:
             return
         self.model.load_state_dict(saved.model)
         self.optimizer.load_state_dict(dict(saved.optimizer))
         if self.sync is not None:
             if saved.workers == self.workers:
-                self.sync.load_state_dict(kept.rank_states(saved, [self.rank])[0]["sync"])
+                self.sync.load_state_dict(run_folder.rank_states(saved, [self.rank])[0]["sync"])
             else:
-                states = kept.rank_states(saved, range(saved.workers))
+                states = run_folder.rank_states(saved, range(saved.workers))
                 self.sync.load_state_dict([state["sync"] for state in states])
         self.step = saved.step
         self.before = {name: saved.progress[name] for name in self.before}
@@ -214,7 +214,7 @@ class Session:
         return {"bytes": sent, "entries": entries, "possible": possible, "step_s": step_s}
 
 
-def batches(images: int, batch: int, order: torch.Generator) -> Iterator[Tensor]:
+def batch_indices(images: int, batch: int, order: torch.Generator) -> Iterator[Tensor]:
     """Indices for every step, without end: all images in a new order each epoch, whole batches only."""
     if not 1 <= batch <= images:
         raise ValueError(f"batch must be from 1 to {images}, what a worker has to learn from, got {batch}")
@@ -223,7 +223,7 @@ def batches(images: int, batch: int, order: torch.Generator) -> Iterator[Tensor]
         yield from shuffled[: images // batch * batch].view(-1, batch)
 
 
-def _on_first(rank: int, act: Callable[[], None]) -> None:
+def _on_rank_0(rank: int, act: Callable[[], None]) -> None:
     """Rank 0 acts; what is wrong there is raised on every rank."""
     said: list[str | None] = [None]
     if rank == 0:

@@ -10,7 +10,7 @@ from sparsync.config.recipes import RECIPES
 DENSE = "dense"  # plain DDP, without any hook
 
 
-def options_of(method: str, **given: Any) -> dict[str, Any] | None:
+def method_options(method: str, **given: Any) -> dict[str, Any] | None:
     """The keyword arguments of ``attach`` for ``method``, all but ``optimizer``; ``None`` for plain DDP.
 
     Args:

@@ -49,7 +49,7 @@ class Checkpoint:
     progress: Mapping[str, float]
 
 
-class Run:
+class RunFolder:
     """A run folder: ``begin`` on rank 0, then ``append``, ``save`` on all ranks, ``finish``."""
 
     def __init__(self, folder: Path) -> None:
@@ -67,7 +67,7 @@ class Run:
             _check_schema(plain)
             return Training.from_json(plain["training"]), int(plain["workers"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} cannot be read, the run is damaged: {cause(error)}") from None
+            raise ValueError(f"{path} cannot be read, the run is damaged: {one_line(error)}") from None
 
     def checkpoint(self) -> Checkpoint | None:
         """The last complete checkpoint; ``None`` before the first."""
@@ -75,17 +75,17 @@ class Run:
         if step is None:
             return None
         path = self._checkpoint(step) / "model.pt"
-        plain = load_whole(path)
+        plain = load_verified(path)
         try:
             _check_schema(plain)
             common = plain["checkpoint"]
             return Checkpoint(**{**common, "training": Training.from_json(common["training"])})
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be read, the run is damaged: {cause(error)}") from None
+            raise ValueError(f"{path} cannot be read, the run is damaged: {one_line(error)}") from None
 
     def rank_states(self, checkpoint: Checkpoint, ranks: Sequence[int]) -> list[dict[str, Any]]:
         """What these ranks kept."""
-        return [load_whole(self._checkpoint(checkpoint.step) / f"rank-{rank}.pt") for rank in ranks]
+        return [load_verified(self._checkpoint(checkpoint.step) / f"rank-{rank}.pt") for rank in ranks]
 
     def points(self) -> list[Point]:
         """The points of the curve up to the last checkpoint; later ones are going to be made again."""
@@ -99,7 +99,7 @@ class Run:
                 found.append(Point.from_json(json.loads(line)))
             except (ValueError, TypeError) as error:
                 if number < len(lines):  # the last line may be cut off in its middle
-                    raise ValueError(f"{path}, line {number} cannot be read: {cause(error)}") from None
+                    raise ValueError(f"{path}, line {number} cannot be read: {one_line(error)}") from None
         return [point for point in found if point.step <= until]
 
     def check(self, training: Training, resume: bool) -> None:
@@ -110,10 +110,10 @@ class Run:
             if any((self.folder / name).exists() for name in ("config.json", "metrics.jsonl", "checkpoint")):
                 raise ValueError(f"{self.folder} holds a run already; continue it with --resume or give another --out")
             return
-        same(training, self.config()[0], str(self.folder))
+        check_same(training, self.config()[0], str(self.folder))
         checkpoint = self.checkpoint()
         if checkpoint is not None:
-            same(training, checkpoint.training, f"the checkpoint in {self.folder}")
+            check_same(training, checkpoint.training, f"the checkpoint in {self.folder}")
             self.rank_states(checkpoint, range(checkpoint.workers))
             complete = (self.folder / "outcome.json").exists()
             if checkpoint.step > training.steps or (checkpoint.step == training.steps and complete):
@@ -177,7 +177,7 @@ class Run:
         return max((int(path.name.removeprefix("step-")) for path in self._checkpoint_folders()), default=None)
 
 
-def same(asked: Training, there: Training, where: str) -> None:
+def check_same(asked: Training, there: Training, where: str) -> None:
     """Refuse to resume as another training."""
     for field in dataclasses.fields(Training):
         new, old = getattr(asked, field.name), getattr(there, field.name)
@@ -185,7 +185,7 @@ def same(asked: Training, there: Training, where: str) -> None:
             raise ValueError(f"{where} was trained with {field.name} {old}, not {new}; start anew in another --out")
 
 
-def load_whole(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+def load_verified(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """A checkpoint's file, whole: a file that is cut off, or whose bytes have changed, is refused."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -199,7 +199,7 @@ def load_whole(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]
     except FileNotFoundError:
         raise ValueError(f"{path} is missing, the run is damaged") from None
     except Exception as error:  # torch.load raises nearly anything for a file that is not its own
-        raise ValueError(f"{path} cannot be read, the run is damaged: {cause(error)}") from None
+        raise ValueError(f"{path} cannot be read, the run is damaged: {one_line(error)}") from None
 
 
 def _check_schema(plain: Any) -> None:
@@ -214,6 +214,6 @@ def _write(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def cause(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """An error in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].strip()

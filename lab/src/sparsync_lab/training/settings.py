@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from sparsync.feedback.momentum import MOMENTA
 from sparsync_lab import models
 from sparsync_lab.data import DATA, SHAPES
-from sparsync_lab.training.methods import check_options, options_of
+from sparsync_lab.training.methods import check_options, method_options
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Training:
     def __post_init__(self) -> None:
         if self.data not in DATA:
             raise ValueError(f"data must be one of {', '.join(DATA)}, got {self.data!r}")
-        models.check(self.model, *SHAPES[self.data])
+        models.check_model(self.model, *SHAPES[self.data])
         if self.density is not None and not 0 < self.density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density:g}")
         if not (isinstance(self.seed, int) and 0 <= self.seed < 2**31):
@@ -78,12 +78,12 @@ class Training:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Training:
-        return _built(cls, plain)
+        return _from_json(cls, plain)
 
 
 def attach_options(training: Training) -> dict[str, Any] | None:
     """The keyword arguments of ``sparsync.attach`` for this training, all but ``optimizer``; ``None`` for plain DDP."""
-    options = options_of(
+    options = method_options(
         training.method,
         density=training.density,
         scope=training.scope,
@@ -110,11 +110,11 @@ class Point:
     bytes: float
 
     def to_json(self) -> dict[str, Any]:
-        return _plain(self)
+        return _to_json(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Point:
-        return _built(cls, plain)
+        return _from_json(cls, plain)
 
 
 @dataclass(frozen=True)
@@ -143,13 +143,13 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         nested = {"training": self.training.to_json(), "curve": [point.to_json() for point in self.curve]}
-        return _plain(self) | nested
+        return _to_json(self) | nested
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
         training = Training.from_json(plain["training"])
         curve = [Point.from_json(point) for point in plain["curve"]]
-        return _built(cls, {**plain, "training": training, "curve": curve})
+        return _from_json(cls, {**plain, "training": training, "curve": curve})
 
 
 def dense_bytes(numel: int, workers: int) -> float:
@@ -157,13 +157,13 @@ def dense_bytes(numel: int, workers: int) -> float:
     return 2 * (workers - 1) / workers * numel * 4
 
 
-def _plain(values: Any) -> dict[str, Any]:
+def _to_json(values: Any) -> dict[str, Any]:
     """The fields of a dataclass; JSON has no NaN, so what is not finite becomes ``None``."""
     found = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
 
 
-def _built(cls: type[T], plain: Mapping[str, Any]) -> T:
+def _from_json(cls: type[T], plain: Mapping[str, Any]) -> T:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     names = {field.name for field in fields}
     if set(plain) != names:

@@ -44,8 +44,8 @@ from sparsync_lab.virtual.batches import (
     evaluating,
     image_batches,
     perplexity,
-    picks,
     token_batches,
+    worker_indices,
 )
 from sparsync_lab.virtual.supported_layers import can_be_batched
 
@@ -60,6 +60,6 @@ __all__ = [
     "evaluating",
     "image_batches",
     "perplexity",
-    "picks",
     "token_batches",
+    "worker_indices",
 ]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from sparsync.simulate.sequential import Batch, Carried, Loss, SequentialPasses
 from sparsync_lab.models.masked_batch_norm import MaskedBatchNorm
 from sparsync_lab.virtual import layers
-from sparsync_lab.virtual.per_worker_params import Probes
-from sparsync_lab.virtual.supported_layers import KINDS, obstacle_of
+from sparsync_lab.virtual.per_worker_params import PerWorkerParams
+from sparsync_lab.virtual.supported_layers import SUPPORTED_LAYERS, find_unsupported
 
 
 class BatchedPasses(SequentialPasses):
@@ -39,12 +39,12 @@ class BatchedPasses(SequentialPasses):
         graph: bool,
         streams: int = 1,
     ) -> None:
-        obstacle = obstacle_of(model)
+        obstacle = find_unsupported(model)
         if obstacle is not None:
             raise ValueError(f"batched passes cannot take {obstacle}; sequential passes do")
-        resting = [name for name, module in model.named_modules() if not module.training]
-        if resting:
-            raise ValueError(f"batched passes need the model in training mode, and {resting[0]!r} is not")
+        in_eval = [name for name, module in model.named_modules() if not module.training]
+        if in_eval:
+            raise ValueError(f"batched passes need the model in training mode, and {in_eval[0]!r} is not")
         if not all(tensor.dim() and len(tensor) == len(carried[0]) for tensor in carried):
             shapes = [tuple(tensor.shape) for tensor in carried]
             raise ValueError(f"batched passes: what is carried must have a row for each example, got {shapes}")
@@ -58,19 +58,21 @@ class BatchedPasses(SequentialPasses):
         modules = list(model.modules())
         norms = [module for module in modules if isinstance(module, nn.BatchNorm2d | MaskedBatchNorm)]
         affine = dict.fromkeys(p for norm in norms for p in norm.parameters())
-        self._probes = Probes(workers, model.parameters(), affine)
-        swapped: dict[int, Any] = {id(m): KINDS[type(m)](m, self._probes) for m in modules if type(m) in KINDS}
-        self._norms: list[tuple[Any, layers.BatchNorm2d | layers.MaskedBatchNorm]] = [
+        self._params = PerWorkerParams(workers, model.parameters(), affine)
+        swapped: dict[int, Any] = {
+            id(m): SUPPORTED_LAYERS[type(m)](m, self._params) for m in modules if type(m) in SUPPORTED_LAYERS
+        }
+        self._norms: list[tuple[Any, layers.BatchedBatchNorm2d | layers.BatchedMaskedBatchNorm]] = [
             (norm, swapped[id(norm)]) for norm in norms
         ]
         self._model = copy.deepcopy(model, dict(swapped))
         self._names = {id(p): name for name, p in model.named_parameters()}
-        self._looked = False
+        self._checked_uses = False
 
     def _all(self) -> None:
         """A pass of all workers."""
         batch = self.inputs[0]
-        self._probes.renew(len(batch[0]))
+        self._params.refresh(len(batch[0]))
         self._statistics(back=False)
         loss, after = self.loss_fn(self._model, batch, self._carried)
         shapes = [[tuple(tensor.shape) for tensor in given] for given in ((loss, *after), self._carried)]
@@ -79,11 +81,11 @@ class BatchedPasses(SequentialPasses):
                 f"batched passes: loss_fn must return a scalar and tensors of {shapes[1]}, which are carried on, got "
                 f"{shapes[0]}"
             )
-        if not self._looked:
-            self._look_for_uses(loss)
+        if not self._checked_uses:
+            self._check_uses(loss)
         workers = len(self.models)
-        probes = [self._probes.of(p) for p in self.parameters]
-        grads = torch.autograd.grad(loss, probes, torch.full_like(loss, workers))  # each worker's loss is its own mean
+        params = [self._params.of(p) for p in self.parameters]
+        grads = torch.autograd.grad(loss, params, torch.full_like(loss, workers))  # each worker's loss is its own mean
         with torch.no_grad():
             torch._foreach_copy_(self._places, [grad[rank] for rank in range(workers) for grad in grads])
             self.losses.copy_(loss)
@@ -91,7 +93,7 @@ class BatchedPasses(SequentialPasses):
                 tensor.copy_(value)
         self._statistics(back=True)
 
-    def _look_for_uses(self, loss: Tensor) -> None:
+    def _check_uses(self, loss: Tensor) -> None:
         """Once: no parameter may be used beside its layer, where its gradient cannot be told apart."""
         todo, seen = [loss.grad_fn], set()
         while todo:
@@ -106,7 +108,7 @@ class BatchedPasses(SequentialPasses):
                     "sequential passes take it"
                 )
             todo += [following for following, _ in node.next_functions]
-        self._looked = True
+        self._checked_uses = True
 
     @torch.no_grad()
     def _statistics(self, back: bool) -> None:
@@ -123,17 +125,17 @@ class BatchedPasses(SequentialPasses):
             own.uses = 0
 
     def _gather(self, batches: Sequence[Batch]) -> list[Batch]:
-        return [tuple(torch.stack(tensors, 1).flatten(0, 1) for tensors in self._alike(batches))]
+        return [tuple(torch.stack(tensors, 1).flatten(0, 1) for tensors in self._check_shapes(batches))]
 
     def _fill(self, batches: Sequence[Batch]) -> None:
-        tensors = self._alike(batches)
+        tensors = self._check_shapes(batches)
         workers = len(self.models)
         for place, (static, new) in enumerate(zip(self.inputs[0], tensors, strict=True)):
             shaped = torch.unflatten(static, 0, (-1, workers))
             self._match(place, shaped[:, 0], new[0])
             torch.stack(new, 1, out=shaped)
 
-    def _alike(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
+    def _check_shapes(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
         """The tensors of all workers by their place in a batch."""
         for rank, batch in enumerate(batches):
             ours, theirs = ([(tuple(t.shape), t.dtype) for t in one] for one in (batches[0], batch))

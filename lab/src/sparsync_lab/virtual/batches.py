@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsync.simulate.sequential import Batch, Carried, Loss
-from sparsync_lab.data import Images, check_workers, moment, streams
-from sparsync_lab.training.loop import batches as orders
+from sparsync_lab.data import Images, check_workers, step_generator, streams
+from sparsync_lab.training.loop import batch_indices
 
 
 def image_batches(
@@ -28,21 +28,21 @@ def image_batches(
     check_workers(workers, len(images.train_x), batch)
     x, y = images.train_x.to(device), images.train_y.to(device)
     ranks = torch.arange(workers).unsqueeze(1)
-    for step, chosen in enumerate(picks([len(x) // workers] * workers, batch, seed, start), start):
+    for step, chosen in enumerate(worker_indices([len(x) // workers] * workers, batch, seed, start), start):
         places = (torch.stack(chosen) * workers + ranks).view(-1).to(device)
-        crops = [moment(seed, rank, step) for rank in range(workers)]
+        crops = [step_generator(seed, rank, step) for rank in range(workers)]
         both = images.inputs(x.index_select(0, places), crops), y.index_select(0, places)
         yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in both), strict=True))
 
 
-def picks(sizes: Sequence[int], batch: int, seed: int, start: int) -> Iterator[tuple[Tensor, ...]]:
+def worker_indices(sizes: Sequence[int], batch: int, seed: int, start: int) -> Iterator[tuple[Tensor, ...]]:
     """What every worker takes of its shard, for every step from ``start`` on, without end: the order of real workers.
 
     Args:
         sizes: of the shards.
     """
     generators = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(len(sizes))]
-    own = (orders(size, batch, generator) for size, generator in zip(sizes, generators, strict=True))
+    own = (batch_indices(size, batch, generator) for size, generator in zip(sizes, generators, strict=True))
     return zip(*(islice(order, start, None) for order in own), strict=False)
 
 

@@ -8,47 +8,47 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sparsync_lab.models.gpt import Tied as Scores
+from sparsync_lab.models.gpt import TiedOutput as Scores
 from sparsync_lab.virtual.layers import product
-from sparsync_lab.virtual.per_worker_params import Probes
+from sparsync_lab.virtual.per_worker_params import PerWorkerParams
 
 
-class Embedding(nn.Module):
-    def __init__(self, of: nn.Embedding, probes: Probes) -> None:
+class BatchedEmbedding(nn.Module):
+    def __init__(self, of: nn.Embedding, params: PerWorkerParams) -> None:
         super().__init__()
         self.weight = of.weight
-        self._probes = probes
+        self._params = params
 
     def forward(self, words: Tensor) -> Tensor:
-        self._probes.check(words, 1, self, or_more=True)
-        y: Tensor = _Lookup.apply(words, self._probes.of(self.weight))  # type: ignore[no-untyped-call]
+        self._params.check(words, 1, self, or_more=True)
+        y: Tensor = _Lookup.apply(words, self._params.of(self.weight))  # type: ignore[no-untyped-call]
         return y
 
 
-class Tied(nn.Module):
-    def __init__(self, of: Scores, probes: Probes) -> None:
+class BatchedTiedOutput(nn.Module):
+    def __init__(self, of: Scores, params: PerWorkerParams) -> None:
         super().__init__()
         self.weight = of.weight
-        self._probes = probes
+        self._params = params
 
     def forward(self, x: Tensor) -> Tensor:
-        self._probes.check(x, 2, self, or_more=True)
-        return product(x, self._probes.of(self.weight), None)
+        self._params.check(x, 2, self, or_more=True)
+        return product(x, self._params.of(self.weight), None)
 
 
-class LayerNorm(nn.Module):
-    def __init__(self, of: nn.LayerNorm, probes: Probes) -> None:
+class BatchedLayerNorm(nn.Module):
+    def __init__(self, of: nn.LayerNorm, params: PerWorkerParams) -> None:
         super().__init__()
         self.weight, self.bias, self.shape, self.eps = of.weight, of.bias, of.normalized_shape, of.eps
-        self._probes = probes
+        self._params = params
 
     def forward(self, x: Tensor) -> Tensor:
-        self._probes.check(x, 1 + len(self.shape), self, or_more=True)
+        self._params.check(x, 1 + len(self.shape), self, or_more=True)
         normed = nn.functional.layer_norm(x, self.shape, None, None, self.eps)
         if self.weight is None:
             return normed
-        bias = None if self.bias is None else self._probes.of(self.bias)
-        y: Tensor = _Scale.apply(normed, self._probes.of(self.weight), bias)  # type: ignore[no-untyped-call]
+        bias = None if self.bias is None else self._params.of(self.bias)
+        y: Tensor = _Scale.apply(normed, self._params.of(self.weight), bias)  # type: ignore[no-untyped-call]
         return y
 
 

@@ -10,84 +10,84 @@ from torch.autograd.function import once_differentiable
 
 from sparsync.kernels.device import usable_on
 from sparsync_lab.models import masked_batch_norm
-from sparsync_lab.virtual.per_worker_params import Probes, by_worker
+from sparsync_lab.virtual.per_worker_params import PerWorkerParams, rows_by_worker
 
 Sizes = tuple[int, ...]  # one for each dimension of a picture
 SMALL = 32  # channels of a convolution; with more, cuDNN is faster
 
 
-class Convolution(nn.Module):
+class BatchedConv(nn.Module):
     """In one or two dimensions."""
 
-    def __init__(self, of: nn.Conv1d | nn.Conv2d, probes: Probes) -> None:
+    def __init__(self, of: nn.Conv1d | nn.Conv2d, params: PerWorkerParams) -> None:
         super().__init__()
         self.weight, self.bias, self._how = of.weight, of.bias, (of.stride, of.padding, of.groups)
-        self._probes = probes
+        self._params = params
 
     def forward(self, x: Tensor) -> Tensor:
-        self._probes.check(x, self.weight.dim(), self)
-        bias = None if self.bias is None else self._probes.of(self.bias)
-        y: Tensor = _Convolution.apply(x, self._probes.of(self.weight), bias, *self._how)  # type: ignore[no-untyped-call]
+        self._params.check(x, self.weight.dim(), self)
+        bias = None if self.bias is None else self._params.of(self.bias)
+        y: Tensor = _Convolution.apply(x, self._params.of(self.weight), bias, *self._how)  # type: ignore[no-untyped-call]
         return y
 
 
-class Linear(nn.Module):
-    def __init__(self, of: nn.Linear, probes: Probes) -> None:
+class BatchedLinear(nn.Module):
+    def __init__(self, of: nn.Linear, params: PerWorkerParams) -> None:
         super().__init__()
         self.weight, self.bias = of.weight, of.bias
-        self._probes = probes
+        self._params = params
 
     def forward(self, x: Tensor) -> Tensor:
-        self._probes.check(x, 2, self, or_more=True)
-        bias = None if self.bias is None else self._probes.of(self.bias)
-        return product(x, self._probes.of(self.weight), bias)
+        self._params.check(x, 2, self, or_more=True)
+        bias = None if self.bias is None else self._params.of(self.bias)
+        return product(x, self._params.of(self.weight), bias)
 
 
-class BatchNorm2d(nn.Module):
+class BatchedBatchNorm2d(nn.Module):
     """Statistics of every worker's own examples.
 
     Of the running statistics only rank 0's, the first C, are ever read: ``mean`` and ``variance`` are views of them.
     """
 
-    def __init__(self, of: nn.BatchNorm2d, probes: Probes) -> None:
+    def __init__(self, of: nn.BatchNorm2d, params: PerWorkerParams) -> None:
         super().__init__()
         assert of.running_mean is not None
         assert of.running_var is not None
         self.weight, self.bias, self.momentum, self.eps = of.weight, of.bias, of.momentum, of.eps
-        self._means, self._variances = (t.repeat(probes.workers) for t in (of.running_mean, of.running_var))
+        self._means, self._variances = (t.repeat(params.workers) for t in (of.running_mean, of.running_var))
         self.mean, self.variance = self._means[: of.num_features], self._variances[: of.num_features]
         self.uses = 0  # since this was last set to 0
-        self._probes = probes
+        self._params = params
 
     def forward(self, x: Tensor) -> Tensor:
-        self._probes.check(x, 4, self)
+        self._params.check(x, 4, self)
         self.uses += 1
-        weight, bias = (self._probes.of(p).flatten() for p in (self.weight, self.bias))
+        weight, bias = (self._params.of(p).flatten() for p in (self.weight, self.bias))
         beside = x.reshape(-1, len(weight), *x.shape[2:])
         assert self.momentum is not None
         y = nn.functional.batch_norm(beside, self._means, self._variances, weight, bias, True, self.momentum, self.eps)
         return y.reshape(x.shape)
 
 
-class MaskedBatchNorm(nn.Module):
+class BatchedMaskedBatchNorm(nn.Module):
     """The same of real frames alone; ``mean`` and ``variance`` are rank 0's."""
 
-    def __init__(self, of: masked_batch_norm.MaskedBatchNorm, probes: Probes) -> None:
+    def __init__(self, of: masked_batch_norm.MaskedBatchNorm, params: PerWorkerParams) -> None:
         super().__init__()
         assert of.running_mean is not None
         assert of.running_var is not None
         self.weight, self.bias, self.momentum, self.eps = of.weight, of.bias, of.momentum, of.eps
         self.mean, self.variance = of.running_mean.clone(), of.running_var.clone()
         self.uses = 0
-        self._probes = probes
+        self._params = params
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        self._probes.check(x, 3, self, or_more=True)
+        self._params.check(x, 3, self, or_more=True)
         self.uses += 1
-        own, seen = (torch.unflatten(t, 0, (-1, self._probes.workers)) for t in (x, real))
-        mean, variance, unbiased = masked_batch_norm.masked_moments(own, seen)
-        masked_batch_norm.follow((self.mean, self.variance), (mean[0], unbiased[0]), self.momentum)
-        weight, bias = (self._probes.of(p) for p in (self.weight, self.bias))
+        own, seen = (torch.unflatten(t, 0, (-1, self._params.workers)) for t in (x, real))
+        mean, variance, unbiased = masked_batch_norm.masked_statistics(own, seen)
+        masked_batch_norm.update_running_statistics((self.mean, self.variance), (mean[0], unbiased[0]), self.momentum)
+        weight, bias = (self._params.of(p) for p in (self.weight, self.bias))
         return masked_batch_norm.masked_norm(own, seen, mean, variance + self.eps, weight, bias).flatten(0, 1)
 
 
@@ -139,9 +139,9 @@ class _Product(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        own = by_worker(grad, len(weight))
+        own = rows_by_worker(grad, len(weight))
         to_x = grad @ weight[0] if ctx.needs_input_grad[0] else None
-        to_weight = own.transpose(1, 2) @ by_worker(x, len(weight)) if ctx.needs_input_grad[1] else None
+        to_weight = own.transpose(1, 2) @ rows_by_worker(x, len(weight)) if ctx.needs_input_grad[1] else None
         to_bias = own.sum(1) if ctx.needs_input_grad[2] else None
         return to_x, to_weight, to_bias
 

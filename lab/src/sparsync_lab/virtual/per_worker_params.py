@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Probes:
+class PerWorkerParams:
     """Of every parameter P views of its own values, by which its gradient is told apart by worker.
 
     Args:
@@ -25,22 +25,22 @@ class Probes:
         self.workers, self.examples = workers, 0
         self._parameters, self._norms = list(parameters), list(norms)
         self._repeated = [p.new_empty(workers, *p.shape) for p in self._norms]
-        self._probes: dict[int, Tensor] = {}
+        self._params: dict[int, Tensor] = {}
 
     @torch.no_grad()
-    def renew(self, examples: int) -> None:
+    def refresh(self, examples: int) -> None:
         """Before a pass of so many examples, those of all workers together."""
         self.examples = examples
-        probes = {id(p): p.detach().expand(self.workers, *p.shape) for p in self._parameters}
+        params = {id(p): p.detach().expand(self.workers, *p.shape) for p in self._parameters}
         if self._norms:
             rows = [row for repeated in self._repeated for row in repeated]
             torch._foreach_copy_(rows, [p for p in self._norms for _ in range(self.workers)])
-            probes |= {id(p): repeated.detach() for p, repeated in zip(self._norms, self._repeated, strict=True)}
-        self._probes = {id(p): probes[id(p)].requires_grad_(p.requires_grad) for p in self._parameters}
+            params |= {id(p): repeated.detach() for p, repeated in zip(self._norms, self._repeated, strict=True)}
+        self._params = {id(p): params[id(p)].requires_grad_(p.requires_grad) for p in self._parameters}
 
     def of(self, parameter: Tensor) -> Tensor:
         """``(P, *shape)``."""
-        return self._probes[id(parameter)]
+        return self._params[id(parameter)]
 
     def check(self, x: Tensor, dimensions: int, layer: nn.Module, or_more: bool = False) -> None:
         """What reaches a layer must still be the batch of all workers, in the precision of the weights."""
@@ -56,6 +56,6 @@ class Probes:
             )
 
 
-def by_worker(x: Tensor, workers: int) -> Tensor:
+def rows_by_worker(x: Tensor, workers: int) -> Tensor:
     """``(B * P, ..., features)`` as ``(P, rows, features)``: all that a worker has, one row after another."""
     return torch.unflatten(x, 0, (-1, workers)).transpose(0, 1).flatten(1, -2)

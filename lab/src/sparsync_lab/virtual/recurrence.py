@@ -9,28 +9,28 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sparsync_lab.virtual.layers import product
-from sparsync_lab.virtual.per_worker_params import Probes, by_worker
+from sparsync_lab.virtual.per_worker_params import PerWorkerParams, rows_by_worker
 
 State = tuple[Tensor, Tensor]
 
 
-class LSTM(nn.Module):
+class BatchedLSTM(nn.Module):
     """What comes in is brought to the gates by a product of our own; from there on it is torch's LSTM, layer by layer.
 
     Torch's are given the identity as input weights: the gradient of what comes into them is that of their gates, and
     times the hidden states one step before it is that of the recurrent weights.
     """
 
-    def __init__(self, of: nn.LSTM, probes: Probes) -> None:
+    def __init__(self, of: nn.LSTM, params: PerWorkerParams) -> None:
         super().__init__()
         self.width, self.dropout = of.hidden_size, of.dropout
         self._parts = [[getattr(of, name) for name in names] for names in of._all_weights]
         self._cells = [_cell(self.width, of.get_parameter("weight_hh_l0")) for _ in self._parts]
         self._copied: list[Tensor | None] = [None for _ in self._parts]
-        self._probes = probes
+        self._params = params
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        self._probes.check(x, 3, self)
+        self._params.check(x, 3, self)
         if state is None:
             zeros = x.new_zeros(len(self._parts), len(x), self.width)
             state = zeros, zeros
@@ -43,14 +43,14 @@ class LSTM(nn.Module):
         return x, (torch.cat([h for h, _ in ends]), torch.cat([c for _, c in ends]))
 
     def _layer(self, layer: int, x: Tensor, state: State) -> tuple[Tensor, State]:
-        inwards, recurrent, *biases = (self._probes.of(p) for p in self._parts[layer])
+        input_weight, recurrent, *biases = (self._params.of(p) for p in self._parts[layer])
         cell = self._cells[layer]
         if self._copied[layer] is not recurrent:  # once in a pass
             with torch.no_grad():
                 cell.get_parameter("weight_hh_l0").copy_(recurrent[0])
             self._copied[layer] = recurrent
         seen = [state[0].detach()]
-        gates = product(x, inwards, biases[0] + biases[1] if biases else None)
+        gates = product(x, input_weight, biases[0] + biases[1] if biases else None)
         watched: Tensor = _Recurrent.apply(gates, recurrent, seen)  # type: ignore[no-untyped-call]
         y, end = cell(watched, state)
         seen.append(y.detach())
@@ -75,7 +75,7 @@ class _Recurrent(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             first, hidden = ctx.seen
             before = torch.cat([first.transpose(0, 1), hidden[:, :-1]], 1)
-            to_weight = by_worker(grad, ctx.workers).transpose(1, 2) @ by_worker(before, ctx.workers)
+            to_weight = rows_by_worker(grad, ctx.workers).transpose(1, 2) @ rows_by_worker(before, ctx.workers)
         return grad, to_weight, None
 
 

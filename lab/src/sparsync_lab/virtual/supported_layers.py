@@ -8,21 +8,21 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparsync_lab.models.gpt import Tied
+from sparsync_lab.models.gpt import TiedOutput
 from sparsync_lab.models.masked_batch_norm import MaskedBatchNorm
 from sparsync_lab.virtual import language, layers, recurrence
-from sparsync_lab.virtual.per_worker_params import Probes
+from sparsync_lab.virtual.per_worker_params import PerWorkerParams
 
-KINDS: dict[type[nn.Module], Callable[[Any, Probes], nn.Module]] = {
-    nn.Conv1d: layers.Convolution,
-    nn.Conv2d: layers.Convolution,
-    nn.Linear: layers.Linear,
-    nn.BatchNorm2d: layers.BatchNorm2d,
-    MaskedBatchNorm: layers.MaskedBatchNorm,
-    nn.Embedding: language.Embedding,
-    nn.LayerNorm: language.LayerNorm,
-    Tied: language.Tied,
-    nn.LSTM: recurrence.LSTM,
+SUPPORTED_LAYERS: dict[type[nn.Module], Callable[[Any, PerWorkerParams], nn.Module]] = {
+    nn.Conv1d: layers.BatchedConv,
+    nn.Conv2d: layers.BatchedConv,
+    nn.Linear: layers.BatchedLinear,
+    nn.BatchNorm2d: layers.BatchedBatchNorm2d,
+    MaskedBatchNorm: layers.BatchedMaskedBatchNorm,
+    nn.Embedding: language.BatchedEmbedding,
+    nn.LayerNorm: language.BatchedLayerNorm,
+    TiedOutput: language.BatchedTiedOutput,
+    nn.LSTM: recurrence.BatchedLSTM,
 }
 
 
@@ -36,10 +36,10 @@ def can_be_batched(model: nn.Module) -> bool:
     mixes examples in a way of its own cannot be seen from here, and must not go together; a parameter that is used
     beside its layer is refused in the first step.
     """
-    return obstacle_of(model) is None
+    return find_unsupported(model) is None
 
 
-def obstacle_of(model: nn.Module) -> str | None:
+def find_unsupported(model: nn.Module) -> str | None:
     """The first module that cannot go together, in words."""
     for name, module in model.named_modules():
         why = _why_not(module)
@@ -49,11 +49,12 @@ def obstacle_of(model: nn.Module) -> str | None:
 
 
 def _why_not(module: nn.Module) -> str | None:
-    if type(module) not in KINDS:
+    if type(module) not in SUPPORTED_LAYERS:
         if isinstance(module, _BatchNorm):
             return "another batch norm than BatchNorm2d and MaskedBatchNorm"
         if any(t is not None for t in (*module._parameters.values(), *module._buffers.values())):
-            return f"parameters or buffers of a layer that is none of {', '.join(kind.__name__ for kind in KINDS)}"
+            supported = ", ".join(kind.__name__ for kind in SUPPORTED_LAYERS)
+            return f"parameters or buffers of a layer that is none of {supported}"
         return None
     known = {"weight", "bias"}
     if isinstance(module, nn.LSTM):

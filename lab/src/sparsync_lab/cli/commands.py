@@ -1,0 +1,50 @@
+"""The ``sparsync`` command with everything the laboratory adds to it."""
+
+from __future__ import annotations
+
+import typer
+
+from sparsync.cli.info import info
+from sparsync.version import __version__
+from sparsync_lab.cli import (
+    bench_follow,
+    bench_momentum,
+    bench_select,
+    bench_step,
+    bench_traffic,
+    bench_wire,
+    compare,
+    demo,
+    train,
+)
+from sparsync_lab.cli.papers import papers
+
+app = typer.Typer(
+    name="sparsync",
+    help="Sparse gradient communication for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.command("compare")(compare.compare)
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("info")(info)
+bench = typer.Typer(help="Measure.", no_args_is_help=True)
+bench.command("follow")(bench_follow.follow_command)
+bench.command("momentum")(bench_momentum.momentum)
+bench.command("select")(bench_select.select)
+bench.command("step")(bench_step.step)
+bench.command("traffic")(bench_traffic.traffic)
+bench.command("wire")(bench_wire.wire)
+bench.callback()(lambda: None)
+app.add_typer(bench, name="bench")
+app.add_typer(papers, name="papers")
+
+
+@app.callback(invoke_without_command=True)
+def options(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
+    """Sparse gradient communication for PyTorch."""
+    if version:
+        print(f"sparsync {__version__}")
+        raise typer.Exit

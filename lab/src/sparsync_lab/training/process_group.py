@@ -1,0 +1,61 @@
+"""Torch's process group for a training, and the form of a worker that ``torchrun`` has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sparsync_lab.training.local_workers import Worker
+
+INPUT = 2  # exit code for what the user can put right
+GRACE = 3.0  # seconds
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    """Join torch's default group of all workers: NCCL if each has a GPU of its own, else Gloo."""
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    local_workers = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    if torch.cuda.device_count() >= local_workers and dist.is_nccl_available():
+        torch.cuda.set_device(local_rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+    else:
+        dist.init_process_group("gloo")
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """Return whether ``torchrun``, or another launcher that sets torch's variables, has started this process."""
+    return {"RANK", "WORLD_SIZE"} <= set(os.environ)
+
+
+def run_launched(function: Callable[..., None], *args: Any) -> None:
+    """Run ``function(worker, *args)`` as one of the workers that a launcher has started.
+
+    If it raises, print why to stderr and end this process with exit code 2 or 1.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once, wherever we are: nothing needs to be put in order
+    torch.set_num_threads(1)
+    worker = Worker(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    try:
+        function(worker, *args)
+    except Exception as error:
+        user_error = isinstance(error, ValueError | OSError)
+        if not user_error or int(os.environ.get("LOCAL_RANK", "0")):
+            # What we see may be the end of another worker, or all may say the same: let the first one be heard.
+            time.sleep(GRACE)
+        print(f"sparsync: {error if user_error else traceback.format_exc()}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(INPUT if user_error else 1)  # Gloo's threads would not survive an orderly end
