@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync import ThresholdK, TopK
+from sparsync import DGCK, BlockRandomK, GaussianK, RandomK, ThresholdK, TopK, TrimmedK
 from sparsync.kernels import Memory
 from sparsync.kernels.accumulate import accumulate
 from sparsync.kernels.topk import largest
@@ -51,6 +51,17 @@ def test_the_selection_of_the_largest_takes_any_k():
     u = torch.randn(100)
     rows, _ = accumulate(u, Memory(torch.zeros(100), torch.zeros(100)), [(0, 100)])
     assert largest(u, rows, 1000).tolist() == list(range(100))
+
+
+@pytest.mark.parametrize(
+    "kind", [TopK, ThresholdK, GaussianK, DGCK, TrimmedK, RandomK, BlockRandomK], ids=lambda kind: kind.__name__
+)
+def test_more_than_2_24_entries_are_compressed(kind):
+    """Above that, ``torch.quantile`` and ``torch.multinomial`` raise."""
+    gradient = torch.randn(2**24 + 3, generator=torch.Generator().manual_seed(0))
+    sent, residual = compress(kind(), gradient, k=1000)
+    assert 0 < int(sent.count) <= sent.values.numel()
+    assert torch.equal(sent.densify() + residual, gradient)
 
 
 @pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.0001, float("nan"), float("inf")])
