@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync import ThresholdK, TopK
-from sparsync.kernels import Memory, largest, sweep
+from sparsync import DGCK, BlockRandomK, GaussianK, RandomK, ThresholdK, TopK, TrimmedK
+from sparsync.kernels import Memory
+from sparsync.kernels.accumulate import accumulate
+from sparsync.kernels.topk import largest
 from sparsync.layout import entries_for
 from sparsync.schedule import Constant
 from tests.failures.checked_training import assert_same_on_all_ranks, inputs, mlp, train
@@ -47,8 +49,19 @@ def test_k_above_n_is_clamped(compressor, numel):
 
 def test_the_selection_of_the_largest_takes_any_k():
     u = torch.randn(100)
-    rows, _ = sweep(u, Memory(torch.zeros(100), torch.zeros(100)), [(0, 100)])
+    rows, _ = accumulate(u, Memory(torch.zeros(100), torch.zeros(100)), [(0, 100)])
     assert largest(u, rows, 1000).tolist() == list(range(100))
+
+
+@pytest.mark.parametrize(
+    "kind", [TopK, ThresholdK, GaussianK, DGCK, TrimmedK, RandomK, BlockRandomK], ids=lambda kind: kind.__name__
+)
+def test_more_than_2_24_entries_are_compressed(kind):
+    """Above that, ``torch.quantile`` and ``torch.multinomial`` raise."""
+    gradient = torch.randn(2**24 + 3, generator=torch.Generator().manual_seed(0))
+    sent, residual = compress(kind(), gradient, k=1000)
+    assert 0 < int(sent.count) <= sent.values.numel()
+    assert torch.equal(sent.densify() + residual, gradient)
 
 
 @pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.0001, float("nan"), float("inf")])

@@ -66,8 +66,8 @@ def imported_by(file: str) -> set[str]:
     return {path for path in paths if (ROOT / path).exists()}
 
 
-def passes(tests: list[str], source: Path, interpreted: bool) -> bool:
-    """Return whether the tests pass on this source."""
+def passes(tests: list[str], source: Path, interpreted: bool) -> tuple[bool, str]:
+    """Return whether the tests pass on this source, and pytest's last line, which counts them."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = (
         os.environ
@@ -77,7 +77,7 @@ def passes(tests: list[str], source: Path, interpreted: bool) -> bool:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise SystemExit(f"pytest could not run {tests}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    return done.returncode == 0
+    return done.returncode == 0, done.stdout.rstrip().rpartition("\n")[2]
 
 
 def plant(mutant: Mutant) -> tuple[bool, str]:
@@ -92,8 +92,9 @@ def plant(mutant: Mutant) -> tuple[bool, str]:
             times = text.count(mutant.good)
             return False, f"GONE      {mutant.name}: its place in {mutant.file} occurs {times} times"
         path.write_text(text.replace(mutant.good, mutant.bad))
-        survived = passes([mutant.test], source, mutant.interpreted)
-        return not survived, f"{'SURVIVED' if survived else 'found   '}  {mutant.name}: {mutant.test}"
+        survived, counts = passes([mutant.test], source, mutant.interpreted)
+        skipped = " (skipped here)" if survived and "passed" not in counts else ""
+        return not survived, f"{'SURVIVED' if survived else 'found   '}  {mutant.name}: {mutant.test}{skipped}"
 
 
 def run(chosen: list[Mutant], jobs: int) -> int:
@@ -102,7 +103,7 @@ def run(chosen: list[Mutant], jobs: int) -> int:
     with ThreadPoolExecutor(jobs) as pool:
         groups = {flag: sorted({m.test for m in chosen if m.interpreted == flag}) for flag in (False, True)}
         clean = [pool.submit(passes, tests, ROOT, flag) for flag, tests in groups.items() if tests]
-        if not all(future.result() for future in clean):
+        if not all(future.result()[0] for future in clean):
             print("the tests fail without any defect")
             return 1
         found = 0

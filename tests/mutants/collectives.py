@@ -71,14 +71,14 @@ MUTANTS = [
     ),
     Mutant(
         "header ignored",
-        "src/sparsync/collectives/comm/channel.py",
+        "src/sparsync/collectives/comm/header_checks.py",
         "if len(set(said)) > 1:",
         "if False:",
         "tests/test_collectives.py::test_law_4_ranks_at_different_buckets_all_raise",
     ),
     Mutant(
         "failure of a rank ignored",
-        "src/sparsync/collectives/comm/channel.py",
+        "src/sparsync/collectives/comm/header_checks.py",
         "if header.flags & FAILED:",
         "if False:",
         "tests/failures/test_errors_reach_every_rank.py::test_one_rank_fails_to_compress_and_all_raise_the_same",
@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "wrong divisor",
         "src/sparsync/collectives/allgather.py",
-        "divisor=len(rows)",
-        "divisor=max(1, len(rows) - 1)",
+        "MeanOf(terms, len(rows))",
+        "MeanOf(terms, max(1, len(rows) - 1))",
         f"{TRAINING}[topk-allgather-3]",
     ),
 ]

@@ -6,8 +6,8 @@ MUTANTS = [
     Mutant(
         "residuals keyed by bucket index",
         "src/sparsync/feedback/residual.py",
-        "self.arenas[key].spans != spans",
-        "self._arenas[key].committed.numel() != numel",
+        "self.flat[key].spans != spans",
+        "self.flat[key].committed.numel() != numel",
         "tests/failures/test_bucket_rebuilds.py::test_residuals_follow_their_parameters_when_equal_sizes_are_reversed",
     ),
     Mutant(
@@ -20,8 +20,8 @@ MUTANTS = [
     Mutant(
         "rollback keeps the step",
         "src/sparsync/feedback/residual.py",
-        "            arena.rollback()",
-        "            arena.commit()",
+        "            buffer.rollback()",
+        "            buffer.commit()",
         "tests/failures/test_loss_scaling.py::test_a_step_that_the_user_skips_leaves_no_trace",
     ),
     Mutant(

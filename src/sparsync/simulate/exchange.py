@@ -113,8 +113,7 @@ class VirtualExchange:
     def _exchange(self, virtual: VirtualUnit, layout: Layout) -> Outcome:
         """Compress, sum and write the mean: at once, or from a graph."""
         unit, act = virtual.unit, partial(self._act, virtual, layout)
-        rounds, clips = unit.rounding is not None, self.plan.clip is not None
-        if self._replays and repeatable(unit, self.plan.wire, rounds, clips):
+        if self._replays and repeatable(unit, self.plan.wire, clips=self.plan.clip is not None):
             return self._replays.run(unit.key, layout, act)
         return act(())
 
