@@ -16,7 +16,7 @@ from sparsync.kernels import Memory
 from sparsync.kernels.threshold.reference import LOWEST, bits_of, estimate
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
-from sparsync_lab.bench.workloads import Workload, optimizer_of
+from sparsync_lab.bench.workloads import Workload, make_optimizer
 from sparsync_lab.models import CATALOGUE
 
 MODELS = ("lenet5", "resnet20", "lstm-ptb", "gpt")
@@ -127,7 +127,7 @@ def follow(
     """
     spec = CATALOGUE[bench.model]
     rate = spec.rate if bench.rate is None else bench.rate
-    optimizer = optimizer_of(bench.model, workload.model, rate)
+    optimizer = make_optimizer(bench.model, workload.model, rate)
     if bench.feedback:
         TakenMomentum(optimizer)
     parameters = list(workload.model.parameters())
@@ -159,7 +159,7 @@ def follow(
     return steps
 
 
-def summarize(steps: Sequence[FollowStep]) -> FollowSummary:
+def summarize_steps(steps: Sequence[FollowStep]) -> FollowSummary:
     counted = [step for step in steps if step.step > SETTLING]
     ratios, energies = [step.ratio for step in counted], [step.energy for step in counted]
     return FollowSummary(

@@ -168,7 +168,7 @@ def measure_all(
     return rows
 
 
-def check_workers(workers: int) -> None:
+def check_worker_count(workers: int) -> None:
     if not 2 <= workers <= 64:
         raise ValueError(f"workers must be from 2 to 64, got {workers}")
 

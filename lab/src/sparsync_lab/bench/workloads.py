@@ -96,7 +96,7 @@ def make_workload(name: str, folder: Path | None, device: torch.device, seed: in
     return ImageWorkload(model, load(HALVES.get(spec.data, spec.data), folder), spec.batch, seed)
 
 
-def optimizer_of(name: str, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+def make_optimizer(name: str, model: nn.Module, rate: float) -> torch.optim.Optimizer:
     """Return SGD with the model's published momentum, or AdamW for the GPT."""
     if name == "gpt":
         return torch.optim.AdamW(model.parameters(), lr=rate)

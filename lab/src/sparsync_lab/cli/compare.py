@@ -13,7 +13,7 @@ from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.data import check_workers, train_size
 from sparsync_lab.environment import environment
 from sparsync_lab.packages import require
-from sparsync_lab.training.compare import MOVE, label, plan, summarize, train_all
+from sparsync_lab.training.compare import MOVE, label, plan_trainings, summarize, train_all
 from sparsync_lab.training.settings import Training
 
 DEFAULT = Training()
@@ -60,7 +60,11 @@ def compare(
     """
     like = Training("dense", data=data, model=model, steps=steps, batch=batch, rate=rate, momentum=momentum)
     run_comparison(
-        "Sparsync: methods compared", plan(method, seeds, like, density, momentum_mode), workers, data_dir, out
+        "Sparsync: methods compared",
+        plan_trainings(method, seeds, like, density, momentum_mode),
+        workers,
+        data_dir,
+        out,
     )
 
 

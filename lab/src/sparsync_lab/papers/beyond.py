@@ -117,7 +117,7 @@ def accuracy(context: RunContext) -> Result:
             what = name_of(search, stage).partition(": ")[0]  # which methods, the table of the order says
             missing.append(f"{number}. {what} ({len(left)} of {done + len(left)})")
     result = base_result(context, sweep.histories(), missing)
-    shown = [tables.summary(search), *tables.all_tables(search), order_of(sweep)]
+    shown = [tables.summary_table(search), *tables.all_tables(search), order_of(sweep)]
     figures = tables.figures(search)
     rows = tables.columns(search)
     return replace(result, tables=shown, figures=figures, rows=rows, notes=[*NOTES, *result.notes])

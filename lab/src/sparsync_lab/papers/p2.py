@@ -44,7 +44,7 @@ def training(scheme: str, scope: str, workers: int, momentum: float = 0.9) -> Ru
     return replace(run, method=scheme, options=options)
 
 
-def runs_of(context: RunContext) -> list[Run]:
+def table_runs(context: RunContext) -> list[Run]:
     """Return all trainings of the tables; with one worker the two ways to exchange are the same."""
     schemes = ("standard", "topk", "block+shared") if context.quick else tuple(P2_ACCURACY)
     sizes = (2, 4) if context.quick else P2_WORKERS
@@ -61,7 +61,7 @@ def _same(scheme: str, workers: int) -> str:
 
 def table_1(context: RunContext) -> Result:
     """Compare test accuracies of six schemes, two scopes and 1 to 8 workers."""
-    done, result = train_runs(context, runs_of(context))
+    done, result = train_runs(context, table_runs(context))
     rows = []
     for scheme, (title, *published) in P2_ACCURACY.items():
         cells = []

@@ -10,7 +10,7 @@ from sparsync_lab.papers import store
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.locks import try_lock, wait_for_lock
 from sparsync_lab.papers.run import History, Run, file_of, read
-from sparsync_lab.papers.trainings import MARGIN, train
+from sparsync_lab.papers.trainings import MARGIN, train_run
 
 POLL_SECONDS = 1.0  # seconds between looks at what others have done
 LEAST_SECONDS = 20.0  # seconds that a training must have before it is put aside again, unless it takes less
@@ -72,7 +72,7 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
                     if history is None and context.in_time(MARGIN + min(LEAST_SECONDS, run.seconds or LEAST_SECONDS)):
                         trained = True
                         try:
-                            history = train(run, context)
+                            history = train_run(run, context)
                         except (ValueError, OSError, RuntimeError) as error:
                             _note_failure(context, failed, run, error)
             if history is not None:

@@ -105,7 +105,7 @@ def rate_search_table(search: LearningRateSearch, model: str, labels: Sequence[s
     )
 
 
-def summary(search: LearningRateSearch) -> Table:
+def summary_table(search: LearningRateSearch) -> Table:
     """Return how the library's recipe compares with tuned dense, and where it loses."""
     rows = []
     for model, setting in search.settings.items():

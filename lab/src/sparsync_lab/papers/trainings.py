@@ -37,7 +37,7 @@ MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
 
 
-def train(run: Run, context: RunContext, task: Task | None = None) -> History | None:
+def train_run(run: Run, context: RunContext, task: Task | None = None) -> History | None:
     """Train a run, from its last checkpoint if there is one; return ``None`` if the time was over before it was done.
 
     Where several processes are at work, only the one that has locked the run may call this.
@@ -137,7 +137,7 @@ class VirtualSession:
     def __init__(self, run: Run, task: Task, steps: int) -> None:
         self.run, self.task, self.steps = run, task, steps
         options = _options(run)
-        optimizer = optimizer_of(run, task)
+        optimizer = run_optimizer(run, task)
         on_gpu = next(task.model.parameters()).is_cuda
         batched = on_gpu and task.mean and not run.autocast and can_be_batched(task.model)
         self.passes = "together" if batched else "one worker after another"  # as stored results call them
@@ -222,7 +222,7 @@ class VirtualSession:
             self.losses = []
 
 
-def optimizer_of(run: Run, task: Task) -> torch.optim.Optimizer:
+def run_optimizer(run: Run, task: Task) -> torch.optim.Optimizer:
     """Return SGD with momentum, or AdamW."""
     if run.optimizer == "adamw":
         return torch.optim.AdamW(task.model.parameters(), run.rate, weight_decay=run.weight_decay)

@@ -66,7 +66,7 @@ class MethodSummary:
         return self.dense_bytes / self.bytes if self.bytes else 0.0
 
 
-def plan(
+def plan_trainings(
     methods: Sequence[str],
     seeds: int,
     like: Training,
