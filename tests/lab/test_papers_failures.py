@@ -360,7 +360,7 @@ def test_a_training_whose_checkpoint_is_damaged_begins_anew(
     assert whole is not None
     assert history is not None
     assert history.losses == whole.losses
-    assert re.search(r"\.damaged, as it is called now, cannot be gone on with: .*; it begins anew", said[0])
+    assert re.search(r"\.damaged, as it is called now, cannot be resumed from: .*; it begins anew", said[0])
     assert [path.suffix for path in context.scratch.iterdir()] == [".damaged"]
 
 

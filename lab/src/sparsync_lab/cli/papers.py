@@ -76,7 +76,7 @@ def run(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Stop in time; what is not finished is gone on with at the next call. Nothing is begun in the last "
+            help="Stop in time; what is not finished is resumed by the next call. Nothing is begun in the last "
             "half minute."
         ),
     ] = None,

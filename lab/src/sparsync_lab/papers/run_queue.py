@@ -28,7 +28,7 @@ def train_missing(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, H
     """Train what is not trained yet; return the histories by label, and the names of the runs that are not done in
     time.
 
-    What was done before is read from its file, what was begun is gone on with.
+    What was done before is read from its file, what was begun is resumed.
     """
     asked = [run.made(context) for run in runs]
     check_only(context, asked)

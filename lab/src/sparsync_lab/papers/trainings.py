@@ -113,7 +113,7 @@ def _resume(session: VirtualSession, saved: Path, device: torch.device) -> None:
     except Exception as error:  # what is in the file may be anything
         aside = saved.with_suffix(".damaged")
         saved.replace(aside)
-        raise DamagedCheckpoint(f"{aside}, as it is called now, cannot be gone on with: {one_line(error)}") from None
+        raise DamagedCheckpoint(f"{aside}, as it is called now, cannot be resumed from: {one_line(error)}") from None
 
 
 def _task(run: Run, context: RunContext) -> Task:
@@ -166,7 +166,7 @@ class VirtualSession:
         self.bytes: list[float] = []
         self.snapshots: list[dict[str, Any]] = []
         self.seconds = 0.0
-        self.commits: list[str] = []  # with which it was begun and gone on with
+        self.commits: list[str] = []  # with which it was begun and resumed
 
     def advance(self, batch: list[tuple[torch.Tensor, ...]]) -> None:
         """Train one step."""

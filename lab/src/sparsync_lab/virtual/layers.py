@@ -151,7 +151,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Args:
         x: ``(B * P, ..., inputs)``.
-        weight, bias: probes of ``(outputs, inputs)`` and ``(outputs,)``.
+        weight, bias: views by worker of ``(outputs, inputs)`` and ``(outputs,)``.
     """
     y: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
