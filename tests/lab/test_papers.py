@@ -271,7 +271,7 @@ def test_what_is_done_is_not_done_again(context: RunContext, monkeypatch: pytest
         calls.append(name)
         return task(replace(TINY, workers=workers, batch=batch, seed=seed))
 
-    monkeypatch.setattr(tasks, "make", make)
+    monkeypatch.setattr(tasks, "make_task", make)
     other = replace(TINY, label="dense", method="dense", options={})
     done, missing = train_missing(replace(context, only=("topk",)), [TINY, other])
     assert (list(done), missing, calls) == (["topk"], [other.name], ["lenet5"])

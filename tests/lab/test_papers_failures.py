@@ -159,7 +159,7 @@ def test_a_training_that_fails_does_not_stop_the_others(
     assert "1 of 1 items are not made, or without trainings that failed" in shown.err
     made = json.loads((tmp_path / "results" / "p3-convergence-quick.json").read_text())
     assert len(made["missing"]) == 1
-    assert len(list((tmp_path / "results" / "runs").glob("*.json"))) == 2
+    assert len(list((tmp_path / "results" / "runs").glob("*.json.gz"))) == 2
     context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s")
     with pytest.raises(RuntimeError, match="out of memory"):  # where nothing is done, as it is
         train_missing(context, [p1.training("vgg16", "topk")])
