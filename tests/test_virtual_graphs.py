@@ -15,9 +15,9 @@ from sparsync.compressors import GaussianK, TopK
 from sparsync.schedule import ExponentialWarmup
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync_lab.virtual import BatchedPasses, VirtualWorkers
+from tests.lab.test_virtual_batched import CASES as TOGETHER
+from tests.lab.test_virtual_batched import batches_of
 from tests.lab.test_virtual_sequences import CASES as SEQUENCES
-from tests.lab.test_virtual_together import CASES as TOGETHER
-from tests.lab.test_virtual_together import batches_of
 from tests.test_virtual import ALL_SPARSE, BACKEND_SUMS, METHODS, adjust, batch_of, loss_fn, make, optimizer_of
 
 pytestmark = [
