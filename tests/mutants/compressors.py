@@ -7,8 +7,8 @@ VELOCITY = "tests/test_laws.py::test_law_1_under_momentum_correction_and_clippin
 
 MUTANTS = [
     Mutant(
-        "velocity not cleared where sent",
-        "src/sparsync/compressors/base.py",
+        "the velocity is not cleared where sent",
+        "src/sparsync/compressors/selecting.py",
         "speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))",
         "pass",
         f"{VELOCITY}[topk]",
@@ -18,7 +18,7 @@ MUTANTS = [
         "src/sparsync/compressors/random.py",
         "0 if ctx.shared else ctx.rank",
         "0",
-        "tests/test_lots.py::test_only_what_is_shared_is_drawn_alike[random]",
+        "tests/test_random_indices.py::test_only_what_is_shared_is_drawn_alike[random]",
     ),
     Mutant(
         "a graph draws in every step what it drew in the first",
@@ -28,7 +28,7 @@ MUTANTS = [
         "tests/test_virtual_random.py::test_the_same_operators_on_the_same_tensors_exchange_the_same_bits[random]",
     ),
     Mutant(
-        "what does not fit is dropped",
+        "entries beyond the capacity are dropped",
         "src/sparsync/compressors/threshold.py",
         "        return sent\n",
         "        u[found] = torch.where(torch.isin(found, sent), u[found], 0)\n        return sent\n",
