@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks_of, message_bytes, round_sums, shape_of
 from sparsync.collectives.comm.channel import Channel
 from sparsync.errors import PeerFailed
+from sparsync.kernels.message.header import EXTRA
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, NONFINITE, SparseGrad
 from sparsync.wire import Wire
@@ -45,7 +46,7 @@ class GTopK:
 
         def message(grad: SparseGrad) -> Tensor:
             header = channel.wire.header(grad, channel.sequence, layout.id, layout.digest)
-            header[7] = culprit
+            header[EXTRA] = culprit
             return channel.wire.encode(grad, layout.segment_of, shape, header)
 
         def receive(source: int, like: Tensor) -> tuple[SparseGrad, int]:

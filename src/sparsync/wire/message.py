@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.kernels.message.header import HEADER, Header
+from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER, WHERE, Header
 from sparsync.sparse import SparseGrad
 from sparsync.wire.indices import INDEX_CODECS, IndexCodec
 from sparsync.wire.shape import WORD, Shape
@@ -23,7 +23,6 @@ from sparsync.wire.values import CODECS, ValueCodec
 
 VERSION = 1
 MAGIC = 0x5350  # "SP"
-ENTRIES, FLAGS, WHERE = (Header._fields.index(name) for name in ("entries", "flags", "where"))
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Wire:
         return INDEX_CODECS[self.indices]
 
     def bytes(self, shape: Shape) -> int:
-        """Return size of one message."""
+        """Return the size of one message."""
         indices = self.index_codec.words(shape)
         return WORD * (HEADER + indices + self.codec.words(shape.capacity, shape.segments, shape.dtype))
 
