@@ -7,11 +7,7 @@ VELOCITY = "tests/test_laws.py::test_law_1_under_momentum_correction_and_clippin
 
 MUTANTS = [
     Mutant(
-<<<<<<< HEAD
-        "velocity not cleared where sent",
-=======
         "the velocity is not cleared where sent",
->>>>>>> h/failures
         "src/sparsync/compressors/selecting.py",
         "speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))",
         "pass",

@@ -17,55 +17,35 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
-<<<<<<< HEAD
-        "a last row that is not full is turned as a full one",
-=======
         "a last row that is not full is rotated as a full one",
->>>>>>> h/failures
         "src/sparsync/kernels/random_indices/reference.py",
         "height - (torch.arange(width) >= last).long()",
         "height - (torch.arange(width) > last).long()",
         "tests/test_random_indices.py::test_entries_are_distinct_and_of_their_segment",
     ),
     Mutant(
-<<<<<<< HEAD
-        "rows are turned once only",
-=======
         "rows are rotated once only",
->>>>>>> h/failures
         "src/sparsync/kernels/random_indices/reference.py",
         "TURNS = 4",
         "TURNS = 1",
         "tests/test_random_indices.py::test_every_set_of_a_few_is_drawn_equally_often[17-2]",
     ),
     Mutant(
-<<<<<<< HEAD
-        "what belongs to nobody is added",
-=======
         "entries of no segment are added",
->>>>>>> h/failures
         "src/sparsync/kernels/accumulate/reference.py",
         "            good &= mine[a:b]\n",
         "",
         "tests/test_random_indices.py::test_a_pass_that_waits_for_nothing_is_the_same_pass",
     ),
     Mutant(
-<<<<<<< HEAD
-        "gradient not clipped",
-=======
         "the gradient is not clipped",
->>>>>>> h/failures
         "src/sparsync/kernels/clip/reference.py",
         "return clip / norm if norm > clip else 1.0",
         "return 1.0",
         f"{VELOCITY}[topk]",
     ),
     Mutant(
-<<<<<<< HEAD
-        "on the device, what is not finite counts in the norm",
-=======
         "non-finite entries count in the norm on the device",
->>>>>>> h/failures
         "src/sparsync/kernels/clip/triton.py",
         "wide = tl.where(nonfinite, 0.0, g).to(tl.float64)",
         "wide = g.to(tl.float64)",
@@ -80,22 +60,14 @@ MUTANTS = [
         "tests/test_laws.py::test_threshold_holds_the_count_near_k[0.001-normal]",
     ),
     Mutant(
-<<<<<<< HEAD
-        "residual not added",
-=======
         "the residual is not added",
->>>>>>> h/failures
         "src/sparsync/kernels/accumulate/reference.py",
         "torch.add(old, came, out=u)",
         "u.copy_(came)",
         f"{LAW_1}[float32-topk]",
     ),
     Mutant(
-<<<<<<< HEAD
-        "residual not cleared",
-=======
         "the residual is not cleared where sent",
->>>>>>> h/failures
         "src/sparsync/kernels/accumulate/reference.py",
         "    after.index_copy_(0, indices, values - sent)\n",
         "",
@@ -116,11 +88,7 @@ MUTANTS = [
         "tests/test_numba.py::test_above_and_largest[1]",
     ),
     Mutant(
-<<<<<<< HEAD
-        "rounding error not kept",
-=======
         "the rounding error is not kept",
->>>>>>> h/failures
         "src/sparsync/kernels/accumulate/reference.py",
         "rest = values - sent",
         "rest = values * 0",
@@ -187,11 +155,7 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
-<<<<<<< HEAD
-        "what a failed exchange sent is lost on the device",
-=======
         "entries sent in a failed exchange are lost on the device",
->>>>>>> h/failures
         "src/sparsync/kernels/status/triton.py",
         "return (tl.load(nonfinite_step) != 0) | ((first_wrong != 0) & (first_wrong <= number))",
         "return tl.load(nonfinite_step) != 0",
@@ -199,11 +163,7 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
-<<<<<<< HEAD
-        "what was applied before a failed exchange comes home too",
-=======
         "entries applied before a failed exchange are restored too",
->>>>>>> h/failures
         "src/sparsync/kernels/status/triton.py",
         "(first_wrong != 0) & (first_wrong <= number)",
         "first_wrong != 0",
@@ -211,11 +171,7 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
-<<<<<<< HEAD
-        "a failed exchange hides that the step is bad",
-=======
         "a failed exchange hides that the step is non-finite",
->>>>>>> h/failures
         "src/sparsync/kernels/status/triton.py",
         "tl.load(nonfinite_step) + UNDONE != 0",
         "UNDONE != 0",
@@ -247,11 +203,7 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
-<<<<<<< HEAD
-        "once a list is full nobody counts on",
-=======
         "counting stops once a list is full",
->>>>>>> h/failures
         "src/sparsync/kernels/gaussian/triton.py",
         'sem="relaxed") <= capacity',
         'sem="relaxed") < capacity',
