@@ -149,7 +149,7 @@ def test_what_waits_for_the_host_has_no_graph(name):
 def test_a_gradient_that_is_not_finite_comes_home_from_a_graph(name):
     eager, graph = (team_of(EXACT[name], wanted)._exchange for wanted in (False, True))
     assert_same(eager, graph, [exchange(one, 0, STEPS, bad=6) for one in (eager, graph)])
-    assert graph.tally.spoilt == 1
+    assert graph.tally.bad_steps == 1
 
 
 @pytest.mark.parametrize("name", ["topk", "random", "shared-block"])

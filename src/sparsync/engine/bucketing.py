@@ -62,7 +62,7 @@ class Unit:
     delivered: set[str] = field(default_factory=set)
 
     def layout_at(self, density: float) -> tuple[Layout, bool]:
-        """The unit's layout at this density, and whether it is another one than before."""
+        """Return the unit's layout at this density, and whether it is another one than before."""
         if self.known is not None and self.known[0] == density:
             return self.known[1], False
         names = zlib.crc32(repr([span.name for span in self.spans]).encode())
@@ -99,7 +99,7 @@ class BucketSlice:
         self._views: tuple[list[Tensor], list[Tensor]] = [], []
 
     def views(self, buffer: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The parameters in ``buffer`` and in the unit; both stay what they are from step to step."""
+        """Return the parameters in ``buffer`` and in the unit; both stay what they are from step to step."""
         if self._between is None or self._between[0] is not buffer or self._between[1] is not self.unit.grad:
             self._between = buffer, self.unit.grad
             self._views = (
@@ -157,7 +157,7 @@ def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
 
 
 def future_on(device: torch.device) -> Future[Tensor]:
-    """A future for a tensor of ``device``; on CUDA, who takes the tensor then waits for the stream that made it."""
+    """Return a future for a tensor; on CUDA, who takes the tensor waits for the stream that made it."""
     return Future(devices=[device]) if device.type == "cuda" else Future()
 
 
@@ -206,7 +206,7 @@ class BucketMapper:
             unit.known = None
 
     def _complete(self) -> list[Unit]:
-        """The gathered units; a parameter that no bucket brought counts as zero."""
+        """Return the gathered units; a parameter that no bucket brought counts as zero."""
         units = [unit for unit in self._gathered.values() if unit.delivered]
         for unit in units:
             for span in unit.spans:

@@ -96,7 +96,7 @@ class Ledger:
         self._entries = []
 
     def restore_on_device(self, status: DeviceStatus) -> None:
-        """The same, where the device knows whether a step was bad, and from which exchange on nothing was applied."""
+        """Do the same where the device knows whether the step was bad, and since when nothing was applied."""
         for entry in self._entries:
             residual = self.feedback.working(entry.unit.key) if entry.unit.keeps else None
             if residual is not None and not self.feedback.transactional:

@@ -97,7 +97,7 @@ class VirtualExchange:
                 worker.ledger.restore(Cause.NON_FINITE)
             worker.commit()
         self.tally.steps += 1
-        self.tally.spoilt += bad_step
+        self.tally.bad_steps += bad_step
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return of every worker what its handle's ``state_dict()`` would be in a process of its own."""

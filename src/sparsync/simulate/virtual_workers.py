@@ -17,7 +17,7 @@ from sparsync.simulate.exchange import VirtualExchange
 from sparsync.simulate.parts import Tally
 from sparsync.simulate.sequential import Batch, Carried, Loss, SequentialPasses
 
-SCHEMA = 1
+SCHEMA = 2
 UNSUPPORTED = ("scaler", "transactional", "deadline", "debug")
 
 
@@ -127,21 +127,21 @@ class VirtualWorkers:
         return loss
 
     def advance(self, batches: Sequence[Batch]) -> Tensor:
-        """``backward``, then a step of the optimizer. Between the two you may clip, or look at, the mean."""
+        """Call ``backward``, then step the optimizer. Between the two you may clip, or look at, the mean."""
         loss = self.backward(batches)
         self.optimizer.step()
         return loss
 
     def gradient(self, rank: int, name: str) -> Tensor:
-        """A worker's own gradient of a parameter in the last step, in the parameter's shape; the next overwrites it."""
+        """Return a worker's own gradient of a parameter in the last step, in its shape; the next overwrites it."""
         return self._gradients[name][rank]
 
     def residual(self, rank: int, name: str) -> Tensor | None:
-        """What a worker keeps of a parameter's gradient, in the parameter's shape; ``None`` if it keeps nothing."""
+        """Return a worker's residual of a parameter, in the parameter's shape; ``None`` if it keeps nothing."""
         return self._exchange.workers[rank].feedback.residual(name)
 
     def forget(self) -> None:
-        """Every worker carries on from the start again, as at the beginning of an epoch."""
+        """Let every worker carry on from the start again, as at the beginning of an epoch."""
         self._passes.carry([self._passes.first] * self.workers)
 
     def detach(self) -> None:
@@ -151,7 +151,7 @@ class VirtualWorkers:
             self._taken = None
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a training needs to go on: tensors and plain types only.
+        """Return all that a training needs to go on: tensors and plain types only.
 
         ``ranks`` holds of every worker what ``Handle.load_state_dict`` takes in a process of its own.
         """
