@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_go_together_is_named(name):
+def test_what_cannot_be_batched_is_named(name):
     make, message = REFUSED[name]
     model = make()
     assert not can_be_batched(model)

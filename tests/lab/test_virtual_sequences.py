@@ -341,7 +341,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_go_together_is_named(name):
+def test_what_cannot_be_batched_is_named(name):
     make, message = REFUSED[name]
     model = nn.Sequential(make(), nn.Linear(4, 4))
     assert not can_be_batched(model)
@@ -404,7 +404,7 @@ def test_a_parameter_used_beside_its_layer_is_refused():
         virtual_workers.advance(batch)
 
 
-def test_what_cannot_go_together_is_said_in_the_first_step():
+def test_what_cannot_be_batched_is_said_in_the_first_step():
     def half(model: nn.Module, batch: Any, carried: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
             return model(batch[0]).float().square().mean(), carried
@@ -414,7 +414,7 @@ def test_what_cannot_go_together_is_said_in_the_first_step():
         return model(sequence)[0].data.square().mean(), carried
 
     batch = [(torch.randn(3, 4, 2),) for _ in range(2)]
-    with pytest.raises(ValueError, match="takes no autocast"):
+    with pytest.raises(ValueError, match="take no autocast"):
         small_workers(nn.Linear(2, 2), half).advance(batch)
     with pytest.raises(ValueError, match="a LSTM takes tensors, got PackedSequence"):
         small_workers(nn.LSTM(2, 3, batch_first=True), packed).advance(batch)

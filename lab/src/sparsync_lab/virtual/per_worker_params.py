@@ -44,13 +44,14 @@ class PerWorkerParams:
 
     def check(self, x: Tensor, dimensions: int, layer: nn.Module, or_more: bool = False) -> None:
         """Raise unless what reaches a layer is still the batch of all workers, in the precision of the weights."""
+        name = type(layer).__name__.removeprefix("Batched")
         if not isinstance(x, Tensor):
-            raise ValueError(f"batched passes: a {type(layer).__name__} takes tensors, got {type(x).__name__}")
+            raise ValueError(f"batched passes: a {name} takes tensors, got {type(x).__name__}")
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError("batched passes take no autocast; sequential ones do")
         if x.dim() < dimensions or (x.dim() > dimensions and not or_more) or len(x) != self.examples:
             raise ValueError(
-                f"batched passes: a {type(layer).__name__} must be given {dimensions} dimensions"
+                f"batched passes: a {name} must be given {dimensions} dimensions"
                 f"{' or more' if or_more else ''} and all {self.examples} examples, got {tuple(x.shape)}; "
                 "sequential passes take any"
             )
