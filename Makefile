@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-triton test-install lint format \
-  bench papers-quick clean
+  bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -48,9 +48,8 @@ test-triton: install
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .triton/$$version \
 	      triton$$(echo ==$$version | sed 's/==newest//') || exit 1; \
 	  fi; \
-	  export PYTHONPATH=$(CURDIR)/.triton/$$version TRITON_INTERPRET=1; \
-	  $(BIN)/python -c "import triton; print('triton', triton.__version__, triton.__path__[0])" || exit 1; \
-	  $(BIN)/python -m pytest -n 2 $(KERNELS) || exit 1; \
+	  PYTHONPATH=$(CURDIR)/.triton/$$version $(BIN)/python -c "import triton; print('triton', triton.__version__)" && \
+	  PYTHONPATH=$(CURDIR)/.triton/$$version TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 $(KERNELS) || exit 1; \
 	done
 
 # What is pinned resolves with the public index alone: no wheel folder, no extra index. May download gigabytes.
@@ -89,6 +88,12 @@ format: install
 
 bench: install
 	$(BIN)/sparsync bench step
+
+# The site, into runs/site; first the numbers of README and docs/ from results/.
+docs: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sparsync_lab.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir runs/site
 
 # Every figure and table of the papers in a tiny setting; $SPARSYNC_DATA is the folder of the data sets.
 papers-quick: install

@@ -12,22 +12,24 @@ from triton.runtime import interpreter
 
 
 def quicken() -> None:
-    """From now on, in this process."""
-    interpreter.InterpretedFunction.__call__ = _call
-    interpreter._get_np_dtype = _np_dtype
-    core._type_for_tuple_values = _tuple_type
-    core.block_type.with_element_ty = _with_element_ty
+    """From now on, in this process; what a release of Triton does not have is left alone."""
+    for owner, name, quick in (
+        (interpreter.InterpretedFunction, "__call__", _call if hasattr(interpreter, "_patch_lang") else None),
+        (interpreter, "_get_np_dtype", _np_dtype),
+        (core, "_type_for_tuple_values", _tuple_type),
+        (core.block_type, "with_element_ty", _with_element_ty),
+    ):
+        if quick is not None and hasattr(owner, name):
+            setattr(owner, name, quick)
 
 
 _patched: set[str] = set()
 _np_dtypes: dict[str, Any] = {}
 _tuple_types: dict[tuple[Any, ...], Any] = {}
 _block_types: dict[tuple[str, str], Any] = {}
-_np_dtype_of, _tuple_type_of, _block_type_of = (
-    interpreter._get_np_dtype,
-    core._type_for_tuple_values,
-    core.block_type.with_element_ty,
-)
+_np_dtype_of = getattr(interpreter, "_get_np_dtype", None)
+_tuple_type_of = getattr(core, "_type_for_tuple_values", None)
+_block_type_of = getattr(core.block_type, "with_element_ty", None)
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The command line, run as a user runs it, and the README's example."""
+"""The command line, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -197,20 +197,3 @@ def test_bench_step_writes_its_columns(tmp_path: Path) -> None:
     assert [float(row["asked_density"]) for row in rows] == [1.0, 1.0, 0.001, 0.001, 0.001, 0.001, 0.05]
     assert "commit" in rows[0]
     assert float(rows[2]["sent_bytes"]) < float(rows[0]["sent_bytes"]) / 10
-
-
-README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-WHOLE, *WAYS_TO_ATTACH = sorted(README_BLOCKS, key=lambda block: "init_process_group" not in block)
-ATTACH = "sparsync.attach(ddp, optimizer=optimizer)"
-
-
-@pytest.mark.parametrize("attach", [ATTACH, *map(str.strip, WAYS_TO_ATTACH)], ids=lambda code: str(len(code)))
-def test_the_examples_of_the_readme_run(tmp_path: Path, attach: str) -> None:
-    """The whole one as it is, and with the README's other ways to attach."""
-    assert WHOLE.count(ATTACH) == 1
-    (tmp_path / "example.py").write_text(WHOLE.replace(ATTACH, attach))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "example.py"]
-    done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
-    assert "ThresholdK" in done.stdout
-    assert re.search(r"sent \d+\.\d% of all entries", done.stdout)

@@ -1,135 +1,115 @@
-"""The README's tables of accuracy against the results they are taken from."""
+"""README and docs/: their code runs, their numbers are those of results/, their links lead somewhere."""
 
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from sparsync_lab.papers.store import load
-from sparsync_lab.papers.sweep import BALANCED, BASE, CORRECTED, EARLY, LEVELS, WARM
+from sparsync_lab.docs.__main__ import main, pages
+from sparsync_lab.docs.blocks import BLOCKS, MARKED, fill
 
 ROOT = Path(__file__).parent.parent
-# Rows of the two tables, by how they begin in the README; the tables' columns as the captions of the results begin.
-OF_RESNET = {
-    "dense": "dense",
-    '`recipe="default"`, nothing dense, momentum corrected, bytes spent early': EARLY,
-    '`recipe="default"`, nothing dense (': BASE,
-    '`recipe="default"`': "recipe default",
-    '`recipe="balanced"`, nothing dense': BALANCED,
-    "the same, bytes spent early": WARM,
-    'the same, `values="levels"` instead': LEVELS,
-    "GaussianK-SGD": "GaussianK-SGD",
-    '`recipe="paper"`: TopK-SGD': "TopK-SGD",
-    '`recipe="dgc"`, nothing dense': "DGC",
-}
-OF_OTHERS = {
-    "dense": "dense",
-    "`default`, momentum corrected, bytes spent early": EARLY,
-    "`default`": BASE,
-    "`balanced`": BALANCED,
-    "`balanced`, bytes spent early": WARM,
-    '`balanced`, `values="levels"`': LEVELS,
-    "GaussianK-SGD": "GaussianK-SGD",
-    "TopK-SGD": "TopK-SGD",
-    "DGC": "DGC",
-}
-# By what they change.
-OF_ABLATIONS = {
-    BASE: (
-        ("**of `default`", BASE),
-        ("bytes spent early", "recipe default, density warm-up, nothing dense"),
-        ("rate inside", "ablation: rate inside the residual"),
-        ("layer by layer", "ablation: scope layer"),
-        ("momentum of 0.5 corrected", CORRECTED),
-        ('`values="levels"`', "ablation: values levels"),
-        ("the 1-D tensors", "recipe default"),
-        ('`values="fp16"`', "ablation: values fp16"),
-        ('`values="fp32"`', "ablation: values fp32"),
-        ("momentum kept", "ablation: momentum kept"),
-    ),
-    BALANCED: (
-        ("**of `balanced`", BALANCED),
-        ("bytes spent early", WARM),
-        ('`values="levels"`', LEVELS),
-        ("momentum moved", "ablation: balanced, momentum moved"),
-        ("momentum kept", "ablation: balanced, momentum kept"),
-        ("the 1-D tensors", "ablation: balanced, 1-D dense"),
-        ('`values="fp16"`', "ablation: balanced, values fp16"),
-    ),
-    "DGC": (
-        ("**of `dgc`", "DGC"),
-        ("the 1-D tensors dense", "ablation: DGC, 1-D dense"),
-        ("bytes spent early", "ablation: DGC, density warm-up"),
-        ("both", "ablation: DGC, density warm-up, 1-D dense"),
-    ),
-    EARLY: (
-        ("**of the second row", EARLY),
-        ("nothing spent early", CORRECTED),
-        ("momentum moved", "ablation: warm-up from 8 times, moved"),
-        ("16 times", "ablation: warm-up from 16 times, corrected, 0.5"),
-        ("4 times", "ablation: warm-up from 4 times, corrected, 0.5"),
-        ("momentum of 0.7", "ablation: warm-up from 8 times, corrected, 0.7"),
-        ("momentum of 0.3", "ablation: warm-up from 8 times, corrected, 0.3"),
-    ),
-}
-LENGTHS = tuple(f"ResNet-20 on CIFAR-10, 16 workers of 32, {steps} steps" for steps in ("1,400", "3,500", "11,700"))
-MODELS = ("LeNet-5 on MNIST, 16", "VGG-16 on CIFAR-10, 16", "LSTM-PTB, 4", "LSTM-AN4, 4", "GPT on PTB, AdamW, 16")
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
+PAGES = [path.relative_to(ROOT).as_posix() for path in pages(ROOT)]
+LIMIT = 300
+PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)")
+# Each block of a page finds a model of its own, alone in its world.
+AROUND = """\
+import contextlib, os, sys, warnings
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import sparsync
+
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=0, world_size=1)
+for number, code in enumerate(open("blocks.txt").read().split("\\0")):
+    torch.manual_seed(number)
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
+    loader = [(torch.randn(8, 64), torch.randint(10, (8,))) for _ in range(8)]
+    names = {"contextlib": contextlib, "torch": torch, "dist": dist, "sparsync": sparsync, "ddp": ddp}
+    names |= {"optimizer": optimizer, "loader": loader, "loss_fn": nn.functional.cross_entropy}
+    before = [p.detach().clone() for p in ddp.parameters()]
+    exec(compile(code, f"block {number}", "exec"), names)
+    trained = any(not torch.equal(a, b) for a, b in zip(before, ddp.parameters()))
+    assert trained == ("optimizer.step()" in code or "scaler.step(" in code), code
+    handle = names.get("sync", names.get("state"))
+    if isinstance(handle, sparsync.Handle):
+        handle.detach()
+    del ddp, names
+dist.destroy_process_group()
+"""
 
 
-def standings() -> dict[str, dict[str, str]]:
-    """Of every table of the result: what each method reached, as it is printed there."""
-    tables = load(ROOT / "results" / "papers" / "beyond-accuracy.json").result.tables
-    return {table.caption: {row.cells[0]: row.cells[1] for row in table.rows} for table in tables}
+def blocks_of(page: str) -> list[str]:
+    """Return a page's blocks of Python."""
+    return PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
-def rows_below(heading: str) -> list[list[str]]:
-    """The cells of a table."""
-    lines = (ROOT / "README.md").read_text().partition(heading)[2].partition("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    (whole,) = blocks_of("README.md")
+    (tmp_path / "example.py").write_text(whole)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "example.py"]
+    done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert "ThresholdK" in done.stdout
+    assert re.search(r"sent \d+\.\d% of all entries", done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("heading", "labels", "columns"),
-    [("| | 1,400 steps |", OF_RESNET, LENGTHS), ("| | LeNet-5 on MNIST,", OF_OTHERS, MODELS)],
-)
-def test_accuracies_are_those_of_the_results(heading: str, labels: dict[str, str], columns: tuple[str, ...]) -> None:
-    found = standings()
-    of_column = [next(own for caption, own in found.items() if caption.startswith(column)) for column in columns]
-    rows = rows_below(heading)
-    assert [len(row) for row in rows] == [1 + len(columns)] * len(labels)
-    for (begin, label), (name, *cells) in zip(labels.items(), rows, strict=True):
-        assert name.startswith(begin)
-        for cell, own in zip(cells, of_column, strict=True):
-            assert agree(cell.partition("(")[0], own.get(label, "–")), f"{label}: {cell} is not {own.get(label)}"
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and blocks_of(page)])
+def test_the_code_of_the_pages_runs(page: str, tmp_path: Path) -> None:
+    (tmp_path / "blocks.txt").write_text("\0".join(blocks_of(page)))
+    done = subprocess.run([sys.executable, "-c", AROUND], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
 
 
-def test_ablations_are_those_of_the_results() -> None:
-    found = standings()
-    stored = [
-        (begin, found[f"Ablations: ResNet-20 on CIFAR-10, 1,400 steps, {base}"][label])
-        for base, rows in OF_ABLATIONS.items()
-        for begin, label in rows
-    ]
-    for (name, cell), (begin, own) in zip(rows_below("| one change |"), stored, strict=True):
-        assert name.startswith(begin)
-        assert agree(cell.partition("(")[0], own), f"{name}: {cell} is not {own}"
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def agree(shown: str, stored: str) -> bool:
-    """The same numbers, rounded; or none in both."""
-    ours, theirs = NUMBER.findall(shown), NUMBER.findall(stored)
-    if len(ours) != len(theirs):
-        return False
-    half = [Decimal(10) ** Decimal(number).as_tuple().exponent / 2 for number in ours]
-    return all(abs(Decimal(a) - Decimal(b)) <= h for a, b, h in zip(ours, theirs, half, strict=True))
+@pytest.mark.parametrize("page", PAGES)
+def test_numbers_are_those_of_the_results(page: str) -> None:
+    """If this fails: ``python -m sparsync_lab.docs``."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text.count("<!-- generated: ") == text.count("<!-- end -->") == len(MARKED.findall(text))
+    assert fill(text, ROOT / "results", Path(page)) == text
 
 
-def test_numbers_agree_when_they_are_rounded() -> None:
-    assert agree("84.9 ± 0.5", "84.86 ± 0.48")
-    assert not agree("84.8 ± 0.5", "84.86 ± 0.48")
-    assert not agree("84.9", "84.86 ± 0.48")
-    assert agree("not run", "–")
+def test_every_block_is_on_a_page() -> None:
+    shown = {name for page in PAGES for name in MARKED.findall((ROOT / page).read_text(encoding="utf-8"))}
+    assert shown == set(BLOCKS)
+
+
+def test_a_page_that_is_out_of_date_is_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("results", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    (tmp_path / "docs").mkdir()
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        (tmp_path / page).write_text(MARKED.sub(r"<!-- generated: \g<name> -->\n1234\n<!-- end -->", text))
+    main(["--root", str(tmp_path)])
+    assert "results.md written" in capsys.readouterr().out
+    for page in PAGES:
+        assert (tmp_path / page).read_text(encoding="utf-8") == (ROOT / page).read_text(encoding="utf-8")
+    main(["--root", str(tmp_path)])
+    assert not capsys.readouterr().out
+
+
+def test_a_block_that_nobody_writes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"docs/a.md: block must be one of gains, .*, got 'gians'"):
+        fill("<!-- generated: gians -->\n<!-- end -->", ROOT / "results", Path("docs/a.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page: str) -> None:
+    for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+        assert ((ROOT / page).parent / link).exists(), link
+
+
+def test_results_are_small() -> None:
+    """All of the repository is to stay under 10 MB."""
+    assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 7e6

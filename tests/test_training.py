@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from pathlib import Path
 
@@ -222,6 +223,7 @@ def case_stats(rank: int, size: int) -> None:
     assert min(step.compress_s, step.exchange_s, step.decode_s) > 0
     text = handle.describe()
     assert "TopK" in text
+    assert re.search(r"kernels +pytorch for 2 units", text)
     assert "AllGather" in text
     handle.detach()
     assert not handle.is_attached()

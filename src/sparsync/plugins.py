@@ -3,7 +3,7 @@
 from sparsync.collectives import Channel, Collective, Reduced, Traffic
 from sparsync.collectives.base import MeanOf, bad_ranks, bad_ranks_of, shape_of
 from sparsync.compressors import Compressor, Context, Selecting, State
-from sparsync.kernels import Memory
+from sparsync.kernels import KernelPath, Memory
 from sparsync.kernels.accumulate import Rows
 from sparsync.layout import Layout, Segment, locate
 from sparsync.sparse import SparseGrad
@@ -15,6 +15,7 @@ __all__ = [
     "Collective",
     "Compressor",
     "Context",
+    "KernelPath",
     "Layout",
     "MeanOf",
     "Memory",

@@ -13,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import DGCK, BlockRandomK, GaussianK, RandomK, ThresholdK, TopK, TrimmedK
-from sparsync.kernels import Memory, largest, sweep
+from sparsync.kernels import Memory
+from sparsync.kernels.accumulate import accumulate
+from sparsync.kernels.topk import largest
 from sparsync.layout import entries_for
 from sparsync.schedule import Constant
 from tests.failures.checked_training import assert_same_on_all_ranks, inputs, mlp, train
@@ -47,7 +49,7 @@ def test_k_above_n_is_clamped(compressor, numel):
 
 def test_the_selection_of_the_largest_takes_any_k():
     u = torch.randn(100)
-    rows, _ = sweep(u, Memory(torch.zeros(100), torch.zeros(100)), [(0, 100)])
+    rows, _ = accumulate(u, Memory(torch.zeros(100), torch.zeros(100)), [(0, 100)])
     assert largest(u, rows, 1000).tolist() == list(range(100))
 
 

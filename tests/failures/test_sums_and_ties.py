@@ -10,7 +10,7 @@ import torch
 
 from sparsync import AllGather, Mismatch, ThresholdK, TopK
 from sparsync.engine.bucketing import Bucket
-from sparsync.kernels import reference
+from sparsync.kernels.accumulate import reference
 from sparsync.schedule import Constant
 from tests.failures.checked_training import bits
 from tests.failures.reducers import compress, error_of, make_reducer, push_all

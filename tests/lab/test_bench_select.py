@@ -50,7 +50,7 @@ def test_the_command_writes_its_columns_and_a_figure(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sparsync_lab", "bench", "select", *options, str(out)],
         cwd=ROOT,
-        env=os.environ | {"COLUMNS": "80", "PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"COLUMNS": "80", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'lab' / 'src'}"},
         capture_output=True,
         text=True,
         timeout=240,

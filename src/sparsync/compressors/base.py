@@ -57,11 +57,14 @@ class Compressor(Protocol):
     ``dense``: every entry is sent, so nothing is kept when values travel unchanged and no indices travel.
     ``random``: entries are drawn, and every rank draws the same when ``ctx.shared`` asks for it.
     ``block``: when ``ctx.whole``, the k entries of every segment are neighbours, wrapping round at its end.
+    ``graph_safe``: on a GPU, compressing neither waits for the host nor depends on the step's number (but by
+    ``ctx.key``), so that a CUDA graph may replay it.
     """
 
     dense: bool
     random: bool
     block: bool
+    graph_safe: bool
 
     @property
     def density(self) -> float: ...

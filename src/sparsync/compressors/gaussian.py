@@ -33,6 +33,8 @@ class GaussianK(Selecting):
             such a segment is read several times more, and nothing waits for the host.
     """
 
+    graph_safe = True
+
     two_sided: bool = False
     refine: bool = False
 

@@ -21,6 +21,7 @@ class NoCompression:
     dense = True
     random = False
     block = False
+    graph_safe = True
     density = 1.0
 
     def capacity(self, k: int, numel: int) -> int:

@@ -30,6 +30,7 @@ class RandomK(Selecting):
     """
 
     random = True
+    graph_safe = True
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         assert memory is not None

@@ -28,6 +28,7 @@ class Selecting:
     dense = False
     random = False
     block = False
+    graph_safe = False
 
     def __post_init__(self) -> None:
         check_density(self.density)

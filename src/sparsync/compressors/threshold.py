@@ -41,6 +41,8 @@ class ThresholdK(CarriedThreshold):
         density: share of the entries to send, in (0, 1].
     """
 
+    graph_safe = True
+
     @property
     def kernel_limit(self) -> int:
         return UNLIMITED

@@ -29,6 +29,8 @@ class TrimmedK(CarriedThreshold):
         density: share of the entries to send, in (0, 1].
     """
 
+    graph_safe = True
+
     def launch(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         return select(grad, memory, layout, state, ctx.values, segment_scales(grad, layout, ctx))
 

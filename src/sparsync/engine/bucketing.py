@@ -19,7 +19,7 @@ from torch.futures import Future
 from sparsync.collectives import Collective, DenseAllReduce, Traffic
 from sparsync.compressors import Compressor, NoCompression
 from sparsync.config import ExchangePlan
-from sparsync.kernels.accumulate.reference import Rounding
+from sparsync.kernels.accumulate import Rounding
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.wire import Wire
 from sparsync.workspace import Workspace

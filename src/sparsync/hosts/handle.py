@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
 from sparsync.feedback import TakenMomentum, rates_by_name, take_momentum
+from sparsync.kernels import KernelPath
 from sparsync.layout import Parameter
 from sparsync.version import __version__
 
@@ -65,9 +67,16 @@ class Handle:
             "compressed": f"{len(numel) - len(self.dense_names)} tensors, {sparse:,} entries",
             "dense": f"{len(self.dense_names)} tensors, {dense:,} entries (1-D or small)",
             **about,
+            "kernels": self._describe_kernels(),
         }
         title = f"sparsync {__version__} on {reducer.channel.size} workers ({reducer.channel.backend})"
         return "\n".join([title, *(f"  {name:<12} {text}" for name, text in lines.items())])
+
+    def _describe_kernels(self) -> str:
+        """Return what works on the units' gradients, which is decided when they are first compressed."""
+        paths = Counter(unit.workspace.find(KernelPath) for unit in self._running().buckets.units)
+        known = (f"{path} for {many} unit{'s' * (many > 1)}" for path, many in paths.items() if path is not None)
+        return ", ".join(known) or "chosen in the first step"
 
     def check(self) -> None:
         """Raise, with its full text, the error that ended an exchange; ``backward`` raises it mangled by DDP."""

@@ -97,7 +97,7 @@ class VirtualExchange:
                 worker.ledger.restore(Cause.NON_FINITE)
             worker.commit()
         self.tally.steps += 1
-        self.tally.spoilt += bad_step
+        self.tally.bad_steps += bad_step
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return of every worker what its handle's ``state_dict()`` would be in a process of its own."""
@@ -113,8 +113,7 @@ class VirtualExchange:
     def _exchange(self, virtual: VirtualUnit, layout: Layout) -> Outcome:
         """Compress, sum and write the mean: at once, or from a graph."""
         unit, act = virtual.unit, partial(self._act, virtual, layout)
-        rounds, clips = unit.rounding is not None, self.plan.clip is not None
-        if self._replays and repeatable(unit, self.plan.wire, rounds, clips):
+        if self._replays and repeatable(unit, self.plan.wire, clips=self.plan.clip is not None):
             return self._replays.run(unit.key, layout, act)
         return act(())
 

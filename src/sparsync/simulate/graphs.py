@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sparsync.collectives import AllGather, Balanced, DenseAllReduce, GTopK, SharedIndexAllReduce
-from sparsync.compressors import BlockRandomK, GaussianK, NoCompression, RandomK, ThresholdK, TopK, TrimmedK
 from sparsync.engine.bucketing import Unit
 from sparsync.kernels import KernelPath, choose_path
 from sparsync.kernels.codecs import CODECS
@@ -28,27 +26,22 @@ Streams = Sequence[torch.cuda.Stream]
 WARM_UPS = 3  # steps before a graph is captured: what is made on first use must not be captured
 
 
-def repeatable(unit: Unit, wire: Wire, rounds: bool, clips: bool) -> bool:
-    """Whether a unit's exchange may be replayed: nothing waits for the host or depends on the step's number.
+def repeatable(unit: Unit, wire: Wire, clips: bool) -> bool:
+    """Return whether a unit's exchange may be replayed: nothing waits for the host or depends on the step's number.
 
     Args:
-        rounds: values are rounded as they travel.
         clips: gradients are clipped.
     """
     compressor, grad = unit.compressor, unit.grad
-    if not grad.is_cuda or not usable_on(grad.device):
+    if not (grad.is_cuda and usable_on(grad.device) and compressor.graph_safe and unit.collective.graph_safe):
         return False
-    if type(compressor) is NoCompression:
-        known = choose_path(grad, None, DENSE_ENTRIES) is KernelPath.TRITON
-        return type(unit.collective) is DenseAllReduce and not rounds and known
+    if compressor.dense:
+        return unit.rounding is None and choose_path(grad, None, DENSE_ENTRIES) is KernelPath.TRITON
     # Half-precision means are summed beside their bucket, which waits.
-    if type(compressor) in (RandomK, BlockRandomK):  # whose keys wait in their place; norms to clip by are asked for
-        simple = type(unit.collective) in (AllGather, SharedIndexAllReduce)
-        return simple and not clips and grad.dtype in (torch.float32, torch.float64)
-    fused = type(compressor) in (ThresholdK, TopK, TrimmedK, GaussianK)
+    if compressor.random:  # whose keys wait in their place; norms to clip by are asked for
+        return not clips and grad.dtype in (torch.float32, torch.float64)
     carried = wire.values in CODECS and wire.indices != "block"
-    fits = grad.dtype == torch.float32 and 0 < grad.numel() < ENTRIES
-    return type(unit.collective) in (AllGather, Balanced, GTopK) and fused and carried and fits
+    return carried and grad.dtype == torch.float32 and 0 < grad.numel() < ENTRIES
 
 
 @dataclass

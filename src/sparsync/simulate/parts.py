@@ -81,14 +81,14 @@ class Tally:
             compared.
         entries: sent by all workers.
         possible: entries they could have sent.
-        spoilt: steps in which a gradient was not finite.
+        bad_steps: steps in which a gradient was not finite.
     """
 
     steps: int = 0
     bytes: float = 0.0
     entries: int = 0
     possible: int = 0
-    spoilt: int = 0
+    bad_steps: int = 0
 
     @property
     def density(self) -> float:

@@ -17,7 +17,7 @@ from sparsync.simulate.exchange import VirtualExchange
 from sparsync.simulate.parts import Tally
 from sparsync.simulate.sequential import Batch, Carried, Loss, SequentialPasses
 
-SCHEMA = 1
+SCHEMA = 2
 UNSUPPORTED = ("scaler", "transactional", "deadline", "debug")
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sparsync_lab.docs import accuracy, demo, items, selection, steps, traffic
+from sparsync_lab.docs import accuracy, demo, examples, items, selection, steps, traffic
 from sparsync_lab.docs.sources import Sources
 
 Block = Callable[[Sources], str]
@@ -33,6 +33,8 @@ BLOCKS: Mapping[str, Block] = {
     "traffic": traffic.measured,
     "traffic of recipes": traffic.of_recipes,
     "index codec": traffic.index_codec,
+    "example of a compressor": examples.compressor,
+    "example of a collective": examples.collective,
 }
 MARKED = re.compile(r"<!-- generated: (?P<name>[^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
 

@@ -45,11 +45,10 @@ def where(sources: Sources) -> str:
     longer = f"`sparsync demo --steps 200` ({sources.linked('demo-200.csv')})"
     return (
         f"{sources.made('demo.csv', line, 'make demo')} The second column is of {longer}. "
-        f"An MLP on scikit-learn's digits, {line['workers']} workers of {line['batch']} images that share these "
-        f"cores, SGD with rate {line['rate']} and "
-        f"momentum {line['momentum']}; mean ± standard deviation of {line['seeds']} seeds. Bytes are what one worker "
-        "puts on the network, computed from message sizes. Step times show the overhead on one machine, not what a "
-        "slow network would gain."
+        f"An MLP on scikit-learn's digits, {line['workers']} workers of {line['batch']} images that share these cores, "
+        f"SGD with rate {line['rate']} and momentum {line['momentum']}; mean ± standard deviation of {line['seeds']} "
+        "seeds. Bytes are what one worker puts on the network, computed from message sizes. Step times show the "
+        "overhead on one machine, not what a slow network would gain."
     )
 
 

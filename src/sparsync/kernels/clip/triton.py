@@ -45,7 +45,7 @@ def squares(grad, strips, sums, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
 def scale(sums, groups, limit, scales, BLOCK: tl.constexpr):
     """Find what brings the norm of a group down to ``limit``, or 1 where it is no larger: one group a program."""
     group, lane = tl.program_id(0), tl.arange(0, BLOCK)
-    first, strips = tl.load(groups + GROUP * group), tl.load(groups + GROUP * group + 1)
+    first, strips = tl.load(groups + group * GROUP), tl.load(groups + group * GROUP + 1)
     total = tl.full([BLOCK], 0.0, tl.float64)
     for i in range(0, strips, BLOCK):
         total += tl.load(sums + first + i + lane, mask=i + lane < strips, other=0.0)
