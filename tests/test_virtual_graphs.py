@@ -48,6 +48,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "random-layers": METHODS["random"] | {"scope": "layer", "values": "sign", "indices": "ef"},
     "random-global": METHODS["random"] | ALL_SPARSE | {"scope": "global", "values": "bf16", "momentum": "keep"},
     "random-warm-up": METHODS["random"] | {"density": ExponentialWarmup(0.01, 1, 5)},
+    "random-gtopk": METHODS["random"] | {"collective": "gtopk"},
+    "random-balanced": METHODS["random"] | {"collective": "balanced"},
     "block": METHODS["block"],
     "block-starts": METHODS["block"] | {"scope": "layer", "indices": "block"},
     "shared": BACKEND_SUMS["shared"],

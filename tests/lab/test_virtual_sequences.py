@@ -416,7 +416,7 @@ def test_what_cannot_be_batched_is_said_in_the_first_step():
     batch = [(torch.randn(3, 4, 2),) for _ in range(2)]
     with pytest.raises(ValueError, match="take no autocast"):
         small_workers(nn.Linear(2, 2), half).advance(batch)
-    with pytest.raises(ValueError, match="a LSTM takes tensors, got PackedSequence"):
+    with pytest.raises(ValueError, match="LSTM takes tensors, got PackedSequence"):
         small_workers(nn.LSTM(2, 3, batch_first=True), packed).advance(batch)
     norm = MaskedBatchNorm(3)
     norm.momentum = None

@@ -95,7 +95,7 @@ class GTopK:
         message = wire.bytes(shape_of(layout, dtype))
         rounds = (workers - 1).bit_length()
         return Traffic(
-            2 * (workers - 1) / workers * message, max(rounds, 1 if workers > 1 else 0) * message, 2 * rounds
+            2 * (workers - 1) * message / workers, max(rounds, 1 if workers > 1 else 0) * message, 2 * rounds
         )
 
     def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:

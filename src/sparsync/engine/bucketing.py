@@ -56,15 +56,15 @@ class Unit:
     collective: Collective
     rounding: Rounding | None
     keeps: bool
-    known: tuple[float, Layout] | None = None
+    cut: tuple[float, Layout] | None = None  # by density
     workspace: Workspace = field(default_factory=Workspace)
     unused: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
 
     def layout_at(self, density: float) -> tuple[Layout, bool]:
         """Return the unit's layout at this density, and whether it is another one than before."""
-        if self.known is not None and self.known[0] == density:
-            return self.known[1], False
+        if self.cut is not None and self.cut[0] == density:
+            return self.cut[1], False
         names = zlib.crc32(repr([span.name for span in self.spans]).encode())
         layout = Layout.cut(
             self.spans,
@@ -75,14 +75,17 @@ class Unit:
             id=self.id,
             name=f"{self.key}:{names:08x}",
         )
-        fresh = self.known is None or self.known[1] != layout
-        self.known, self.workspace = (density, layout), Workspace()
+        fresh = self.cut is None or self.cut[1] != layout
+        self.cut, self.workspace = (density, layout), Workspace()
         return layout, fresh
 
-    def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype) -> float:
-        """Return the bytes that a worker puts on the network in an exchange of the unit."""
-        make = lambda: self.collective.traffic(layout, wire, workers, dtype)  # noqa: E731
-        return self.workspace.get(Traffic, dtype, make).mean_bytes
+    def forget_layout(self) -> None:
+        """Make the layout, and the compressors' state for it, anew when it is next needed."""
+        self.cut = None
+
+    def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype) -> Traffic:
+        """Return what an exchange of the unit costs."""
+        return self.workspace.get(Traffic, dtype, lambda: self.collective.traffic(layout, wire, workers, dtype))
 
 
 class BucketSlice:
@@ -203,7 +206,7 @@ class BucketMapper:
     def forget_layouts(self) -> None:
         """Make every layout, and the compressors' state for it, anew when it is next needed."""
         for unit in self.units:
-            unit.known = None
+            unit.forget_layout()
 
     def _complete(self) -> list[Unit]:
         """Return the gathered units; a parameter that no bucket brought counts as zero."""

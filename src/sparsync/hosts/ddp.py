@@ -165,8 +165,8 @@ def attach(
     Returns:
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
-    given = dict(locals())
-    plan = resolve(**{name: value for name, value in given.items() if name != "ddp"})
+    given = {name: value for name, value in locals().items() if name != "ddp"}  # the arguments, before anything else
+    plan = resolve(**given)
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(ddp).__name__}; wrap it first")
     slot = _slot(ddp)

@@ -53,7 +53,7 @@ class _Known(Generic[T]):
 
 
 class Replays(Generic[T]):
-    """Does things of several names again and again: as they are, and from the fourth time on from a CUDA graph.
+    """Runs named actions: as they are, and from the fourth call on by replaying a CUDA graph.
 
     If capturing fails, which is logged once, everything is done as it is.
 

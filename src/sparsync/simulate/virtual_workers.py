@@ -14,8 +14,8 @@ from sparsync.config import resolve
 from sparsync.feedback import rates_by_name, take_momentum
 from sparsync.layout import Parameter
 from sparsync.simulate.exchange import VirtualExchange
-from sparsync.simulate.parts import Tally
 from sparsync.simulate.sequential import Batch, Carried, Loss, SequentialPasses
+from sparsync.simulate.virtual_units import Tally
 
 SCHEMA = 2
 UNSUPPORTED = ("scaler", "transactional", "deadline", "debug")
@@ -43,7 +43,7 @@ class VirtualWorkers:
         graph: replay forward and backward from a CUDA graph; by default on a GPU. Needs batches of equal shapes and a
             ``loss_fn`` that never waits for the GPU. So is the exchange, where nothing in it waits: ``threshold``,
             ``topk``, ``trimmed``, ``gaussian`` and ``none``, by ``allgather``, ``balanced``, ``gtopk`` and ``dense``;
-            ``random`` and ``block``, unless they are clipped, by ``allgather`` and ``shared``.
+            ``random`` and ``block`` by all of these and ``shared``, unless they are clipped.
         streams: in the graph, as many workers run side by side.
         passes: how forward and backward run: one worker after another, or another class of the same interface.
     """
@@ -92,7 +92,7 @@ class VirtualWorkers:
         views = [[rows[rank] for rows, _ in places] for rank in range(workers)]
         self._passes = passes(model, loss_fn, self._parameters, views, carried, graph, streams)
         beta = plan.correction.beta if plan.correction else 0.0
-        self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density(0))
+        self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density_at(0))
 
     @property
     def workers(self) -> int:

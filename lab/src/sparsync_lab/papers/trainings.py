@@ -16,7 +16,7 @@ from sparsync.config import registry, resolve
 from sparsync.config.recipes import RECIPES
 from sparsync.layout import Parameter
 from sparsync.schedule import FrontLoaded
-from sparsync.simulate.parts import units_of
+from sparsync.simulate.virtual_units import units_of
 from sparsync_lab import models
 from sparsync_lab.data.files import data_folder
 from sparsync_lab.data.image_folder import SOURCE

@@ -34,8 +34,8 @@ A language model reads ``token_batches`` and carries its hidden state on::
     batches = token_batches(text, 4, 20, 35, start=virtual.step)    # then virtual.forget() every epoch_steps(...) steps
 """
 
-from sparsync.simulate.parts import Tally
 from sparsync.simulate.sequential import SequentialPasses
+from sparsync.simulate.virtual_units import Tally
 from sparsync.simulate.virtual_workers import VirtualWorkers
 from sparsync_lab.virtual.batched import BatchedPasses
 from sparsync_lab.virtual.evaluate import accuracy, evaluating, perplexity

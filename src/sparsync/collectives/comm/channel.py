@@ -124,8 +124,7 @@ class Channel:
     def gather_headers(self, sent: SparseGrad, layout: Layout, workspace: Workspace) -> Tensor:
         """Return every rank's header alone."""
         own = self.checks.header(self.wire, sent, self.sequence, layout, workspace)
-        room = workspace.get(HeaderRoom, (own.device, own.data_ptr()), lambda: HeaderRoom(self.room_for(own)))
-        return self.all_gather(own, room.rows)
+        return self.all_gather(own, self.checks.room(workspace, lambda: self.room_for(own)))
 
     def take_count(self) -> int:
         """Return bytes of the tensors handed to ``torch.distributed`` since the last call."""
@@ -209,13 +208,6 @@ class Channel:
             return True
         except RuntimeError as error:
             self.monitor.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
-
-
-class HeaderRoom:
-    """Room for every rank's header."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
 
 
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
