@@ -1,6 +1,7 @@
 # Everything runs from a virtual environment that `make install` builds; only Python, pip and make are needed before.
 PYTHON ?= python3
 BIN := .venv/bin
+COMMIT ?= $(shell git describe --always --dirty)
 STAMP := .venv/.installed
 # The tests that run kernels: by Triton's interpreter, or on a GPU as they are.
 KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
@@ -60,7 +61,7 @@ test-install: install
 # On a machine with a GPU and torch: needs nothing installed but torch and pytest. Several files at a time.
 GPU_TEST = PYTHONPATH=src:lab/src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
 test-gpu:
-	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0], 'commit', '$(shell git describe --always --dirty)')" > results/test-gpu.txt
+	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0], 'commit', '$(COMMIT)')" > results/test-gpu.txt
 	rm -rf runs/test-gpu && mkdir -p runs/test-gpu
 	echo tests/test_gpu.py tests/test_virtual_graphs.py $(KERNELS) | tr ' ' '\n' | xargs -P 6 -I{} sh -c '$(GPU_TEST) {} > runs/test-gpu/$$(basename {}).txt 2>&1'; \
 	  status=$$?; cat runs/test-gpu/*.txt >> results/test-gpu.txt; grep -E "passed|failed" results/test-gpu.txt | tail -12; exit $$status

@@ -16,6 +16,7 @@ from sparsync.compressors.base import flag
 from sparsync.layout import Layout, Segment, Span
 from sparsync.sparse import NONFINITE, SparseGrad
 from sparsync.wire import Wire
+from tests.methods import worker
 
 Entries = dict[int, float]
 
@@ -136,3 +137,14 @@ def test_a_tree_waits_for_nothing(name, values):
     sent = SparseGrad(indices, indices.float(), indices.sum(), NUMEL, *words)
     results = GTopK().reduce_local([sent] * 5, layout, Wire(values))
     assert [0 if result.rejected is None else len(result.rejected.values) for result in results] == [3, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("workers", range(1, 17))
+def test_messages_are_as_many_bytes_as_traffic_says(workers: int) -> None:
+    """Mean and maximum over the workers, exactly: virtual workers compare them."""
+    for k in (1, 2, 3, 7, 50):
+        layout = Layout.cut([Span("a", 0, 100)], numel=100, scope="layer", density=k / 100)
+        sent = worker("topk", [100], density=k / 100).send(torch.randn(100))
+        sizes = GTopK().encoded_bytes([sent] * workers, layout, Wire())
+        traffic = GTopK().traffic(layout, Wire(), workers)
+        assert (sum(sizes) / workers, max(sizes)) == (traffic.mean_bytes, traffic.max_bytes)

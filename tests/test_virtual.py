@@ -277,7 +277,7 @@ def test_a_gradient_that_is_not_finite_comes_home_as_in_processes(worlds, name):
     adjust(team.optimizer, at)
     team.backward([batch_of("net", rank, at) for rank in range(3)])
     assert_equal(team, real)
-    assert team.tally.spoilt == 1
+    assert team.tally.bad_steps == 1
     for key, parameter in team.model.named_parameters():
         assert torch.equal(parameter.grad.isnan(), real[0]["grads"][key].isnan()), key
 
@@ -300,7 +300,7 @@ def test_what_was_sent_before_a_bad_unit_comes_home_too():
         for span in sparse.unit.spans:
             came = sparse.rows[rank, span.start : span.stop].view_as(before[rank][span.name])
             assert torch.allclose(team.residual(rank, span.name), before[rank][span.name] + came, atol=1e-5), span
-    assert team.tally.spoilt == 1
+    assert team.tally.bad_steps == 1
 
 
 RESUMED = [("conv", "default"), ("speller", "dgc"), ("dropout", "gtopk")]

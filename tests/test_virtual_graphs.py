@@ -15,9 +15,9 @@ from sparsync.compressors import GaussianK, TopK
 from sparsync.schedule import ExponentialWarmup
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync_lab.virtual import BatchedPasses, VirtualWorkers
+from tests.lab.test_virtual_batched import CASES as TOGETHER
+from tests.lab.test_virtual_batched import batches_of
 from tests.lab.test_virtual_sequences import CASES as SEQUENCES
-from tests.lab.test_virtual_together import CASES as TOGETHER
-from tests.lab.test_virtual_together import batches_of
 from tests.test_virtual import ALL_SPARSE, BACKEND_SUMS, METHODS, adjust, batch_of, loss_fn, make, optimizer_of
 
 pytestmark = [
@@ -48,6 +48,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "random-layers": METHODS["random"] | {"scope": "layer", "values": "sign", "indices": "ef"},
     "random-global": METHODS["random"] | ALL_SPARSE | {"scope": "global", "values": "bf16", "momentum": "keep"},
     "random-warm-up": METHODS["random"] | {"density": ExponentialWarmup(0.01, 1, 5)},
+    "random-gtopk": METHODS["random"] | {"collective": "gtopk"},
+    "random-balanced": METHODS["random"] | {"collective": "balanced"},
     "block": METHODS["block"],
     "block-starts": METHODS["block"] | {"scope": "layer", "indices": "block"},
     "shared": BACKEND_SUMS["shared"],
@@ -149,7 +151,7 @@ def test_what_waits_for_the_host_has_no_graph(name):
 def test_a_gradient_that_is_not_finite_comes_home_from_a_graph(name):
     eager, graph = (team_of(EXACT[name], wanted)._exchange for wanted in (False, True))
     assert_same(eager, graph, [exchange(one, 0, STEPS, bad=6) for one in (eager, graph)])
-    assert graph.tally.spoilt == 1
+    assert graph.tally.bad_steps == 1
 
 
 @pytest.mark.parametrize("name", ["topk", "random", "shared-block"])

@@ -18,7 +18,7 @@ from sparsync.engine.unit_step import cut_unit
 from sparsync.kernels.accumulate import accumulate_flat
 from sparsync.simulate import exchange
 from sparsync.simulate.exchange import VirtualExchange
-from sparsync.simulate.parts import Keys
+from sparsync.simulate.virtual_units import Keys
 from sparsync_lab.virtual import VirtualWorkers
 from tests.test_virtual import ALL_SPARSE, loss_fn, make, optimizer_of
 

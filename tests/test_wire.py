@@ -169,9 +169,9 @@ def test_blocks_are_refused_where_they_cannot_be_told():
     for options in ({"compressor": "topk"}, {"compressor": "block", "collective": "gtopk"}):
         with pytest.raises(ValueError, match="needs a compressor that sends blocks"):
             sparsync.comm_hook(net(), **options, indices="block")
-    assert sparsync.comm_hook(net(), "block")[0].wire.indices == "block"
-    assert sparsync.comm_hook(net(), "block", values="sign")[0].wire.indices == "int"
-    assert sparsync.comm_hook(net(), "block", indices="ef")[0].wire.indices == "ef"
+    assert sparsync.comm_hook(net(), "block")[0].plan.wire.indices == "block"
+    assert sparsync.comm_hook(net(), "block", values="sign")[0].plan.wire.indices == "int"
+    assert sparsync.comm_hook(net(), "block", indices="ef")[0].plan.wire.indices == "ef"
 
 
 @pytest.mark.parametrize("values", CODECS)

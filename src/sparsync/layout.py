@@ -36,7 +36,7 @@ class Parameter:
 
 
 def _dense_in_memory(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether a tensor fills its memory without gaps or overlaps, in some order of its dimensions."""
+    """Return whether a tensor fills its memory without gaps or overlaps, in some order of its dimensions."""
     expected = 1
     for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size != 1):
         if step != expected:
@@ -72,7 +72,7 @@ class Segment:
         return sum(span.numel for span in self.spans)
 
     def runs(self, unused: frozenset[str] = frozenset()) -> list[tuple[int, int]]:
-        """The segment as contiguous ``(start, stop)`` ranges, without the parameters named in ``unused``."""
+        """Return the segment as contiguous ``(start, stop)`` ranges, without the parameters named in ``unused``."""
         return _join(span for span in self.spans if span.name not in unused)
 
 
@@ -148,7 +148,7 @@ class Layout:
         return zlib.crc32(text.encode()) & 0x7FFFFFFF
 
     def segment_of(self, indices: Tensor) -> Tensor:
-        """The number of the segment each index lies in."""
+        """Return the number of the segment each index lies in."""
         if len(self.segments) == 1:
             return torch.zeros_like(indices)
         if indices.device not in self._tables:
@@ -160,14 +160,14 @@ class Layout:
         return owners[torch.bucketize(indices, starts, right=True) - 1]
 
     def budgets(self, device: torch.device) -> Tensor:
-        """``k`` of every segment, made once."""
+        """Return ``k`` of every segment, made once."""
         if device not in self._budgets:
             self._budgets[device] = torch.tensor([segment.k for segment in self.segments], device=device)
         return self._budgets[device]
 
 
 def _join(spans: Iterable[Span]) -> list[tuple[int, int]]:
-    """``(start, stop)`` ranges; spans that touch are one."""
+    """Return ``(start, stop)`` ranges; spans that touch are one."""
     runs: list[tuple[int, int]] = []
     for span in spans:
         if runs and runs[-1][1] == span.start:
@@ -183,7 +183,7 @@ def entries_for(density: float, numel: int) -> int:
 
 
 def locate(positions: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Flat indices of positions counted along ``runs``, as if these were one."""
+    """Return flat indices of positions counted along ``runs``, as if these were one."""
     if len(runs) < 2:
         return positions + (runs[0][0] if runs else 0)
     starts, ends, sizes = run_table(runs, positions.device)
@@ -192,7 +192,7 @@ def locate(positions: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def run_table(runs: Sequence[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each run: where it starts in the flat gradient, where it ends counted along the runs, and its size."""
+    """Return, of each run: where it starts in the flat gradient, where it ends counted along the runs, and its size."""
     table = [[start for start, _ in runs], [stop - start for start, stop in runs]]
     starts, sizes = torch.tensor(table, dtype=torch.int64, device=device)
     return starts, sizes.cumsum(0), sizes

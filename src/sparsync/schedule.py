@@ -88,7 +88,7 @@ class FrontLoaded:
 
 
 def as_schedule(density: float | Schedule) -> Schedule:
-    """A schedule from a number or a callable; what the callable returns is checked at every step."""
+    """Return a schedule from a number or a callable; what the callable returns is checked at every step."""
     schedule: Schedule = density if callable(density) else Constant(density)
 
     def checked(step: int) -> float:

@@ -19,7 +19,7 @@ class SparseGrad:
 
     Args:
         indices: int64 positions in the flat gradient, shape ``(capacity,)``, each at most once and in any order;
-            ``None`` when ``values`` holds the whole gradient (the dense form). What comes home may have several such
+            ``None`` when ``values`` holds the whole gradient (the dense form). What is rejected may have several such
             rows, which are added one after another: so equal rows give equal bits.
         values: the entries, shape ``(capacity,)`` or, in the dense form, ``(numel,)``.
         count: 0-d int64 tensor on the same device: how many entries are real. The others have index 0 and
@@ -38,13 +38,13 @@ class SparseGrad:
 
     @classmethod
     def dense(cls, values: Tensor, flags: Tensor, where: Tensor) -> SparseGrad:
-        """The whole gradient, every entry sent."""
+        """Return the whole gradient, every entry sent."""
         count = torch.tensor(values.numel(), device=values.device)
         return cls(None, values, count, values.numel(), flags, where)
 
     @classmethod
     def failed(cls, capacity: int, numel: int, dtype: torch.dtype, device: torch.device) -> SparseGrad:
-        """What a rank sends that has no gradient to send: nothing, and the flag that says so."""
+        """Return what a rank sends that has no gradient to send: nothing, and the flag that says so."""
         word = torch.tensor([FAILED, -1], dtype=torch.int32, device=device)
         indices = torch.zeros(capacity, dtype=torch.int64, device=device)
         values = torch.zeros(capacity, dtype=dtype, device=device)
@@ -62,7 +62,7 @@ class SparseGrad:
         return out
 
     def densify(self) -> Tensor:
-        """The same gradient with all its zeros."""
+        """Return the same gradient with all its zeros."""
         return self.add_to(self.values.new_zeros(self.numel))
 
 

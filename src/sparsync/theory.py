@@ -21,13 +21,13 @@ TOLERANCE = 0.01
 
 
 def topk_error(u: Tensor, k: int) -> float:
-    """The exact ratio ‖u − Top_k(u)‖² / ‖u‖² (P1, Eq. 6)."""
+    """Return the exact ratio ‖u − Top_k(u)‖² / ‖u‖² (P1, Eq. 6)."""
     _check_k(k, u.numel())
     return float(_tails(_magnitudes(u))[k])
 
 
 def topk_errors(u: Tensor, ks: Sequence[int]) -> list[float]:
-    """The same for several ``k``, sorting once."""
+    """Return the same for several ``k``, sorting once."""
     for k in ks:
         _check_k(k, u.numel())
     tails = _tails(_magnitudes(u))
@@ -35,7 +35,7 @@ def topk_errors(u: Tensor, ks: Sequence[int]) -> list[float]:
 
 
 def randk_error(k: int, d: int) -> float:
-    """What ‖u − Rand_k(u)‖² / ‖u‖² is on average over the draws, for every u: 1 − k/d (P1, Eq. 4).
+    """Return what ‖u − Rand_k(u)‖² / ‖u‖² is on average over the draws, for every u: 1 − k/d (P1, Eq. 4).
 
     The bound for Top-k of the studies before P1 (Eq. 3).
     """
@@ -64,7 +64,7 @@ def topk_delta(k: int, d: int) -> float:
 
 
 def convergence_bound(steps: int, delta: float, gap: float, smoothness: float, moment: float) -> float:
-    """The right-hand side of P1's Theorem 2 (Eq. 14): bounds the least expected ‖∇f‖² within ``steps`` iterations.
+    """Return the right-hand side of P1's Theorem 2 (Eq. 14): a bound of the least expected ‖∇f‖² in ``steps``.
 
     Args:
         steps: T; the learning rate is 1/√(T + 1).
@@ -91,7 +91,7 @@ def randk_catch_up(compression: float) -> float:
 
 
 def topk_catch_up(compression: float) -> float:
-    """The same for Top-k on bell-shaped gradients: c⁴/(2c − 1)², about a quarter of it (P1, section 3.2)."""
+    """Return the same for Top-k on bell-shaped gradients: c⁴/(2c − 1)², about a quarter of it (P1, section 3.2)."""
     _check_compression(compression)
     return compression**4 / (2 * compression - 1) ** 2
 

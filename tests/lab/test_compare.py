@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsync_lab.cli import comparison
+from sparsync_lab.cli import compare_report
 from sparsync_lab.cli.app import run
-from sparsync_lab.training.compare import label, options, plan, summarize
+from sparsync_lab.training.compare import label, options, plan_trainings, summarize
 from sparsync_lab.training.local_workers import Worker, WorkerFailed, run_jobs
 from sparsync_lab.training.settings import Outcome, Point, Training
 from tests.test_cli import ROOT, SPARSYNC
@@ -37,7 +37,7 @@ def two_methods(gap: float) -> list[Outcome]:
 
 
 def test_dense_comes_first_and_once() -> None:
-    planned = plan(["paper", "dense", "topk@0.02"], 2, DENSE, density=0.05)
+    planned = plan_trainings(["paper", "dense", "topk@0.02"], 2, DENSE, density=0.05)
     assert [(t.method, t.density, t.seed) for t in planned] == [
         ("dense", None, 0),
         ("dense", None, 1),
@@ -50,7 +50,7 @@ def test_dense_comes_first_and_once() -> None:
 
 
 def test_momentum_is_moved_except_by_recipes() -> None:
-    planned = plan(["paper", "default", "topk", "random+shared"], 1, DENSE)
+    planned = plan_trainings(["paper", "default", "topk", "random+shared"], 1, DENSE)
     assert [t.momentum_mode for t in planned] == [None, None, None, "move", "move"]
     assert [options(t)["momentum"] for t in planned] == ["keep", "keep", "move", "move", "move"]
     assert [options(t)["collective"] for t in planned[-2:]] == ["AllGather", "SharedIndexAllReduce"]
@@ -97,19 +97,19 @@ def test_outcomes_become_means_with_their_spread() -> None:
 def test_more_than_a_point_under_dense_misses_it(gap: float, missed: bool, tmp_path: Path) -> None:
     lines = summarize(two_methods(gap))
     assert [line.misses for line in lines] == [False, missed]
-    assert [row.warning for row in comparison.table(lines, 4).rows] == [
+    assert [row.warning for row in compare_report.table(lines, 4).rows] == [
         "",
         "misses dense by 1.0 points" if missed else "",
     ]
-    (finding,) = comparison.findings(lines)
+    (finding,) = compare_report.findings(lines)
     assert ("More than 1 point under dense: topk 1 %" in finding) == missed
     assert ("topk 1 % sends least: 100 × less" in finding) == (not missed)
 
 
 def test_curves_are_means_and_bands_over_the_seeds() -> None:
-    steps, traffic, bars = comparison.charts(summarize(two_methods(gap=0.0)))
-    assert isinstance(steps, comparison.LineChart)
-    assert isinstance(traffic, comparison.LineChart)
+    steps, traffic, bars = compare_report.charts(summarize(two_methods(gap=0.0)))
+    assert isinstance(steps, compare_report.LineChart)
+    assert isinstance(traffic, compare_report.LineChart)
     dense, topk = steps.curves
     assert list(dense.x) == [2, 4]
     assert dense.y == pytest.approx([49, 98])
@@ -175,11 +175,14 @@ def test_compare_end_to_end(
 def test_a_worker_alone_sends_nothing_and_is_compared_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alone = [Outcome(t, 1, 1000, 0.9, 0.0, 0.0, 1.0, 0.01, [Point(1, 1.0, 0.9, 0.0)]) for t in plan(["topk"], 1, DENSE)]
+    alone = [
+        Outcome(t, 1, 1000, 0.9, 0.0, 0.0, 1.0, 0.01, [Point(1, 1.0, 0.9, 0.0)])
+        for t in plan_trainings(["topk"], 1, DENSE)
+    ]
     lines = summarize(alone)
-    comparison.save(tmp_path, "alone", alone, lines, 1, {})
+    compare_report.save(tmp_path, "alone", alone, lines, 1, {})
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count('<svg class="chart"') == 1
-    assert comparison.table(lines, 1).rows[1].cells[2:4] == ["0", "–"]
+    assert compare_report.table(lines, 1).rows[1].cells[2:4] == ["0", "–"]
 
 
 def test_interrupted_compare_leaves_no_worker_behind(tmp_path: Path) -> None:

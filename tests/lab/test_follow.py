@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsync_lab.bench.follow import DROP, FollowBench, FollowStep, follow, summarize
-from sparsync_lab.bench.workloads import ImageWorkload, TextWorkload, optimizer_of
+from sparsync_lab.bench.follow import DROP, FollowBench, FollowStep, follow, summarize_steps
+from sparsync_lab.bench.workloads import ImageWorkload, TextWorkload, make_optimizer
 from sparsync_lab.cli.app import run
 from sparsync_lab.data import Images, streams
 from sparsync_lab.data.mnist import MNIST
@@ -81,15 +81,15 @@ def test_a_summary_leaves_the_first_steps_out() -> None:
 
     first = [step(i, 5, 0.1) for i in range(1, 21)]
     steps = [*first, *(step(i, 90, 0.992) for i in range(21, 220)), step(220, 89, 0.5)]
-    found = summarize(steps)
+    found = summarize_steps(steps)
     assert found.steps == 200
     assert found.within == pytest.approx(199 / 200)
     assert (found.fewest, found.most, found.energy, found.least_energy) == (0.89, 0.9, 0.992, 0.5)
     assert found.enough == pytest.approx(199 / 200)
     assert found.mean_energy == pytest.approx((199 * 0.992 + 0.5) / 200)
     assert found.met
-    assert not summarize([*steps, step(221, 50, 1.0), step(222, 50, 1.0)]).met
-    assert not summarize([*steps, step(221, 100, 0.98), step(222, 100, 0.98)]).met
+    assert not summarize_steps([*steps, step(221, 50, 1.0), step(222, 50, 1.0)]).met
+    assert not summarize_steps([*steps, step(221, 100, 0.98), step(222, 100, 0.98)]).met
 
 
 # ---- lessons --------------------------------------------------------------------------------------------------------
@@ -113,9 +113,9 @@ def test_text_goes_on_from_window_to_window(model: LSTMPTB | GPT) -> None:
 
 def test_optimizers_are_the_published_ones() -> None:
     model = GPT(30, 1, 16, 2, 8)
-    assert isinstance(optimizer_of("gpt", model, 0.001), torch.optim.AdamW)
+    assert isinstance(make_optimizer("gpt", model, 0.001), torch.optim.AdamW)
     for name, momentum in (("lenet5", 0.9), ("resnet20", 0.9), ("lstm-ptb", 0.0)):
-        made = optimizer_of(name, model, CATALOGUE[name].rate)
+        made = make_optimizer(name, model, CATALOGUE[name].rate)
         assert isinstance(made, torch.optim.SGD)
         assert made.param_groups[0]["momentum"] == momentum
 

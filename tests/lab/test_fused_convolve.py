@@ -42,8 +42,8 @@ def test_forward_and_both_gradients_are_those_of_torch(case: tuple[int, int, int
     assert_near(convolve.convolve(here[0], here[1], stride), y.detach())
     if stride == 1:
         assert_near(convolve.to_input(here[2], here[1]), to_x)
-    rows_by_worker = convolve.to_weights(here[0], here[2], WORKERS, stride)
-    for rank, own in enumerate(rows_by_worker):
+    by_worker = convolve.to_weights(here[0], here[2], WORKERS, stride)
+    for rank, own in enumerate(by_worker):
         theirs = weight.clone().requires_grad_()
         nn.functional.conv2d(x[rank::WORKERS].detach(), theirs, None, stride, 1).backward(grad[rank::WORKERS])
         assert theirs.grad is not None
@@ -89,10 +89,12 @@ def test_workers_that_go_together_have_the_same_gradients_with_the_kernels(monke
         torch.manual_seed(0)
         model = Small().to(DEVICE)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        team = VirtualWorkers(model, loss_of, optimizer, WORKERS, compressor="none", graph=False, passes=passes)
-        team.backward([tuple(t.to(DEVICE) for t in batch) for batch in batches])
+        virtual_workers = VirtualWorkers(
+            model, loss_of, optimizer, WORKERS, compressor="none", graph=False, passes=passes
+        )
+        virtual_workers.backward([tuple(t.to(DEVICE) for t in batch) for batch in batches])
         names = [(name, rank) for name, _ in model.named_parameters() for rank in range(WORKERS)]
-        return {f"{name} of {rank}": team.gradient(rank, name).cpu() for name, rank in names}
+        return {f"{name} of {rank}": virtual_workers.gradient(rank, name).cpu() for name, rank in names}
 
     monkeypatch.setattr(layers, "takes_small", takes_small)
     ours = gradients(BatchedPasses)

@@ -35,7 +35,7 @@ from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.papers.store import load, rounded, runs_of
 from sparsync_lab.papers.sweep import ABLATIONS, BASE, EARLY, METHODS, SETTINGS, TARGETS, Stage, method_of
 from sparsync_lab.papers.tasks import Task
-from sparsync_lab.papers.trainings import VirtualSession, traffic_per_step, train
+from sparsync_lab.papers.trainings import VirtualSession, traffic_per_step, train_run
 from sparsync_lab.virtual import VirtualWorkers
 from tests.lab.generated import images
 
@@ -170,7 +170,7 @@ def test_the_report_loads_nothing_and_has_the_published_numbers(
 def test_a_training_in_slices_equals_one_that_was_not_interrupted(
     context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(TINY, context, task(TINY))
+    whole = train_run(TINY, context, task(TINY))
     assert whole is not None
     file_of(context, TINY).unlink()
     steps = 0
@@ -179,7 +179,7 @@ def test_a_training_in_slices_equals_one_that_was_not_interrupted(
         # The time is always over: every call makes one step.
         commit = "first" if steps < 3 else "second"
         monkeypatch.setattr(store, "environment", lambda commit=commit: {"commit": commit, "device": "", "date": ""})
-        history = train(TINY, replace(context, deadline=time.monotonic()), task(TINY))
+        history = train_run(TINY, replace(context, deadline=time.monotonic()), task(TINY))
         steps += 1
     assert steps == 8
     assert history.where["commit"] == "first, second"
@@ -191,7 +191,7 @@ def test_a_training_in_slices_equals_one_that_was_not_interrupted(
 
 def test_a_training_s_file_holds_all_there_is_to_know(context: RunContext) -> None:
     run = replace(TINY, watch="shape", watch_every=4)
-    history = train(run, context, task(run))
+    history = train_run(run, context, task(run))
     assert history is not None
     path = file_of(context, run)
     plain = store.read_json(path)
@@ -231,7 +231,7 @@ def test_a_snapshot_is_gradient_plus_residual(monkeypatch: pytest.MonkeyPatch) -
 
 def test_gtopk_meets_p3_s_condition_in_training(context: RunContext) -> None:
     run = replace(TINY, label="gtopk", method="topk+gtopk", workers=4, watch="gtopk", watch_every=2)
-    history = train(run, context, task(run))
+    history = train_run(run, context, task(run))
     assert history is not None
     assert [snapshot["step"] for snapshot in history.snapshots] == [2, 4, 6, 8]
     assert all(0 < snapshot["ratio"] < 1 for snapshot in history.snapshots)
@@ -255,13 +255,13 @@ def test_passes_may_compute_in_bfloat16(context: RunContext) -> None:
     losses = [one.loss(one.model, (x, y), ())[0] for one in made]
     assert losses[0] != losses[1]
     torch.testing.assert_close(*losses, rtol=0.02, atol=0.02)
-    history = train(half, context, made[1])
+    history = train_run(half, context, made[1])
     assert history is not None
     assert all(math.isfinite(loss) for loss in history.losses)
     assert {p.dtype for p in model.parameters()} | {p.grad.dtype for p in model.parameters()} == {torch.float32}
     assert half.name != replace(half, autocast=False).name
     with pytest.raises(ValueError, match="autocast is for models of MNIST and CIFAR-10, got 'gpt'"):
-        train(replace(half, model="gpt"), context)
+        train_run(replace(half, model="gpt"), context)
 
 
 def test_what_is_done_is_not_done_again(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_what_is_done_is_not_done_again(context: RunContext, monkeypatch: pytest
         calls.append(name)
         return task(replace(TINY, workers=workers, batch=batch, seed=seed))
 
-    monkeypatch.setattr(tasks, "make", make)
+    monkeypatch.setattr(tasks, "make_task", make)
     other = replace(TINY, label="dense", method="dense", options={})
     done, missing = train_missing(replace(context, only=("topk",)), [TINY, other])
     assert (list(done), missing, calls) == (["topk"], [other.name], ["lenet5"])
@@ -313,7 +313,7 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 
 
 @pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda"), marks=ON_GPU)], ids=str)
-def test_pictures_in_folders_are_a_task(tmp_path: Path, context: RunContext, device: torch.device) -> None:
+def test_images_in_folders_are_a_task(tmp_path: Path, context: RunContext, device: torch.device) -> None:
     """What ResNet-50 is trained on, by those who have it."""
     context = replace(context, device=device)
     image = pytest.importorskip("PIL.Image")
@@ -328,13 +328,13 @@ def test_pictures_in_folders_are_a_task(tmp_path: Path, context: RunContext, dev
     model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 2))
     how = {"workers": 2, "batch": 4, "seed": 0, "side": 32}
     few = image_folder_task(tmp_path, model, device, **how, limit=8)
-    assert few.size == "8 pictures, 4 test pictures"
+    assert few.size == "8 images, 4 test images"
     assert {int(label) for batch in next(few.batches(0)) for label in batch[1]} == {0, 1}
     made = image_folder_task(tmp_path, model.to(device), device, **how)
     assert made.epoch == 2
-    assert made.size == "16 pictures, 4 test pictures"
+    assert made.size == "16 images, 4 test images"
     run = replace(TINY, steps=12, options={**p1.SPARSE, "density": 0.2})
-    history = train(run, context, made)
+    history = train_run(run, context, made)
     assert history is not None
     assert history.last == 1.0  # red or not
     with pytest.raises(ValueError, match="ImageNet is at"):
@@ -385,7 +385,7 @@ def test_every_method_goes_with_the_optimizer_of_its_setting() -> None:
     assert {model for model, _ in asked} == set(SETTINGS)
     for model, label in sorted(asked):
         run, small = search.run(model, label, 1.0, 0), nn.Linear(8, 8)
-        optimizer = trainings.optimizer_of(run, SimpleNamespace(model=small))
+        optimizer = trainings.run_optimizer(run, SimpleNamespace(model=small))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             VirtualWorkers(small, lambda *_: None, optimizer, 2, **trainings._options(run)).detach()
@@ -535,7 +535,7 @@ def test_an_ablation_that_was_trained_before_another_rate_was_chosen_stays() -> 
 def test_a_density_that_begins_high_ends_low(context: RunContext) -> None:
     run = replace(TINY, front=4.0, steps=40)
     assert run.name != replace(TINY, steps=40).name
-    history = train(run, context, task(run))
+    history = train_run(run, context, task(run))
     assert history is not None
     assert sum(history.sent) == history.bytes[-1] == pytest.approx(40 * traffic_per_step(run)(run.options["density"]))
     assert len(set(history.sent)) == 5
@@ -555,7 +555,7 @@ def test_a_transformer_learns_with_adamw(context: RunContext, monkeypatch: pytes
         type(session.virtual_workers._passes) is SequentialPasses
     )  # on the CPU one worker after another, as real processes compute
     before = made.evaluate()
-    history = train(run, context)
+    history = train_run(run, context)
     assert history is not None
     assert history.score == "perplexity"
     assert history.last < before / 3
@@ -601,13 +601,13 @@ def test_bytes_of_a_step_are_those_that_are_counted(context: RunContext) -> None
     whole = {"density": 0.01}
     for method, options in (("default", whole), ("dgc", whole), ("topk", p1.SPARSE), ("dense", {})):
         run = replace(TINY, label=method, method=method, options=options, steps=2)
-        history = train(run, context, task(run))
+        history = train_run(run, context, task(run))
         assert history is not None
         assert history.bytes[-1] / 2 == pytest.approx(traffic_per_step(run)(options.get("density", 1.0))), method
 
 
 def test_the_trainings_of_p2_are_those_of_its_table() -> None:
-    every = p2.runs_of(RunContext())
+    every = p2.table_runs(RunContext())
     assert len({run.name for run in every}) == len(every)
     runs = [run for run in every if run.momentum]
     assert len(runs) == 4 + 3 * 2 + 3 * 5 * 2  # with one worker the ways to exchange are the same
@@ -668,7 +668,7 @@ def test_what_was_found_is_said_of_the_full_trainings_alone(context: RunContext)
 
 
 def test_bars_are_of_one_kind(context: RunContext) -> None:
-    for run in p2.runs_of(context):
+    for run in p2.table_runs(context):
         if run.workers == 1:
             data = {"name": "generated", "size": "none", "sha256": ""}
             history = replace(history_of(run, 0.5), score="accuracy", data=data)
@@ -690,7 +690,7 @@ def test_data_that_differ_are_said_to(context: RunContext) -> None:
 
 def test_a_look_at_what_is_not_finite_shows_nothing(context: RunContext) -> None:
     run = replace(TINY, watch="gtopk", watch_every=1, rate=1e30)
-    history = train(run, context, task(run))
+    history = train_run(run, context, task(run))
     assert history is not None
     assert any("ratio" in snapshot for snapshot in history.snapshots)
     assert any("ratio" not in snapshot for snapshot in history.snapshots)

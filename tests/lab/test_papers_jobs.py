@@ -30,7 +30,7 @@ from sparsync_lab.papers.run import History, Run, file_of
 from sparsync_lab.papers.run_queue import train_missing, write_result
 from sparsync_lab.papers.store import load, replacing
 from sparsync_lab.papers.sweep import SETTINGS, Stage
-from sparsync_lab.papers.trainings import train
+from sparsync_lab.papers.trainings import train_run
 from sparsync_lab.training.local_workers import WorkerFailed
 from tests.lab.generated import images, run_forked
 from tests.lab.test_papers import TINY, names_in, task
@@ -53,12 +53,12 @@ def trained_here(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> list[s
     names: list[str] = []
 
     def slowly(run: Run, context: RunContext) -> History | None:
-        history = train(run, context)
+        history = train_run(run, context)
         names.append(run.name)
         until(lambda: any(name not in names for name in names_in(context.output)))
         return history
 
-    monkeypatch.setattr(run_queue, "train", slowly)
+    monkeypatch.setattr(run_queue, "train_run", slowly)
     return names
 
 
@@ -233,7 +233,7 @@ def test_the_last_result_has_seen_everything(context: RunContext) -> None:
         waits = threading.Thread(target=lambda: found.append(write_result(context, item)[1]))
         waits.start()
         time.sleep(0.2)
-        assert train(TINY, context, task(TINY)) is not None
+        assert train_run(TINY, context, task(TINY)) is not None
         assert not found
     waits.join(LIMIT)
     assert found[0].runs == [TINY.name]

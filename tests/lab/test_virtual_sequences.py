@@ -19,7 +19,7 @@ from sparsync_lab.models import GPT, LSTMAN4, LSTMPTB
 from sparsync_lab.models.masked_batch_norm import MaskedBatchNorm
 from sparsync_lab.papers import tasks
 from sparsync_lab.virtual import BatchedPasses, SequentialPasses, VirtualWorkers, can_be_batched
-from tests.lab.test_virtual_together import TOPK, Batch, assert_close
+from tests.lab.test_virtual_batched import TOPK, Batch, assert_close
 
 WORKERS, BATCH, TIME, WORDS = 3, 5, 7, 11
 DENSE: dict[str, Any] = {"compressor": "none"}
@@ -82,11 +82,14 @@ class Waves(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.apart, self.groups = nn.Conv1d(6, 6, 3, groups=6, bias=False), nn.Conv1d(6, 4, 2, 2, padding=1, groups=2)
+        self.depthwise, self.groups = (
+            nn.Conv1d(6, 6, 3, groups=6, bias=False),
+            nn.Conv1d(6, 4, 2, 2, padding=1, groups=2),
+        )
         self.norm, self.last = MaskedBatchNorm(4, momentum=0.3), nn.Linear(4, WORDS)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        x = self.groups(self.apart(x).tanh())
+        x = self.groups(self.depthwise(x).tanh())
         real = torch.arange(x.shape[-1], device=x.device) < (lengths + 1).unsqueeze(1) // 2
         return self.last(self.norm(self.norm(x, real), real).sum(2))
 
@@ -152,7 +155,7 @@ CASES = {
 }
 
 
-def team_of(case: Case, model: nn.Module, workers: int = WORKERS, **options: Any) -> VirtualWorkers:
+def virtual_workers_of(case: Case, model: nn.Module, workers: int = WORKERS, **options: Any) -> VirtualWorkers:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5, momentum=0.9)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -181,11 +184,14 @@ def test_together_is_one_after_another(name, options):
     torch.manual_seed(0)
     model = case.make().double()
     asked = copy.deepcopy(model)
-    apart, together = team_of(case, model, **options), team_of(case, asked, passes=BatchedPasses, **options)
+    sequential, batched = (
+        virtual_workers_of(case, model, **options),
+        virtual_workers_of(case, asked, passes=BatchedPasses, **options),
+    )
     for step in range(3):
         given = case.batches(step)
-        assert together.advance(given).item() == pytest.approx(apart.advance(given).item(), rel=1e-6)
-        assert_alike(together, apart)
+        assert batched.advance(given).item() == pytest.approx(sequential.advance(given).item(), rel=1e-6)
+        assert_alike(batched, sequential)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -193,10 +199,13 @@ def test_one_worker_alone_goes_together(name):
     case = CASES[name]
     torch.manual_seed(0)
     model = case.make().double()
-    teams = [team_of(case, copy.deepcopy(model), 1, passes=how, **DENSE) for how in (BatchedPasses, SequentialPasses)]
-    for virtual_workers in teams:
+    both = [
+        virtual_workers_of(case, copy.deepcopy(model), 1, passes=how, **DENSE)
+        for how in (BatchedPasses, SequentialPasses)
+    ]
+    for virtual_workers in both:
         virtual_workers.advance(case.batches(0)[:1])
-    assert_alike(*teams)
+    assert_alike(*both)
 
 
 def test_the_output_of_gpt_has_no_weights_of_its_own():
@@ -220,13 +229,13 @@ def test_what_is_carried_goes_on_either_way():
     case = CASES["lstm"]
     torch.manual_seed(0)
     model = case.make().double()
-    straight, apart = (team_of(case, copy.deepcopy(model), **TOPK) for _ in range(2))
-    together, again = (team_of(case, copy.deepcopy(model), passes=BatchedPasses, **TOPK) for _ in range(2))
+    straight, sequential = (virtual_workers_of(case, copy.deepcopy(model), **TOPK) for _ in range(2))
+    batched, again = (virtual_workers_of(case, copy.deepcopy(model), passes=BatchedPasses, **TOPK) for _ in range(2))
     for step in range(6):
         straight.advance(case.batches(step))
     for virtual_workers, steps, following in (
-        (together, (0, 1), apart),
-        (apart, (2, 3), again),
+        (batched, (0, 1), sequential),
+        (sequential, (2, 3), again),
         (again, (4, 5), straight),
     ):
         for step in steps:
@@ -244,7 +253,7 @@ def test_dropout_between_layers_draws_for_every_example_and_it_learns():
     torch.manual_seed(0)
     model = LSTMPTB(WORDS, 24, layers=2, dropout=0.3)
     case = Case(lambda: model, read_on, carried=tuple(tensor.float() for tensor in start(2, 24)))
-    virtual_workers = team_of(case, model, passes=BatchedPasses, **DENSE)
+    virtual_workers = virtual_workers_of(case, model, passes=BatchedPasses, **DENSE)
     words = torch.arange(TIME + 1).expand(BATCH, -1) + torch.arange(BATCH).unsqueeze(1)
     same = [(words[:, :-1] % WORDS, words[:, 1:] % WORDS)] * WORKERS  # they count
     first = virtual_workers.advance(same).item()
@@ -255,17 +264,17 @@ def test_dropout_between_layers_draws_for_every_example_and_it_learns():
     assert last < 0.6 < 2 < first
     cut = LSTMPTB(WORDS, 24, layers=2, dropout=1.0)
     cut.dropout = nn.Identity()  # only from layer to layer nothing gets through
-    virtual_workers = team_of(case, cut, passes=BatchedPasses, **DENSE)
+    virtual_workers = virtual_workers_of(case, cut, passes=BatchedPasses, **DENSE)
     virtual_workers.advance(same)
     assert not virtual_workers.gradient(0, "lstm.weight_ih_l1").any()
     assert virtual_workers.gradient(0, "lstm.weight_hh_l1").any()
 
 
-def test_nothing_is_drawn_when_a_team_is_made():
+def test_nothing_is_drawn_when_virtual_workers_are_made():
     torch.manual_seed(0)
     model = CASES["lstm"].make()
     before = torch.get_rng_state()
-    team_of(CASES["lstm"], model, passes=BatchedPasses, **DENSE)
+    virtual_workers_of(CASES["lstm"], model, passes=BatchedPasses, **DENSE)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -293,15 +302,15 @@ def test_tasks_go_together(name, monkeypatch):
     before = task.evaluate()
     model = task.model.double()
     case = Case(lambda: model, task.loss, carried=tuple(tensor.double() for tensor in task.carried))
-    apart = team_of(case, copy.deepcopy(model), **DENSE)
-    together = team_of(case, model, passes=BatchedPasses, **DENSE)
+    sequential = virtual_workers_of(case, copy.deepcopy(model), **DENSE)
+    batched = virtual_workers_of(case, model, passes=BatchedPasses, **DENSE)
     stream = task.batches(0)
     for _ in range(2):
         given = [tuple(t.double() if t.is_floating_point() else t for t in batch) for batch in next(stream)]
-        for virtual_workers in (apart, together):
+        for virtual_workers in (sequential, batched):
             virtual_workers.optimizer.param_groups[0]["lr"] = 0.001 if name == "lstm-an4" else 0.5
             virtual_workers.advance(given)
-        assert_alike(together, apart)
+        assert_alike(batched, sequential)
     model.float()
     assert task.evaluate() < before or name == "lstm-an4"  # which takes longer to get a word right
 
@@ -337,7 +346,7 @@ def test_what_cannot_go_together_is_named(name):
     model = nn.Sequential(make(), nn.Linear(4, 4))
     assert not can_be_batched(model)
     with pytest.raises(ValueError, match=f"'0' .*{message}"):
-        team_of(CASES["gpt"], model, passes=BatchedPasses)
+        virtual_workers_of(CASES["gpt"], model, passes=BatchedPasses)
 
 
 class Places(nn.Module):
@@ -358,13 +367,13 @@ def losing(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batc
 
 def test_what_is_not_carried_on_is_said():
     case = Case(CASES["lstm"].make, losing, carried=CASES["lstm"].carried)
-    virtual_workers = team_of(case, case.make().double(), passes=BatchedPasses, **DENSE)
+    virtual_workers = virtual_workers_of(case, case.make().double(), passes=BatchedPasses, **DENSE)
     with pytest.raises(ValueError, match=r"tensors of \[.15, 2, 6.*, which are carried on, got \[\(\), .1, 2, 6"):
         virtual_workers.advance(words_of(0))
 
 
 def test_what_has_no_examples_is_refused():
-    virtual_workers = team_of(CASES["gpt"], Places(), passes=BatchedPasses, **DENSE)
+    virtual_workers = virtual_workers_of(CASES["gpt"], Places(), passes=BatchedPasses, **DENSE)
     with pytest.raises(ValueError, match=r"Embedding must .* 1 dimensions or more and all 15 examples, got .7"):
         virtual_workers.advance(words_of(0))
 
@@ -378,7 +387,7 @@ class TiedByHand(nn.Module):
         return nn.functional.linear(self.mix(self.words(words)).mean(1), self.words.weight)
 
 
-def small_team(model: nn.Module, loss_fn: Any) -> VirtualWorkers:
+def small_workers(model: nn.Module, loss_fn: Any) -> VirtualWorkers:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return VirtualWorkers(model, loss_fn, optimizer, 2, compressor="none", passes=BatchedPasses)
 
@@ -389,7 +398,7 @@ def test_a_parameter_used_beside_its_layer_is_refused():
     def loss_fn(model: nn.Module, batch: Any, carried: Any) -> Any:
         return nn.functional.cross_entropy(model(batch[0]), batch[1]), carried
 
-    virtual_workers = small_team(TiedByHand(), loss_fn)
+    virtual_workers = small_workers(TiedByHand(), loss_fn)
     batch = [(torch.randint(7, (3, 5)), torch.randint(7, (3,))) for _ in range(2)]
     with pytest.raises(ValueError, match=r"'words.weight' is used beside its layer.* sequential passes take it"):
         virtual_workers.advance(batch)
@@ -405,10 +414,10 @@ def test_what_cannot_go_together_is_said_in_the_first_step():
         return model(sequence)[0].data.square().mean(), carried
 
     batch = [(torch.randn(3, 4, 2),) for _ in range(2)]
-    with pytest.raises(ValueError, match="takes no autocast"):
-        small_team(nn.Linear(2, 2), half).advance(batch)
-    with pytest.raises(ValueError, match="a LSTM takes tensors, got PackedSequence"):
-        small_team(nn.LSTM(2, 3, batch_first=True), packed).advance(batch)
+    with pytest.raises(ValueError, match="take no autocast"):
+        small_workers(nn.Linear(2, 2), half).advance(batch)
+    with pytest.raises(ValueError, match="LSTM takes tensors, got PackedSequence"):
+        small_workers(nn.LSTM(2, 3, batch_first=True), packed).advance(batch)
     norm = MaskedBatchNorm(3)
     norm.momentum = None
     assert not can_be_batched(norm)

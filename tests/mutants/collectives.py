@@ -7,14 +7,14 @@ TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 
 MUTANTS = [
     Mutant(
-        "an owner forgets what it leaves out",
+        "an owner loses the sums it leaves out",
         "src/sparsync/collectives/partition.py",
         "(self.place(rows, owner)[None], left[None])",
         "(self.place(rows, owner)[None], 0 * left[None])",
         f"{WORKERS}[topk-balanced]",
     ),
     Mutant(
-        "what a message has no room for is lost",
+        "entries that a message has no room for are lost",
         "src/sparsync/collectives/partition.py",
         "torch.from_numpy(values[stay]), torch",
         "torch.from_numpy(0 * values[stay]), torch",
@@ -28,35 +28,35 @@ MUTANTS = [
         "tests/test_collectives.py::test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors[16-IndexPartition]",
     ),
     Mutant(
-        "on the host neighbours have other owners",
+        "neighbours have other owners on the host",
         "src/sparsync/collectives/partition.py",
         "turn >>= np.uint32(15)",
         "turn >>= np.uint32(14)",
         "tests/test_collectives.py::test_balanced_the_host_cuts_as_a_device_does[100003-3]",
     ),
     Mutant(
-        "what owners send is not counted",
+        "messages from owners are not counted as traffic",
         "src/sparsync/collectives/balanced.py",
         "(wire.bytes(there) + wire.bytes(back))",
         "wire.bytes(there)",
         "tests/test_virtual.py::test_every_message_of_balanced_sums_is_encoded_and_compared[balanced-recipe-3]",
     ),
     Mutant(
-        "what comes home twice may come in any order on a GPU",
+        "entries restored twice may be added in any order on a GPU",
         "src/sparsync/collectives/partition.py",
         "return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))\n\n    def _turn(",
         "return replace(stays, indices=indices.view(-1), values=values.view(-1))\n\n    def _turn(",
         "tests/test_collectives.py::test_balanced_what_comes_home_twice_does_so_in_one_order[IndexPartition]",
     ),
     Mutant(
-        "gTop-k forgets what it drops",
+        "gTop-k loses the entries it drops",
         "src/sparsync/collectives/gtopk.py",
         "left = torch.where(sums.isfinite(), sums - sent, 0)",
         "left = 0 * sums",
         f"{WORKERS}[topk-gtopk]",
     ),
     Mutant(
-        "gTop-k prefers the last of equals",
+        "of equals, gTop-k takes the higher index",
         "src/sparsync/collectives/gtopk.py",
         "order = torch.sort(size, dim=1, descending=True, stable=True).indices",
         "order = torch.sort(size.flip(1), dim=1, descending=True, stable=True).indices.neg().add(size.shape[1] - 1)",

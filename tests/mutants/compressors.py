@@ -7,7 +7,7 @@ VELOCITY = "tests/test_laws.py::test_law_1_under_momentum_correction_and_clippin
 
 MUTANTS = [
     Mutant(
-        "velocity not cleared where sent",
+        "the velocity is not cleared where sent",
         "src/sparsync/compressors/selecting.py",
         "speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))",
         "pass",
@@ -28,7 +28,7 @@ MUTANTS = [
         "tests/test_virtual_random.py::test_the_same_operators_on_the_same_tensors_exchange_the_same_bits[random]",
     ),
     Mutant(
-        "what does not fit is dropped",
+        "entries beyond the capacity are dropped",
         "src/sparsync/compressors/threshold.py",
         "        return sent\n",
         "        u[found] = torch.where(torch.isin(found, sent), u[found], 0)\n        return sent\n",

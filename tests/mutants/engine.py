@@ -14,7 +14,7 @@ MUTANTS = [
         f"{TRAINING}[topk-every other-3]",
     ),
     Mutant(
-        "a bad step is committed",
+        "a non-finite step is committed",
         "src/sparsync/engine/reducer.py",
         "(undo or self.completion.bad or self.error is not None)",
         "(undo or self.error is not None)",
@@ -49,7 +49,7 @@ MUTANTS = [
         "tests/test_training.py::test_kill_and_resume_gives_the_same_weights[threshold-layer]",
     ),
     Mutant(
-        "what was sent does not come home on the device",
+        "sent entries of a non-finite step are not restored on the device",
         "src/sparsync/engine/ledger.py",
         "status.restore(residual, entry.sent, entry.exchange)",
         "pass",
@@ -57,7 +57,7 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
-        "the optimizer does not see a bad step on the device",
+        "the optimizer does not see a non-finite step on the device",
         "src/sparsync/engine/completion.py",
         "status.poison(unit.grad, positions.starts, self.plan.transactional)",
         "pass",
@@ -65,7 +65,7 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
-        "what was rejected comes home twice from a failed exchange",
+        "rejected entries of a failed exchange are restored twice",
         "src/sparsync/engine/ledger.py",
         "self._entries.insert(-1, InFlight(unit, replace(rejected, values=-rejected.values)))",
         "pass",
@@ -73,7 +73,7 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
-        "who hears of a failure first keeps it to itself",
+        "the first rank to learn of a failure does not broadcast it",
         "src/sparsync/engine/reducer.py",
         "told = self.channel.monitor.broadcast_error(error)",
         "told = error",

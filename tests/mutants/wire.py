@@ -11,14 +11,14 @@ MUTANTS = [
         "tests/test_wire.py::test_round_trip[torch.float32-levels-int]",
     ),
     Mutant(
-        "block does not wrap round",
+        "a block does not wrap round",
         "src/sparsync/wire/indices.py",
         "(start[segment] + number - first[segment]) % length[segment]",
         "(start[segment] + number - first[segment])",
         "tests/test_wire.py::test_of_a_block_only_the_start_travels[fp32-layer]",
     ),
     Mutant(
-        "index through a float",
+        "indices pass through a float",
         "src/sparsync/wire/indices.py",
         "sent.indices.to(torch.int32)",
         "sent.indices.float().to(torch.int32)",

@@ -1,1 +1,1 @@
-"""Trainings on real processes, for the demo and the benchmarks."""
+"""The laboratory of Sparsync: models, data, trainings, benchmarks, and the figures and tables of the papers."""

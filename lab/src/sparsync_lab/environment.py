@@ -1,4 +1,4 @@
-"""Where a number was measured: every result carries this."""
+"""Machine, versions and commit: every result carries them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sparsync
 
 
 def environment() -> dict[str, str]:
-    """Machine, versions, commit, date, and how busy the machine is now (mean of runnable processes in a minute)."""
+    """Return machine, versions, commit, date, and the load of the machine (mean of runnable processes in a minute)."""
     return {
         "device": _processor(),
         "cpus": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),

@@ -103,11 +103,11 @@ class BalancedMessages:
         self.owners = torch.arange(partition.workers, device=sent.values.device).unsqueeze(1)
 
     def scatter_messages(self, parts: SparseGrad, sequence: int) -> Tensor:
-        """A message to every owner, a row each; ``parts``: as ``IndexPartition.split`` makes them."""
+        """Return a message to every owner, a row each; ``parts``: as ``IndexPartition.split`` makes them."""
         return self._encode(parts, self.owners, self.there, sequence)
 
     def gather_message(self, received: Tensor, rank: int, sequence: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The message to everybody about the sums of what was sent to owner ``rank``; what is left of the sums."""
+        """Return owner ``rank``'s message to all about the sums of what it was sent, and what is left of the sums."""
         partition, sums = self.partition, self.sent.values.new_zeros(1, self.partition.rows)
         self.wire.decode(received, partial(partition.segment, rank), self.there).add_to(sums[0])
         (rows, values), (places, left) = partition.largest(sums, self.owners[rank : rank + 1], self.wire)
@@ -115,7 +115,7 @@ class BalancedMessages:
         return self._encode(result, rank, self.back, sequence), (places[0], left[0])
 
     def total(self, answers: Tensor) -> SparseGrad:
-        """The result, from all owners' messages."""
+        """Return the result, from all owners' messages."""
         parts = self.wire.decode(answers, partial(self.partition.segment, self.owners), self.back)
         return self.partition.placed(parts, self.owners)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks_of, message_bytes, round_sums, shape_of
 from sparsync.collectives.comm.channel import Channel
 from sparsync.errors import PeerFailed
+from sparsync.kernels.message.header import EXTRA
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, NONFINITE, SparseGrad
 from sparsync.wire import Wire
@@ -45,7 +46,7 @@ class GTopK:
 
         def message(grad: SparseGrad) -> Tensor:
             header = channel.wire.header(grad, channel.sequence, layout.id, layout.digest)
-            header[7] = culprit
+            header[EXTRA] = culprit
             return channel.wire.encode(grad, layout.segment_of, shape, header)
 
         def receive(source: int, like: Tensor) -> tuple[SparseGrad, int]:
@@ -94,7 +95,7 @@ class GTopK:
         message = wire.bytes(shape_of(layout, dtype))
         rounds = (workers - 1).bit_length()
         return Traffic(
-            2 * (workers - 1) / workers * message, max(rounds, 1 if workers > 1 else 0) * message, 2 * rounds
+            2 * (workers - 1) * message / workers, max(rounds, 1 if workers > 1 else 0) * message, 2 * rounds
         )
 
     def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
@@ -106,7 +107,7 @@ class GTopK:
 def merge(
     pairs: Sequence[tuple[SparseGrad, SparseGrad]], layout: Layout, wire: Wire
 ) -> list[tuple[SparseGrad, SparseGrad]]:
-    """Of each pair, the k largest entries of every segment of its sum as they travel, and all that is left of the sum.
+    """Return, of each pair, the k largest entries of every segment of its sum, as they travel, and what is left.
 
     Nothing waits for the host, and shapes do not depend on the entries.
 
@@ -126,7 +127,7 @@ def merge(
 
     kept = _largest(torch.where(fresh, sums.abs(), -1), segment, layout) & fresh
     sent = torch.where(kept, round_sums(sums, segment, len(layout.segments), wire), 0)
-    left = torch.where(sums.isfinite(), sums - sent, 0)  # of one that overflowed nothing: its parts come home
+    left = torch.where(sums.isfinite(), sums - sent, 0)  # of one that overflowed nothing: its senders keep their parts
     place = torch.arange(values.shape[1], device=values.device)
     home = torch.where(real, indices, place // 2)  # zeros are added here and there: in one place they would queue
 
@@ -145,7 +146,7 @@ def merge(
 
 
 def _largest(size: Tensor, segment: Tensor, layout: Layout) -> Tensor:
-    """Whether each entry is among the k largest of its row and segment, of equals the first."""
+    """Return whether each entry is among the k largest of its row and segment, of equals the first."""
     order = torch.sort(size, dim=1, descending=True, stable=True).indices
     place = torch.arange(size.shape[1], device=size.device).expand_as(size)
     if len(layout.segments) == 1:
@@ -159,7 +160,7 @@ def _largest(size: Tensor, segment: Tensor, layout: Layout) -> Tensor:
 
 
 def _stack_rounds(lost: Sequence[SparseGrad]) -> SparseGrad | None:
-    """All that a rank dropped, a row for every round."""
+    """Return all that a rank dropped, a row for every round."""
     if not lost:
         return None
     indices = torch.stack([grad.indices for grad in lost if grad.indices is not None])

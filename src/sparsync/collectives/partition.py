@@ -45,7 +45,7 @@ class IndexPartition:
         self.kept = min(self.rows, max(1, math.ceil(share * layout.k / workers)))
 
     def shapes(self, dtype: torch.dtype) -> tuple[Shape, Shape]:
-        """Of the messages to owners, and of those from them; ``dtype`` is the residual's."""
+        """Return the shapes of messages to owners, and from them; ``dtype`` is the residual's."""
         whole = shape_of(self.layout, dtype)
         there, back = (replace(whole, numel=self.rows, capacity=own, slots=()) for own in (self.room, self.kept))
         return there, back
@@ -54,17 +54,17 @@ class IndexPartition:
         return (indices + self._turn(indices // self.workers)) % self.workers
 
     def place(self, rows: Tensor, owner: int | Tensor) -> Tensor:
-        """Where in the flat gradient an owner's entries lie."""
+        """Return where in the flat gradient an owner's entries lie."""
         return rows * self.workers + (owner - self._turn(rows)) % self.workers
 
     def segment(self, owner: int | Tensor, rows: Tensor) -> Tensor:
-        """The number of the segment in which each of an owner's entries lies."""
+        """Return the number of the segment in which each of an owner's entries lies."""
         if len(self.layout.segments) == 1:
             return torch.zeros_like(rows)
         return self.layout.segment_of(self.place(rows, owner).clamp(max=self.layout.numel - 1))
 
     def placed(self, part: SparseGrad, owner: Tensor) -> SparseGrad:
-        """All of several owners' entries, of which each has a row, with their places in the flat gradient."""
+        """Return all of several owners' entries, of which each has a row, with their places in the flat gradient."""
         assert part.indices is not None
         values = part.values.view(-1)
         spread = torch.arange(values.numel(), device=values.device) % self.layout.numel  # as in ``rejected``
@@ -76,7 +76,7 @@ class IndexPartition:
         return SparseGrad(indices, values, count, self.layout.numel, flags, where)
 
     def within(self, part: SparseGrad, owners: Tensor) -> Tensor:
-        """Where in a table of all owners' rows the entries of a sender's ``part`` lie, 1-D."""
+        """Return where in a table of all owners' rows the entries of a sender's ``part`` lie, 1-D."""
         assert part.indices is not None
         places = (self.rows * owners + part.indices).view(-1)
         return torch.where(part.values.view(-1) != 0, places, torch.arange(places.numel(), device=places.device))
@@ -131,7 +131,7 @@ class IndexPartition:
         return (torch.where(travel != 0, indices, 0), travel), (home, left)
 
     def rejected(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
-        """All that comes home to a rank: what it had no room for, then what is left of its sums.
+        """Return all that a rank rejects: what it had no room for, then what is left of its sums.
 
         It may have had no room for an entry that it owns. On a GPU the additions of one call come in any order: so each
         of both is a row of its own.
@@ -148,7 +148,7 @@ class IndexPartition:
 
 
 def _room(mean: float) -> int:
-    """Entries for which a message has room, of which ``mean`` are expected."""
+    """Return entries for which a message has room, of which ``mean`` are expected."""
     return math.ceil(mean + ROOM * math.sqrt(mean))
 
 
@@ -238,5 +238,5 @@ class HostPartition(IndexPartition):
 
 
 def partition_for(tensor: Tensor, layout: Layout, workers: int, share: float) -> IndexPartition:
-    """A cut that works where ``tensor`` is."""
+    """Return a cut that works where ``tensor`` is."""
     return (HostPartition if tensor.device.type == "cpu" else IndexPartition)(layout, workers, share)

@@ -11,6 +11,7 @@ import torch
 from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
 from sparsync.errors import Mismatch
+from sparsync.kernels.message.header import EXTRA
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, WORD, Wire
@@ -42,7 +43,7 @@ class SharedIndexAllReduce:
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         assert sent.indices is not None
         header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
-        header[7] = checksum = zlib.crc32(sent.indices.cpu().numpy().tobytes()) & 0x7FFFFFFF
+        header[EXTRA] = checksum = zlib.crc32(sent.indices.cpu().numpy().tobytes()) & 0x7FFFFFFF
         headers = channel.verify(channel.all_gather(header))
         odd = [rank for rank, other in enumerate(headers) if other.extra != headers[0].extra]
         if odd:

@@ -52,7 +52,7 @@ class Context:
 
 
 class Compressor(Protocol):
-    """Frozen configuration; state lives beside it.
+    """Frozen configuration; state lives beside it. A class that names it as its base has its defaults.
 
     ``dense``: every entry is sent, so nothing is kept when values travel unchanged and no indices travel.
     ``random``: entries are drawn, and every rank draws the same when ``ctx.shared`` asks for it.
@@ -61,10 +61,10 @@ class Compressor(Protocol):
     ``ctx.key``), so that a CUDA graph may replay it.
     """
 
-    dense: bool
-    random: bool
-    block: bool
-    graph_safe: bool
+    dense: bool = False
+    random: bool = False
+    block: bool = False
+    graph_safe: bool = False
 
     @property
     def density(self) -> float: ...
@@ -75,10 +75,6 @@ class Compressor(Protocol):
 
     def init(self, layout: Layout) -> State:
         """Return fresh state for the segments of ``layout``."""
-        ...
-
-    def path(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context) -> KernelPath:
-        """Return what works on this gradient: Triton's kernels, numba's loops or plain PyTorch."""
         ...
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:

@@ -47,7 +47,7 @@ class NoCompression:
             factor = clip_scale(grad, [(0, layout.numel)], ctx.clip)
             if factor != 1:
                 grad.mul_(factor)
-            # Yet what was sent beside it must come home if an entry is not finite. A sum is a cheap look; as it may
+            # Yet what was sent beside it must go back if an entry is not finite. A sum is a cheap look; as it may
             # overflow by itself, only then every entry is looked at.
             bad = -1 if torch.isfinite(grad.sum(dtype=torch.float64)) else _first(~torch.isfinite(grad))
             return SparseGrad.dense(grad, *flag(bad, layout, grad.device))

@@ -84,6 +84,10 @@ class ExchangePlan:
         """Whether anything can be kept: not if every entry is sent as it is."""
         return not self.compressor.dense or self.wire.codec.round is not None or self.correction is not None
 
+    def density_at(self, step: int) -> float:
+        """Return the share of the entries that is sent in a step."""
+        return 1.0 if self.compressor.dense else self.density(step)
+
     def dense_names(self, parameters: Mapping[str, Tensor]) -> frozenset[str]:
         """Return the names of the parameters that travel dense: 1-D, or small."""
         if self.compressor.dense:

@@ -77,7 +77,7 @@ OURS = ("default", "balanced")  # go with every optimizer
 
 
 def fill_in(recipe: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given``, where it is not ``None``, over the recipe's options.
+    """Return ``given``, where it is not ``None``, over the recipe's options.
 
     Without a name it is the default recipe, unless a compressor is given: then there is none.
     """

@@ -47,23 +47,23 @@ COLLECTIVES: Mapping[str, Any] = {
 
 
 def compressors() -> dict[str, Any]:
-    """Every compressor by name, other packages' included."""
+    """Return every compressor by name, other packages' included."""
     return _with_plugins(COMPRESSORS, "sparsync.compressors")
 
 
 def collectives() -> dict[str, Any]:
-    """Every collective by name, other packages' included."""
+    """Return every collective by name, other packages' included."""
     return _with_plugins(COLLECTIVES, "sparsync.collectives")
 
 
 def make_compressor(method: str | Compressor) -> Compressor:
-    """A compressor from its name, with its defaults, or the object itself."""
+    """Return a compressor from its name, with its defaults, or the object itself."""
     made: Compressor = _make(method, compressors(), "compressor", "compress")
     return made
 
 
 def make_collective(method: str | Collective | None, compressor: Compressor) -> Collective:
-    """A collective from its name or the object itself; ``None`` chooses the one that suits the compressor."""
+    """Return a collective from its name or the object itself; ``None`` chooses the one that suits the compressor."""
     if method is None:
         return DenseAllReduce() if compressor.dense else AllGather()
     made: Collective = _make(method, collectives(), "collective", "reduce")
@@ -87,5 +87,5 @@ def _with_plugins(ours: Mapping[str, Any], group: str) -> dict[str, Any]:
 
 @cache
 def _plugins(group: str, path: tuple[str, ...]) -> dict[str, Any]:
-    """What other packages on ``path`` offer; kept, as all that is installed is looked through for it."""
+    """Return what other packages on ``path`` offer; kept, as all that is installed is looked through for it."""
     return {point.name: point for point in entry_points(group=group)}

@@ -56,15 +56,15 @@ class Unit:
     collective: Collective
     rounding: Rounding | None
     keeps: bool
-    known: tuple[float, Layout] | None = None
+    cut: tuple[float, Layout] | None = None  # by density
     workspace: Workspace = field(default_factory=Workspace)
     unused: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
 
     def layout_at(self, density: float) -> tuple[Layout, bool]:
-        """The unit's layout at this density, and whether it is another one than before."""
-        if self.known is not None and self.known[0] == density:
-            return self.known[1], False
+        """Return the unit's layout at this density, and whether it is another one than before."""
+        if self.cut is not None and self.cut[0] == density:
+            return self.cut[1], False
         names = zlib.crc32(repr([span.name for span in self.spans]).encode())
         layout = Layout.cut(
             self.spans,
@@ -75,14 +75,17 @@ class Unit:
             id=self.id,
             name=f"{self.key}:{names:08x}",
         )
-        fresh = self.known is None or self.known[1] != layout
-        self.known, self.workspace = (density, layout), Workspace()
+        fresh = self.cut is None or self.cut[1] != layout
+        self.cut, self.workspace = (density, layout), Workspace()
         return layout, fresh
 
-    def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype) -> float:
-        """Return the bytes that a worker puts on the network in an exchange of the unit."""
-        make = lambda: self.collective.traffic(layout, wire, workers, dtype)  # noqa: E731
-        return self.workspace.get(Traffic, dtype, make).mean_bytes
+    def forget_layout(self) -> None:
+        """Make the layout, and the compressors' state for it, anew when it is next needed."""
+        self.cut = None
+
+    def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype) -> Traffic:
+        """Return what an exchange of the unit costs."""
+        return self.workspace.get(Traffic, dtype, lambda: self.collective.traffic(layout, wire, workers, dtype))
 
 
 class BucketSlice:
@@ -99,7 +102,7 @@ class BucketSlice:
         self._views: tuple[list[Tensor], list[Tensor]] = [], []
 
     def views(self, buffer: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The parameters in ``buffer`` and in the unit; both stay what they are from step to step."""
+        """Return the parameters in ``buffer`` and in the unit; both stay what they are from step to step."""
         if self._between is None or self._between[0] is not buffer or self._between[1] is not self.unit.grad:
             self._between = buffer, self.unit.grad
             self._views = (
@@ -157,7 +160,7 @@ def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
 
 
 def future_on(device: torch.device) -> Future[Tensor]:
-    """A future for a tensor of ``device``; on CUDA, who takes the tensor then waits for the stream that made it."""
+    """Return a future for a tensor; on CUDA, who takes the tensor waits for the stream that made it."""
     return Future(devices=[device]) if device.type == "cuda" else Future()
 
 
@@ -203,10 +206,10 @@ class BucketMapper:
     def forget_layouts(self) -> None:
         """Make every layout, and the compressors' state for it, anew when it is next needed."""
         for unit in self.units:
-            unit.known = None
+            unit.forget_layout()
 
     def _complete(self) -> list[Unit]:
-        """The gathered units; a parameter that no bucket brought counts as zero."""
+        """Return the gathered units; a parameter that no bucket brought counts as zero."""
         units = [unit for unit in self._gathered.values() if unit.delivered]
         for unit in units:
             for span in unit.spans:

@@ -58,6 +58,6 @@ def load_state_dict(worker: WorkerState, workers: int, state: Mapping[str, Any] 
             for name, tensor in one[kind].items():
                 share = tensor if old == workers else tensor * (workers / old)
                 sums[name] = sums[name] + share if name in sums else share
-    worker.restore(**kept, compressor=first["compressor"], loss_scale=first["loss_scale"], rates=first["rates"])
+    worker.load(**kept, compressor=first["compressor"], loss_scale=first["loss_scale"], rates=first["rates"])
     step: int = first["step"]
     return step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,61 +17,19 @@ from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.unit_step import finish_unit, poison, warn_of_non_finite
 from sparsync.engine.worker import WorkerState
+from sparsync.errors import SparsyncError
 from sparsync.layout import Layout, Parameter
 from sparsync.sparse import NONFINITE, SparseGrad
 from sparsync.wire import Header
 
 
-class Completion(Protocol):
+class Completion:
     """What becomes of an exchange once its messages are there.
 
     Attributes:
         waits: the host waits for every exchange, so that a thread of its own has to run them.
         bad: in the last step of which the host knows, a gradient was not finite.
     """
-
-    waits: bool
-    bad: bool
-
-    def begin_step(self, on_stream: OnStream) -> None:
-        """Begin a step."""
-        ...
-
-    def finish(
-        self, unit: Unit, layout: Layout, sent: SparseGrad, reduced: Reduced, record: ExchangeRecord, step: int
-    ) -> None:
-        """Write the result into the unit; in a bad step, with NaN in it."""
-        ...
-
-    def close_step(self, device: torch.device, step: int) -> None:
-        """End a step: all its units are written."""
-        ...
-
-    def poll(self, before: int) -> None:
-        """Learn what came of the steps before this one; raise, on every rank alike, what went wrong in them."""
-        ...
-
-    def update_stats(self) -> None:
-        """Let the statistics have all that is known of past steps."""
-        ...
-
-    def forget(self) -> None:
-        """Expect no more from the device."""
-        ...
-
-
-def choose_completion(
-    plan: ExchangePlan, parameters: list[Parameter], channel: Channel, worker: WorkerState, stats: Stats
-) -> Completion:
-    """Return ``Deferred`` where nothing in an exchange needs the host, otherwise ``Immediate``."""
-    simple = all(p.dtype != torch.float64 for p in parameters) and plan.wire.indices != "block"
-    if channel.may_defer and plan.collective.deferrable and simple and not plan.debug:
-        return Deferred(plan, channel, worker, stats)
-    return Immediate(plan, channel, worker, stats)
-
-
-class Immediate:
-    """The host waits for every exchange and knows at once what came of it."""
 
     waits = True
 
@@ -81,7 +38,41 @@ class Immediate:
         self.bad = False
 
     def begin_step(self, on_stream: OnStream) -> None:
+        """Begin a step."""
         self.bad = False
+
+    def finish(
+        self, unit: Unit, layout: Layout, sent: SparseGrad, reduced: Reduced, record: ExchangeRecord, step: int
+    ) -> None:
+        """Write the result into the unit; in a bad step, with NaN in it."""
+        raise NotImplementedError
+
+    def close_step(self, device: torch.device, step: int) -> None:
+        """End a step: all its units are written."""
+
+    def poll(self, before: int) -> None:
+        """Learn what came of the steps before this one; raise, on every rank alike, what went wrong in them."""
+
+    def update_stats(self) -> None:
+        """Let the statistics have all that is known of past steps."""
+
+    def forget(self) -> None:
+        """Expect no more from the device."""
+
+
+def choose_completion(
+    plan: ExchangePlan, parameters: list[Parameter], channel: Channel, worker: WorkerState, stats: Stats
+) -> Completion:
+    """Return ``Deferred`` where nothing in an exchange needs the host, otherwise ``Immediate``."""
+    simple = all(p.dtype != torch.float64 for p in parameters) and plan.wire.indices != "block"
+    if channel.may_defer and plan.collective.deferrable and simple and not plan.debug:
+        channel.checks = checks = DeviceChecks(channel.size)
+        return Deferred(plan, channel, worker, stats, checks)
+    return Immediate(plan, channel, worker, stats)  # the channel's own checks are the host's
+
+
+class Immediate(Completion):
+    """The host waits for every exchange and knows at once what came of it."""
 
     def finish(
         self, unit: Unit, layout: Layout, sent: SparseGrad, reduced: Reduced, record: ExchangeRecord, step: int
@@ -98,18 +89,6 @@ class Immediate:
         if self.plan.debug:
             self.channel.assert_consistent(f"result of {unit.key}", _fingerprint(unit.grad))
         self.stats.count_entries(record, int(sent.count), layout.sendable)
-
-    def close_step(self, device: torch.device, step: int) -> None:
-        return None
-
-    def poll(self, before: int) -> None:
-        return None
-
-    def update_stats(self) -> None:
-        return None
-
-    def forget(self) -> None:
-        return None
 
 
 @dataclass
@@ -130,20 +109,21 @@ class PositionsOfParameters:
         self.starts = torch.tensor([span.start for span in layout.spans], device=device)
 
 
-class Deferred:
+class Deferred(Completion):
     """The device decides, and the host never waits: it learns of a step when a later one begins."""
 
     waits = False
 
-    def __init__(self, plan: ExchangePlan, channel: Channel, worker: WorkerState, stats: Stats) -> None:
-        self.plan, self.channel, self.worker, self.stats = plan, channel, worker, stats
-        self.bad = False
-        self._checks = channel.checks = DeviceChecks(channel.size)
+    def __init__(
+        self, plan: ExchangePlan, channel: Channel, worker: WorkerState, stats: Stats, checks: DeviceChecks
+    ) -> None:
+        super().__init__(plan, channel, worker, stats)
+        self._checks = checks
         self._started: list[tuple[ExchangeRecord, Layout]] = []  # exchanges of the step under way
         self._pending: list[PendingStep] = []
 
     def begin_step(self, on_stream: OnStream) -> None:
-        self.bad = False
+        super().begin_step(on_stream)
         self._checks.begin_step(on_stream)
 
     def finish(
@@ -155,7 +135,7 @@ class Deferred:
         self.worker.ledger.record_rejected(unit, reduced.rejected)
         positions = unit.workspace.get(PositionsOfParameters, device, lambda: PositionsOfParameters(layout, device))
         status.poison(unit.grad, positions.starts, self.plan.transactional)
-        self.worker.ledger.number(unit, self.channel.sequence)
+        self.worker.ledger.record_exchange(unit, self.channel.sequence)
         self._started.append((record, layout))
 
     def close_step(self, device: torch.device, step: int) -> None:
@@ -188,7 +168,7 @@ class Deferred:
             self.channel.await_report(pending.report)
             pending.outcome = self._checks.status(pending.device).read(pending.report)
             if len(pending.outcome[1]) != len(pending.exchanges):
-                raise RuntimeError(
+                raise SparsyncError(
                     f"step {pending.step}: headers were verified {len(pending.outcome[1])} times in "
                     f"{len(pending.exchanges)} exchanges; a collective with deferrable=True must do it once in each"
                 )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import logging
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsync.collectives.comm.device_status import DeviceStatus
+from sparsync.collectives.comm.header_checks import OnStream
 from sparsync.engine.bucketing import Unit
 from sparsync.feedback import Feedback
 from sparsync.sparse import SparseGrad
+
+log = logging.getLogger("sparsync")
 
 
 class Cause(Enum):
@@ -29,14 +30,19 @@ class Cause(Enum):
 
 @dataclass
 class InFlight:
-    """Entries of one unit that were sent or, with negative values, that are back in the residual already.
+    """Entries of one unit that were sent or, ``returned``, that are back in the residual already.
 
     ``exchange``: the number of the last exchange they travelled in, where the device decides.
     """
 
     unit: Unit
-    sent: SparseGrad
+    entries: SparseGrad
+    returned: bool = False
     exchange: int = 0
+
+    def owed(self) -> SparseGrad:
+        """Return what has to be added to the residual, so that it is as if nothing had been sent."""
+        return replace(self.entries, values=-self.entries.values) if self.returned else self.entries
 
 
 class SentCopy:
@@ -47,58 +53,65 @@ class SentCopy:
 
 
 class Ledger:
-    """What one worker has in flight in the step under way.
+    """What one worker has in flight in the step under way, and the only way back to its residual.
 
     Args:
         feedback: whose residual it came from, and goes back to.
         on_stream: gives the stream that a device's exchanges run on.
     """
 
-    def __init__(self, feedback: Feedback, on_stream: Callable[[torch.device], AbstractContextManager[Any]]) -> None:
+    def __init__(self, feedback: Feedback, on_stream: OnStream) -> None:
         self.feedback, self._on_stream = feedback, on_stream
-        self._entries: list[InFlight] = []
-
-    def begin(self) -> None:
-        """Begin a step: what the last one sent was applied."""
-        self._entries = []
+        self._in_flight: list[InFlight] = []
 
     def record_sent(self, unit: Unit, sent: SparseGrad, overwritten: bool = False) -> None:
         """Note entries that travel; ``overwritten``: the sum over the ranks may be made in their place."""
         if overwritten and sent.indices is None and unit.keeps and not self.feedback.transactional:
             copy = unit.workspace.get(SentCopy, sent.values.device, lambda: SentCopy(sent.values))
             sent = replace(sent, values=copy.values.copy_(sent.values))
-        self._entries.append(InFlight(unit, sent))
+        self._in_flight.append(InFlight(unit, sent))
 
     def record_rejected(self, unit: Unit, rejected: SparseGrad | None) -> None:
-        """Note entries of the unit recorded last that are back in the residual already (``Cause.REJECTED``)."""
+        """Note entries of the unit recorded last that ``restore_rejected`` has put back."""
         if rejected is not None:
             # Before what was sent: taken out again first, the sums that follow are those of ``compress``, and exact.
-            self._entries.insert(-1, InFlight(unit, replace(rejected, values=-rejected.values)))
+            self._in_flight.insert(-1, InFlight(unit, rejected, returned=True))
 
-    def number(self, unit: Unit, exchange: int) -> None:
+    def record_exchange(self, unit: Unit, exchange: int) -> None:
         """Note in which exchange the unit's entries travelled."""
-        for entry in self._entries:
+        for entry in self._in_flight:
             if entry.unit is unit:
                 entry.exchange = exchange
+
+    def restore_rejected(self, unit: Unit, rejected: SparseGrad | None) -> None:
+        """Put entries back that did not make it into the result (``Cause.REJECTED``); a CUDA graph may replay this."""
+        if rejected is not None:
+            self.feedback.restore_to_residual(unit.key, rejected)
 
     def restore(self, cause: Cause) -> None:
         """Put everything in flight back into the residual; nothing of this step is going to be applied.
 
-        A step that can be undone is undone as a whole instead.
+        A step that can be undone is undone as a whole, later (``Cause.UNDONE``).
         """
+        if self._in_flight:
+            log.debug("entries of %d units go back to the residual: %s", len(self._in_flight), cause.value)
         if cause is Cause.UNDONE:
             self.feedback.rollback()
         elif not self.feedback.transactional:
-            for entry in self._entries:
+            for entry in self._in_flight:
                 if entry.unit.keeps:
                     with self._on_stream(entry.unit.grad.device):
-                        self.feedback.restore_to_residual(entry.unit.key, entry.sent)
-        self._entries = []
+                        self.feedback.restore_to_residual(entry.unit.key, entry.owed())
+        self.clear()
 
     def restore_on_device(self, status: DeviceStatus) -> None:
-        """The same, where the device knows whether a step was bad, and from which exchange on nothing was applied."""
-        for entry in self._entries:
+        """Put back what the device knows not to be applied: all of a bad step, or all since an exchange failed."""
+        for entry in self._in_flight:
             residual = self.feedback.working(entry.unit.key) if entry.unit.keeps else None
             if residual is not None and not self.feedback.transactional:
-                status.restore(residual, entry.sent, entry.exchange)
-        self._entries = []
+                status.restore(residual, entry.owed(), entry.exchange)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was in flight: it was applied, or it is back."""
+        self._in_flight = []

@@ -2,7 +2,8 @@
 
 ``push`` is called from backward, bucket by bucket, and compresses; the communication thread exchanges and writes the
 result back. On a GPU all of it runs on a stream of its own, beside backward's. Whether the host waits for an exchange,
-so that a thread is needed at all, is the ``completion``'s to know. Nothing here knows the framework buckets come from.
+so that a thread is needed at all, is the ``completion``'s to know. Backward waits for every bucket's future before it
+ends: so the two threads never work on the same step's end. Nothing here knows the framework that buckets come from.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Reducer:
                 pending = [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
                 scatter_result(unit, pending)
                 record.decoded, record.bytes = time.perf_counter(), self.channel.take_count()
-                record.traffic = unit.traffic(layout, self.plan.wire, self.channel.size, sent.values.dtype)
+                record.traffic = unit.traffic(layout, self.plan.wire, self.channel.size, sent.values.dtype).mean_bytes
                 self.stats.add(record)
                 for bucket in pending:
                     bucket.complete()
@@ -301,5 +302,6 @@ class Reducer:
             self._wait()
         except SparsyncError:
             log.exception("one of the last steps failed")
-        self.channel.close()
-        self._pending_buckets = []
+        finally:
+            self.channel.close()
+            self._pending_buckets = []

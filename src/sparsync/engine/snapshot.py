@@ -60,5 +60,5 @@ class Snapshot:
 
 
 def _base(tensor: Tensor) -> Tensor:
-    """The tensor that this is a view of, or itself."""
+    """Return the tensor that this is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base

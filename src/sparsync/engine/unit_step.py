@@ -85,8 +85,7 @@ def finish_unit(
     """
     reduced[0].mean.write(out, flag)
     for worker, result in zip(workers, reduced, strict=True):
-        if result.rejected is not None:
-            worker.feedback.restore_to_residual(unit.key, result.rejected)
+        worker.ledger.restore_rejected(unit, result.rejected)
 
 
 def poison(result: Tensor, layout: Layout) -> None:

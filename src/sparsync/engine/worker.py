@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
-import torch
 from torch import Tensor
 
+from sparsync.collectives.comm.header_checks import OnStream
 from sparsync.compressors import State
 from sparsync.config import ExchangePlan
 from sparsync.engine.ledger import Cause, Ledger
@@ -18,7 +17,7 @@ from sparsync.layout import Parameter
 
 
 class WorkerState:
-    """Residuals, velocities, the compressors' state, and the units that these are in.
+    """Residuals, velocities, the compressors' state, and the scale that these are in.
 
     Args:
         rank: of the worker.
@@ -31,7 +30,7 @@ class WorkerState:
         rank: int,
         parameters: Sequence[Parameter],
         plan: ExchangePlan,
-        on_stream: Callable[[torch.device], AbstractContextManager[Any]] = lambda device: nullcontext(),
+        on_stream: OnStream = lambda device: nullcontext(),
     ) -> None:
         self.rank, self.plan = rank, plan
         self.feedback = Feedback(parameters, plan.transactional, plan.correction)
@@ -42,13 +41,12 @@ class WorkerState:
         self._snapshot = Snapshot()
 
     def begin_step(self, loss_scale: float | None, rates: Mapping[str, float] | None) -> None:
-        """Begin a step: bring what is kept to the units of the gradient that is about to come in.
+        """Begin a step: bring what is kept to the scale of the gradient that is about to come in.
 
         Args:
             loss_scale: of this step, if losses are scaled; the residual follows its changes.
             rates: learning rates by parameter name, if the residual is divided by their changes.
         """
-        self.ledger.begin()
         if loss_scale is not None:
             if self.loss_scale is not None and loss_scale != self.loss_scale:
                 ratio = loss_scale / self.loss_scale
@@ -57,7 +55,7 @@ class WorkerState:
             self.loss_scale = loss_scale
         if rates is not None:
             self.rates = self.feedback.follow(self.rates, rates)
-        if self.plan.transactional:  # saved in the new units, which the residual keeps if the step is undone
+        if self.plan.transactional:  # saved in the new scale, which the residual keeps if the step is undone
             self._snapshot.take(self.compressor_state)
 
     def add_state(self, fresh: State) -> None:
@@ -65,9 +63,10 @@ class WorkerState:
         for name, bag in fresh.items():
             if name not in self.compressor_state:
                 self.compressor_state[name] = bag
-                self._snapshot.add(name, bag)
+                if self.plan.transactional:
+                    self._snapshot.add(name, bag)
 
-    def restore(
+    def load(
         self,
         residuals: Mapping[str, Tensor],
         velocities: Mapping[str, Tensor],
@@ -76,6 +75,7 @@ class WorkerState:
         rates: Mapping[str, float],
     ) -> None:
         """Go on from what a checkpoint holds."""
+        self.ledger.clear()
         self.feedback.load_state_dict(residuals, velocities)
         self.loss_scale, self.rates = loss_scale, dict(rates)
         # On the host: memory of the caller's stream would be free again before ours has read it.
@@ -84,8 +84,9 @@ class WorkerState:
         }
 
     def commit(self) -> None:
-        """Keep what the last step did."""
+        """Keep what the last step did: what it sent was applied, or is back in the residual."""
         self.feedback.commit()
+        self.ledger.clear()
 
     def undo(self) -> None:
         """Make everything what it was before the last step."""

@@ -44,7 +44,7 @@ class TakenMomentum:
         give_back(self.optimizer)
 
     def describe(self) -> str:
-        """What was done, in a few words."""
+        """Return what was done, in a few words."""
         words = []
         for group in self.optimizer.param_groups:
             kept = group.get(KEPT)
@@ -83,7 +83,7 @@ def _key(group: dict[str, Any]) -> str | None:
 
 
 def possible(mode: str, optimizer: torch.optim.Optimizer | None) -> str:
-    """``mode``, or what comes nearest to it with this optimizer: Adam's betas are moved, and of no momentum none."""
+    """Return ``mode``, or what is nearest to it with this optimizer: Adam's betas can only be moved."""
     keys = [None] if optimizer is None else [_key(group) for group in optimizer.param_groups]
     if not all(keys):
         return "keep"

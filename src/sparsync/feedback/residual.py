@@ -81,7 +81,7 @@ class Feedback:
         self._velocities = ParameterBuffers(self.parameters, transactional, "velocity")
 
     def memory(self, key: str, spans: Sequence[Span], numel: int, device: torch.device) -> Memory:
-        """The memory of the flat gradient ``key``, whose parameters lie at ``spans``."""
+        """Return the memory of the flat gradient ``key``, whose parameters lie at ``spans``."""
         spans = tuple(spans)
         residual, velocity = self._residuals.at(key, spans, numel, device), None
         if self.correction is not None:
@@ -90,21 +90,21 @@ class Feedback:
         return Memory(residual.committed, residual.working, velocity, workspace=residual.workspace)
 
     def restore_to_residual(self, key: str, rejected: SparseGrad) -> None:
-        """Entries that this rank sent, or dropped for others, go back into its residual."""
+        """Add entries that this rank sent, or dropped for others, back into its residual."""
         if key in self._residuals.flat:  # otherwise nothing was taken out of it either
             rejected.add_to(self._residuals.flat[key].working)
 
     def working(self, key: str) -> Tensor | None:
-        """The residual of the flat gradient ``key`` as the step under way leaves it, if there is one."""
+        """Return the residual of the flat gradient ``key`` as the step under way leaves it, if there is one."""
         return self._residuals.flat[key].working if key in self._residuals.flat else None
 
     def commit(self) -> None:
-        """What the last step wrote is now what is kept."""
+        """Keep what the last step wrote."""
         for buffer in [*self._residuals.flat.values(), *self._velocities.flat.values()]:
             buffer.commit()
 
     def rollback(self) -> None:
-        """The last step never happened."""
+        """Forget what the last step wrote."""
         assert self.transactional
         for buffer in [*self._residuals.flat.values(), *self._velocities.flat.values()]:
             buffer.rollback()
@@ -127,18 +127,18 @@ class Feedback:
         return {**last, **now}
 
     def residual(self, name: str, newest: bool = False) -> Tensor | None:
-        """The residual of a parameter in logical order and shape, or ``None`` if it never had one.
+        """Return the residual of a parameter in logical order and shape, or ``None`` if it never had one.
 
         ``newest``: with what the last step did to it, though it may yet be undone.
         """
         return self._residuals.get(name, newest)
 
     def velocity(self, name: str, newest: bool = False) -> Tensor | None:
-        """Likewise the velocity."""
+        """Return the velocity likewise."""
         return self._velocities.get(name, newest)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of what is committed, by kind and parameter name, in logical order."""
+        """Return copies of what is committed, by kind and parameter name, in logical order."""
         return {"residuals": self._residuals.state_dict(), "velocities": self._velocities.state_dict()}
 
     def load_state_dict(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
@@ -235,5 +235,5 @@ class ParameterBuffers:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The residual's dtype: fp32 for fp16 and bf16 gradients, which would lose small additions."""
+    """Return the residual's dtype: fp32 for fp16 and bf16 gradients, which would lose small additions."""
     return torch.float64 if dtype == torch.float64 else torch.float32

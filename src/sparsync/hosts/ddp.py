@@ -34,7 +34,7 @@ class Slot:
         self.handle = None
 
     def __deepcopy__(self, memo: Any) -> None:
-        """A copy of a DDP model has no hook."""
+        """Return nothing: a copy of a DDP model has no hook."""
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -62,7 +62,7 @@ def _slot(ddp: DistributedDataParallel) -> Slot | None:
 
 
 def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
-    """The communication hook itself. ``state`` is a ``Handle`` or a ``Slot``."""
+    """Exchange a bucket: the communication hook itself. ``state`` is a ``Handle`` or a ``Slot``."""
     handle = state.handle if isinstance(state, Slot) else state
     if handle is None:
         return _dense_hook(bucket, state.group if isinstance(state, Slot) else None)
@@ -78,7 +78,7 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
 
 
 def _dense_hook(bucket: GradBucket, group: Any) -> Future[Tensor]:
-    """What DDP does by itself; for models that were detached."""
+    """Do what DDP does by itself; for models that were detached."""
     buffer = bucket.buffer().mul_(1 / dist.get_world_size(group))
     future: Future[Tensor] = dist.all_reduce(buffer, group=group, async_op=True).get_future()
     return future.then(lambda done: done.value()[0])
@@ -92,7 +92,7 @@ def comm_hook(
     process_group: Any = None,
     **options: Any,
 ) -> tuple[Handle, Any]:
-    """The pair ``(state, hook)`` for frameworks that call ``register_comm_hook`` themselves.
+    """Return the pair ``(state, hook)`` for frameworks that call ``register_comm_hook`` themselves.
 
     Takes ``attach``'s options, the bare module (not the DDP wrapper), whose parameter names it needs, and the model's
     process group where that is not the default one. The state is a ``Handle``; it starts with the first bucket.
@@ -165,8 +165,8 @@ def attach(
     Returns:
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
-    given = dict(locals())
-    plan = resolve(**{name: value for name, value in given.items() if name != "ddp"})
+    given = {name: value for name, value in locals().items() if name != "ddp"}  # the arguments, before anything else
+    plan = resolve(**given)
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(ddp).__name__}; wrap it first")
     slot = _slot(ddp)

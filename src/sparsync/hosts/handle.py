@@ -168,7 +168,12 @@ class Handle:
             self.parameters, plan, channel, dense_names=self.dense_names, may_skip=self._may_skip, rates=rates
         )
         beta = plan.correction.beta if plan.correction else 0.0
-        self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density(0))
+        try:
+            self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0))
+        except Exception:
+            self._reducer.close()
+            self._reducer = None
+            raise
         if self._taken is not None:
             self.on_detach(self._taken.undo)
         return self._reducer

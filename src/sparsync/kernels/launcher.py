@@ -40,7 +40,7 @@ class Bound:
         return all(map(is_, fixed, known)) or all(map(_same, fixed, known))
 
     def alive(self) -> bool:
-        """Whether all its tensors are still there."""
+        """Return whether all its tensors are still there."""
         return all(reference() is not None for reference in self._known)
 
     def launch(self, args: Sequence[Any]) -> None:
@@ -54,7 +54,7 @@ class Launcher:
         self._bound: defaultdict[int, deque[Bound]] = defaultdict(lambda: deque(maxlen=MOST))
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-        """``kernel[grid](*args, **meta)``; all its arguments but constants go by position."""
+        """Launch ``kernel[grid](*args, **meta)``; all its arguments but constants go by position."""
         bound = self._find(id(kernel), grid, args, meta)
         if bound is not None:
             bound.launch(args)

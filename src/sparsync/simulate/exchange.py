@@ -19,7 +19,7 @@ from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, finish_un
 from sparsync.engine.worker import WorkerState
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.simulate.graphs import Replays, Streams, repeatable, side_by_side
-from sparsync.simulate.parts import Keys, Outcome, Tally, VirtualUnit, units_of
+from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualUnit, units_of
 from sparsync.sparse import NONFINITE, SparseGrad
 
 COUNT_EVERY = 100  # steps between messages that are encoded only to count their bytes
@@ -97,7 +97,7 @@ class VirtualExchange:
                 worker.ledger.restore(Cause.NON_FINITE)
             worker.commit()
         self.tally.steps += 1
-        self.tally.spoilt += bad_step
+        self.tally.bad_steps += bad_step
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return of every worker what its handle's ``state_dict()`` would be in a process of its own."""
@@ -108,7 +108,7 @@ class VirtualExchange:
         for worker, state in zip(self.workers, states, strict=True):
             checkpoint.load_state_dict(worker, len(self.workers), state)
         for virtual in self.units:
-            virtual.unit.known = None  # the compressors' state for it is completed when it is next cut
+            virtual.unit.forget_layout()
 
     def _exchange(self, virtual: VirtualUnit, layout: Layout) -> Outcome:
         """Compress, sum and write the mean: at once, or from a graph."""
@@ -120,7 +120,7 @@ class VirtualExchange:
     def _act(self, virtual: VirtualUnit, layout: Layout, streams: Streams) -> Outcome:
         unit = virtual.unit
         sents = side_by_side([partial(self._compress, virtual, worker, layout) for worker in self.workers], streams)
-        # The sum does not depend on the flags, and must not wait for them: it is shown others, on the host.
+        # The sum does not depend on the flags, and must not wait for them: it is given flags on the host instead.
         flags, where = flag(-1, layout, torch.device("cpu"))
         shown = [replace(sent, flags=flags, where=where) for sent in sents]
         results = unit.collective.reduce_local(shown, layout, self.plan.wire)
@@ -138,13 +138,13 @@ class VirtualExchange:
     def _count(self, virtual: VirtualUnit, layout: Layout, sents: Sequence[SparseGrad]) -> None:
         """Count the bytes of a step; now and then the messages are encoded, to see that this is what travels."""
         unit, wire, dtype = virtual.unit, self.plan.wire, sents[0].values.dtype
-        self.tally.bytes += unit.traffic(layout, wire, len(sents), dtype)
+        traffic = unit.traffic(layout, wire, len(sents), dtype)
+        self.tally.bytes += traffic.mean_bytes
         self.tally.possible += len(sents) * layout.sendable
         changed, virtual.counted = virtual.counted is not layout, layout
         if changed or self.tally.steps % COUNT_EVERY == 0:
             sizes = unit.collective.encoded_bytes(sents, layout, wire)
             if sizes is not None:
-                traffic = unit.collective.traffic(layout, wire, len(sents), dtype)
                 counted, found = (traffic.mean_bytes, traffic.max_bytes), (sum(sizes) / len(sizes), max(sizes))
                 assert found == counted, f"messages of {found} bytes a worker (mean, most) where {counted} were counted"
 

@@ -53,7 +53,7 @@ class _Known(Generic[T]):
 
 
 class Replays(Generic[T]):
-    """Does things of several names again and again: as they are, and from the fourth time on from a CUDA graph.
+    """Runs named actions: as they are, and from the fourth call on by replaying a CUDA graph.
 
     If capturing fails, which is logged once, everything is done as it is.
 
@@ -67,7 +67,7 @@ class Replays(Generic[T]):
         self._failed = False
 
     def run(self, name: str, layout: Layout, act: Callable[[Streams], T]) -> T:
-        """What ``act`` gives, in tensors that the next call overwrites.
+        """Return what ``act`` gives, in tensors that the next call overwrites.
 
         Args:
             layout: that ``act`` goes by; with another one, the graph is captured anew.
@@ -101,7 +101,7 @@ class Replays(Generic[T]):
 
 
 def side_by_side(acts: Sequence[Callable[[], T]], streams: Streams) -> list[T]:
-    """What ``acts`` give: one after another, or forked from the current stream onto ``streams`` and joined again."""
+    """Return what ``acts`` give: run one after another, or forked onto ``streams`` and joined again."""
     if not streams:
         return [act() for act in acts]
     here, given = torch.cuda.current_stream(), []

@@ -81,11 +81,11 @@ class SequentialPasses:
                 tensor.copy_(value)
 
     def _gather(self, batches: Sequence[Batch]) -> list[Batch]:
-        """What goes into the passes."""
+        """Return what goes into the passes."""
         return [tuple(batch) for batch in batches]
 
     def _all(self) -> None:
-        """A pass of every worker; on the current stream, or forked from it and joined again."""
+        """Make a pass of every worker; on the current stream, or forked from it and joined again."""
         self._broadcast()
         side_by_side([partial(self._one, rank) for rank in range(len(self.models))], self._streams)
 
@@ -127,7 +127,7 @@ class SequentialPasses:
         return graph
 
     def _written(self) -> list[Tensor]:
-        """What a pass leaves behind beside gradients and losses."""
+        """Return what a pass leaves behind beside gradients and losses."""
         return [*self.models[0].buffers(), *(tensor for state in self.carried for tensor in state)]
 
     def _fill(self, batches: Sequence[Batch]) -> None:

@@ -14,10 +14,10 @@ from sparsync.config import resolve
 from sparsync.feedback import rates_by_name, take_momentum
 from sparsync.layout import Parameter
 from sparsync.simulate.exchange import VirtualExchange
-from sparsync.simulate.parts import Tally
 from sparsync.simulate.sequential import Batch, Carried, Loss, SequentialPasses
+from sparsync.simulate.virtual_units import Tally
 
-SCHEMA = 1
+SCHEMA = 2
 UNSUPPORTED = ("scaler", "transactional", "deadline", "debug")
 
 
@@ -43,7 +43,7 @@ class VirtualWorkers:
         graph: replay forward and backward from a CUDA graph; by default on a GPU. Needs batches of equal shapes and a
             ``loss_fn`` that never waits for the GPU. So is the exchange, where nothing in it waits: ``threshold``,
             ``topk``, ``trimmed``, ``gaussian`` and ``none``, by ``allgather``, ``balanced``, ``gtopk`` and ``dense``;
-            ``random`` and ``block``, unless they are clipped, by ``allgather`` and ``shared``.
+            ``random`` and ``block`` by all of these and ``shared``, unless they are clipped.
         streams: in the graph, as many workers run side by side.
         passes: how forward and backward run: one worker after another, or another class of the same interface.
     """
@@ -92,7 +92,7 @@ class VirtualWorkers:
         views = [[rows[rank] for rows, _ in places] for rank in range(workers)]
         self._passes = passes(model, loss_fn, self._parameters, views, carried, graph, streams)
         beta = plan.correction.beta if plan.correction else 0.0
-        self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density(0))
+        self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density_at(0))
 
     @property
     def workers(self) -> int:
@@ -127,21 +127,21 @@ class VirtualWorkers:
         return loss
 
     def advance(self, batches: Sequence[Batch]) -> Tensor:
-        """``backward``, then a step of the optimizer. Between the two you may clip, or look at, the mean."""
+        """Call ``backward``, then step the optimizer. Between the two you may clip, or look at, the mean."""
         loss = self.backward(batches)
         self.optimizer.step()
         return loss
 
     def gradient(self, rank: int, name: str) -> Tensor:
-        """A worker's own gradient of a parameter in the last step, in the parameter's shape; the next overwrites it."""
+        """Return a worker's own gradient of a parameter in the last step, in its shape; the next overwrites it."""
         return self._gradients[name][rank]
 
     def residual(self, rank: int, name: str) -> Tensor | None:
-        """What a worker keeps of a parameter's gradient, in the parameter's shape; ``None`` if it keeps nothing."""
+        """Return a worker's residual of a parameter, in the parameter's shape; ``None`` if it keeps nothing."""
         return self._exchange.workers[rank].feedback.residual(name)
 
     def forget(self) -> None:
-        """Every worker carries on from the start again, as at the beginning of an epoch."""
+        """Let every worker carry on from the start again, as at the beginning of an epoch."""
         self._passes.carry([self._passes.first] * self.workers)
 
     def detach(self) -> None:
@@ -151,7 +151,7 @@ class VirtualWorkers:
             self._taken = None
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a training needs to go on: tensors and plain types only.
+        """Return all that a training needs to go on: tensors and plain types only.
 
         ``ranks`` holds of every worker what ``Handle.load_state_dict`` takes in a process of its own.
         """

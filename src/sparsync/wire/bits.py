@@ -32,7 +32,7 @@ def pack_bits(bits: Tensor) -> Tensor:
 
 
 def unpack_bits(words: Tensor) -> Tensor:
-    """The bits of 32-bit words as booleans, lowest first."""
+    """Return the bits of 32-bit words as booleans, lowest first."""
     if on_host(words):
         bits = np.unpackbits(words.contiguous().numpy().view(np.uint8), axis=-1, bitorder="little")
         return torch.from_numpy(bits).view(torch.bool)
@@ -41,7 +41,7 @@ def unpack_bits(words: Tensor) -> Tensor:
 
 
 def clear_from(count: Tensor, entries: Tensor) -> Tensor:
-    """``entries``, of which those from ``count`` on become 0."""
+    """Return ``entries``, of which those from ``count`` on become 0."""
     if not on_host(entries):
         return entries.masked_fill_(torch.arange(entries.shape[-1], device=entries.device) >= count.unsqueeze(-1), 0)
     for row, n in zip(entries.view(count.numel(), -1).numpy(), count.view(-1).tolist(), strict=True):
@@ -50,7 +50,7 @@ def clear_from(count: Tensor, entries: Tensor) -> Tensor:
 
 
 def mark(places: Tensor, count: Tensor, size: int) -> Tensor:
-    """``size`` bits, of which those at the first ``count`` places are set."""
+    """Return ``size`` bits, of which those at the first ``count`` places are set."""
     shape = places.shape[:-1]
     if on_host(places):
         bits = np.zeros((count.numel(), size), np.uint8)
@@ -63,7 +63,7 @@ def mark(places: Tensor, count: Tensor, size: int) -> Tensor:
 
 
 def ones(bits: Tensor, size: int) -> Tensor:
-    """Where the first ``size`` set bits are, as int64; 0 where there are fewer. Nothing waits for a device."""
+    """Return where the first ``size`` set bits are, as int64; 0 where there are fewer. Nothing waits for a device."""
     if not size:
         return bits.new_zeros(*bits.shape[:-1], 0, dtype=torch.int64)
     rows = bits.view(-1, bits.shape[-1])
@@ -78,7 +78,7 @@ def ones(bits: Tensor, size: int) -> Tensor:
 
 
 def spread(numbers: Tensor, width: int) -> Tensor:
-    """The lowest ``width`` bits of each number, one number after another."""
+    """Return the lowest ``width`` bits of each number, one number after another."""
     if on_host(numbers):
         kind = _smallest(width)
         own = numbers.numpy().astype(kind)
@@ -103,5 +103,5 @@ def gather(bits: Tensor, width: int) -> Tensor:
 
 
 def _smallest(width: int) -> type[np.unsignedinteger[Any]]:
-    """A type for numbers of so many bits, 32 at most."""
+    """Return a type for numbers of so many bits, 32 at most."""
     return np.uint8 if width <= 8 else np.uint16 if width <= 16 else np.uint32

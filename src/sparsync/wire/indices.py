@@ -25,15 +25,15 @@ class IndexCodec(Protocol):
         ...
 
     def arrange(self, sent: SparseGrad) -> SparseGrad:
-        """The same entries in the order in which they travel."""
+        """Return the same entries in the order in which they travel."""
         ...
 
     def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
-        """The indices of an arranged ``sent`` as words."""
+        """Return the indices of an arranged ``sent`` as words."""
         ...
 
     def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
-        """The indices from their words, as int64; 0 from ``count`` on."""
+        """Return the indices from their words, as int64; 0 from ``count`` on."""
         ...
 
 
@@ -133,7 +133,7 @@ class Block:
 
 
 def _slot_table(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every segment: its first entry in a message, and where it starts and how long it is along all runs."""
+    """Return, of every segment: its first entry in a message, and where it starts and how long it is along all runs."""
     sizes = [sum(stop - start for start, stop in runs) for _, runs in shape.slots]
     room = [capacity for capacity, _ in shape.slots]
     table = torch.tensor([[0, *room[:-1]], [0, *sizes[:-1]], sizes], device=device)
@@ -147,7 +147,7 @@ def _ascending(indices: Tensor, count: Tensor) -> bool:
 
 
 def ef_width(numel: int, capacity: int) -> int:
-    """How many bits of an index are low: floor(log2(numel / capacity)), which takes the fewest bits in all.
+    """Return how many bits of an index are low: floor(log2(numel / capacity)), which takes the fewest bits in all.
 
     At most 32, so that an index's low bits lie in two words.
     """

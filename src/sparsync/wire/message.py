@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.kernels.message.header import HEADER, Header
+from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER, WHERE, Header
 from sparsync.sparse import SparseGrad
 from sparsync.wire.indices import INDEX_CODECS, IndexCodec
 from sparsync.wire.shape import WORD, Shape
@@ -23,7 +23,6 @@ from sparsync.wire.values import CODECS, ValueCodec
 
 VERSION = 1
 MAGIC = 0x5350  # "SP"
-ENTRIES, FLAGS, WHERE = (Header._fields.index(name) for name in ("entries", "flags", "where"))
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,12 @@ class Wire:
         return INDEX_CODECS[self.indices]
 
     def bytes(self, shape: Shape) -> int:
-        """Size of one message."""
+        """Return the size of one message."""
         indices = self.index_codec.words(shape)
         return WORD * (HEADER + indices + self.codec.words(shape.capacity, shape.segments, shape.dtype))
 
     def header(self, sent: SparseGrad, sequence: int, unit: int, digest: int) -> Tensor:
-        """The header alone; count and flags are copied on the device they are on."""
+        """Return the header alone; count and flags are copied on the device they are on."""
         sequence &= 0x7FFFFFFF  # a long training wraps round
         words = torch.tensor(Header(MAGIC << 16 | VERSION, sequence, unit, digest, 0, 0, 0), dtype=torch.int32)
         words = words.to(sent.values.device).expand(*sent.count.shape, HEADER).clone()
@@ -71,12 +70,12 @@ class Wire:
         return words
 
     def encode(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor) -> Tensor:
-        """The message: an int32 tensor of ``bytes(shape)`` bytes."""
+        """Return the message: an int32 tensor of ``bytes(shape)`` bytes."""
         sent = self.index_codec.arrange(sent)
         return torch.cat([header, self.index_codec.pack(sent, shape), self.codec.pack(sent, segment_of, shape)], -1)
 
     def decode(self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> SparseGrad:
-        """The gradient a message was made from, bit for bit; its entries come in ascending order if ``"ef"`` coded."""
+        """Return the gradient a message was made from, bit for bit; in ascending order if ``"ef"`` coded."""
         split = HEADER + self.index_codec.words(shape)
         count, flags, where = message[..., ENTRIES].long(), message[..., FLAGS], message[..., WHERE]
         indices = self.index_codec.unpack(message[..., HEADER:split], count, shape)

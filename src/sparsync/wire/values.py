@@ -41,7 +41,7 @@ class ValueCodec:
         return -(-capacity * (self.dtype or dtype).itemsize // WORD)
 
     def pack(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> Tensor:
-        """The values of ``sent`` as words."""
+        """Return the values of ``sent`` as words."""
         if self.signs:
             return _pack_signs(sent, segment_of, shape, self.planes)
         return _as_words(sent.values.to(self.dtype or shape.dtype))
@@ -49,7 +49,7 @@ class ValueCodec:
     def unpack(
         self, words: Tensor, indices: Tensor, count: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape
     ) -> Tensor:
-        """The values from their words; ``indices`` are theirs."""
+        """Return the values from their words; ``indices`` are theirs."""
         if self.signs:
             return _unpack_signs(words, indices, count, segment_of, shape, self.planes)
         # Cloned: a view needs alignment.
@@ -75,7 +75,7 @@ def _signs(values: Tensor, segments: Tensor, parts: int) -> Tensor:
 
 
 def _levels(values: Tensor, segments: Tensor, parts: int) -> Tensor:
-    """The nearest of half, once, twice and four times the scale of the segment; under a quarter of it, 0."""
+    """Return the nearest of half, once, twice and four times the scale of the segment; under a quarter of it, 0."""
     size, scale = values.abs(), _scales(values, segments, parts)
     level = scale / 2
     for bound in (0.75, 1.5, 3.0):
@@ -85,7 +85,7 @@ def _levels(values: Tensor, segments: Tensor, parts: int) -> Tensor:
 
 
 def _scales(values: Tensor, segments: Tensor, parts: int) -> Tensor:
-    """Of every entry the scale of its segment: the mean magnitude, but at least 2**-14 of the largest.
+    """Return, of every entry the scale of its segment: the mean magnitude, but at least 2**-14 of the largest.
 
     It is cut to 8 significant bits: then magnitude - scale is exact in fp32 for every magnitude from scale/2 to 2**16
     scale.
@@ -147,7 +147,7 @@ def _unpack_signs(
 
 
 def _as_words(values: Tensor) -> Tensor:
-    """The bits of ``values`` as 32-bit words, padded with zero bits to a whole number of them."""
+    """Return the bits of ``values`` as 32-bit words, padded with zero bits to a whole number of them."""
     odd = values.shape[-1] % 2 if values.itemsize == 2 else 0
     return (torch.nn.functional.pad(values, (0, 1)) if odd else values.contiguous()).view(torch.int32)
 

@@ -17,14 +17,14 @@ Baseline = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def topk(grad: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest magnitudes, by ``torch.topk``."""
+    """Select the k largest magnitudes by ``torch.topk``."""
     residual += grad
     return _take(residual, torch.topk(residual.abs(), k, sorted=False).indices)
 
 
 def dgc(grad: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Lin et al., 2018: a threshold from a random sample of 1 %, lowered until 0.8 k pass; of more than 1.3 k, the k
-    largest."""
+    """Select by a threshold from a random sample of 1 %, lowered until 0.8 k pass; of more than 1.3 k, the k largest
+    (Lin et al., 2018)."""
     residual += grad
     size, numel = residual.abs(), residual.numel()
     wanted = min(numel, max(ceil(0.01 * numel), ceil(2 * numel / k)))
@@ -42,8 +42,8 @@ def dgc(grad: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def gaussian(grad: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Shi et al., 2019, Algorithm 1 as printed: the quantile of a fitted normal, and at most four masks; the last one
-    counts, however many it holds."""
+    """Select by the quantile of a fitted normal distribution and at most four masks, of which the last counts, however
+    many it holds (Shi et al., 2019, Algorithm 1 as printed)."""
     residual += grad
     size, numel = residual.abs(), residual.numel()
     threshold = residual.mean().item() + residual.std().item() * NormalDist().inv_cdf(1 - k / numel)
@@ -60,8 +60,8 @@ def gaussian(grad: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def trimmed(grad: Tensor, residual: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Fang et al., 2019: thresholds step down from the largest magnitude towards the mean until k survive; of these,
-    the k largest."""
+    """Select by thresholds that step down from the largest magnitude towards the mean until k survive; of these, the k
+    largest (Fang et al., 2019)."""
     residual += grad
     size = residual.abs()
     mean, peak = size.mean(), size.max()

@@ -1,4 +1,5 @@
-"""The methods that ``selectbench`` times: each with a residual of its own, stepped with one gradient after another."""
+"""The methods that ``sparsync bench select`` times: each with a residual of its own, stepped with one gradient after
+another."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class BenchMethod:
 
     @property
     def k(self) -> int:
-        """How many entries it wants."""
+        """Return how many entries it wants."""
         return 0
 
     def step(self, grad: Tensor) -> Sent | None:
@@ -52,7 +53,7 @@ class BenchMethod:
         raise NotImplementedError
 
     def warmed_up(self, place: Tensor) -> None:
-        """Called once, before anything is timed; ``place``: where copies of gradients come."""
+        """Prepare for timing: called once, after the warm-up."""
 
 
 class Floor(BenchMethod):
@@ -163,7 +164,7 @@ def floors(numel: int, device: torch.device) -> list[BenchMethod]:
 
 
 def flat_methods(numel: int, density: float, device: torch.device) -> list[MethodEntry]:
-    """Every method for one flat gradient; what matters most comes first."""
+    """Return every method for one flat gradient; what matters most comes first."""
     spans = [Span("gradient", 0, numel)]
     entries: list[MethodEntry] = [
         _threshold(*kind, spans, "global", density, device) for kind in _threshold_kinds(device)
@@ -180,7 +181,7 @@ def flat_methods(numel: int, density: float, device: torch.device) -> list[Metho
 
 
 def scoped_methods(spans: Sequence[Span], density: float, device: torch.device) -> list[MethodEntry]:
-    """``ThresholdK`` over a model's tensors: one segment in all, or one each."""
+    """Return ``ThresholdK`` over a model's tensors: one segment in all, or one each."""
     return [
         _threshold(*kind, spans, scope, density, device)
         for scope in ("global", "layer")

@@ -1,4 +1,4 @@
-"""Timing of single calls with cold caches, and what they ask of a GPU beside."""
+"""Time single calls with cold caches, and watch what they ask of a GPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Call = Callable[[], object]
 
 
 class Clock:
-    """Times calls on one device."""
+    """Time calls on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.flush = torch.empty(FLUSH, dtype=torch.int8, device=device)
 
     def time(self, call: Call) -> tuple[float, float]:
-        """Milliseconds that the call takes on the device, and that it keeps the host."""
+        """Return milliseconds that the call takes on the device, and that it keeps the host."""
         return self._on_gpu(call) if self.device.type == "cuda" else self._on_cpu(call)
 
     def _on_cpu(self, call: Call) -> tuple[float, float]:
@@ -46,7 +46,7 @@ class Clock:
 
 
 def allocations(calls: Sequence[Call]) -> int:
-    """How many blocks of GPU memory the calls ask for."""
+    """Return how many blocks of GPU memory the calls ask for."""
     before: int = torch.cuda.memory_stats()["allocation.all.allocated"]
     for call in calls:
         call()
@@ -54,7 +54,7 @@ def allocations(calls: Sequence[Call]) -> int:
 
 
 def synchronizes(calls: Sequence[Call]) -> bool:
-    """Whether any of the calls makes the host wait for the GPU; it is broken off there."""
+    """Return whether any of the calls makes the host wait for the GPU; that call is broken off."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

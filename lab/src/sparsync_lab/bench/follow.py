@@ -16,7 +16,7 @@ from sparsync.kernels import Memory
 from sparsync.kernels.threshold.reference import LOWEST, bits_of, estimate
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
-from sparsync_lab.bench.workloads import Workload, optimizer_of
+from sparsync_lab.bench.workloads import Workload, make_optimizer
 from sparsync_lab.models import CATALOGUE
 
 MODELS = ("lenet5", "resnet20", "lstm-ptb", "gpt")
@@ -30,7 +30,7 @@ DROP = 10  # the learning rate is divided by this in the middle of the run
 
 @dataclass(frozen=True)
 class FollowBench:
-    """A training to watch.
+    """A training whose gradients are sent by ``ThresholdK``.
 
     Args:
         model: one of ``MODELS``.
@@ -91,7 +91,7 @@ class FollowStep:
 
 @dataclass(frozen=True)
 class FollowSummary:
-    """All steps but the first few.
+    """Statistics of all steps but the first few.
 
     Args:
         steps: how many.
@@ -112,7 +112,7 @@ class FollowSummary:
 
     @property
     def met(self) -> bool:
-        """Whether enough steps kept to k, and enough sent the energy they should."""
+        """Return whether enough steps kept to k, and enough sent the energy they should."""
         return self.within >= SHARE and self.enough >= SHARE
 
 
@@ -127,7 +127,7 @@ def follow(
     """
     spec = CATALOGUE[bench.model]
     rate = spec.rate if bench.rate is None else bench.rate
-    optimizer = optimizer_of(bench.model, workload.model, rate)
+    optimizer = make_optimizer(bench.model, workload.model, rate)
     if bench.feedback:
         TakenMomentum(optimizer)
     parameters = list(workload.model.parameters())
@@ -159,7 +159,7 @@ def follow(
     return steps
 
 
-def summarize(steps: Sequence[FollowStep]) -> FollowSummary:
+def summarize_steps(steps: Sequence[FollowStep]) -> FollowSummary:
     counted = [step for step in steps if step.step > SETTLING]
     ratios, energies = [step.ratio for step in counted], [step.energy for step in counted]
     return FollowSummary(
@@ -191,7 +191,7 @@ class _ThresholdBesideTopK:
         return self.layout.k
 
     def step(self, grad: Tensor, number: int) -> tuple[SparseGrad, int, int, float]:
-        """What is sent, its count, the number of candidates, and the energy sent over exact top-k's."""
+        """Return what is sent, its count, the number of candidates, and the energy sent over exact top-k's."""
         u = self.memory.before + grad
         floor, made_for = (int(self.state["all"][name]) for name in ("floor", "k"))
         if made_for != self.k:  # not known yet: the compressor takes a sample

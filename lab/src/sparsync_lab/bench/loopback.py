@@ -32,7 +32,7 @@ class InterfaceCount(NamedTuple):
 
 
 def isolate() -> bool:
-    """Move this process, for good, to a network namespace of its own; whether that was allowed.
+    """Move this process, for good, to a network namespace of its own and return whether that was allowed.
 
     Nothing but what it starts from now on uses the loopback interface there. Usually allowed to root alone.
     """
@@ -59,7 +59,8 @@ def sent() -> InterfaceCount:
 
 
 def header_bytes(payload: int = 1000, times: int = 50) -> int:
-    """Bytes the interface counts for every packet beside its payload, from transfers whose payload is known.
+    """Return the bytes that the interface counts for every packet beside its payload, measured by transfers whose
+    payload is known.
 
     The smallest of many short ones, since whoever else uses the interface adds to it.
     """

@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 
 def resnet50() -> list[Shape]:
-    """ResNet-50 for ImageNet: 25,557,032 parameters in 161 tensors."""
+    """Return the shapes of ResNet-50 for ImageNet: 25,557,032 parameters in 161 tensors."""
     shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
     inputs = 64
     for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
@@ -25,7 +25,7 @@ def resnet50() -> list[Shape]:
 
 
 def gpt2() -> list[Shape]:
-    """GPT-2 small, the output tied to the embedding: 124,439,808 parameters in 148 tensors."""
+    """Return the shapes of GPT-2 small, the output tied to the embedding: 124,439,808 parameters in 148 tensors."""
     width = 768
     norm: list[Shape] = [(width,), (width,)]
     attention: list[Shape] = [(width, 3 * width), (3 * width,), (width, width), (width,)]
@@ -38,7 +38,7 @@ MODELS = {"ResNet-50": (resnet50, 25_557_032), "GPT-2 small": (gpt2, 124_439_808
 
 
 def shape_spans(model: str) -> list[Span]:
-    """The model's tensors one after another in a flat gradient."""
+    """Return the model's tensors one after another in a flat gradient."""
     make, total = MODELS[model]
     spans, start = [], 0
     for i, shape in enumerate(make()):

@@ -70,7 +70,7 @@ class SelectBench:
 
     @property
     def entries(self) -> list[MethodEntry]:
-        """What is timed beside the floors."""
+        """Return what is timed beside the floors."""
         device = torch.device(self.device)
         if self.model:
             return scoped_methods(shape_spans(self.model), self.density, device)
@@ -78,7 +78,7 @@ class SelectBench:
 
 
 def fits(numel: int) -> bool:
-    """Whether the GPU has memory for a gradient of this size."""
+    """Return whether the GPU has memory for a gradient of this size."""
     return ENTRY_BYTES * numel + FLUSH <= torch.cuda.mem_get_info()[0]
 
 
@@ -110,12 +110,12 @@ class SelectRow:
         return cls(bench, method.name, method.family, method.scope, method.floor)
 
     def ms(self, share: float = 0.5) -> float:
-        """A quantile of the times."""
+        """Return a quantile of the times."""
         return quantile(self.times, share)
 
     @property
     def ratio(self) -> float:
-        """To the floor."""
+        """Return the median time over that of the floor."""
         return self.ms() / quantile(self.floors, 0.5)
 
 
@@ -137,7 +137,7 @@ class Budget:
 
 
 class SelectSession:
-    """Gradients, floors and a clock: where contenders run."""
+    """Gradients, floors and a clock: where methods are timed."""
 
     def __init__(self, bench: SelectBench, budget: Budget) -> None:
         self.bench, self.budget = bench, budget
@@ -154,7 +154,7 @@ class SelectSession:
                 self.step(row, floor)
 
     def gradient(self, method: BenchMethod) -> Tensor:
-        """The next one."""
+        """Return the next gradient, or a copy of it."""
         self.turn += 1
         grad = self.grads[self.turn % GRADIENTS]
         return self.spare.copy_(grad) if method.copied else grad
@@ -196,7 +196,7 @@ class SelectSession:
 
 
 def selection_quality(total: Tensor, sent: Sent, k: int) -> tuple[float, float]:
-    """How many entries of ``total`` were sent, over k, and their energy over that of the k largest."""
+    """Return how many entries of ``total`` were sent, over k, and their energy over that of the k largest."""
     values, count = sent
     best = torch.topk(total.abs_(), k, sorted=False).values.double().square().sum()
     return int(count) / k, float(values.double().square().sum() / best)
@@ -205,7 +205,8 @@ def selection_quality(total: Tensor, sent: Sent, k: int) -> tuple[float, float]:
 def measure(
     bench: SelectBench, budget: Budget, progress: Callable[[int], None] = lambda done: None
 ) -> tuple[list[SelectRow], list[str]]:
-    """The floors and every method, as far as the budget goes; and the names of those it did not reach.
+    """Time the floors and every method, as far as the budget goes; return their rows and the names of those it did not
+    reach.
 
     ``progress`` hears of every method twice: when it has settled and when it has been timed.
     """
@@ -226,7 +227,7 @@ def measure(
 
 
 def _interleaved(session: SelectSession, progress: Callable[[int], None]) -> Iterator[SelectRow]:
-    """Every method in every round."""
+    """Time every method in every round and yield its row."""
     running: list[tuple[SelectRow, BenchMethod]] = []
     for _, make in session.bench.entries:
         if running and session.budget.spent:
@@ -241,7 +242,8 @@ def _interleaved(session: SelectSession, progress: Callable[[int], None]) -> Ite
 
 
 def _alone(session: SelectSession, progress: Callable[[int], None]) -> Iterator[SelectRow]:
-    """One method after another, so that few residuals are there at a time; the floors before and after each."""
+    """Time one method after another, so that few residuals are there at a time, the floors before and after each; yield
+    its row."""
     rounds = session.bench.rounds
     for i, (_, make) in enumerate(session.bench.entries):
         if i and session.budget.spent:

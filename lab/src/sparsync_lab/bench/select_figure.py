@@ -1,4 +1,4 @@
-"""The figure of ``selectbench``: time over size and over density, one line a method."""
+"""The figure of ``sparsync bench select``: time over size and over density, one line a method."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def draw(rows: Sequence[SelectRow], path: Path, caption: str) -> None:
 
 
 def _panel(axis: Any, rows: Sequence[SelectRow], at: Coordinate) -> None:
-    """Medians of every method, and bars from the 20th to the 80th percentile."""
+    """Draw the medians of every method, and bars from the 20th to the 80th percentile."""
     for method in dict.fromkeys(row.method for row in rows):
         line = sorted((row for row in rows if row.method == method), key=at)
         x, y = [at(row) for row in line], [row.ms() for row in line]

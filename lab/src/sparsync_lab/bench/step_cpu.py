@@ -94,7 +94,7 @@ def measure_all(
 
 
 class CpuTimedMethod:
-    """One method with a model of its own."""
+    """A method and its model, timed step by step on the CPU."""
 
     def __init__(self, method: str, scope: str, bench: StepBench) -> None:
         self.method, self.scope = method, scope
@@ -139,7 +139,7 @@ class CpuTimedMethod:
 
 
 def measure(worker: Worker, bench: StepBench) -> list[CpuStepRow]:
-    """All methods in turn, a step each, round after round; who goes first changes with the round."""
+    """Time all methods in turn, a step each, round after round; who goes first changes with the round."""
     torch.manual_seed(worker.rank)
     x, y = torch.randn(bench.batch, bench.width), torch.randn(bench.batch, bench.width)
     timed = [CpuTimedMethod(method, scope, bench) for method, scope in CASES]

@@ -54,7 +54,7 @@ class GpuStepRow:
 
 
 class GpuTimedMethod:
-    """One method with a model of its own."""
+    """A method and its model, timed step by step on a GPU."""
 
     def __init__(self, model: str, method: str, options: dict[str, object]) -> None:
         torch.manual_seed(0)
@@ -96,7 +96,7 @@ class GpuTimedMethod:
 
 @contextmanager
 def single_process_group() -> Iterator[None]:
-    """A group of one process, over NCCL."""
+    """Join a group of one process, over NCCL."""
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
     try:
@@ -107,8 +107,8 @@ def single_process_group() -> Iterator[None]:
 
 
 def measure(model: str, rounds: int, methods: Sequence[str], progress: Callable[[int], None]) -> list[GpuStepRow]:
-    """All ``methods`` (none given: every one of ``CASES``) and plain DDP in turn, a step each, round after round; who
-    goes first changes with the round."""
+    """Time all ``methods`` (none given: every one of ``CASES``) and plain DDP in turn, a step each, round after round;
+    who goes first changes with the round."""
     unknown = set(methods) - {name for name, _ in CASES}
     if unknown:
         known = ", ".join(name for name, _ in CASES)

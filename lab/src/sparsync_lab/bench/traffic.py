@@ -1,4 +1,4 @@
-"""What collectives really put on the network, beside what their ``traffic`` says."""
+"""Compare the bytes that collectives put on the network with those that their ``traffic`` predicts."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class TrafficBench:
         return Layout.cut(spans, numel=self.entries, scope="layer", density=self.density)
 
     def traffic(self, workers: int) -> float:
-        """Bytes that all workers put on the network in all exchanges, as the collective's ``traffic`` has it."""
+        """Return bytes that all workers put on the network in all exchanges, as the collective's ``traffic`` has it."""
         return self.exchanges * workers * self.method.traffic(self.layout, self.wire, workers).mean_bytes
 
     def small(self, workers: int) -> TrafficBench:
-        """The same with messages that are as small as they can be without leaving any worker's part empty."""
+        """Return the same bench with the smallest messages that leave no worker an empty part."""
         return replace(self, entries=SMALL * workers, density=1.0)
 
 
@@ -112,22 +112,22 @@ class TrafficRow:
 
     @property
     def payload(self) -> int:
-        """Bytes on the interface without packet headers and barrier."""
+        """Return bytes on the interface without packet headers and barrier."""
         return self._payload(self.count)
 
     @property
     def framing(self) -> float:
-        """Bytes of payload that are no tensor's and do not depend on size: the backend's marks around messages."""
+        """Return the bytes of payload that are no tensor's and do not depend on size: the backend's framing."""
         return self._payload(self.small) - self.bench.small(self.workers).traffic(self.workers)
 
     @property
     def ratio(self) -> float:
-        """Payload to what ``traffic`` says."""
+        """Return the payload over what ``traffic`` predicts."""
         return self.payload / self.bench.traffic(self.workers)
 
     @property
     def tensor_ratio(self) -> float:
-        """The same without framing."""
+        """Return the same ratio without framing."""
         return (self.payload - self.framing) / self.bench.traffic(self.workers)
 
     @property
@@ -140,7 +140,7 @@ class TrafficRow:
 
 
 def benches_for(entries: int, densities: Sequence[float], exchanges: int) -> list[TrafficBench]:
-    """Every case at every density, the dense one once; and our recipes as they are."""
+    """Return every case at every density, the dense one once; and our recipes as they are."""
     cases = [
         TrafficBench(*case, entries, density, exchanges)
         for case in CASES
@@ -168,13 +168,14 @@ def measure_all(
     return rows
 
 
-def check_workers(workers: int) -> None:
+def check_worker_count(workers: int) -> None:
     if not 2 <= workers <= 64:
         raise ValueError(f"workers must be from 2 to 64, got {workers}")
 
 
 def measure(worker: Worker, bench: TrafficBench) -> tuple[InterfaceCount, InterfaceCount, InterfaceCount, int]:
-    """Counts of the exchanges, of a barrier and of small exchanges; what all channels handed over in the first."""
+    """Count the bytes of the exchanges, of a barrier and of small exchanges; also return what all channels handed over
+    in the first."""
     channel = Channel(dist.group.WORLD, bench.wire)
     exchange, exchange_small = _exchanger(bench, channel), _exchanger(bench.small(worker.count), channel)
     exchange(1)  # connections are made when first used
@@ -193,7 +194,7 @@ def measure(worker: Worker, bench: TrafficBench) -> tuple[InterfaceCount, Interf
 
 
 def _exchanger(bench: TrafficBench, channel: Channel) -> Callable[[int], None]:
-    """Something that exchanges entries of a random gradient as often as told."""
+    """Return a function that exchanges entries of a random gradient so many times."""
     layout, method = bench.layout, bench.method
     grad = torch.randn(bench.entries, generator=torch.Generator().manual_seed(channel.rank))
     residual = torch.zeros_like(grad)
@@ -212,7 +213,7 @@ def _exchanger(bench: TrafficBench, channel: Channel) -> Callable[[int], None]:
 
 
 def _counts_when_idle(rank: int) -> InterfaceCount:
-    """The counters after a barrier, when nobody sends: rank 0 reads them while the others still sleep."""
+    """Return the counters after a barrier, when nobody sends: rank 0 reads them while the others still sleep."""
     dist.barrier()
     time.sleep(SETTLED if rank == 0 else 2 * SETTLED)
     return loopback.sent()

@@ -64,7 +64,7 @@ class WireRow:
 
 
 def measure(bench: WireBench, progress: Callable[[int], None] = lambda done: None) -> list[WireRow]:
-    """All index codecs in turn, round after round, on one thread: what a worker that shares its machine has."""
+    """Time all index codecs in turn, round after round, on one thread: what a worker that shares its machine has."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -113,7 +113,7 @@ def _measure(bench: WireBench, progress: Callable[[int], None]) -> list[WireRow]
 
 
 def fewest_bits(n: int, k: int) -> float:
-    """log2 of the number of ways to choose ``k`` of ``n``."""
+    """Return log2 of the number of ways to choose ``k`` of ``n``."""
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
 
 

@@ -1,4 +1,4 @@
-"""One worker's trainings, step by step: each gives the loss of its next batch."""
+"""Trainings of one worker, step by step: each returns the loss of its next batch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ HALVES = {"cifar10": "cifar10-half"}
 
 
 class Workload(Protocol):
-    """A model and the batches it is taught with."""
+    """A model and the batches it is trained with."""
 
     @property
     def model(self) -> nn.Module: ...
 
     def loss(self) -> Tensor:
-        """Of the next batch."""
+        """Return the loss of the next batch."""
         ...
 
 
 class ImageWorkload:
-    """A classifier on images in random order, photographs augmented.
+    """A classifier on images in random order, augmented where they are bytes.
 
     Args:
         model: on the device to train on.
@@ -81,7 +81,7 @@ class TextWorkload:
 
 
 def make_workload(name: str, folder: Path | None, device: torch.device, seed: int = 0) -> Workload:
-    """The training of a model of the catalogue, with fresh weights.
+    """Return the training of a model of the catalogue, with fresh weights.
 
     Args:
         name: of a model for images or for the Penn Treebank.
@@ -96,8 +96,8 @@ def make_workload(name: str, folder: Path | None, device: torch.device, seed: in
     return ImageWorkload(model, load(HALVES.get(spec.data, spec.data), folder), spec.batch, seed)
 
 
-def optimizer_of(name: str, model: nn.Module, rate: float) -> torch.optim.Optimizer:
-    """SGD with the model's published momentum, or AdamW for the GPT."""
+def make_optimizer(name: str, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """Return SGD with the model's published momentum, or AdamW for the GPT."""
     if name == "gpt":
         return torch.optim.AdamW(model.parameters(), lr=rate)
     return torch.optim.SGD(model.parameters(), lr=rate, momentum=CATALOGUE[name].momentum)

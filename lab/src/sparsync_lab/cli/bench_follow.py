@@ -26,7 +26,7 @@ from sparsync_lab.bench.follow import (
     FollowBench,
     FollowStep,
     follow,
-    summarize,
+    summarize_steps,
 )
 from sparsync_lab.bench.workloads import make_workload
 from sparsync_lab.cli.progress import progress_bar
@@ -98,7 +98,7 @@ def _notes(run: FollowBench) -> list[str]:
 
 
 def _row(run: FollowBench, steps: Sequence[FollowStep]) -> list[str]:
-    found, tenth = summarize(steps), max(1, len(steps) // 10)
+    found, tenth = summarize_steps(steps), max(1, len(steps) // 10)
     first, last = (sum(step.loss for step in part) / tenth for part in (steps[:tenth], steps[-tenth:]))
     return [
         CATALOGUE[run.model].title,

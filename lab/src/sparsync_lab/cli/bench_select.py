@@ -122,7 +122,7 @@ def _known(value: float | None, form: str) -> str:
 
 
 def _over(row: SelectRow, rows: Sequence[SelectRow], form: str) -> str:
-    """How many times longer plain PyTorch's top-k takes."""
+    """Return how many times longer plain PyTorch's top-k takes."""
     return next((format(other.ms() / row.ms(), form) for other in rows if other.method == PLAIN_TOPK), "")
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparsync_lab.bench import loopback
-from sparsync_lab.bench.traffic import TOLERANCE, TrafficRow, benches_for, check_workers, measure_all
+from sparsync_lab.bench.traffic import TOLERANCE, TrafficRow, benches_for, check_worker_count, measure_all
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
@@ -34,7 +34,7 @@ def traffic(
     """Compare what every collective says it sends with what the loopback interface counts."""
     benches = benches_for(entries, density, exchanges)
     for number in workers:
-        check_workers(number)
+        check_worker_count(number)
     loopback.sent()  # refuses where it cannot be counted
     out.parent.mkdir(parents=True, exist_ok=True)
     where = environment()
@@ -80,7 +80,7 @@ def _table(rows: list[TrafficRow]) -> Table:
 
 
 def _name(row: TrafficRow) -> str:
-    """The recipe; or the collective, and what is not the default."""
+    """Return the recipe; or the collective, and what is not the default."""
     if row.bench.recipe:
         return f"recipe {row.bench.recipe}"
     more = [codec for codec in (row.bench.values, row.bench.indices) if codec not in ("fp32", "int")]

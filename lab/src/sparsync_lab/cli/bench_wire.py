@@ -31,7 +31,7 @@ def wire(
     rounds: Annotated[int, typer.Option(help="How often everything is timed.")] = 15,
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/bench-wire-cpu.csv"),
 ) -> None:
-    """Size and time of messages with plain and with Elias-Fano coded indices, beside the time of selection."""
+    """Measure size and time of messages with plain and with Elias-Fano coded indices, beside the time of selection."""
     where = environment()
     benches = [WireBench(n, share, rounds) for n in entries for share in density]
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.data import check_workers, train_size
 from sparsync_lab.environment import environment
 from sparsync_lab.packages import require
-from sparsync_lab.training.compare import MOVE, label, plan, summarize, train_all
+from sparsync_lab.training.compare import MOVE, label, plan_trainings, summarize, train_all
 from sparsync_lab.training.settings import Training
 
 DEFAULT = Training()
@@ -60,16 +60,20 @@ def compare(
     """
     like = Training("dense", data=data, model=model, steps=steps, batch=batch, rate=rate, momentum=momentum)
     run_comparison(
-        "Sparsync: methods compared", plan(method, seeds, like, density, momentum_mode), workers, data_dir, out
+        "Sparsync: methods compared",
+        plan_trainings(method, seeds, like, density, momentum_mode),
+        workers,
+        data_dir,
+        out,
     )
 
 
 def run_comparison(
     title: str, trainings: Sequence[Training], workers: int, data_dir: Path | None, out: Path, *remarks: str
 ) -> None:
-    """Run the trainings, show and write what came of them; ``remarks`` follow what is found."""
+    """Run the trainings, show and write their outcomes; ``remarks`` follow the findings."""
     require("sklearn", "matplotlib", "jinja2")
-    from sparsync_lab.cli import comparison
+    from sparsync_lab.cli import compare_report
 
     first = trainings[0]
     check_workers(workers, train_size(first.data, data_dir), first.batch)
@@ -84,5 +88,5 @@ def run_comparison(
     with progress_bar(console, under_way, first.steps * len(trainings)) as progress:
         outcomes = train_all(trainings, data_dir, workers, progress)
     lines = summarize(outcomes)
-    comparison.show(console, lines, workers, remarks)
-    print(f"report: {comparison.save(out, title, outcomes, lines, workers, where, remarks)}")
+    compare_report.show(console, lines, workers, remarks)
+    print(f"report: {compare_report.save(out, title, outcomes, lines, workers, where, remarks)}")

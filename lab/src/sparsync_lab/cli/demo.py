@@ -1,4 +1,4 @@
-"""``sparsync demo``: a comparison that takes minutes, with methods that tell something."""
+"""``sparsync demo``: a comparison of a few methods that takes minutes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sparsync_lab.cli.compare import run_comparison
-from sparsync_lab.training.compare import plan
+from sparsync_lab.training.compare import plan_trainings
 from sparsync_lab.training.settings import Training
 
 # topk at 0.1 % sends the bytes of the default recipe.
@@ -28,5 +28,5 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for report.html.")] = Path("runs/demo"),
 ) -> None:
     """Train a small network dense and sparse on processes of this machine, and compare."""
-    trainings = plan(METHODS, seeds, Training("dense", steps=steps, rate=RATE))
+    trainings = plan_trainings(METHODS, seeds, Training("dense", steps=steps, rate=RATE))
     run_comparison("Sparsync demo", trainings, workers, None, out, REMARK.format(more=2 * steps))

@@ -32,7 +32,7 @@ def list_items(
     output: Output = OUTPUT,
     seed: Annotated[int, typer.Option(help="As in 'run'.")] = 0,
 ) -> None:
-    """What there is, what it needs, and what has been run."""
+    """List the items, what each needs, and what has been run."""
     from sparsync_lab.papers import ITEMS, RunContext
     from sparsync_lab.papers.report_page import listed
 
@@ -76,7 +76,7 @@ def run(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Stop in time; what is not finished is gone on with at the next call. Nothing is begun in the last "
+            help="Stop in time; what is not finished is resumed by the next call. Nothing is begun in the last "
             "half minute."
         ),
     ] = None,
@@ -92,7 +92,7 @@ def run(
         bool, typer.Option(help="Use finished trainings and go on with others; or begin all of them anew.")
     ] = True,
     scratch: Annotated[
-        Path, typer.Option(help="Folder for checkpoints of unfinished trainings, and claims of who is at them.")
+        Path, typer.Option(help="Folder for checkpoints of unfinished trainings, and locks of those under way.")
     ] = Path("runs/papers"),
     helps: Annotated[
         float | None,
@@ -107,7 +107,7 @@ def run(
     sparsync papers run beyond/accuracy --device cuda --minutes 9 --jobs 6
     sparsync papers run all --quick
 
-    Several of these commands may run side by side: a training is made by the one that claims it first, and each waits
+    Several of these commands may run side by side: a training is made by the one that locks it first, and each waits
     for the others' as long as there is time. What measures time (p1/table2, p2/table2) should run alone.
     """
     from sparsync_lab.papers import RunContext, chosen
@@ -156,7 +156,8 @@ def run(
     unfit: list[str] = []
 
     def train(one: Item) -> bool:
-        """Whether its result can be made: what goes wrong stops no other item, which may need other data."""
+        """Train an item and return whether its result can be made. An error stops no other item, which may need other
+        data."""
         started[one.key] = time.monotonic()
         print(f"{one.key}: {one.title}", flush=True)
         try:
@@ -220,7 +221,7 @@ def report(
     output: Output = OUTPUT,
     page: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html there")] = None,
 ) -> None:
-    """All results on one page that loads nothing from elsewhere."""
+    """Write all results on one page that loads nothing from elsewhere."""
     from sparsync_lab.papers import ITEMS
     from sparsync_lab.papers.report_page import write_report
 
@@ -234,7 +235,7 @@ def report(
 
 
 def unfinished(missing: Sequence[str]) -> str:
-    """What is not done yet, for the end of a line: the first few, and how many more there are."""
+    """Return what is not done yet, for the end of a line: the first few, and how many more there are."""
     if not missing:
         return ""
     more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
@@ -242,7 +243,7 @@ def unfinished(missing: Sequence[str]) -> str:
 
 
 def check_made(items: Sequence[Item], failed: Sequence[str], unfit: Sequence[str]) -> None:
-    """At the end, when all that can be made is."""
+    """Raise if items failed or none matched ``--only``; called when all others are made."""
     if unfit and len(unfit) == sum(one.trains for one in items):
         raise ValueError("no training of any item has a word of --only in its name, see above")
     if failed:
@@ -251,7 +252,7 @@ def check_made(items: Sequence[Item], failed: Sequence[str], unfit: Sequence[str
 
 
 def check_writable(name: str, folder: Path) -> None:
-    """Before anything is trained whose result could not be kept."""
+    """Raise, before anything is trained, if its result could not be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

@@ -1,4 +1,4 @@
-"""A command several times side by side: its other processes, what they say, and their end."""
+"""Run a command several times side by side: start its other processes, repeat what they print, end them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST = 12  # lines of a failed process that are shown again
 
 
 def command_arguments(ctx: typer.Context, without: Collection[str]) -> list[str]:
-    """The arguments that the command was given, defaults included, as another process of it takes them."""
+    """Return the arguments that the command was given, defaults included, as another process of it takes them."""
     named: list[str] = []
     placed: list[str] = []
     for parameter in ctx.command.params:
@@ -38,7 +38,7 @@ def command_arguments(ctx: typer.Context, without: Collection[str]) -> list[str]
 
 
 class ParallelJobs:
-    """Processes beside this one; in a ``with`` block, at whose end none of them is left.
+    """Processes of the same command beside this one; at the end of a ``with`` block none of them is left.
 
     What they print appears here, each line with the process's number: this one is the first.
 
@@ -71,13 +71,13 @@ class ParallelJobs:
         return self
 
     def wait(self) -> None:
-        """Until all have ended by themselves."""
+        """Wait until all have ended by themselves."""
         for process, reader in zip(self._processes, self._readers, strict=True):
             process.wait()
             reader.join()
 
     def check(self) -> None:
-        """Raises ``WorkerFailed`` with the last lines of one that failed."""
+        """Raise ``WorkerFailed`` with the last lines of one that failed."""
         for number, (process, last) in enumerate(zip(self._processes, self._last, strict=True), 2):
             if process.returncode != 0:
                 lines = "".join(f"\n  {line}" for line in last)

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_bar(console: Console, title: str | Callable[[float], str], total: int) -> Iterator[Callable[[int], None]]:
-    """Shows how many of ``total`` are done; call what it gives with the number of new ones.
+    """Show how many of ``total`` are done; yield a function to be called with the number of new ones.
 
     ``title`` may change with the number done.
     """

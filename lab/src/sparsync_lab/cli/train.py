@@ -175,7 +175,7 @@ def train(
     if launched():
         run_launched(_as_launched, given, out, data_dir, resume)
         return
-    checked = plan(given, workers, out, data_dir, resume)
+    checked = check_training(given, workers, out, data_dir, resume)
     preload = [*PRELOAD, __name__] + (["sklearn.datasets"] if checked.training.data == "digits" else [])
     try:
         with LocalWorkers(checked.workers, preload) as local_workers:
@@ -190,7 +190,7 @@ def train(
             show_cursor()
 
 
-def plan(
+def check_training(
     given: dict[str, Any], workers: int | None, out: Path | None, data_dir: Path | None, resume: bool
 ) -> CheckedTraining:
     """Check everything that can be checked before a process is started.
@@ -214,12 +214,12 @@ def plan(
 
 
 def _as_launched(worker: Worker, given: dict[str, Any], out: Path | None, data_dir: Path | None, resume: bool) -> None:
-    """The whole command, as one of the workers that torchrun has started."""
-    _work(worker, plan(given, worker.count, out, data_dir, resume))
+    """Run the whole command as one of the workers that torchrun has started."""
+    _work(worker, check_training(given, worker.count, out, data_dir, resume))
 
 
 def _work(worker: Worker, checked: CheckedTraining) -> None:
-    """The training on one worker; rank 0 shows how it goes."""
+    """Train on one worker; rank 0 shows the progress."""
     training = checked.training
     images = load(training.data, checked.data_folder)
     rank, workers = worker.rank, worker.count

@@ -1,4 +1,4 @@
-"""How a training goes, on stderr: a bar on a terminal, elsewhere a line for every point."""
+"""Show the progress of a training on stderr: a bar on a terminal, elsewhere a line for every point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsync_lab.training.settings import Outcome, Point, Training
 
 
 class TrainingProgress:
-    """Shows the points of a training as they come to rank 0; the other ranks show nothing.
+    """Show the points of a training as they come to rank 0; the other ranks show nothing.
 
     Args:
         dense_bytes: what a worker would send in a step without compression.
@@ -56,7 +56,7 @@ class TrainingProgress:
             print(f"step {point.step}/{self.training.steps}: {text}", file=sys.stderr, flush=True)
 
     def _interrupted(self, *_: Any) -> None:
-        """The bar hides the cursor: show it again, then end as if nobody had caught the signal."""
+        """Show the cursor again, which the bar hides, then end as if nobody had caught the signal."""
         assert self.bar is not None
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.bar.stop()
@@ -70,7 +70,7 @@ def show_cursor() -> None:
 
 
 def summary(outcome: Outcome) -> str:
-    """A training in two lines."""
+    """Return the outcome of a training in two lines."""
     per_step = f"{bytes_text(outcome.bytes)} a step ({ratio_text(outcome.dense_bytes, outcome.bytes)})"
     return (
         f"{outcome.training.method} on {outcome.workers} worker(s): test accuracy {outcome.accuracy:.1%} after "

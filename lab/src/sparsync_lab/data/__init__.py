@@ -1,4 +1,4 @@
-"""What is trained on: images, text, speech."""
+"""The data sets: images, text, speech."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TEST_IMAGES = {
 
 @lru_cache(maxsize=2)  # a worker trains several times on the same images
 def load(name: str, folder: Path | None = None) -> Images:
-    """The images called ``name``, the same and in the same order every time.
+    """Load the images called ``name``, the same and in the same order every time.
 
     Args:
         name: ``"digits"``, ``"mnist"``, ``"cifar10"``, or ``"cifar10-half"``: the first 2,500 training and 300 test
@@ -82,7 +82,7 @@ def load(name: str, folder: Path | None = None) -> Images:
 
 
 def train_size(name: str, folder: Path | None = None) -> int:
-    """How many training images there are; raises what ``load`` would, without the time to load them."""
+    """Return the number of training images; raise what ``load`` would, without the time to load them."""
     if name not in DATA:
         raise ValueError(f"data must be one of {', '.join(DATA)}, got {name!r}")
     if name == "digits":
@@ -97,17 +97,17 @@ def train_size(name: str, folder: Path | None = None) -> int:
 
 
 def available_cifar10(folder: Path | None = None) -> str:
-    """``"cifar10"``, or ``"cifar10-half"`` where only that is there."""
+    """Return ``"cifar10"``, or ``"cifar10-half"`` where only that is there."""
     return "cifar10-half" if cifar10.has_only_half(_cifar_folder(folder)) else "cifar10"
 
 
 def load_ptb(folder: Path | None = None) -> PennTreebank:
-    """The Penn Treebank; its files are in ``folder``, its subfolder ``ptb``, or ``$SPARSYNC_DATA``."""
+    """Load the Penn Treebank; its files are in ``folder``, its subfolder ``ptb``, or ``$SPARSYNC_DATA``."""
     return read_ptb(data_folder(folder, "the Penn Treebank", ptb.SOURCE))
 
 
 def load_an4(folder: Path | None = None) -> Speech:
-    """AN4; its files are in ``folder``, its subfolder ``an4``, or ``$SPARSYNC_DATA``."""
+    """Load AN4; its files are in ``folder``, its subfolder ``an4``, or ``$SPARSYNC_DATA``."""
     return read_an4(data_folder(folder, "AN4", an4.SOURCE))
 
 

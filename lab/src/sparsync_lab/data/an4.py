@@ -1,4 +1,4 @@
-"""AN4, the Census speech of Carnegie Mellon University: audio, and the words that were said."""
+"""AN4, the Census speech of Carnegie Mellon University: audio and transcriptions."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Speech:
     test: Sequence[Utterance]
 
     def shard(self, rank: int, workers: int) -> Sequence[Utterance]:
-        """The training utterances of one worker: every ``workers``-th, all shards of the same size."""
+        """Return the training utterances of one worker: every ``workers``-th, all shards of the same size."""
         return self.train[rank::workers][: len(self.train) // workers]
 
 
 @dataclass(frozen=True)
 class SpeechBatch:
-    """Utterances side by side.
+    """A batch of utterances, padded.
 
     Args:
         spectrograms: ``(n, 161, frames)``, zeros after the end of each.
@@ -73,8 +73,8 @@ class SpeechBatch:
 
 
 def read_an4(folder: Path, checksums: Mapping[str, str] = AN4, samples: str = SAMPLES) -> Speech:
-    """AN4 from ``folder`` or ``folder/an4``: the ``.raw`` files as they are unpacked (or one pack, ``an4-audio.npz``),
-    file ids and transcriptions.
+    """Read AN4 from ``folder`` or ``folder/an4``: the ``.raw`` files as they are unpacked (or one pack,
+    ``an4-audio.npz``), file ids and transcriptions.
 
     Args:
         checksums: SHA-256 of the small files.
@@ -101,7 +101,7 @@ def read_an4(folder: Path, checksums: Mapping[str, str] = AN4, samples: str = SA
 
 
 def spectrogram(samples: Tensor) -> Tensor:
-    """Logarithms of the magnitudes of 161 frequencies, 100 frames a second, ``(161, frames)``, standardised.
+    """Return the logarithms of the magnitudes of 161 frequencies, 100 frames a second, ``(161, frames)``, standardized.
 
     Args:
         samples: int16, 1-D, on any device.
@@ -113,7 +113,7 @@ def spectrogram(samples: Tensor) -> Tensor:
 
 
 def speech_batch(utterances: Sequence[Utterance], device: torch.device | str = "cpu") -> SpeechBatch:
-    """Utterances as a model takes them, and what it should say."""
+    """Return utterances as a model takes them, and the labels it should give."""
     images = [spectrogram(utterance.samples.to(device)) for utterance in utterances]
     labels = [text_to_labels(utterance.text) for utterance in utterances]
     padded = torch.zeros(len(images), BINS, max(image.shape[1] for image in images), device=device)
@@ -136,8 +136,8 @@ def _read_raw(folder: Path, names: Sequence[str]) -> Iterator[Samples]:
 
 
 def _read_pack(path: Path, names: Sequence[str]) -> Iterator[Samples]:
-    """High and low bytes of the samples' differences, each utterance starting from 0, small numbers first
-    (0, -1, 1, -2, ...), packed by xz."""
+    """Yield the samples of each utterance from a pack: high and low bytes of the samples' differences, each utterance
+    starting from 0, small numbers first (0, -1, 1, -2, ...), packed by xz."""
     try:
         with np.load(path, allow_pickle=False) as pack:
             ids, stops = pack["ids"].tolist(), pack["n"].cumsum().tolist()

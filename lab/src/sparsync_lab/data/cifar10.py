@@ -1,7 +1,7 @@
 """CIFAR-10 from one of its original archives, or from three lossless packs in WebP that are half as large.
 
 The packs are numpy archives: of ``train`` and ``test``, labels (``train_y``), places in the original order
-(``train_index``), and pictures of 100 images one under another (``train_webp_000``, ...).
+(``train_index``), and WebP images that hold 100 of them one under another (``train_webp_000``, ...).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ Reader = Callable[[Path], Iterator[Part]]
 def check_cifar10(
     folder: Path, half: bool, packs: Mapping[str, str] = PACKS, archives: Mapping[str, str] = ARCHIVES
 ) -> tuple[list[Path], Reader]:
-    """The files to read, verified, and what reads each; ``folder/cifar10`` and ``folder`` are looked into."""
+    """Return the files to read, verified, and the function that reads each; looks into ``folder/cifar10`` and
+    ``folder``."""
     wanted = {HALF_PACK: packs[HALF_PACK]} if half else packs
     if all(find_file(folder, "cifar10", name) for name in wanted):
         require("PIL")
@@ -69,7 +70,7 @@ def check_cifar10(
 
 
 def has_only_half(folder: Path) -> bool:
-    """Whether the pack with half of CIFAR-10 is there, and nothing that holds all of it. Reads no file."""
+    """Return whether the pack with half of CIFAR-10 is there, and nothing that holds all of it. Reads no file."""
     there = {name for name in (*PACKS, *ARCHIVES) if find_file(folder, "cifar10", name)}
     return HALF_PACK in there and not there >= PACKS.keys() and not there & ARCHIVES.keys()
 
@@ -77,7 +78,7 @@ def has_only_half(folder: Path) -> bool:
 def read_cifar10(
     folder: Path, half: bool = False, packs: Mapping[str, str] = PACKS, archives: Mapping[str, str] = ARCHIVES
 ) -> Images:
-    """CIFAR-10 as bytes, in its original order.
+    """Read CIFAR-10 as bytes, in its original order.
 
     Args:
         folder: where its files lie, in it or in its subfolder ``cifar10``; a file whose checksum differs is refused.
@@ -93,7 +94,7 @@ def read_cifar10(
 
 
 def _in_order(parts: list[Part], split: str) -> tuple[Tensor, Tensor]:
-    """A split's images and labels in their original order; a part is let go once it has been copied."""
+    """Return a split's images and labels in their original order; a part is freed once it has been copied."""
     own = [part for part in parts if part[0] == split]
     parts[:] = [part for part in parts if part[0] != split]
     index = np.concatenate([candidate_paths for _, _, _, candidate_paths in own]).astype(np.int64)
@@ -112,7 +113,7 @@ def _in_order(parts: list[Part], split: str) -> tuple[Tensor, Tensor]:
 
 
 def _first_of_class(x: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The first ``most`` images of every class."""
+    """Return the first ``most`` images of every class."""
     hot = torch.nn.functional.one_hot(y, CLASSES)
     number = hot.cumsum(0).gather(1, y.unsqueeze(1)).squeeze(1)  # of each image within its class, from 1
     keep = number <= most
@@ -137,7 +138,7 @@ def _read_pack(path: Path) -> Iterator[Part]:
 
 
 def _read_binary(path: Path) -> Iterator[Part]:
-    """Each image a label and 3,072 bytes, channel by channel."""
+    """Yield the batches of the binary archive: each image a label and 3,072 bytes, channel by channel."""
     for split, start, content in _members(path, ".bin"):
         rows = np.frombuffer(content, np.uint8).reshape(-1, 1 + 3 * SIDE * SIDE)
         yield split, rows[:, 1:], rows[:, 0], start + np.arange(len(rows))
@@ -151,7 +152,7 @@ def _read_pickled(path: Path) -> Iterator[Part]:
 
 
 def _members(path: Path, suffix: str) -> Iterator[tuple[str, int, bytes]]:
-    """Of the batches in an archive: train or test, the place of their first image, and their content."""
+    """Yield, of the batches in an archive: train or test, the place of their first image, and their content."""
     order = {f"{name}{suffix}": ("train", 10_000 * i) for i, name in enumerate(BATCHES)}
     order[f"test_batch{suffix}"] = ("test", 0)
     with tarfile.open(path) as archive:
@@ -164,7 +165,7 @@ def _members(path: Path, suffix: str) -> Iterator[tuple[str, int, bytes]]:
 
 
 class _SafeUnpickler(pickle.Unpickler):
-    """Unpickles arrays and nothing that could act."""
+    """Unpickle arrays and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy.core", "numpy._core")

@@ -1,4 +1,4 @@
-"""Texts as labels of characters for CTC, back again, and how many words are wrong."""
+"""Labels of characters for CTC, texts decoded from them, and the word error rate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHARACTERS = "_'ABCDEFGHIJKLMNOPQRSTUVWXYZ "  # 29; the first is the blank
 
 
 def text_to_labels(text: str) -> Tensor:
-    """The numbers of a text's characters."""
+    """Return the numbers of a text's characters."""
     odd = set(text) - set(CHARACTERS[1:])
     if odd:
         raise ValueError(f"text must be capitals, spaces and apostrophes, got {''.join(sorted(odd))!r} in {text!r}")
@@ -20,7 +20,8 @@ def text_to_labels(text: str) -> Tensor:
 
 
 def greedy_decode(scores: Tensor, lengths: Tensor) -> list[str]:
-    """The text of each row of ``(n, frames, 29)``: the best label of every frame, repeats and then blanks left out."""
+    """Return the text of each row of ``(n, frames, 29)``: the best label of every frame, repeats and then blanks left
+    out."""
     texts = []
     for best, length in zip(scores.argmax(2).cpu(), lengths.tolist(), strict=True):
         labels = torch.unique_consecutive(best[:length])
@@ -28,10 +29,11 @@ def greedy_decode(scores: Tensor, lengths: Tensor) -> list[str]:
     return texts
 
 
-def word_error_rate(heard: Sequence[str], spoken: Sequence[str]) -> float:
-    """Words to replace, insert and delete to make ``heard`` into ``spoken``, over the words of ``spoken``."""
+def word_error_rate(decoded: Sequence[str], spoken: Sequence[str]) -> float:
+    """Return the number of words to replace, insert and delete to turn ``decoded`` into ``spoken``, over the words of
+    ``spoken``."""
     import jiwer
 
     if not any(text.split() for text in spoken):
         raise ValueError("said must hold a word, got none")
-    return float(jiwer.wer(list(spoken), list(heard)))
+    return float(jiwer.wer(list(spoken), list(decoded)))

@@ -1,4 +1,4 @@
-"""Where data sets lie, and whether their files are the originals."""
+"""Find the files of data sets and verify their checksums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER_VARIABLE = "SPARSYNC_DATA"
 
 
 def data_folder(folder: Path | None, title: str, source: str) -> Path:
-    """The folder to look in: ``folder``, or ``$SPARSYNC_DATA``.
+    """Return the folder to look in: ``folder``, or ``$SPARSYNC_DATA``.
 
     Args:
         title: of the data set.
@@ -28,17 +28,17 @@ def data_folder(folder: Path | None, title: str, source: str) -> Path:
 
 
 def candidate_paths(folder: Path, within: str, name: str) -> list[Path]:
-    """Where a file may lie: in the set's own subfolder, or in the folder itself."""
+    """Return where a file may lie: in the set's own subfolder, or in the folder itself."""
     return [folder / within / name, folder / name]
 
 
 def find_file(folder: Path, within: str, name: str) -> Path | None:
-    """The file, if it is there."""
+    """Return the path of the file, if it exists."""
     return next((place for place in candidate_paths(folder, within, name) if place.is_file()), None)
 
 
 def verified_files(folder: Path, within: str, checksums: Mapping[str, str], source: str) -> list[Path]:
-    """The files, all there and with the sums they should have.
+    """Return the paths of the files; raise if one is missing or its checksum differs.
 
     Args:
         within: the set's subfolder of ``folder``; files may lie in ``folder`` itself, too.

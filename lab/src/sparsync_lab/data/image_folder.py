@@ -1,4 +1,4 @@
-"""Photographs in folders, one for each class, as ImageNet is unpacked: read when they are asked for."""
+"""Images in folders, one for each class, as ImageNet is unpacked: read when they are asked for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRIES = 10
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The pictures of one split.
+    """The images of one split.
 
     Args:
         paths: sorted by class, then by name: the same on every machine.
@@ -40,19 +40,19 @@ class ImageFolder:
     side: int = 224
 
     def shard(self, rank: int, workers: int) -> Tensor:
-        """The numbers of one worker's pictures: every ``workers``-th, all shards of the same size."""
+        """Return the numbers of one worker's images: every ``workers``-th, all shards of the same size."""
         return torch.arange(rank, len(self.paths), workers)[: len(self.paths) // workers]
 
     def batch(self, picked: Sequence[int] | Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Pictures ``(n, 3, side, side)`` as bytes, and their labels.
+        """Read images ``(n, 3, side, side)`` as bytes, and their labels.
 
         Args:
             picked: their numbers.
             generator: for training: pieces of random place, size and shape, half of them mirrored. Without, the middle
-                of the picture, whose shorter side is 8/7 of the piece's.
+                of the image, whose shorter side is 8/7 of the piece's.
         """
         numbers = [int(i) for i in picked]
-        # Every picture's own draws, so that it does not matter which one is read first.
+        # Every image's own draws, so that it does not matter which one is read first.
         seeds = [None] * len(numbers) if generator is None else _seeds(len(numbers), generator)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             cut = list(pool.map(self._crop, [self.paths[i] for i in numbers], seeds))
@@ -66,7 +66,7 @@ class ImageFolder:
             with Image.open(path) as image:
                 whole = image.convert("RGB")
         except OSError as error:
-            raise ValueError(f"{path} cannot be read as a picture: {error}") from None
+            raise ValueError(f"{path} cannot be read as an image: {error}") from None
         width, height = whole.size
         box = _center_box(width, height, 7 / 8) if generator is None else _random_box(width, height, generator)
         cut = whole.resize((self.side, self.side), Image.Resampling.BILINEAR, box=box)
@@ -76,9 +76,9 @@ class ImageFolder:
 
 
 def read_image_folder(folder: Path, split: str = "train", side: int = 224) -> ImageFolder:
-    """The pictures in ``folder/split`` or ``folder/imagenet/split``; only their names are read yet.
+    """List the images in ``folder/split`` or ``folder/imagenet/split``; only their names are read yet.
 
-    Such folders have no published checksums; a picture that cannot be read is refused when its turn comes.
+    Such folders have no published checksums; an image that cannot be read is refused when its turn comes.
     """
     require("PIL")
     candidate_paths = [folder / "imagenet" / split, folder / split]
@@ -91,13 +91,13 @@ def read_image_folder(folder: Path, split: str = "train", side: int = 224) -> Im
     found = [sorted(p for p in (root / name).iterdir() if p.suffix.lower() in SUFFIXES) for name in classes]
     empty = [name for name, paths in zip(classes, found, strict=True) if not paths]
     if empty or not classes:
-        raise ValueError(f"{root} has no pictures in {', '.join(empty[:5]) or 'any subfolder'}; {SOURCE}")
+        raise ValueError(f"{root} has no images in {', '.join(empty[:5]) or 'any subfolder'}; {SOURCE}")
     labels = torch.tensor([label for label, paths in enumerate(found) for _ in paths])
     return ImageFolder(tuple(path for paths in found for path in paths), labels, classes, side)
 
 
 def standardize(pixels: Tensor) -> Tensor:
-    """Bytes ``(n, 3, side, side)`` as models of ImageNet take them."""
+    """Return bytes ``(n, 3, side, side)`` as models of ImageNet take them."""
     mean, std = (255 * torch.tensor(row, device=pixels.device).view(3, 1, 1) for row in (MEAN, STD))
     return (pixels.float() - mean) / std
 

@@ -1,4 +1,4 @@
-"""Images to train on, and what is done to them on their way into a model."""
+"""Images to train on, sharding and augmentation."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Images:
         return self.train_x.shape[1]
 
     def shard(self, rank: int, workers: int) -> tuple[Tensor, Tensor]:
-        """The training images of one worker: every ``workers``-th, all shards of the same size."""
+        """Return the training images of one worker: every ``workers``-th, all shards of the same size."""
         size = len(self.train_x) // workers
         return self.train_x[rank::workers][:size], self.train_y[rank::workers][:size]
 
     def inputs(self, x: Tensor, generator: torch.Generator | Sequence[torch.Generator] | None = None) -> Tensor:
-        """Some of the images as a model takes them, on the device they are on.
+        """Return some of the images as a model takes them, on the device they are on.
 
         Args:
-            generator: for training: photographs (bytes) are cut and flipped at random first. Digits never are. Of
+            generator: for training: images that are bytes are cut and flipped at random first. Digits never are. Of
                 several, each draws for its share of the images, one after another.
         """
         if self.mean is None or self.std is None:
@@ -57,8 +57,8 @@ class Images:
 
 
 def augment(x: Tensor, generator: torch.Generator | Sequence[torch.Generator], padding: int = PADDING) -> Tensor:
-    """Each image of ``(n, channels, height, width)`` shifted by up to ``padding`` pixels either way, black coming in at
-    the edges, and half of them mirrored.
+    """Shift each image of ``(n, channels, height, width)`` by up to ``padding`` pixels either way, black coming in at
+    the edges, and mirror half of them.
 
     Args:
         generator: where the choices are drawn; one of the CPU chooses the same for images on any device. Of several,
@@ -78,18 +78,18 @@ def augment(x: Tensor, generator: torch.Generator | Sequence[torch.Generator], p
 
 
 def _draw(n: int, padding: int, rng: torch.Generator) -> Tensor:
-    """How far down and across ``n`` images are cut, and whether they are mirrored: ``(3, n, 1)``."""
+    """Draw how far down and across ``n`` images are cut, and whether they are mirrored: ``(3, n, 1)``."""
     limits = (2 * padding + 1, 2 * padding + 1, 2)
     return torch.stack([torch.randint(below, (n, 1), generator=rng, device=rng.device) for below in limits])
 
 
 def step_generator(seed: int, rank: int, step: int) -> torch.Generator:
-    """A generator for one worker's step: a training that is resumed there draws the same again."""
+    """Return a generator for one worker's step: a training that is resumed there draws the same again."""
     return torch.Generator().manual_seed(((seed * 1_000_003 + rank) * 1_000_003 + step) % 2**63)
 
 
 def check_workers(workers: int, images: int, batch: int) -> None:
-    """Every worker must have a batch of its own among the training images."""
+    """Raise unless every worker has a batch of its own among the training images."""
     most = images // batch
     if most < 1:
         raise ValueError(f"batch must be at most {images}, the number of training images, got {batch}")

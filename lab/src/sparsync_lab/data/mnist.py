@@ -29,17 +29,17 @@ MNIST_SOURCE = "MNIST's four original files are at https://ossci-datasets.s3.ama
 
 
 def check_digits() -> None:
-    """Raise why the digits cannot be loaded, if so: they come with scikit-learn."""
+    """Raise if scikit-learn, which the digits come with, is missing."""
     require("sklearn")
 
 
 def check_mnist(folder: Path, checksums: Mapping[str, str] = MNIST) -> list[Path]:
-    """MNIST's files in ``folder`` or ``folder/mnist``; one whose MD5 sum differs is refused."""
+    """Return the paths of MNIST's files in ``folder`` or ``folder/mnist``; one whose MD5 sum differs is refused."""
     return verified_files(folder, "mnist", checksums, MNIST_SOURCE)
 
 
 def read_mnist(folder: Path, checksums: Mapping[str, str] = MNIST) -> Images:
-    """MNIST from the files in ``folder`` or ``folder/mnist``; a file whose MD5 sum differs is refused."""
+    """Read MNIST from the files in ``folder`` or ``folder/mnist``; a file whose MD5 sum differs is refused."""
     train_x, train_y, test_x, test_y = (_read_idx(path) for path in check_mnist(folder, checksums))
     for kind, x, y in (("train", train_x, train_y), ("t10k", test_x, test_y)):
         if x.dim() != 3 or y.shape != x.shape[:1]:
@@ -55,7 +55,7 @@ def read_mnist(folder: Path, checksums: Mapping[str, str] = MNIST) -> Images:
 
 
 def read_digits() -> Images:
-    """450 images for the test, 1,347 for training."""
+    """Read scikit-learn's digits: 450 images for the test, 1,347 for training."""
     from sklearn import datasets
 
     images, labels = datasets.load_digits(return_X_y=True)
@@ -70,7 +70,8 @@ def read_digits() -> Images:
 
 
 def _read_idx(path: Path) -> Tensor:
-    """An idx file of bytes: two zeros, the type 8, the number of dimensions, their sizes (big-endian), the entries."""
+    """Read an idx file of bytes: two zeros, the type 8, the number of dimensions, their sizes (big-endian), the
+    entries."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

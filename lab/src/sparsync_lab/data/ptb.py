@@ -37,13 +37,13 @@ class PennTreebank:
     words: tuple[str, ...]
 
     def shard(self, rank: int, workers: int, batch: int) -> Tensor:
-        """The training streams of one worker, ``(batch, length)``: of all ``workers * batch``, its own."""
+        """Return the training streams of one worker, ``(batch, length)``: of all ``workers * batch``, its own."""
         everyone = streams(self.train, workers * batch)
         return everyone[rank * batch : (rank + 1) * batch]
 
 
 def read_ptb(folder: Path, checksums: Mapping[str, str] = PTB) -> PennTreebank:
-    """The Penn Treebank from the files in ``folder`` or ``folder/ptb``; one whose SHA-256 sum differs is refused."""
+    """Read the Penn Treebank from the files in ``folder`` or ``folder/ptb``; refuse one whose SHA-256 sum differs."""
     texts = [
         path.read_text(encoding="utf-8").replace("\n", f" {END} ").split()
         for path in verified_files(folder, "ptb", checksums, SOURCE)
@@ -57,7 +57,7 @@ def read_ptb(folder: Path, checksums: Mapping[str, str] = PTB) -> PennTreebank:
 
 
 def streams(text: Tensor, count: int) -> Tensor:
-    """A text cut into ``count`` pieces of the same length, ``(count, length)``; a rest at its end is left out."""
+    """Cut a text into ``count`` pieces of the same length, ``(count, length)``; a rest at its end is left out."""
     if not 1 <= count <= text.numel() // 2:
         raise ValueError(f"count must be from 1 to {text.numel() // 2}, so that each has two words, got {count}")
     length = text.numel() // count
@@ -65,7 +65,7 @@ def streams(text: Tensor, count: int) -> Tensor:
 
 
 def windows(streams: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Neighbouring pieces of all streams, from their start to their end: words, and the words that follow them.
+    """Yield neighbouring pieces of all streams, from their start to their end: words, and the words that follow them.
 
     Each is ``(streams, length)``, the last perhaps shorter; the next piece begins where one ends, so a state goes on.
     """

@@ -34,7 +34,7 @@ LENET_SIDE = 28
 
 
 def make_image_model(name: str, images: Images) -> nn.Sequential:
-    """A model for ``images``, with fresh weights from torch's random state.
+    """Build a model for ``images``, with fresh weights from torch's random state.
 
     Args:
         name: ``"mlp"``: three fully connected layers (64-256-256-10 on digits; 784-200-200-10 on MNIST, 199,210
@@ -56,7 +56,7 @@ def make_image_model(name: str, images: Images) -> nn.Sequential:
 
 
 def check_model(name: str, channels: int, side: int, classes: int = 10) -> None:
-    """Whether the model called ``name`` can be made for such images."""
+    """Raise if the model called ``name`` cannot be built for such images."""
     if name not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
     if name in SHAPES and ((channels, side) != SHAPES[name] or classes != 10):
@@ -68,5 +68,5 @@ def check_model(name: str, channels: int, side: int, classes: int = 10) -> None:
 
 
 def parameter_count(name: str, images: Images) -> int:
-    """The number of a model's parameters."""
+    """Return the number of a model's parameters."""
     return count_parameters(lambda: make_image_model(name, images))

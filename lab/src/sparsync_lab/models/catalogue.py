@@ -57,7 +57,7 @@ CATALOGUE = {
 
 
 def build(name: str) -> nn.Module:
-    """A model of the papers with fresh weights from torch's random state.
+    """Build a model of the papers with fresh weights from torch's random state.
 
     Args:
         name: a key of ``CATALOGUE`` or of ``IMAGENET``.
@@ -70,6 +70,6 @@ def build(name: str) -> nn.Module:
 
 
 def count_parameters(make: Callable[[], nn.Module]) -> int:
-    """How many parameters the model that ``make`` makes has; nothing is drawn, nothing allocated."""
+    """Return the number of parameters of the model that ``make`` makes; nothing is drawn, nothing allocated."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in make().parameters())

@@ -44,7 +44,7 @@ class ResidualBlock(nn.Module):
 
 
 def resnet20(classes: int = 10) -> nn.Sequential:
-    """ResNet-20 for CIFAR-10 with shortcuts that have no parameters, 269,722 parameters; ReLU.
+    """Build ResNet-20 for CIFAR-10 with shortcuts that have no parameters, 269,722 parameters; ReLU.
 
     The paper names Xavier and Kaiming and not which is where: here convolutions are Kaiming, the classifier Xavier.
     """
@@ -52,7 +52,7 @@ def resnet20(classes: int = 10) -> nn.Sequential:
 
 
 def resnet18(classes: int = 10) -> nn.Sequential:
-    """ResNet-18 for CIFAR-10 with a 3 x 3 convolution first, 11,173,962 parameters; initialised as ``resnet20``."""
+    """Build ResNet-18 for CIFAR-10 with a 3 x 3 convolution first, 11,173,962 parameters; drawn as ``resnet20``."""
     return _resnet((64, 128, 256, 512), blocks=2, projection=True, classes=classes)
 
 
@@ -71,7 +71,7 @@ def _resnet(widths: tuple[int, ...], blocks: int, projection: bool, classes: int
 
 
 def vgg16(classes: int = 10) -> nn.Sequential:
-    """VGG-16 for CIFAR-10 with batch norm and one linear layer, 14,728,266 parameters; Kaiming, ReLU."""
+    """Build VGG-16 for CIFAR-10 with batch norm and one linear layer, 14,728,266 parameters; Kaiming, ReLU."""
     layers: list[nn.Module] = []
     inputs = 3
     for width, convolutions in VGG16:

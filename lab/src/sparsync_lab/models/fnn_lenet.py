@@ -9,7 +9,7 @@ from torch import nn
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
-    """Fully connected layers with ReLU between them, weights as torch draws them."""
+    """Build fully connected layers with ReLU between them, weights as torch draws them."""
     layers: list[nn.Module] = []
     for wide, narrow in pairwise(sizes):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
@@ -17,12 +17,12 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
 
 
 def fnn3(classes: int = 10) -> nn.Sequential:
-    """FNN-3 for MNIST: 784-200-200-10, 199,210 parameters; Xavier, ReLU."""
+    """Build FNN-3 for MNIST: 784-200-200-10, 199,210 parameters; Xavier, ReLU."""
     return nn.Sequential(nn.Flatten(), *mlp((784, 200, 200, classes))).apply(xavier)
 
 
 def lenet5(channels: int = 1, classes: int = 10) -> nn.Sequential:
-    """LeNet-5 for images of 28 x 28, 61,706 parameters on MNIST; Xavier, ReLU."""
+    """Build LeNet-5 for images of 28 x 28, 61,706 parameters on MNIST; Xavier, ReLU."""
     return nn.Sequential(
         nn.Conv2d(channels, 6, 5, padding=2),  # padded: 28 x 28 stays 28 x 28, and 16 x 5 x 5 = 400 features remain
         nn.ReLU(),
@@ -36,7 +36,8 @@ def lenet5(channels: int = 1, classes: int = 10) -> nn.Sequential:
 
 
 def xavier(layer: nn.Module) -> None:
-    """Weights of a convolution or linear layer uniform in ±√(6 / (fan in + fan out)), its bias 0; to ``apply``."""
+    """Draw the weights of a convolution or linear layer uniformly in ±√(6 / (fan in + fan out)), its bias 0; to
+    ``apply``."""
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear):
         nn.init.xavier_uniform_(layer.weight)
         if layer.bias is not None:
@@ -44,7 +45,8 @@ def xavier(layer: nn.Module) -> None:
 
 
 def kaiming(layer: nn.Module) -> None:
-    """Weights of a convolution or linear layer normal with variance 2 / fan in, its bias 0; to ``apply``."""
+    """Draw the weights of a convolution or linear layer from a normal distribution of variance 2 / fan in, its bias 0;
+    to ``apply``."""
     if isinstance(layer, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         if layer.bias is not None:

@@ -16,7 +16,7 @@ IMAGENET = {
 
 
 def imagenet(name: str) -> nn.Module:
-    """A model for ImageNet's 1,000 classes with fresh weights, initialised as its package does.
+    """Build a model for ImageNet's 1,000 classes with fresh weights, initialised as its package does.
 
     Args:
         name: ``"alexnet"``, ``"vgg16-imagenet"``, ``"resnet50"`` (of torchvision) or ``"inception4"`` (of timm).

@@ -35,7 +35,7 @@ class MaskedBatchNorm(_NormBase):
 
 
 def masked_statistics(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every worker's channels, ``(workers, channels)``: mean, variance and variance as it is estimated, unbiased.
+    """Return mean, variance and unbiased variance of every worker's channels, ``(workers, channels)``.
 
     Args:
         x: ``(batch, workers, channels, ..., frames)``.
@@ -57,16 +57,16 @@ def update_running_statistics(running: Sequence[Tensor], now: Sequence[Tensor], 
 
 
 def masked_norm(x: Tensor, real: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``(x - mean) / √variance * weight + bias`` where frames are real, else 0; of every worker's channels."""
+    """Return ``(x - mean) / √variance * weight + bias`` where frames are real, else 0; of every worker's channels."""
     scale = _expand_channels(variance.rsqrt() * weight, x)
     return ((x - _expand_channels(mean, x)) * scale + _expand_channels(bias, x)) * _expand_mask(real, x)
 
 
 def _expand_mask(real: Tensor, x: Tensor) -> Tensor:
-    """``(batch, workers, frames)`` with the dimensions of ``x``."""
+    """Return ``(batch, workers, frames)`` with the dimensions of ``x``."""
     return real.reshape(*real.shape[:2], *[1] * (x.dim() - 3), real.shape[2])
 
 
 def _expand_channels(own: Tensor, x: Tensor) -> Tensor:
-    """``(workers, channels)`` with the dimensions of ``x``."""
+    """Return ``(workers, channels)`` with the dimensions of ``x``."""
     return own.reshape(*own.shape, *[1] * (x.dim() - 3))

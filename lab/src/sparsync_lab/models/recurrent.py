@@ -1,4 +1,4 @@
-"""LSTM-PTB, a language model, and LSTM-AN4, which writes down speech."""
+"""LSTM-PTB, a language model, and LSTM-AN4, which transcribes speech."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LSTMAN4(nn.Module):
 
 
 def _xavier_lstm(lstm: nn.Module) -> None:
-    """Xavier for each gate's matrix, biases 0."""
+    """Draw each gate's matrix by Xavier, biases 0."""
     for name, parameter in lstm.named_parameters():
         if name.startswith("bias"):
             nn.init.zeros_(parameter)

@@ -1,8 +1,9 @@
-"""Every figure and table of the papers, by one command: ``sparsync papers``. Needs the extra ``lab``.
+"""Every figure and table of the papers, by one command: ``sparsync papers``.
 
 ``p1.py``, ``p2.py``, ``p3.py`` and ``beyond.py`` each hold a paper's items; ``item.py`` says what an item is,
-``records.py`` what a training is and what came of it, ``trainings.py`` how it is made, in pieces, ``sharing.py`` how
-several processes share them.
+``run.py`` what a training is and holds its history, ``trainings.py`` makes it, in pieces, ``run_queue.py`` shares them
+between processes. ``sweep.py`` lists what is compared at equal bytes, ``lr_search.py`` searches its learning rates, and
+``tables.py`` shows the results.
 """
 
 from sparsync_lab.papers import beyond, p1, p2, p3
@@ -14,7 +15,7 @@ ITEMS: dict[str, Item] = {item.key: item for item in (*p1.ITEMS, *p2.ITEMS, *p3.
 
 
 def chosen(key: str) -> list[Item]:
-    """The items that a key names: one, all of a paper (``"p1"``), or ``"all"``."""
+    """Return the items that a key names: one, all of a paper (``"p1"``), or ``"all"``."""
     found = [item for item in ITEMS.values() if key in ("all", item.key, item.key.split("/")[0])]
     if not found:
         raise ValueError(f"item must be 'all', a paper or one of {', '.join(ITEMS)}, got {key!r}")

@@ -1,4 +1,4 @@
-"""What the papers do not have: tuned dense training against sparse methods that send the same bytes in all."""
+"""Beyond the papers: tuned dense training against sparse methods that send the same bytes in all."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ NOTES = (
 
 
 class Sweep:
-    """The item's trainings: what is there, and what is made now."""
+    """The item's trainings: those that are stored, and those that are made now."""
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
@@ -78,12 +78,12 @@ class Sweep:
         return self.done.get(run.made(self.context).name)
 
     def train_missing(self) -> None:
-        """Stage by stage, as far as time and ``--only`` allow; what is stored is read."""
+        """Train stage by stage, as far as time and ``--only`` allow; read what is stored."""
         check_only(self.context, (run.made(self.context) for run in self.search.possible()))
         process_queue(self.context, self.ready, self.done)
 
     def ready(self) -> Iterator[Run]:
-        """What can be trained by now, done or not: a stage is asked when those before it have been gone through.
+        """Yield what can be trained by now, done or not: a stage is asked when those before it have been gone through.
         Then what was trained with other rates of the search, when they were the best, and is stored."""
         for stage in self.search.stages:
             yield from [run.made(self.context) for run in self.search.runs(stage)[0]]
@@ -94,19 +94,19 @@ class Sweep:
                     yield made
 
     def histories(self) -> list[History]:
-        """What is there, in the order of the stages: whoever trained it, and when."""
+        """Return all finished trainings in the order of the stages."""
         names = dict.fromkeys(run.name for run in self.ready())
         return [self.done[name] for name in names if name in self.done]
 
     def left(self, stage: Stage) -> tuple[int, list[Run]]:
-        """How many of a stage's trainings are done, and those that are not."""
+        """Return how many of a stage's trainings are done, and those that are not."""
         ready, waiting = self.search.runs(stage)
         missing = [run for run in ready if self.get(run) is None]
         return len(ready) - len(missing), missing + waiting
 
 
 def accuracy(context: RunContext) -> Result:
-    """Test scores at equal bytes, from all that is trained so far."""
+    """Compare test scores at equal bytes, from all that is trained so far."""
     sweep = Sweep(context)
     sweep.train_missing()
     search = sweep.search
@@ -117,7 +117,7 @@ def accuracy(context: RunContext) -> Result:
             what = name_of(search, stage).partition(": ")[0]  # which methods, the table of the order says
             missing.append(f"{number}. {what} ({len(left)} of {done + len(left)})")
     result = base_result(context, sweep.histories(), missing)
-    shown = [tables.summary(search), *tables.all_tables(search), order_of(sweep)]
+    shown = [tables.summary_table(search), *tables.all_tables(search), order_of(sweep)]
     figures = tables.figures(search)
     rows = tables.columns(search)
     return replace(result, tables=shown, figures=figures, rows=rows, notes=[*NOTES, *result.notes])
@@ -131,7 +131,7 @@ def name_of(search: LearningRateSearch, stage: Stage) -> str:
 
 
 def order_of(sweep: Sweep) -> Table:
-    """The stages in the order in which they are trained."""
+    """Return the stages in the order in which they are trained, as a table."""
     rows, total = [], 0.0
     for number, stage in enumerate(sweep.search.stages, 1):
         done, left = sweep.left(stage)
@@ -148,7 +148,7 @@ def order_of(sweep: Sweep) -> Table:
 
 
 def order(context: RunContext) -> Table:
-    """What has been trained and what comes next; trains nothing."""
+    """Return what has been trained and what comes next; train nothing."""
     sweep = Sweep(replace(context.read_only(), resume=True))
     sweep.train_missing()
     return order_of(sweep)

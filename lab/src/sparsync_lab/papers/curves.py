@@ -30,18 +30,19 @@ VIRTUAL = (
 
 
 def train_runs(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, History], Result]:
-    """The runs' histories by label, and a result that holds what all such items have in common."""
+    """Train what is missing; return the runs' histories by label, and a result that holds what all such items have in
+    common."""
     done, missing = train_missing(context, runs)
     return done, base_result(context, list(done.values()), missing)
 
 
 def findings(context: RunContext, missing: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
-    """What is said of the full trainings, if it is these that are there."""
+    """Return the notes on the full trainings, if it is these that are there."""
     return [] if context.quick or context.seed or context.epochs is not None or missing else notes
 
 
 def base_result(context: RunContext, histories: Sequence[History], missing: Sequence[str]) -> Result:
-    """A result that holds what all items that train have in common.
+    """Return a result that holds what all items that train have in common.
 
     Args:
         missing: what is not done yet, in words.
@@ -72,7 +73,7 @@ def base_result(context: RunContext, histories: Sequence[History], missing: Sequ
 def by_epoch(
     title: str, histories: Mapping[str, History], caption: str, looks: Mapping[str, int] | None = None
 ) -> Figure:
-    """Scores over epochs; accuracies in %.
+    """Draw scores over epochs; accuracies in %.
 
     Args:
         looks: as in ``Curve``, by label.
@@ -88,7 +89,7 @@ def by_epoch(
 
 
 def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> Figure:
-    """Training losses, each point the mean of a fortieth of the training."""
+    """Draw training losses, each point the mean of a fortieth of the training."""
     curves = []
     for label, history in histories.items():
         width = max(1, len(history.losses) // 40)
@@ -99,7 +100,8 @@ def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> 
 
 
 def scores(caption: str, histories: Mapping[str, History]) -> Table:
-    """Best and last score, bytes and density of every training; of several seeds the mean and deviation."""
+    """Return a table of best and last score, bytes and density of every training; of several seeds the mean and
+    deviation."""
     rows = []
     groups = by_seed(histories)
     base = groups.get(DENSE, [])
@@ -129,7 +131,7 @@ def scores(caption: str, histories: Mapping[str, History]) -> Table:
 
 
 def with_seeds(context: RunContext, run: Run, **changes: Any) -> list[Run]:
-    """A training with all seeds; alone in a tiny setting, and where a seed is asked for.
+    """Return a training with all seeds; alone in a tiny setting, and where a seed is asked for.
 
     Args:
         changes: of those with another seed than the first.
@@ -143,7 +145,7 @@ def with_seeds(context: RunContext, run: Run, **changes: Any) -> list[Run]:
 
 
 def by_seed(histories: Mapping[str, History]) -> dict[str, list[History]]:
-    """Trainings by label, those together that differ by the seed."""
+    """Group trainings by label, those together that differ by the seed."""
     found: dict[str, list[History]] = {}
     for label, history in histories.items():
         found.setdefault(label.partition(SEED)[0], []).append(history)
@@ -151,12 +153,13 @@ def by_seed(histories: Mapping[str, History]) -> dict[str, list[History]]:
 
 
 def first_seed(histories: Mapping[str, History]) -> dict[str, History]:
-    """One training of each label, that with the first seed if it is there."""
+    """Return one training of each label, that with the first seed if it is there."""
     return {label: own[0] for label, own in by_seed(histories).items()}
 
 
 def difference(histories: Sequence[History], others: Sequence[History]) -> float | None:
-    """Between the means of two rows, over the seeds that both have; ``None`` if there is none, or one went astray."""
+    """Return the difference between the means of two rows, over the seeds that both have; ``None`` if there is none, or
+    if one diverged."""
     both = [{h.run.seed: display_score(h.last, h.score) for h in row} for row in (histories, others)]
     common = both[0].keys() & both[1].keys()
     gap = statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else math.nan
@@ -164,7 +167,7 @@ def difference(histories: Sequence[History], others: Sequence[History]) -> float
 
 
 def mean_and_std(histories: Sequence[History]) -> str:
-    """Mean and, of two seeds or more, standard deviation; the mean alone where one of them went astray."""
+    """Return mean and, of two seeds or more, standard deviation; the mean alone where one of them diverged."""
     scores = [display_score(h.last, h.score) for h in histories]
     several = len(scores) > 1 and all(map(math.isfinite, scores))
     return f"{statistics.mean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if several else "")
@@ -175,5 +178,5 @@ def display_score(score: float, kind: str) -> float:
 
 
 def quick_changes(run: Run, **changes: Any) -> dict[str, Any]:
-    """What makes a training tiny."""
+    """Return the changes that make a training tiny."""
     return {"workers": min(run.workers, 2), "batch": min(run.batch, 4), "limit": 32, "steps": 4, **changes}

@@ -18,12 +18,12 @@ SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0
 
 
 def gaussian_vector(seed: int, numel: int = NUMEL) -> Tensor:
-    """P1's: normal, with mean 0 and deviation 1."""
+    """Draw P1's vector: normal, with mean 0 and deviation 1."""
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
 def histogram(u: Tensor, bins: int = POINTS) -> tuple[list[float], list[float]]:
-    """Middles of the bins, spread evenly over all entries, and the density in each."""
+    """Return the middles of the bins, spread evenly over all entries, and the density in each."""
     low, high = float(u.min()), float(u.max())
     width = (high - low) / bins or 1.0
     counts = torch.histc(u.float(), bins, low, high) if high > low else torch.zeros(bins)
@@ -32,7 +32,7 @@ def histogram(u: Tensor, bins: int = POINTS) -> tuple[list[float], list[float]]:
 
 
 def figure_3(context: RunContext) -> Result:
-    """Distribution, π and π² of a normal vector, with the reference line."""
+    """Draw distribution, π and π² of a normal vector, with the reference line."""
     u = gaussian_vector(context.seed)
     middles, density = histogram(u)
     places = [i * NUMEL // POINTS for i in range(POINTS)]
@@ -61,7 +61,7 @@ def figure_3(context: RunContext) -> Result:
 
 
 def figure_5(context: RunContext, trained: Sequence[tuple[str, dict[float, float]]], others: Result) -> Result:
-    """The exact ratio and the two bounds over k: on a normal vector, and on gradients of trainings.
+    """Draw the exact ratio and the two bounds over k: on a normal vector, and on gradients of trainings.
 
     Args:
         trained: of each gradient, its name and its exact ratio by k/d.
@@ -111,7 +111,7 @@ def figure_5(context: RunContext, trained: Sequence[tuple[str, dict[float, float
 
 
 def catch_up_table() -> Table:
-    """What the bounds say about convergence, as numbers."""
+    """Return what the bounds say about convergence, as numbers."""
     rows = []
     for c in (10, 100, 1000):
         delta = theory.topk_delta(1, c), theory.randk_delta(1, c)

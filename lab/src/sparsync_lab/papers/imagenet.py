@@ -1,4 +1,4 @@
-"""The task of those who have ImageNet: pictures are read from their folders as they are needed."""
+"""The task for ImageNet: images are read from their folders as they are needed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def image_folder_task(
     limit: int | None = None,
     side: int = 224,
 ) -> Task:
-    """Classification of the pictures in ``folder/train`` and ``folder/val``.
+    """Return the task to classify the images in ``folder/train`` and ``folder/val``.
 
     Args:
-        limit: for a tiny setting: pictures that are trained on and tested with.
+        limit: for a tiny setting: images that are trained on and tested with.
         side: of the pieces that are cut out of them.
     """
     train, test = (read_image_folder(folder, split, side) for split in ("train", "val"))
@@ -61,7 +61,7 @@ def image_folder_task(
                 right += int((model(standardize(images.to(device))).argmax(1).cpu() == labels).sum())
         return right / len(test.paths)
 
-    size = f"{len(train.paths):,} pictures, {len(test.paths):,} test pictures"
+    size = f"{len(train.paths):,} images, {len(test.paths):,} test images"
     return Task(
         model,
         loss,
@@ -77,14 +77,14 @@ def image_folder_task(
 
 
 def _subset(split: ImageFolder, limit: int) -> ImageFolder:
-    """Some of the pictures, from first to last, so that many classes are among them."""
+    """Return some of the images, from first to last, so that many classes are among them."""
     count = min(limit, len(split.paths))
     chosen = [i * len(split.paths) // count for i in range(count)]
     return replace(split, paths=tuple(split.paths[i] for i in chosen), labels=split.labels[chosen])
 
 
 def _checksum(splits: list[ImageFolder]) -> str:
-    """Of names and sizes: to read all of ImageNet would take an hour."""
+    """Return a checksum of names and sizes: to read all of ImageNet would take an hour."""
     digest = hashlib.sha256()
     for split in splits:
         for path in split.paths:

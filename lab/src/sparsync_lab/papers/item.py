@@ -1,4 +1,4 @@
-"""A figure or a table of a paper: what it is, how it is made again, and what came of it."""
+"""A figure or a table of a paper: what it is, how it is run, and its result."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RunContext:
-    """How an item is to be run.
+    """How an item is run.
 
     Args:
         quick: a tiny setting that shows that everything works, in 2 minutes on 2 CPU cores; else the paper's.
         device: where trainings and measurements run.
         data: folder of the data sets; ``None``: ``$SPARSYNC_DATA``.
         output: folder for results.
-        scratch: folder for checkpoints of trainings that are not finished, and for the claims of who is at them.
+        scratch: folder for checkpoints of trainings that are not finished, and for the locks of those under way.
         seed: of weights, order of the data and random methods.
         epochs: of each training, instead of the paper's; its schedule is shortened with it.
         only: words, one of which the name of a training must hold; all trainings, if there are none.
@@ -51,20 +51,21 @@ class RunContext:
             raise ValueError(f"epochs must be above 0, got {self.epochs:g}")
 
     def in_time(self, least: float = 0.0) -> bool:
-        """Whether more than ``least`` seconds are left."""
+        """Return whether more than ``least`` seconds are left."""
         return time.monotonic() + least < self.deadline
 
     def uses(self, path: Path) -> bool:
-        """Whether a training's file is there and is to be used."""
+        """Return whether a training's file is there and is to be used."""
         return path.is_file() and (self.resume or path.stat().st_mtime >= self.begun)
 
     @property
     def is_read_only(self) -> bool:
-        """Whether it is one that ``read_only`` made."""
+        """Return whether ``read_only`` made this context."""
         return self.deadline <= 0
 
     def read_only(self) -> RunContext:
-        """The same for those who train nothing and take what is there, without a word about what is damaged."""
+        """Return the same context for those who train nothing and take what is stored, without a word about what is
+        damaged."""
         return replace(self, deadline=0.0, log=lambda line: None)
 
 
@@ -73,7 +74,7 @@ Column = Sequence[float | int | str | None]
 
 @dataclass(frozen=True)
 class Result:
-    """What came of an item.
+    """The result of an item.
 
     Args:
         tables: with the published numbers beside ours, where there are any.
@@ -128,5 +129,5 @@ class Item:
 
     @property
     def file(self) -> str:
-        """Name of its files, without an ending."""
+        """Return the name of its files, without an ending."""
         return self.key.replace("/", "-")

@@ -1,4 +1,4 @@
-"""The search for rates, and what follows from it: what is trained next, and what is shown of all that is there."""
+"""The search for learning rates: what is trained next, and which rate is chosen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ START = 6.0  # seconds until a training is under way
 
 @dataclass(frozen=True)
 class LearningRateSearch:
-    """A programme, and the lookup of what has been trained of it.
+    """A sweep over learning rates, and the lookup of what has been trained of it.
 
     Args:
         get: a run's history, if there is one.
@@ -45,7 +45,7 @@ class LearningRateSearch:
     made_before: dict[tuple[Any, ...], Run] = field(default_factory=dict, init=False, repr=False)
 
     def run(self, model: str, label: str, factor: float, length: int, seed: int = 0) -> Run:
-        """One training, within the bytes of TopK-SGD at 0.1 %; always the same object, which knows its name."""
+        """Return one training, within the bytes of TopK-SGD at 0.1 %; always the same object, which knows its name."""
         key = model, label, factor, length, seed
         if key not in self.made_before:
             self.made_before[key] = self._run(*key)
@@ -67,7 +67,7 @@ class LearningRateSearch:
         return replace(own, options=options, front=method.front)
 
     def tried(self, model: str, label: str) -> dict[float, History | None]:
-        """The search for a rate: by factor, those that are asked for so far; ``None`` where there is nothing yet."""
+        """Return the search for a rate by factor, as far as it is asked for; ``None`` where nothing is trained yet."""
         like = method_of(label).like
         if like:  # the rate of what it changes, or, if it was trained before that was chosen, its own
             taken, made = self.chosen(model, like), self.made(model, label, 0, self.tried(model, like))
@@ -87,26 +87,26 @@ class LearningRateSearch:
             factors += further
 
     def made(self, model: str, label: str, length: int, factors: Iterable[float]) -> dict[float, History]:
-        """Of these factors, what was trained with the first seed."""
+        """Return what was trained with these factors and the first seed."""
         found = {factor: self.get(self.run(model, label, factor, length)) for factor in factors}
         return {factor: history for factor, history in found.items() if history is not None}
 
     def chosen(self, model: str, label: str, so_far: bool = False) -> float | None:
-        """The factor with the best last score, once the search is complete; if other seeds do not learn with it, the
-        next best. ``so_far``: also if there is nothing yet beyond the edge at which it stands."""
+        """Return the factor with the best last score, once the search is complete; if other seeds do not learn with it,
+        the next best. ``so_far``: also if there is nothing yet beyond the edge at which it stands."""
         tried = self.tried(model, label)
         known = {factor: history for factor, history in tried.items() if history is not None}
         enough = set(FACTORS) & set(tried) if so_far else set(tried)
         return self._steady(model, label, known) if known and enough <= set(known) else None
 
     def at_edge(self, model: str, label: str) -> bool:
-        """Whether the chosen rate is the lowest or the highest of those that were tried."""
+        """Return whether the chosen rate is the lowest or the highest of those that were tried."""
         best = self.chosen(model, label, so_far=True)
         known = [factor for factor, history in self.tried(model, label).items() if history is not None]
         return best is not None and len(known) > 1 and best in (min(known), max(known))
 
     def _steady(self, model: str, label: str, known: Mapping[float, History]) -> float:
-        """The best factor with which all seeds learn that were trained with it; of none, the best."""
+        """Return the best factor with which all seeds learn that were trained with it; if there is none, the best."""
         left = dict(known)
         while left:
             factor = best_factor(left)
@@ -116,17 +116,17 @@ class LearningRateSearch:
         return best_factor(known)
 
     def given_up(self, model: str, label: str, factor: float) -> bool:
-        """Whether another seed does not learn with a factor with which the first does."""
+        """Return whether another seed does not learn with a factor with which the first does."""
         first = self.get(self.run(model, label, factor, 0))
         return first is not None and not all(has_learned(other, first) for other in self.seeds(model, label, factor))
 
     def seeds(self, model: str, label: str, factor: float, length: int = 0) -> list[History]:
-        """What was trained with a factor, seed by seed."""
+        """Return what was trained with a factor, seed by seed."""
         found = (self.get(self.run(model, label, factor, length, seed)) for seed in SEEDS)
         return [history for history in found if history is not None]
 
     def runs(self, stage: Stage) -> tuple[list[Run], list[Run]]:
-        """A stage's trainings; and in place of those that wait for their rate, as many with the middle one."""
+        """Return a stage's trainings; and in place of those that wait for their rate, as many with the middle one."""
         ready: list[Run] = []
         waiting: list[Run] = []
         for label in stage.methods:
@@ -143,18 +143,19 @@ class LearningRateSearch:
         return ready, waiting
 
     def inside(self, model: str, label: str, edge: float) -> float:
-        """Of the factors that were tried, the one beside that at the edge."""
+        """Return, of the factors that were tried, the one beside that at the edge."""
         return min((f for f in self.tried(model, label) if f != edge), key=lambda f: abs(log10(f / edge)))
 
     def possible(self) -> Iterator[Run]:
-        """All trainings that may be asked for, whatever rates are chosen."""
+        """Yield all trainings that may be asked for, whatever rates are chosen."""
         for stage in self.stages:
             factors = (*FACTORS, *self.settings[stage.model].further)
             for label, factor, seed in product(stage.methods, factors, stage.seeds):
                 yield self.run(stage.model, label, factor, stage.length, seed)
 
     def others(self, stage: Stage) -> list[Run]:
-        """A stage's trainings with all rates of the search: they may have been made when another one was the best."""
+        """Return a stage's trainings with all rates of the search: they may have been made when another one was the
+        best."""
         likes = {label: method_of(label).like for label in stage.methods}
         return [
             self.run(stage.model, label, factor, stage.length, seed)
@@ -165,8 +166,8 @@ class LearningRateSearch:
         ]
 
     def repeats(self, model: str, label: str, length: int) -> list[History]:
-        """What was trained with the chosen rate, seed by seed; a longer training that was made with several, with the
-        best of them."""
+        """Return what was trained with the chosen rate, seed by seed; a longer training that was made with several,
+        with the best of them."""
         factor = self.chosen(model, label, so_far=True)
         if factor is None:
             return []
@@ -175,16 +176,16 @@ class LearningRateSearch:
         return self.seeds(model, label, factor, length)
 
     def asked(self, model: str) -> list[str]:
-        """Labels of all that is trained on a model, each once."""
+        """Return the labels of all that is trained on a model, each once."""
         return list(dict.fromkeys(label for stage in self.stages if stage.model == model for label in stage.methods))
 
     def methods(self, model: str) -> list[str]:
-        """Of these, the methods that are compared, without ablations."""
+        """Return, of these, the methods that are compared, without ablations."""
         return [label for label in self.asked(model) if label in METHODS]
 
 
 def options_in(setting: Setting, method: Method) -> dict[str, Any]:
-    """A method's options; where the optimizer has no momentum of SGD's kind, there is none to correct."""
+    """Return a method's options; where the optimizer has no momentum of SGD's kind, there is none to correct."""
     options = dict(method.options)
     if setting.momentum > 0 and setting.optimizer == "sgd":
         return options
@@ -195,25 +196,25 @@ def options_in(setting: Setting, method: Method) -> dict[str, Any]:
 
 
 def best_factor(known: Mapping[float, History]) -> float:
-    """The factor with the best last score; among equals the one nearest to 1."""
+    """Return the factor with the best last score; among equals the one nearest to 1."""
     return max(known, key=lambda factor: (goodness(known[factor]), -abs(log10(factor))))
 
 
 def has_learned(history: History, like: History) -> bool:
-    """Whether a training got anywhere near another of its kind: to half the accuracy, or twice the error."""
+    """Return whether a training got near another of its kind: to half the accuracy, or twice the error."""
     if isnan(history.last) or isnan(like.last):
         return isnan(like.last)
     return history.last >= like.last / 2 if history.score == "accuracy" else history.last <= 2 * like.last
 
 
 def goodness(history: History) -> float:
-    """The last score, so that more is better; least of all if it is not a number."""
+    """Return the last score, so that more is better; least of all if it is not a number."""
     last = history.last
     return float("-inf") if isnan(last) else last if history.score == "accuracy" else -last
 
 
 def budget(model: str, workers: int) -> float:
-    """Bytes of a step of TopK-SGD: 0.1 % of all entries, 32 + 32 bits each, gathered."""
+    """Return the bytes of a step of TopK-SGD: 0.1 % of all entries, 32 + 32 bits each, gathered."""
     spans = spans_of(model)
     layout = Layout.cut(spans, numel=spans[-1].stop, scope="global", density=0.001)
     return AllGather().traffic(layout, Wire(), workers).mean_bytes
@@ -221,7 +222,7 @@ def budget(model: str, workers: int) -> float:
 
 @cache
 def density_of(setting: Setting, label: str, length: int) -> float:
-    """The largest density at which a method sends no more than TopK-SGD, over the whole training."""
+    """Return the largest density at which a method sends no more than TopK-SGD, over the whole training."""
     method = method_of(label)
     if method.front == 1 and length > 0:
         return density_of(setting, label, 0)
@@ -232,7 +233,7 @@ def density_of(setting: Setting, label: str, length: int) -> float:
 
 
 def within(run: Run, allowed: float) -> float:
-    """The largest density at which a step of the run sends no more than that."""
+    """Return the largest density at which a step of the run sends no more than that."""
     cost, low, high = traffic_per_step(run), 1e-5, 0.05
     if cost(high) <= allowed:
         low, high = high, 0.5

@@ -1,4 +1,4 @@
-"""What is looked at while virtual workers train: gradient plus residual, and P3's condition."""
+"""Observe virtual workers while they train: gradient plus residual, and P3's condition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPREAD = 6  # deviations that a histogram spans either way
 
 
 class StepObserver:
-    """Takes snapshots of a team's step: ``before`` it, and ``after`` its exchange.
+    """Take snapshots of a step of virtual workers: ``before`` it, and ``after`` its exchange.
 
     Args:
         kind: ``"shape"``: the first worker's gradient plus residual; ``"gtopk"``: P3's ratio, over all workers.
@@ -39,7 +39,7 @@ class StepObserver:
         self.kept = [self._residual(rank) for rank in ranks]
 
     def after(self) -> dict[str, Any]:
-        """The snapshot, once the gradients have been exchanged."""
+        """Return the snapshot, once the gradients have been exchanged."""
         us = [kept + self._gradient(rank) for rank, kept in enumerate(self.kept)]
         self.kept = []
         if self.kind == "shape":
@@ -73,7 +73,7 @@ class StepObserver:
 
 
 def gradient_shape(u: Tensor) -> dict[str, Any]:
-    """A gradient's histogram within six deviations, its exact ratios, and whether it is a bell."""
+    """Return a gradient's histogram within six deviations, its exact ratios, and whether it is a bell."""
     deviation = float(u.double().std())
     if not (math.isfinite(deviation) and deviation > 0):
         return {"deviation": deviation}
@@ -98,6 +98,6 @@ def gradient_shape(u: Tensor) -> dict[str, Any]:
 
 
 def ratios(snapshot: Mapping[str, Any]) -> dict[float, float]:
-    """The exact ratio by k/d, of a snapshot of a shape."""
+    """Return the exact ratio by k/d, of a snapshot of a shape."""
     values: Sequence[float] = snapshot["errors"]
     return dict(zip(SHARES, values, strict=True))

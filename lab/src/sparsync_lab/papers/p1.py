@@ -79,7 +79,7 @@ LARGER = (
 
 
 def training(model: str, method: str, **changes: Any) -> Run:
-    """A training with P1's settings."""
+    """Return a training with P1's settings."""
     options = {} if method == "dense" else SPARSE
     if method == HELD:
         return replace(training(model, "gaussiank", label=HELD, settings={"refine": True}), **changes)
@@ -95,13 +95,13 @@ def training(model: str, method: str, **changes: Any) -> Run:
 
 
 def repeats(context: RunContext, model: str, method: str) -> list[Run]:
-    """A training of the convergence, with all seeds if it is close to others."""
+    """Return a training of the convergence, with all seeds if it is close to others."""
     run = training(model, method)
     return with_seeds(context, run) if method in CLOSE.get(model, ()) else [run]
 
 
 def convergence(context: RunContext, methods: Sequence[str], remarks: Sequence[str], found: Sequence[str]) -> Result:
-    """Test accuracy of LeNet-5, ResNet-20 and VGG-16 with each method; of ResNet-50 if it is asked for.
+    """Compare test accuracies of LeNet-5, ResNet-20 and VGG-16 with each method; of ResNet-50 if it is asked for.
 
     Args:
         remarks: on the methods.
@@ -141,7 +141,7 @@ def figure_6(context: RunContext) -> Result:
 
 
 def histograms(context: RunContext, method: str, remarks: Sequence[str] = ()) -> Result:
-    """Histograms of the first worker's gradient plus residual, of all six models."""
+    """Draw histograms of the first worker's gradient plus residual, of all six models."""
     runs = [watched(context, model, method) for model in MODELS]
     done, result = train_runs(context, runs)
     figures, rows = [], []
@@ -172,7 +172,7 @@ def histograms(context: RunContext, method: str, remarks: Sequence[str] = ()) ->
 
 
 def watched(context: RunContext, model: str, method: str) -> Run:
-    """A training of which histograms are taken."""
+    """Return a training of which histograms are taken."""
     run = training(
         model, method, label=f"{model_title(model)} {method}", steps=STEPS, warmup=0.1, decay=(), watch="shape",
         watch_every=EVERY,
@@ -206,7 +206,7 @@ def _shape_row(label: str, snapshot: Mapping[str, Any]) -> Row:
 
 
 def figure_5(context: RunContext) -> Result:
-    """The bounds on a normal vector, and on gradients of the trainings of figure 2."""
+    """Draw the bounds on a normal vector, and on gradients of the trainings of figure 2."""
     runs = [watched(context, model, "topk") for model in ("fnn3", "resnet20")]
     done, result = train_runs(context, runs)
     found = [
@@ -218,7 +218,7 @@ def figure_5(context: RunContext) -> Result:
 
 
 def table1(context: RunContext) -> Result:
-    """Sizes and settings of the six models."""
+    """Return sizes and settings of the six models."""
     rows, counts = [], []
     for name, title, published, *_, batch, rate, _ in P1_MODELS:
         spec = CATALOGUE[name]

@@ -27,7 +27,7 @@ BURSTS = (
 
 
 def training(scheme: str, scope: str, workers: int, momentum: float = 0.9) -> Run:
-    """A training with P2's settings."""
+    """Return a training with P2's settings."""
     rate = (SCOPES["layer"] if scheme == "standard" else SCOPES[scope]) * workers
     label = f"standard, W = {workers}" if scheme == "standard" else f"{scheme}, {scope}, W = {workers}"
     label += "" if momentum else ", no momentum"
@@ -44,8 +44,8 @@ def training(scheme: str, scope: str, workers: int, momentum: float = 0.9) -> Ru
     return replace(run, method=scheme, options=options)
 
 
-def runs_of(context: RunContext) -> list[Run]:
-    """All of the tables'; with one worker the two ways to exchange are the same."""
+def table_runs(context: RunContext) -> list[Run]:
+    """Return all trainings of the tables; with one worker the two ways to exchange are the same."""
     schemes = ("standard", "topk", "block+shared") if context.quick else tuple(P2_ACCURACY)
     sizes = (2, 4) if context.quick else P2_WORKERS
     runs = [training(_same(name, w), scope, w) for w in sizes for name in schemes for scope in SCOPES]
@@ -60,8 +60,8 @@ def _same(scheme: str, workers: int) -> str:
 
 
 def table_1(context: RunContext) -> Result:
-    """Test accuracy of six schemes, two scopes and 1 to 8 workers."""
-    done, result = train_runs(context, runs_of(context))
+    """Compare test accuracies of six schemes, two scopes and 1 to 8 workers."""
+    done, result = train_runs(context, table_runs(context))
     rows = []
     for scheme, (title, *published) in P2_ACCURACY.items():
         cells = []
@@ -103,7 +103,7 @@ def table_1(context: RunContext) -> Result:
 
 
 def _plain(done: Mapping[str, History]) -> list[Row]:
-    """One worker, for whom the two ways to exchange are the same."""
+    """Return the rows of one worker, for whom the two ways to exchange are the same."""
     rows = []
     for scheme, (title, *published) in P2_ACCURACY.items():
         if scheme == _same(scheme, 1):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sparsync_lab.papers import selection_times
+from sparsync_lab.papers import traffic
 from sparsync_lab.papers.curves import by_epoch, first_seed, loss_by_step, quick_changes, scores, train_runs, with_seeds
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.p1 import SPARSE, repeats, training
@@ -26,7 +26,7 @@ OURS = (
 
 
 def gtopk(density: float) -> Run:
-    """ResNet-20 with gTop-k, and the condition looked at."""
+    """Return a training of ResNet-20 with gTop-k, whose condition is observed."""
     run = training("resnet20", "topk", label=f"gTop-k, {density:g}", watch="gtopk", watch_every=EVERY)
     return replace(run, method="topk+gtopk", options={**SPARSE, "density": density})
 
@@ -38,7 +38,7 @@ def tiny(context: RunContext, runs: list[Run]) -> list[Run]:
 
 
 def convergence(context: RunContext) -> Result:
-    """gTop-k against dense and top-k, and P3's condition over the training."""
+    """Compare gTop-k with dense and top-k, and draw P3's condition over the training."""
     runs = [*repeats(context, "resnet20", "dense"), *repeats(context, "resnet20", "topk"), gtopk(DENSITIES[0])]
     done, result = train_runs(context, tiny(context, runs))
     first = first_seed(done)
@@ -52,7 +52,7 @@ def convergence(context: RunContext) -> Result:
 
 
 def density(context: RunContext) -> Result:
-    """gTop-k at three densities; dense for comparison. Those that come near it have three seeds."""
+    """Compare gTop-k at three densities with dense. Those that come near it have three seeds."""
     runs = [*repeats(context, "resnet20", "dense"), gtopk(DENSITIES[0])]
     runs += [run for share in DENSITIES[1:] for run in with_seeds(context, gtopk(share), watch="")]
     done, result = train_runs(context, tiny(context, runs))
@@ -67,7 +67,7 @@ def density(context: RunContext) -> Result:
 
 
 def _seen(history: History) -> list[Mapping[str, Any]]:
-    """The looks at the condition; there is none at what is not finite."""
+    """Return the snapshots of the condition; there is none of what is not finite."""
     return [snapshot for snapshot in history.snapshots if "ratio" in snapshot]
 
 
@@ -120,6 +120,6 @@ ITEMS = (
         "traffic of gTop-k",
         "What a worker sends grows with P for Top-k over all-gather, and hardly for dense; what gTop-k's root sends "
         "grows with log P.",
-        selection_times.traffic,
+        traffic.traffic,
     ),
 )

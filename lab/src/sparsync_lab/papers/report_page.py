@@ -22,7 +22,8 @@ PARTS = {"p1": "P1", "p2": "P2", "p3": "P3", "beyond": "Beyond the papers"}
 
 
 def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, int, int]:
-    """Write the page from what lies in ``folder``; how many full and quick results are on it, and items without any."""
+    """Write the page from the results in ``folder``; return how many full and quick results are on it, and how many
+    items have none."""
     sections: list[Section] = []
     full = quick = left = 0
     for item in items:
@@ -61,7 +62,7 @@ def _sections(item: Item, stored: Stored | None) -> list[Section]:
 
 
 def _asked(item: Item, stored: Stored) -> str:
-    """What the command says beside the item."""
+    """Return what the command says beside the item."""
     return stored.command.partition(item.key)[2].replace("--quick", "").strip()
 
 
@@ -79,13 +80,13 @@ def made_by(stored: Stored) -> str:
 
 
 def needs(item: Item) -> str:
-    """What the full setting asks for, in words."""
+    """Return what the full setting asks for, in words."""
     time = f"about {item.minutes:g} minute{'s' if item.minutes != 1 else ''}" if item.minutes else "seconds"
     return ", ".join([*item.needs, time]) if item.needs else time
 
 
 def listed(items: Sequence[Item], folder: Path) -> list[tuple[str, str, str, str]]:
-    """Key, title, needs and state of every item."""
+    """Return key, title, needs and state of every item."""
     lines = []
     for item in items:
         states = []

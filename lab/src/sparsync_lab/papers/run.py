@@ -1,4 +1,4 @@
-"""What a training of the papers is, what came of it, and the file that holds both."""
+"""A training of the papers, its history, and the file that holds both."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Run:
 
     @cached_property
     def name(self) -> str:
-        """Of its file: what it is, and a checksum of all that makes it so."""
+        """Return the name of its file: what it is, and a checksum of all that makes it so."""
         plain = {k: v for k, v in asdict(self).items() if k not in ("label", "seconds") and v != LATER.get(k)}
         digest = zlib.crc32(json.dumps(plain, sort_keys=True).encode())
         title = model_title(self.model)  # some labels begin with it
@@ -89,14 +89,14 @@ class Run:
         return "-".join("".join(c if c.isalnum() else " " for c in words).split()) + f"-{digest:08x}"
 
     def made(self, context: RunContext) -> Run:
-        """With the seed and the length that were asked for."""
+        """Return the run with the seed and the length that were asked for."""
         asked = replace(self, seed=self.seed + context.seed) if context.seed else self
         return asked if context.epochs is None or self.steps is not None else replace(asked, epochs=context.epochs)
 
 
 @dataclass(frozen=True)
 class History:
-    """What came of a training, as it is stored.
+    """The history of a training, as it is stored.
 
     Args:
         run: what was trained.
@@ -138,12 +138,12 @@ class History:
 
 
 def model_title(model: str) -> str:
-    """A model as the papers call it."""
+    """Return the name that the papers give a model."""
     return CATALOGUE[model].title if model in CATALOGUE else {"resnet50": "ResNet-50"}[model]
 
 
 def rate_factor(run: Run, share: float) -> float:
-    """The factor of the learning rate after a share of the training."""
+    """Return the factor of the learning rate after a share of the training."""
     if share < run.warmup:
         return max(share / run.warmup, 0.02)
     if run.decay is None:
@@ -177,12 +177,12 @@ def write(path: Path, history: History) -> None:
 
 
 def _exact(counts: Sequence[float]) -> list[float]:
-    """Whole numbers as such, which are stored with all their digits."""
+    """Convert whole numbers to integers, which are stored with all their digits."""
     return [int(count) if float(count).is_integer() else count for count in counts]
 
 
 def read(path: Path, run: Run) -> History:
-    """A training's history from its file."""
+    """Read a training's history from its file."""
     plain = store.read_json(path)
     with store.whole(path):
         points, steps = plain["points"], plain["steps"]
@@ -199,12 +199,12 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 
 def merged_where(histories: Sequence[History]) -> dict[str, str]:
-    """Where trainings ran: what differs between them stands side by side."""
+    """Return where trainings ran: what differs between them stands side by side."""
     names = dict.fromkeys(name for history in histories for name in history.where)
     parts = {name: [part for h in histories for part in h.where.get(name, "").split(", ") if part] for name in names}
     return {name: ", ".join(dict.fromkeys(own)) for name, own in parts.items()}
 
 
 def merged_data(histories: Sequence[History]) -> dict[str, str]:
-    """Checksums of the data sets that were read, by what they are."""
+    """Return the checksums of the data sets that were read, by name and size."""
     return {f"{h.data['name']} ({h.data['size']})": h.data["sha256"] for h in histories}

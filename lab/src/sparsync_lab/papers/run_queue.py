@@ -10,7 +10,7 @@ from sparsync_lab.papers import store
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.locks import try_lock, wait_for_lock
 from sparsync_lab.papers.run import History, Run, file_of, read
-from sparsync_lab.papers.trainings import MARGIN, train
+from sparsync_lab.papers.trainings import MARGIN, train_run
 
 POLL_SECONDS = 1.0  # seconds between looks at what others have done
 LEAST_SECONDS = 20.0  # seconds that a training must have before it is put aside again, unless it takes less
@@ -25,9 +25,10 @@ class SomeRunsFailed(ValueError):
 
 
 def train_missing(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, History], list[str]]:
-    """Train what is not trained yet; the histories by label, and the names of the runs that are not done in time.
+    """Train what is not trained yet; return the histories by label, and the names of the runs that are not done in
+    time.
 
-    What was done before is read from its file, what was begun is gone on with.
+    What was done before is read from its file, what was begun is resumed.
     """
     asked = [run.made(context) for run in runs]
     check_only(context, asked)
@@ -40,7 +41,7 @@ def train_missing(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, H
 def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done: dict[str, History]) -> None:
     """Train and read until everything is in ``done``, nothing more can be, or the time is over.
 
-    A training that another process has claimed is left to it. While there are such and nothing else is to be done, this
+    A training that another process has locked is left to it. While there are such and nothing else is to be done, this
     process waits, since their results may be what other trainings need. All that is stored has been looked at right
     before the end.
 
@@ -71,7 +72,7 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
                     if history is None and context.in_time(MARGIN + min(LEAST_SECONDS, run.seconds or LEAST_SECONDS)):
                         trained = True
                         try:
-                            history = train(run, context)
+                            history = train_run(run, context)
                         except (ValueError, OSError, RuntimeError) as error:
                             _note_failure(context, failed, run, error)
             if history is not None:
@@ -96,7 +97,7 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
 
 
 def write_result(context: RunContext, item: Item) -> tuple[Path, Result]:
-    """Make an item's files: from the trainings that are stored, or, where there are none, now.
+    """Write an item's files: from the trainings that are stored, or, where there are none, now.
 
     One process at a time does it, and reads what is stored when its turn has come: whoever is the last has seen all.
     """
@@ -110,12 +111,12 @@ def write_result(context: RunContext, item: Item) -> tuple[Path, Result]:
 
 
 def matches_only(context: RunContext, run: Run) -> bool:
-    """Whether ``--only`` lets it be trained."""
+    """Return whether ``--only`` lets a run be trained."""
     return not context.only or any(word in f"{run.name} {run.label}" for word in context.only)
 
 
 def check_only(context: RunContext, possible: Iterable[Run]) -> None:
-    """Words of ``--only`` may be misspelt.
+    """Raise if no training matches ``--only``; its words may be misspelt.
 
     Args:
         possible: all trainings that there may be, of which one must fit.
@@ -139,7 +140,7 @@ def _note_failure(context: RunContext, failed: dict[str, Exception], run: Run, e
 
 
 def stored_history(context: RunContext, run: Run) -> History | None:
-    """What came of a run, if it is there and is to be used."""
+    """Return the history of a run, if it is stored and is to be used."""
     path = file_of(context, run)
     there = context.uses(path) if matches_only(context, run) else path.is_file()
     return read(path, run) if there else None

@@ -55,7 +55,8 @@ class Network:
 
 
 def table_2_of_p1(context: RunContext) -> Result:
-    """Compute and selection measured, exchange by the bytes that the collectives send: 16 workers, 10 Gbit/s."""
+    """Measure compute and selection, predict the exchange by the bytes that the collectives send: 16 workers, 10
+    Gbit/s."""
     workers, network, rounds = 16, Network(), 3 if context.quick else ROUNDS
     clock = Clock(context.device)
     ours: list[Row] = []
@@ -126,7 +127,7 @@ def _cells(compute: float, overhead: dict[str, float], published: Sequence[float
 
 
 def selection_seconds(numel: int, clock: Clock, rounds: int) -> dict[str, float]:
-    """Seconds of P1's three methods in PyTorch, and of the library's own."""
+    """Return the seconds of P1's three methods in PyTorch, and of the library's own."""
     device, k = clock.device, entries_for(DENSITY, numel)
     grad = torch.randn(numel, device=device)
     found = {}
@@ -142,7 +143,7 @@ def selection_seconds(numel: int, clock: Clock, rounds: int) -> dict[str, float]
 
 
 def exchange_seconds(numel: int, method: str, workers: int, network: Network) -> float:
-    """What a dense all-reduce, or an all-gather of a method's messages, takes."""
+    """Return the seconds of a dense all-reduce, or of an all-gather of a method's messages."""
     spans = [Span("all", 0, numel)]
     if method == "Dense":
         layout = Layout.cut(spans, numel=numel, scope="global", density=1.0)
@@ -155,7 +156,7 @@ def exchange_seconds(numel: int, method: str, workers: int, network: Network) ->
 
 
 def table_2_of_p2(context: RunContext) -> Result:
-    """Forward, backward, exchange and coding of P2's six schemes: ResNet-18, layer by layer, 8 workers."""
+    """Measure forward, backward, exchange and coding of P2's six schemes: ResNet-18, layer by layer, 8 workers."""
     workers, network, rounds = 8, Network(), 3 if context.quick else ROUNDS
     model, batch = ("resnet20", 4) if context.quick else ("resnet18", 128)
     forward, backward = pass_seconds(model, batch, context.device, rounds)
@@ -195,7 +196,7 @@ def table_2_of_p2(context: RunContext) -> Result:
 def coding_seconds(
     scheme: str, spans: Sequence[Span], density: float, workers: int, network: Network, clock: Clock, rounds: int
 ) -> tuple[float, float]:
-    """Seconds of coding and decoding, and of the exchange, of one of P2's schemes."""
+    """Return seconds of coding and decoding, and of the exchange, of one of P2's schemes."""
     numel, device = spans[-1].stop, clock.device
     if scheme == "standard":
         layout = Layout.cut(spans, numel=numel, scope="global", density=1.0)
@@ -232,7 +233,7 @@ def coding_seconds(
 
 
 def pass_seconds(name: str, batch: int, device: torch.device, rounds: int) -> tuple[float, float]:
-    """Median seconds of a forward and of a backward pass."""
+    """Return median seconds of a forward and of a backward pass."""
     model = models.build(name).to(device)
     channels, side, classes = (3, 224, 1000) if name in IMAGENET else (1, 28, 10) if name == "lenet5" else (3, 32, 10)
     x = torch.randn(batch, channels, side, side, device=device)
@@ -250,7 +251,7 @@ def pass_seconds(name: str, batch: int, device: torch.device, rounds: int) -> tu
 
 
 def spans_of(name: str) -> list[Span]:
-    """A model's tensors one after another in a flat gradient."""
+    """Return a model's tensors one after another in a flat gradient."""
     with torch.device("meta"):
         parameters: list[tuple[str, Tensor]] = list(models.build(name).named_parameters())
     spans, start = [], 0

@@ -43,7 +43,7 @@ class Stored:
 
 
 def save(context: RunContext, item: Item, result: Result, seconds: float) -> Path:
-    """Write the item's files into ``context.output``; the path of the JSON file."""
+    """Write the item's files into ``context.output``; return the path of the JSON file."""
     context.output.mkdir(parents=True, exist_ok=True)
     path = place(context, item)
     content = {
@@ -72,7 +72,7 @@ def save(context: RunContext, item: Item, result: Result, seconds: float) -> Pat
 
 
 def load(path: Path) -> Stored:
-    """A result that ``save`` wrote."""
+    """Read a result that ``save`` wrote."""
     plain = read_json(path)
     with whole(path):
         tables = [Table(**t | {"rows": [Row(**row) for row in t["rows"]]}) for t in plain["tables"]]
@@ -84,13 +84,13 @@ def load(path: Path) -> Stored:
 
 
 def place(context: RunContext, item: Item) -> Path:
-    """Where an item's JSON lies; what is quick, of another seed or length does not overwrite what is not."""
+    """Return where an item's JSON lies; what is quick, of another seed or length does not overwrite what is not."""
     words = (word.replace(" ", "-") for word in _asked(context, item))
     return context.output / f"{'-'.join([item.file, *words])}.json"
 
 
 def _asked(context: RunContext, item: Item) -> list[str]:
-    """The options that make the result another one."""
+    """Return the options that make the result another one."""
     asked = {
         "quick": context.quick,
         f"seed {context.seed}": context.seed != 0,
@@ -100,7 +100,7 @@ def _asked(context: RunContext, item: Item) -> list[str]:
 
 
 def results_of(item: Item, folder: Path) -> list[Stored]:
-    """All of an item that lies in a folder: the full result first; tiny settings only if there is nothing else."""
+    """Return all results of an item in a folder: the full one first; tiny settings only if there is nothing else."""
     plain = folder / f"{item.file}.json"
     paths = [*([plain] if plain.is_file() else []), *sorted(folder.glob(f"{item.file}-*.json"))]
     full = [path for path in paths if not path.name.startswith(f"{item.file}-quick")]
@@ -108,7 +108,7 @@ def results_of(item: Item, folder: Path) -> list[Stored]:
 
 
 def hardware(context: RunContext) -> dict[str, str]:
-    """``environment()``, with the GPU where that is what measured."""
+    """Return ``environment()``, with the GPU where that is what measured."""
     where = environment()
     if context.device.type == "cuda":
         import torch
@@ -139,7 +139,7 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def whole(path: Path) -> Iterator[None]:
-    """What is read from a file there must be what was written."""
+    """Raise a clear error if what is read from a file is not what was written."""
     try:
         yield
     except (LookupError, TypeError, ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -149,7 +149,7 @@ def whole(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, that takes the place of ``path`` as a whole: nobody reads half a file.
+    """Yield a path to write to, that takes the place of ``path`` as a whole: nobody reads half a file.
 
     It is this process's own: two that write the same file at a time do not write into each other's.
     """
@@ -162,7 +162,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to ``DIGITS`` digits, in whatever holds them."""
+    """Round numbers to ``DIGITS`` digits, in whatever holds them."""
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
@@ -176,7 +176,7 @@ def rounded(value: Any) -> Any:
 
 
 def runs_of(values: Sequence[float]) -> list[list[float]]:
-    """``[value, how many of it follow each other]``: short where a column hardly changes."""
+    """Return ``[value, how many of it follow each other]``: short where a column hardly changes."""
     found: list[list[float]] = []
     for value in values:
         if found and found[-1][0] == value:
@@ -199,5 +199,5 @@ def _chart_from_json(plain: Mapping[str, Any]) -> Chart:
 
 
 def _numbers(values: Any) -> Any:
-    """What was not finite is a gap again."""
+    """Turn ``null`` into NaN, a gap in a curve."""
     return [math.nan if v is None else v for v in values] if isinstance(values, list) else values

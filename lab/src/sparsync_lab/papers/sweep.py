@@ -1,4 +1,4 @@
-"""Who is compared at equal bytes, on what, and in which order."""
+"""The methods that are compared at equal bytes, on which models, and in which order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FURTHER = (0.25, 4.0)  # ... and of these the next one, while the best stands at
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, and for how long.
+    """A model, its hyperparameters, and the lengths of its trainings.
 
     Args:
         title: in words.
@@ -86,7 +86,7 @@ CORRECTED = "ablation: momentum corrected, 0.5"  # EARLY without its warm-up
 
 
 def _corrected(beta: float) -> dict[str, Any]:
-    """Nothing dense, and momentum before the residual."""
+    """Return the options for nothing dense, and momentum before the residual."""
     return {**WHOLE, "momentum": "correct", "beta": beta}
 
 
@@ -214,7 +214,7 @@ STAGES = (
 
 
 def base_of(label: str) -> str:
-    """What an ablation changes one thing of."""
+    """Return the method that an ablation changes one thing of."""
     method = ABLATIONS[label]
     return method.like or BASES[method.name]
 

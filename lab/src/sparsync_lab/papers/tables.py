@@ -1,4 +1,4 @@
-"""The tables and charts of trainings at equal bytes, from those that are there."""
+"""Tables and charts of the trainings at equal bytes that are stored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = {"ptb": "validation perplexity", "an4": "word error rate"}  # by data; e
 
 
 def all_tables(search: LearningRateSearch) -> list[Table]:
-    """Of every setting: a table a length, one for all that change the same method, and the search for rates."""
+    """Return of every setting a table a length, one for all that change the same method, and the search for rates."""
     tables = []
     for model, setting in search.settings.items():
         labels = search.methods(model)
@@ -46,7 +46,7 @@ def all_tables(search: LearningRateSearch) -> list[Table]:
 def results_table(
     search: LearningRateSearch, model: str, length: int, labels: Sequence[str], against: str, caption: str
 ) -> Table:
-    """Every method with its chosen rate: mean and deviation over the seeds, and what it sent."""
+    """Return every method with its chosen rate: mean and deviation over the seeds, and what it sent."""
     base = search.repeats(model, against, length)
     rows = []
     for label in labels:
@@ -77,7 +77,7 @@ def results_table(
 
 
 def rate_search_table(search: LearningRateSearch, model: str, labels: Sequence[str]) -> Table:
-    """Last scores of every rate that was tried; the chosen one is marked."""
+    """Return the last scores of every rate that was tried; the chosen one is marked."""
     setting = search.settings[model]
     factors = sorted((*FACTORS, *setting.further))
     rows = []
@@ -105,8 +105,8 @@ def rate_search_table(search: LearningRateSearch, model: str, labels: Sequence[s
     )
 
 
-def summary(search: LearningRateSearch) -> Table:
-    """Where the library's recipe stands against tuned dense, and where it loses."""
+def summary_table(search: LearningRateSearch) -> Table:
+    """Return how the library's recipe compares with tuned dense, and where it loses."""
     rows = []
     for model, setting in search.settings.items():
         for length, steps in enumerate(setting.lengths):
@@ -142,7 +142,7 @@ def summary(search: LearningRateSearch) -> Table:
 
 
 def figures(search: LearningRateSearch) -> list[Figure]:
-    """Scores over epochs of every setting and length; accuracy over bytes of the first."""
+    """Draw scores over epochs of every setting and length; accuracy over bytes of the first."""
     made = []
     for model, setting in search.settings.items():
         for length, steps in enumerate(setting.lengths):
@@ -169,7 +169,7 @@ def figures(search: LearningRateSearch) -> list[Figure]:
 
 
 def columns(search: LearningRateSearch) -> dict[str, Column]:
-    """All finished trainings of the tables, one row each."""
+    """Return all finished trainings of the tables, one row each."""
     rows = []
     for model, setting in search.settings.items():
         for label in search.asked(model):
@@ -186,7 +186,7 @@ def columns(search: LearningRateSearch) -> dict[str, Column]:
 
 
 def method_names(labels: Sequence[str]) -> str:
-    """Labels in one line."""
+    """Join labels in one line."""
     if all(label in ABLATIONS for label in labels):
         return "ablations"
     return "; ".join(labels)

@@ -1,4 +1,4 @@
-"""What the papers train: a model, its data, its loss and how well it does, ready for virtual workers."""
+"""Tasks of the papers: a model, its data, its loss and its score, ready for virtual workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY_WIDTH, TINY_LENGTH = 32, 8
 
 @dataclass(frozen=True)
 class Task:
-    """A training's other half: all but the method.
+    """All of a training but the method.
 
     Args:
         model: with fresh weights, on its device.
@@ -41,7 +41,7 @@ class Task:
         checksum: SHA-256 of what was read.
         carried: what every worker starts from; with a row for each example if ``mean``.
         forgets: every epoch begins from ``carried`` again.
-        mean: the loss is a mean over examples, which all workers' may be taken from at once: ``together``.
+        mean: the loss is a mean over examples, so that those of all workers may be batched.
     """
 
     model: nn.Module
@@ -70,7 +70,7 @@ def make_task(
     limit: int | None,
     autocast: bool = False,
 ) -> Task:
-    """The task of a model of ``CATALOGUE``.
+    """Return the task of a model of ``CATALOGUE``.
 
     Args:
         folder: of the data sets; ``None``: ``$SPARSYNC_DATA``.
@@ -93,7 +93,7 @@ def make_task(
 
 
 def load_images(kind: str, folder: Path | None) -> tuple[str, Images]:
-    """The images and their name: CIFAR-10 whole if it is there, else the half of it that is.
+    """Load the images and return their name with them: CIFAR-10 whole if it is there, else the half of it that is.
 
     What is there but damaged is refused: half would be trained on without a word.
     """
@@ -112,7 +112,7 @@ def image_task(
     limit: int | None,
     autocast: bool = False,
 ) -> Task:
-    """Classification."""
+    """Return the task to classify images."""
     order = torch.channels_last if autocast else torch.contiguous_format  # what bfloat16 convolutions take
     model = model.to(memory_format=order)  # type: ignore[call-overload]
     parts = {name: getattr(images, name)[:limit] for name in ("train_x", "train_y", "test_x", "test_y")}
@@ -120,9 +120,9 @@ def image_task(
     own = replace(images, **{name: part.to(device) for name, part in parts.items()})
 
     def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
-        pictures, labels = batch
+        images, labels = batch
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            scores = model(pictures.contiguous(memory_format=order))
+            scores = model(images.contiguous(memory_format=order))
         return nn.functional.cross_entropy(scores.float(), labels), carried
 
     def batches(start: int) -> Iterator[list[Batch]]:
@@ -144,7 +144,7 @@ def image_task(
 
 
 def _lstm_task(text: PennTreebank, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
-    """A recurrent network's: it reads on, and carries its state."""
+    """Return the task of a recurrent language model, which carries its state from window to window."""
     model = (LSTMPTB() if limit is None else LSTMPTB(width=TINY_WIDTH)).to(device)
     shape = batch, model.lstm.num_layers, model.lstm.hidden_size
     carried = (torch.zeros(shape, device=device), torch.zeros(shape, device=device))
@@ -159,7 +159,7 @@ def _lstm_task(text: PennTreebank, device: torch.device, workers: int, batch: in
 
 
 def _transformer_task(text: PennTreebank, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
-    """A transformer's: every window stands for itself."""
+    """Return the task of a transformer: every window stands for itself."""
     tiny = GPT(layers=1, width=TINY_WIDTH, context=TINY_LENGTH) if limit is not None else None
     model = (tiny or GPT()).to(device)
 
@@ -181,7 +181,7 @@ def _language_task(
     limit: int | None,
     carried: Batch = (),
 ) -> Task:
-    """A language model's.
+    """Return the task of a language model.
 
     Args:
         length: of a window, in words.
@@ -231,7 +231,7 @@ def _speech_task(speech: Speech, device: torch.device, workers: int, batch: int,
 
     def batches(start: int) -> Iterator[list[Batch]]:
         for chosen in virtual.worker_indices([len(shard) for shard in shards], batch, seed, start):
-            # All are padded alike, which changes nothing, so that they may go together.
+            # All are padded alike, which changes nothing, so that they may be batched.
             everyone = tensors([s[i] for s, picked in zip(shards, chosen, strict=True) for i in picked.tolist()])
             yield list(zip(*(part.view(workers, batch, *part.shape[1:]).unbind() for part in everyone), strict=True))
 
@@ -266,7 +266,7 @@ def _checksum(tensors: Sequence[Tensor]) -> str:
 
 
 def best_score(scores: Sequence[float], score: str) -> float:
-    """The best of a training's scores: accuracies are good where they are high, the others where they are low."""
+    """Return the best of a training's scores: the highest accuracy, the lowest of others."""
     known = [value for value in scores if value is not None and not math.isnan(value)]
     if not known:
         return math.nan

@@ -16,7 +16,7 @@ from sparsync.config import registry, resolve
 from sparsync.config.recipes import RECIPES
 from sparsync.layout import Parameter
 from sparsync.schedule import FrontLoaded
-from sparsync.simulate.parts import units_of
+from sparsync.simulate.virtual_units import units_of
 from sparsync_lab import models
 from sparsync_lab.data.files import data_folder
 from sparsync_lab.data.image_folder import SOURCE
@@ -37,10 +37,10 @@ MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
 
 
-def train(run: Run, context: RunContext, task: Task | None = None) -> History | None:
-    """One training, from its last checkpoint if there is one; ``None`` if the time was over before it was done.
+def train_run(run: Run, context: RunContext, task: Task | None = None) -> History | None:
+    """Train a run, from its last checkpoint if there is one; return ``None`` if the time was over before it was done.
 
-    Where several processes are at work, only the one that has claimed the run may call this.
+    Where several processes are at work, only the one that has locked the run may call this.
     """
     with _tf32_matmul(context.device):
         try:
@@ -51,12 +51,12 @@ def train(run: Run, context: RunContext, task: Task | None = None) -> History | 
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint cannot be gone on with."""
+    """A checkpoint cannot be resumed from."""
 
 
 @contextmanager
 def _tf32_matmul(device: torch.device) -> Iterator[None]:
-    """On a GPU products are of TF32, as convolutions are anyway."""
+    """Compute matrix products on a GPU in TF32, as convolutions are anyway."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
     try:
@@ -105,7 +105,7 @@ def _train(run: Run, context: RunContext, task: Task) -> History | None:
 
 
 def _resume(session: VirtualSession, saved: Path, device: torch.device) -> None:
-    """From a checkpoint; one that does not fit is put aside."""
+    """Resume from a checkpoint; one that does not fit is put aside."""
     try:
         session.load(load_verified(saved, device))
     except torch.OutOfMemoryError:
@@ -113,7 +113,7 @@ def _resume(session: VirtualSession, saved: Path, device: torch.device) -> None:
     except Exception as error:  # what is in the file may be anything
         aside = saved.with_suffix(".damaged")
         saved.replace(aside)
-        raise DamagedCheckpoint(f"{aside}, as it is called now, cannot be gone on with: {one_line(error)}") from None
+        raise DamagedCheckpoint(f"{aside}, as it is called now, cannot be resumed from: {one_line(error)}") from None
 
 
 def _task(run: Run, context: RunContext) -> Task:
@@ -137,10 +137,10 @@ class VirtualSession:
     def __init__(self, run: Run, task: Task, steps: int) -> None:
         self.run, self.task, self.steps = run, task, steps
         options = _options(run)
-        optimizer = optimizer_of(run, task)
+        optimizer = run_optimizer(run, task)
         on_gpu = next(task.model.parameters()).is_cuda
-        together = on_gpu and task.mean and not run.autocast and can_be_batched(task.model)
-        self.passes = "together" if together else "one worker after another"
+        batched = on_gpu and task.mean and not run.autocast and can_be_batched(task.model)
+        self.passes = "together" if batched else "one worker after another"  # as stored results call them
         self.precision = "bf16 autocast" if run.autocast else "tf32" if on_gpu else "fp32"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
@@ -152,7 +152,7 @@ class VirtualSession:
                 carried=task.carried,
                 graph=task.graph,
                 streams=STREAMS if task.graph else 1,
-                passes=BatchedPasses if together else SequentialPasses,
+                passes=BatchedPasses if batched else SequentialPasses,
                 **options,
             )
         density = run.options.get("density") or run.settings.get("density", 0.001)
@@ -166,10 +166,10 @@ class VirtualSession:
         self.bytes: list[float] = []
         self.snapshots: list[dict[str, Any]] = []
         self.seconds = 0.0
-        self.commits: list[str] = []  # with which it was begun and gone on with
+        self.commits: list[str] = []  # with which it was begun and resumed
 
     def advance(self, batch: list[tuple[torch.Tensor, ...]]) -> None:
-        """One step."""
+        """Train one step."""
         step = self.virtual_workers.step
         factor = rate_factor(self.run, step / self.steps)
         for group, rate in zip(self.virtual_workers.optimizer.param_groups, self.rates, strict=True):
@@ -196,12 +196,12 @@ class VirtualSession:
     def state(self) -> dict[str, Any]:
         self._fetch()
         own = {name: getattr(self, name) for name in CARRIED}
-        return {"team": self.virtual_workers.state_dict(), "data": self.task.checksum, **own}
+        return {"virtual_workers": self.virtual_workers.state_dict(), "data": self.task.checksum, **own}
 
     def load(self, state: Mapping[str, Any]) -> None:
         if state["data"] != self.task.checksum:
             raise ValueError("it was begun with other data")
-        self.virtual_workers.load_state_dict(state["team"])
+        self.virtual_workers.load_state_dict(state["virtual_workers"])
         for name in CARRIED:
             setattr(self, name, state[name])
 
@@ -222,15 +222,15 @@ class VirtualSession:
             self.losses = []
 
 
-def optimizer_of(run: Run, task: Task) -> torch.optim.Optimizer:
-    """SGD with momentum, or AdamW."""
+def run_optimizer(run: Run, task: Task) -> torch.optim.Optimizer:
+    """Return SGD with momentum, or AdamW."""
     if run.optimizer == "adamw":
         return torch.optim.AdamW(task.model.parameters(), run.rate, weight_decay=run.weight_decay)
     return torch.optim.SGD(task.model.parameters(), run.rate, run.momentum, weight_decay=run.weight_decay)
 
 
 def _options(run: Run) -> dict[str, Any]:
-    """The options of ``VirtualWorkers``."""
+    """Return the options of ``VirtualWorkers``."""
     extra = {} if run.clip is None else {"clip": run.clip}
     if run.method == DENSE:
         return {"compressor": "none", **extra}
@@ -248,7 +248,8 @@ def _options(run: Run) -> dict[str, Any]:
 
 
 def traffic_per_step(run: Run) -> Callable[[float], float]:
-    """The bytes that a worker sends in a step, on average if the density changes, from that of what is compressed."""
+    """Return the bytes that a worker sends in a step, as a function of the density of what is compressed; on average if
+    the density changes."""
     with torch.device("meta"):
         model = CATALOGUE[run.model].make()
     # What the optimizer does changes no bytes, and it is not there.

@@ -1,4 +1,4 @@
-"""Results as plots, tables and one self-contained page. Needs the extra ``lab``; knows nothing of the other rooms."""
+"""Results as plots, tables and one self-contained page; knows nothing of the other folders."""
 
 from sparsync_lab.report.page import Figure, Page, Section, Text, render, write
 from sparsync_lab.report.plots import Bar, BarChart, Chart, Curve, LineChart, png

@@ -69,5 +69,5 @@ def render(page: Page) -> str:
 
 
 def write(page: Page, path: Path) -> None:
-    """The page as a file."""
+    """Write the page to a file."""
     path.write_text(render(page), encoding="utf-8")

@@ -94,7 +94,7 @@ class LineChart:
     log_y: bool = False
 
     def summary(self) -> str:
-        """The chart in words."""
+        """Describe the chart in words."""
         ends = [f"{c.label} ends at {c.y[-1]:.3g}{_spaced(self.y_unit)}" for c in self.curves if c.y]
         return f"Line chart: {self.title}, over {self.x_label}. " + "; ".join(ends) + "."
 
@@ -158,7 +158,7 @@ class BarChart:
     x_unit: str = ""
 
     def summary(self) -> str:
-        """The chart in words."""
+        """Describe the chart in words."""
         return f"Bar chart: {self.title}. " + "; ".join(f"{bar.label}: {bar.note}" for bar in self.bars) + "."
 
     def draw(self, axes: Axes) -> None:
@@ -185,7 +185,7 @@ Chart = LineChart | BarChart
 
 
 def png(charts: Sequence[Chart], path: Path) -> None:
-    """Charts on white, three in a row at most, for places that show pictures only."""
+    """Draw charts on white, three in a row at most, and save them as PNG."""
     drawn = BytesIO()
     with matplotlib.rc_context(STYLE):
         _figure(charts).savefig(drawn, format="png", dpi=160)
@@ -194,7 +194,7 @@ def png(charts: Sequence[Chart], path: Path) -> None:
 
 
 def svg(chart: Chart, name: str) -> str:
-    """An ``<svg>`` element to be put into a page; ``name`` keeps its ids apart from those of the page's others."""
+    """Return a chart as an ``<svg>`` element for a page; ``name`` makes its ids unique on the page."""
     text = StringIO()
     with matplotlib.rc_context(STYLE):
         _figure([chart]).savefig(text, format="svg", transparent=True, metadata={"Date": None})
@@ -202,8 +202,8 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def _figure(charts: Sequence[Chart]) -> Figure:
-    """Charts with the same curves have one legend below all of them, others one each: what it needs is added to the
-    height."""
+    """Draw charts; those with the same curves have one legend below all of them, others one each: what it needs is
+    added to the height."""
     columns = min(COLUMNS, len(charts))
     rows = [charts[i : i + columns] for i in range(0, len(charts), columns)]
     own = len({tuple(labels) for labels in map(_labels, charts) if labels}) > 1
@@ -226,7 +226,7 @@ def _figure(charts: Sequence[Chart]) -> Figure:
 
 
 def _labels(chart: Chart) -> list[str]:
-    """Of its curves, broken where they are long."""
+    """Return the labels of the curves, broken where they are long."""
     return ["\n".join(wrap(curve.label, LABEL)) for curve in chart.curves] if isinstance(chart, LineChart) else []
 
 
@@ -246,7 +246,7 @@ def _legend_inches(chart: Chart) -> float:
 
 
 def _add_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
-    """Below the axes, in as many columns as there is room for."""
+    """Add a legend below the axes, in as many columns as there is room for."""
     height = figure.get_figheight()
     for rows in range(1, len(labels) + 1):
         columns = -(-len(labels) // rows)
@@ -264,7 +264,7 @@ def _spaced(unit: str) -> str:
 
 
 def _for_page(text: str, name: str, label: str) -> str:
-    """What a file of its own needs and a page does not is left out; colours and fonts become the page's."""
+    """Leave out what a file of its own needs and a page does not; colours and fonts become the page's."""
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = text.replace("xlink:href", "href")

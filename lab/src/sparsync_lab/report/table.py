@@ -45,18 +45,18 @@ class Table:
 
 
 def mean_and_std_text(mean: float, deviation: float | None, unit: str = "") -> str:
-    """``97.3 ± 0.2 %``; a deviation that is not known is left out."""
+    """Return ``97.3 ± 0.2 %``; a deviation that is not known is left out."""
     spread = "" if deviation is None else f" ± {deviation:.1f}"
     return f"{mean:.1f}{spread}{unit and f' {unit}'}"
 
 
 def times(factor: float) -> str:
-    """``21.6 ×``, ``498 ×``: three digits, or all before the point."""
+    """Return ``21.6 ×``, ``498 ×``: three digits, or all before the point."""
     return f"{factor:,.1f} ×" if round(factor, 1) < 100 else f"{factor:,.0f} ×"
 
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Lines with the same keys as a CSV file with a header."""
+    """Write lines with the same keys as a CSV file with a header."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
         writer.writeheader()

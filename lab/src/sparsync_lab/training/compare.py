@@ -1,4 +1,4 @@
-"""Methods side by side: which trainings a comparison needs, and what is made of their outcomes."""
+"""Compare methods: which trainings a comparison needs, and the summary of their outcomes."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ class MethodSummary:
 
     @property
     def misses(self) -> bool:
-        """Whether it learns less than dense by more than the tolerance."""
+        """Return whether it learns less than dense by more than the tolerance."""
         return self.gap > TOLERANCE
 
     @property
     def ratio(self) -> float:
-        """How many times fewer bytes than dense; 0 for a worker alone, which sends none."""
+        """Return how many times fewer bytes than dense it sends; 0 for a worker alone, which sends none."""
         return self.dense_bytes / self.bytes if self.bytes else 0.0
 
 
-def plan(
+def plan_trainings(
     methods: Sequence[str],
     seeds: int,
     like: Training,
     density: float | None = None,
     momentum_mode: str = MOVE,
 ) -> list[Training]:
-    """The trainings of a comparison: every method with every seed, dense first.
+    """Return the trainings of a comparison: every method with every seed, dense first.
 
     Args:
         methods: names as ``Training`` takes them; ``name@density`` gives one of them a density of its own.
@@ -133,7 +133,7 @@ def _train(worker: Worker, job: tuple[Training, Path | None]) -> Outcome | None:
 
 
 def summarize(outcomes: Sequence[Outcome]) -> list[MethodSummary]:
-    """A line for each method, in the order of the outcomes; the first method is the one the others are held against."""
+    """Return a summary of each method, in the order of the outcomes; the others are compared with the first."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(label(outcome.training), []).append(outcome)
@@ -142,12 +142,12 @@ def summarize(outcomes: Sequence[Outcome]) -> list[MethodSummary]:
 
 
 def label(training: Training) -> str:
-    """The method, and its density where that was asked for."""
+    """Return the method, and its density where that was asked for."""
     return training.method if training.density is None else f"{training.method} {100 * training.density:g} %"
 
 
 def options(training: Training) -> dict[str, str]:
-    """What the method comes down to: the options of ``attach`` as they are filled in, by their names."""
+    """Return the options of ``attach`` that a method stands for, by their names."""
     given = attach_options(training)
     names = ("compressor", "density", "collective", "scope", "values", "indices", "momentum")
     if given is None:

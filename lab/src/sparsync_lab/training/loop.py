@@ -43,7 +43,7 @@ def train(
     on_point: Callable[[Point], None] = lambda point: None,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> Outcome | None:
-    """One training, on one of the workers of torch's process group; its outcome on rank 0, ``None`` on the others.
+    """Train on one of the workers of torch's process group; return the outcome on rank 0, ``None`` on the others.
 
     Args:
         folder: the run folder to write, or to go on from with ``resume``; ``None`` writes nothing. All ranks see it.
@@ -112,7 +112,7 @@ class TrainingSession:
         self.before = {"bytes": 0.0, "entries": 0.0, "possible": 0.0, "step_s": math.nan}  # before the last resume
 
     def advance(self, x: Tensor, y: Tensor) -> None:
-        """One step on a batch."""
+        """Train one step on a batch."""
         assert self.ddp is not None
         for group in self.optimizer.param_groups:
             group["lr"] = self.training.rate * min(1.0, (self.step + 1) / RATE_WARM_UP)
@@ -134,7 +134,7 @@ class TrainingSession:
         self.counted += 1
 
     def point(self) -> Point:
-        """Where the training stands, measured on the test images."""
+        """Measure the model on the test images."""
         loss = self.losses.item() / self.counted if self.counted else math.nan
         right = 0
         self.model.eval()
@@ -146,22 +146,22 @@ class TrainingSession:
         return Point(self.step, loss, right / len(self.images.test_y), self._progress()["bytes"])
 
     def forget_losses(self) -> None:
-        """A point has been made: the next one's loss begins anew."""
+        """Begin the mean loss of the next point."""
         self.losses.zero_()
         self.counted = 0
 
     def checkpoint(self) -> Checkpoint:
-        """What all ranks have in common."""
+        """Return what all ranks have in common."""
         progress = self._progress() | {"losses": self.losses.item(), "counted": self.counted}
         model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
         return Checkpoint(self.training, self.workers, self.step, model, optimizer, progress)
 
     def rank_state(self) -> dict[str, Any]:
-        """What this rank alone knows."""
+        """Return what this rank alone knows."""
         return {"sync": None if self.sync is None else self.sync.state_dict()}
 
     def restore(self, run_folder: RunFolder) -> None:
-        """Go on from the last checkpoint, if there is one; it may be of another number of workers."""
+        """Resume from the last checkpoint, if there is one; it may be of another number of workers."""
         saved = run_folder.checkpoint()
         if saved is None:
             return
@@ -179,7 +179,7 @@ class TrainingSession:
         self.counted = int(saved.progress["counted"])
 
     def outcome(self, curve: Sequence[Point]) -> Outcome:
-        """What came of it, on rank 0."""
+        """Return the outcome, on rank 0."""
         points = list(curve) if curve and curve[-1].step == self.step else [*curve, self.point()]
         done = self._progress()
         return Outcome(
@@ -195,14 +195,14 @@ class TrainingSession:
         )
 
     def close(self) -> None:
-        """Let go of DDP, which must happen before the process group does."""
+        """Release DDP, which must happen before the process group ends."""
         if self.sync is not None:
             self.sync.detach()
         self.ddp = self.sync = None
         gc.collect()
 
     def _progress(self) -> dict[str, float]:
-        """Sums since step 0, earlier sessions included."""
+        """Return sums since step 0, earlier sessions included."""
         if self.sync is None:
             sent, entries, possible = self.dense_bytes * self.step, float(self.numel), float(self.numel)
         else:
@@ -215,7 +215,7 @@ class TrainingSession:
 
 
 def batch_indices(images: int, batch: int, order: torch.Generator) -> Iterator[Tensor]:
-    """Indices for every step, without end: all images in a new order each epoch, whole batches only."""
+    """Yield indices for every step, without end: all images in a new order each epoch, whole batches only."""
     if not 1 <= batch <= images:
         raise ValueError(f"batch must be from 1 to {images}, what a worker has to learn from, got {batch}")
     while True:
@@ -224,7 +224,7 @@ def batch_indices(images: int, batch: int, order: torch.Generator) -> Iterator[T
 
 
 def _on_rank_0(rank: int, act: Callable[[], None]) -> None:
-    """Rank 0 acts; what is wrong there is raised on every rank."""
+    """Call ``act`` on rank 0; raise what is wrong there on every rank."""
     said: list[str | None] = [None]
     if rank == 0:
         try:

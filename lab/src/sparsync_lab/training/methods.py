@@ -11,7 +11,7 @@ DENSE = "dense"  # plain DDP, without any hook
 
 
 def method_options(method: str, **given: Any) -> dict[str, Any] | None:
-    """The keyword arguments of ``attach`` for ``method``, all but ``optimizer``; ``None`` for plain DDP.
+    """Return the keyword arguments of ``attach`` for ``method``, all but ``optimizer``; ``None`` for plain DDP.
 
     Args:
         method: ``"dense"``, a recipe's name, a compressor's name, or both halves as in ``"random+shared"``. Where a

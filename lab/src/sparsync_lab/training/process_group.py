@@ -1,4 +1,4 @@
-"""Torch's process group for a training, and the form of a worker that ``torchrun`` has started."""
+"""Torch's process group for a training, and workers that ``torchrun`` has started."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ MAY_CHANGE = {"steps"}  # of a training, when it is resumed
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What all ranks have in common.
+    """The part of a checkpoint that all ranks have in common.
 
     Args:
         workers: how many there were, each with a file of its own beside.
@@ -58,7 +58,7 @@ class RunFolder:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def config(self) -> tuple[Training, int]:
-        """The training and the number of its workers, as they were last started."""
+        """Return the training and the number of its workers, as they were last started."""
         path = self.folder / "config.json"
         if not path.is_file():
             raise ValueError(f"{self.folder} holds no run to resume: there is no {path.name} in it")
@@ -70,7 +70,7 @@ class RunFolder:
             raise ValueError(f"{path} cannot be read, the run is damaged: {one_line(error)}") from None
 
     def checkpoint(self) -> Checkpoint | None:
-        """The last complete checkpoint; ``None`` before the first."""
+        """Return the last complete checkpoint; ``None`` before the first."""
         step = self._saved_step()
         if step is None:
             return None
@@ -84,11 +84,11 @@ class RunFolder:
             raise ValueError(f"{path} cannot be read, the run is damaged: {one_line(error)}") from None
 
     def rank_states(self, checkpoint: Checkpoint, ranks: Sequence[int]) -> list[dict[str, Any]]:
-        """What these ranks kept."""
+        """Return what these ranks kept."""
         return [load_verified(self._checkpoint(checkpoint.step) / f"rank-{rank}.pt") for rank in ranks]
 
     def points(self) -> list[Point]:
-        """The points of the curve up to the last checkpoint; later ones are going to be made again."""
+        """Return the points of the curve up to the last checkpoint; later ones are going to be made again."""
         path, until = self.folder / "metrics.jsonl", self._saved_step() or 0
         if until and not path.is_file():
             raise ValueError(f"{path} is missing, the run is damaged")
@@ -186,7 +186,7 @@ def check_same(asked: Training, there: Training, where: str) -> None:
 
 
 def load_verified(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """A checkpoint's file, whole: a file that is cut off, or whose bytes have changed, is refused."""
+    """Load a file of a checkpoint; one that is cut off, or whose bytes have changed, is refused."""
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
@@ -215,5 +215,5 @@ def _write(path: Path, text: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].strip()

@@ -1,4 +1,4 @@
-"""What is trained and how, and what came of it: plain values that convert to JSON and back."""
+"""Settings and outcome of a training: plain values that convert to JSON and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, and how.
+    """The settings of a training.
 
     Args:
         method: how gradients are exchanged: ``"dense"`` (plain DDP), a recipe's name, a compressor's name, or a
@@ -82,7 +82,8 @@ class Training:
 
 
 def attach_options(training: Training) -> dict[str, Any] | None:
-    """The keyword arguments of ``sparsync.attach`` for this training, all but ``optimizer``; ``None`` for plain DDP."""
+    """Return the keyword arguments of ``sparsync.attach`` for this training, all but ``optimizer``; ``None`` for plain
+    DDP."""
     options = method_options(
         training.method,
         density=training.density,
@@ -96,7 +97,7 @@ def attach_options(training: Training) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a training stands after ``step`` steps.
+    """A point of the curve of a training, after ``step`` steps.
 
     Args:
         loss: mean training loss of rank 0's batches since the point before.
@@ -119,7 +120,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a training.
+    """The outcome of a training.
 
     Args:
         numel: parameters of the model.
@@ -153,12 +154,12 @@ class Outcome:
 
 
 def dense_bytes(numel: int, workers: int) -> float:
-    """Bytes a worker puts on the network when plain DDP averages ``numel`` fp32 entries in a ring."""
+    """Return the bytes that a worker puts on the network when plain DDP averages ``numel`` fp32 entries in a ring."""
     return 2 * (workers - 1) / workers * numel * 4
 
 
 def _to_json(values: Any) -> dict[str, Any]:
-    """The fields of a dataclass; JSON has no NaN, so what is not finite becomes ``None``."""
+    """Return the fields of a dataclass; JSON has no NaN, so what is not finite becomes ``None``."""
     found = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
 

@@ -11,15 +11,15 @@ those of real processes bit for bit where sums run in rank order: ``VirtualWorke
 
     images, model = load("cifar10"), resnet20().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    team = VirtualWorkers(model, loss_fn, optimizer, workers=16, recipe="default")   # options: those of attach
-    batches = image_batches(images, workers=16, batch=32, device="cuda", start=team.step)
+    virtual = VirtualWorkers(model, loss_fn, optimizer, workers=16, recipe="default")   # options: those of attach
+    batches = image_batches(images, workers=16, batch=32, device="cuda", start=virtual.step)
     for batch in islice(batches, 1000):
-        team.advance(batch)                    # every worker's passes, the exchange, a step of the optimizer
+        virtual.advance(batch)                 # every worker's passes, the exchange, a step of the optimizer
     accuracy(model, images)
-    team.tally.bytes                           # that one worker has put on the network
+    virtual.tally.bytes                        # that one worker has put on the network
 
-In slices: ``torch.save(team.state_dict(), path)``; later, on a team made alike,
-``team.load_state_dict(torch.load(path, weights_only=True))``, then as above.
+In slices: ``torch.save(virtual.state_dict(), path)``; later, on workers made alike,
+``virtual.load_state_dict(torch.load(path, weights_only=True))``, then as above.
 
 A language model reads ``token_batches`` and carries its hidden state on::
 
@@ -30,24 +30,17 @@ A language model reads ``token_batches`` and carries its hidden state on::
         return loss, (h.transpose(0, 1), c.transpose(0, 1))
 
     zeros = torch.zeros(20, 2, 1500, device="cuda")
-    team = VirtualWorkers(model, loss_fn, optimizer, 4, carried=(zeros, zeros), recipe="paper", passes=BatchedPasses)
-    batches = token_batches(text, 4, 20, 35, start=team.step)    # as above; team.forget() every epoch_steps(...) steps
+    virtual = VirtualWorkers(model, loss_fn, optimizer, 4, carried=(zeros, zeros), passes=BatchedPasses)
+    batches = token_batches(text, 4, 20, 35, start=virtual.step)    # then virtual.forget() every epoch_steps(...) steps
 """
 
-from sparsync.simulate.parts import Tally
 from sparsync.simulate.sequential import SequentialPasses
+from sparsync.simulate.virtual_units import Tally
 from sparsync.simulate.virtual_workers import VirtualWorkers
 from sparsync_lab.virtual.batched import BatchedPasses
-from sparsync_lab.virtual.batches import (
-    accuracy,
-    epoch_steps,
-    evaluating,
-    image_batches,
-    perplexity,
-    token_batches,
-    worker_indices,
-)
+from sparsync_lab.virtual.evaluate import accuracy, evaluating, perplexity
 from sparsync_lab.virtual.supported_layers import can_be_batched
+from sparsync_lab.virtual.worker_batches import epoch_steps, image_batches, token_batches, worker_indices
 
 __all__ = [
     "BatchedPasses",

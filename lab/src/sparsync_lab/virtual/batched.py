@@ -17,7 +17,7 @@ from sparsync_lab.virtual.supported_layers import SUPPORTED_LAYERS, find_unsuppo
 
 
 class BatchedPasses(SequentialPasses):
-    """One pass over the examples of all workers, that tells their gradients and batch statistics apart.
+    """One pass over the examples of all workers, with gradients and batch statistics for each of them.
 
     A GPU that is hardly busy with one worker's batch is busy with all of them. The gradients are those of
     ``SequentialPasses`` but for rounding; what draws random numbers, such as dropout, draws others. On a GPU an
@@ -70,7 +70,7 @@ class BatchedPasses(SequentialPasses):
         self._checked_uses = False
 
     def _all(self) -> None:
-        """A pass of all workers."""
+        """Run a pass of all workers."""
         batch = self.inputs[0]
         self._params.refresh(len(batch[0]))
         self._statistics(back=False)
@@ -94,7 +94,7 @@ class BatchedPasses(SequentialPasses):
         self._statistics(back=True)
 
     def _check_uses(self, loss: Tensor) -> None:
-        """Once: no parameter may be used beside its layer, where its gradient cannot be told apart."""
+        """Raise, in the first step, if a parameter is used outside its layer, where it has no gradient by worker."""
         todo, seen = [loss.grad_fn], set()
         while todo:
             node = todo.pop()
@@ -112,7 +112,7 @@ class BatchedPasses(SequentialPasses):
 
     @torch.no_grad()
     def _statistics(self, back: bool) -> None:
-        """Rank 0's running statistics: from the model to where they are gone on with, and back."""
+        """Copy rank 0's running statistics from the model to the batched layers, or back."""
         if not self._norms:
             return
         outside = [t for norm, _ in self._norms for t in (norm.running_mean, norm.running_var)]
@@ -136,7 +136,7 @@ class BatchedPasses(SequentialPasses):
             torch.stack(new, 1, out=shaped)
 
     def _check_shapes(self, batches: Sequence[Batch]) -> list[list[Tensor]]:
-        """The tensors of all workers by their place in a batch."""
+        """Check that all batches have one shape; return the tensors of all workers by their place in a batch."""
         for rank, batch in enumerate(batches):
             ours, theirs = ([(tuple(t.shape), t.dtype) for t in one] for one in (batches[0], batch))
             if ours != theirs or not all(t.dim() and len(t) == len(batch[0]) for t in batch):

@@ -20,7 +20,7 @@ def _convolve(
     WIDE: tl.constexpr, NARROW: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, STRIDE: tl.constexpr,
     FLIPPED: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``BLOCK`` pixels of what comes out, all channels. FLIPPED: ``w`` is (INPUTS, OUTPUTS, 3, 3), turned round."""
+    """Compute ``BLOCK`` pixels of the output, all channels. FLIPPED: ``w`` is (INPUTS, OUTPUTS, 3, 3), turned round."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     example = at // (NARROW * NARROW)
     pixel = at % (NARROW * NARROW)
@@ -51,7 +51,7 @@ def _correlate(
     WIDE: tl.constexpr, NARROW: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A worker's gradient of a row of the weights, from ``each`` of its ``total`` pixels."""
+    """Compute a worker's gradient of a row of the weights, from ``each`` of its ``total`` pixels."""
     worker, piece, k = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     inwards, outwards = tl.arange(0, IN), tl.arange(0, OUT)
     left = tl.zeros((OUT, IN), tl.float32)
@@ -82,7 +82,7 @@ def _correlate(
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """``conv2d(x, weight, None, stride, padding=1)`` of squares."""
+    """Return ``conv2d(x, weight, None, stride, padding=1)`` of squares."""
     outputs, inputs = weight.shape[:2]
     narrow = (x.shape[2] - 1) // stride + 1
     y = x.new_empty(len(x), outputs, narrow, narrow)
@@ -91,7 +91,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 
 def to_input(grad: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of what went into a convolution with stride 1: that of what came out, through the weights turned
+    """Return the gradient of the input of a convolution with stride 1: that of the output, through the weights turned
     round."""
     outputs, inputs = weight.shape[:2]
     x = grad.new_empty(len(grad), inputs, *grad.shape[2:])
@@ -100,7 +100,7 @@ def to_input(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def to_weights(x: Tensor, grad: Tensor, workers: int, stride: int) -> Tensor:
-    """Every worker's gradient of the weights, ``(workers, outputs, inputs, 3, 3)``."""
+    """Return every worker's gradient of the weights, ``(workers, outputs, inputs, 3, 3)``."""
     inputs, outputs, narrow = x.shape[1], grad.shape[1], grad.shape[2]
     pieces, block, warps, stages = PIECES[inputs * outputs <= 256]
     total = len(x) // workers * narrow * narrow

@@ -1,4 +1,4 @@
-"""Layers that all workers pass at once: one set of weights, and a gradient of them for every worker."""
+"""Batched layers: one set of weights, and a gradient of them for every worker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparsync.kernels.device import usable_on
 from sparsync_lab.models import masked_batch_norm
 from sparsync_lab.virtual.per_worker_params import PerWorkerParams, rows_by_worker
 
-Sizes = tuple[int, ...]  # one for each dimension of a picture
+Sizes = tuple[int, ...]  # one for each dimension of an image
 SMALL = 32  # channels of a convolution; with more, cuDNN is faster
 
 
 class BatchedConv(nn.Module):
-    """In one or two dimensions."""
+    """A convolution in one or two dimensions."""
 
     def __init__(self, of: nn.Conv1d | nn.Conv2d, params: PerWorkerParams) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class BatchedLinear(nn.Module):
 
 
 class BatchedBatchNorm2d(nn.Module):
-    """Statistics of every worker's own examples.
+    """Batch norm with the statistics of every worker's own examples.
 
     Of the running statistics only rank 0's, the first C, are ever read: ``mean`` and ``variance`` are views of them.
     """
@@ -147,18 +147,18 @@ class _Product(torch.autograd.Function):
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x`` through a linear layer, whose gradient is told apart.
+    """Return ``x`` through a linear layer, with a gradient of its weights for every worker.
 
     Args:
         x: ``(B * P, ..., inputs)``.
-        weight, bias: probes of ``(outputs, inputs)`` and ``(outputs,)``.
+        weight, bias: views by worker of ``(outputs, inputs)`` and ``(outputs,)``.
     """
     y: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
 
 
 def takes_small(x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, groups: int) -> bool:
-    """Whether a convolution is for our own kernels: 3 x 3, of squares, with few channels, on a GPU in TF32."""
+    """Return whether a convolution is for our own kernels: 3 x 3, of squares, with few channels, on a GPU in TF32."""
     if weight.shape[2:] != (3, 3) or max(weight.shape[:2]) > SMALL or x.shape[2] != x.shape[3]:
         return False
     plain = stride in ((1, 1), (2, 2)) and padding == (1, 1) and groups == 1
@@ -167,14 +167,15 @@ def takes_small(x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, groups
 
 
 def _in_tf32() -> bool:
-    """Whether cuDNN's convolutions are; asked by kind, as its ``allow_tf32`` raises where kinds differ."""
+    """Return whether cuDNN's convolutions use TF32; asked by kind, as its ``allow_tf32`` raises where kinds differ."""
     return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def weight_gradients(
     x: Tensor, grad: Tensor, shape: torch.Size, stride: Sizes, padding: Sizes, groups: int = 1
 ) -> Tensor:
-    """A convolution's gradient for every worker, ``shape``: that of one convolution with groups for each of them.
+    """Return a convolution's gradient for every worker, ``shape``: that of one convolution with groups for each of
+    them.
 
     Args:
         x: what went in, ``(B * P, inputs, ...)``.
@@ -190,7 +191,7 @@ def weight_gradients(
 def _backward(
     x: Tensor, grad: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, groups: int, *, wanted: int
 ) -> Tensor:
-    """One of a convolution's gradients: 0, of what went in; 1, of the weights."""
+    """Return one of a convolution's gradients: 0, of the input; 1, of the weights."""
     ones, zeros = [1] * len(stride), [0] * len(stride)
     found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
         grad, x, weight, None, stride, padding, ones, False, zeros, groups, (wanted == 0, wanted == 1, False)

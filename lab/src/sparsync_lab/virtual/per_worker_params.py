@@ -1,4 +1,4 @@
-"""Which worker's a gradient is.
+"""Parameters with a gradient for every worker.
 
 The examples of P workers lie in one batch, worker by worker in turn: example ``b`` of worker ``p`` is number
 ``b * P + p``. A contiguous ``(B * P, C, ...)`` is then a ``(B, P * C, ...)``, too, without a copy.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class PerWorkerParams:
-    """Of every parameter P views of its own values, by which its gradient is told apart by worker.
+    """P views of the values of every parameter, one a worker, each with a gradient of its own.
 
     Args:
         workers: P.
@@ -29,7 +29,7 @@ class PerWorkerParams:
 
     @torch.no_grad()
     def refresh(self, examples: int) -> None:
-        """Before a pass of so many examples, those of all workers together."""
+        """Make new views before a pass of so many examples, those of all workers together."""
         self.examples = examples
         params = {id(p): p.detach().expand(self.workers, *p.shape) for p in self._parameters}
         if self._norms:
@@ -39,11 +39,11 @@ class PerWorkerParams:
         self._params = {id(p): params[id(p)].requires_grad_(p.requires_grad) for p in self._parameters}
 
     def of(self, parameter: Tensor) -> Tensor:
-        """``(P, *shape)``."""
+        """Return the views of a parameter, ``(P, *shape)``."""
         return self._params[id(parameter)]
 
     def check(self, x: Tensor, dimensions: int, layer: nn.Module, or_more: bool = False) -> None:
-        """What reaches a layer must still be the batch of all workers, in the precision of the weights."""
+        """Raise unless what reaches a layer is still the batch of all workers, in the precision of the weights."""
         if not isinstance(x, Tensor):
             raise ValueError(f"batched passes: a {type(layer).__name__} takes tensors, got {type(x).__name__}")
         if torch.is_autocast_enabled(x.device.type):
@@ -57,5 +57,5 @@ class PerWorkerParams:
 
 
 def rows_by_worker(x: Tensor, workers: int) -> Tensor:
-    """``(B * P, ..., features)`` as ``(P, rows, features)``: all that a worker has, one row after another."""
+    """Return ``(B * P, ..., features)`` as ``(P, rows, features)``: all that a worker has, one row after another."""
     return torch.unflatten(x, 0, (-1, workers)).transpose(0, 1).flatten(1, -2)

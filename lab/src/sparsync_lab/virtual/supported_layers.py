@@ -1,4 +1,4 @@
-"""Which layers all workers can pass at once."""
+"""The layers that can be batched over all workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparsync_lab.models.gpt import TiedOutput
 from sparsync_lab.models.masked_batch_norm import MaskedBatchNorm
-from sparsync_lab.virtual import language, layers, recurrence
+from sparsync_lab.virtual import language_layers, layers, lstm
 from sparsync_lab.virtual.per_worker_params import PerWorkerParams
 
 SUPPORTED_LAYERS: dict[type[nn.Module], Callable[[Any, PerWorkerParams], nn.Module]] = {
@@ -19,28 +19,28 @@ SUPPORTED_LAYERS: dict[type[nn.Module], Callable[[Any, PerWorkerParams], nn.Modu
     nn.Linear: layers.BatchedLinear,
     nn.BatchNorm2d: layers.BatchedBatchNorm2d,
     MaskedBatchNorm: layers.BatchedMaskedBatchNorm,
-    nn.Embedding: language.BatchedEmbedding,
-    nn.LayerNorm: language.BatchedLayerNorm,
-    TiedOutput: language.BatchedTiedOutput,
-    nn.LSTM: recurrence.BatchedLSTM,
+    nn.Embedding: language_layers.BatchedEmbedding,
+    nn.LayerNorm: language_layers.BatchedLayerNorm,
+    TiedOutput: language_layers.BatchedTiedOutput,
+    nn.LSTM: lstm.BatchedLSTM,
 }
 
 
 def can_be_batched(model: nn.Module) -> bool:
-    """Whether ``VirtualWorkers(passes=BatchedPasses)`` takes the model.
+    """Return whether ``VirtualWorkers(passes=BatchedPasses)`` takes the model.
 
     All that has parameters or buffers must be a plain ``Conv1d`` or ``Conv2d`` (zeros around it, no dilation),
     ``Linear``, ``BatchNorm2d`` (with weights, running statistics and a fixed momentum), ``MaskedBatchNorm``,
     ``LayerNorm``, ``Embedding`` (without ``padding_idx``, ``max_norm``, ``scale_grad_by_freq`` and ``sparse``), the
     output of ``GPT`` that is tied to one, or ``LSTM`` (``batch_first``, in one direction, without projections). What
-    mixes examples in a way of its own cannot be seen from here, and must not go together; a parameter that is used
+    mixes examples in a way of its own cannot be seen from here, and must not be batched; a parameter that is used
     beside its layer is refused in the first step.
     """
     return find_unsupported(model) is None
 
 
 def find_unsupported(model: nn.Module) -> str | None:
-    """The first module that cannot go together, in words."""
+    """Return the first module that cannot be batched, in words."""
     for name, module in model.named_modules():
         why = _why_not(module)
         if why is not None:

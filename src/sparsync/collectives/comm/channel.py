@@ -83,11 +83,11 @@ class Channel:
         return f"exchange {self.sequence}, {self.unit}"
 
     def room_for(self, message: Tensor) -> Tensor:
-        """Where ``all_gather`` leaves every rank's ``message``; a message that stays may use it time and again."""
+        """Return room in which ``all_gather`` can leave every rank's ``message``, time and again."""
         return message.unsqueeze(0) if self.group is None else message.new_empty(self.size, *message.shape)
 
     def all_gather(self, message: Tensor, room: Tensor | None = None) -> Tensor:
-        """Every rank's ``message``, shape ``(ranks, *message.shape)``; in its ``room``, if that is given."""
+        """Return every rank's ``message``, shape ``(ranks, *message.shape)``; in its ``room``, if that is given."""
         out = self.room_for(message) if room is None else room
         if self.group is None:
             return out
@@ -122,13 +122,12 @@ class Channel:
         return out
 
     def gather_headers(self, sent: SparseGrad, layout: Layout, workspace: Workspace) -> Tensor:
-        """Every rank's header alone."""
+        """Return every rank's header alone."""
         own = self.checks.header(self.wire, sent, self.sequence, layout, workspace)
-        room = workspace.get(HeaderRoom, (own.device, own.data_ptr()), lambda: HeaderRoom(self.room_for(own)))
-        return self.all_gather(own, room.rows)
+        return self.all_gather(own, self.checks.room(workspace, lambda: self.room_for(own)))
 
     def take_count(self) -> int:
-        """Bytes of the tensors handed to ``torch.distributed`` since the last call."""
+        """Return bytes of the tensors handed to ``torch.distributed`` since the last call."""
         count, self._bytes = self._bytes, 0
         return count
 
@@ -146,7 +145,7 @@ class Channel:
             self.monitor.wait(report.there, self.place)
 
     def verify_pair(self, ours: Tensor, theirs: Tensor, source: int) -> Header:
-        """The header of a message from rank ``source``, which must be at the same exchange as ours."""
+        """Return the header of a message from rank ``source``, which must be at the same exchange as ours."""
         mine, other = (Header(*message[:HEADER].tolist()) for message in (ours, theirs))
         for field in SAME:
             said = getattr(mine, field), getattr(other, field)
@@ -211,13 +210,6 @@ class Channel:
             self.monitor.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
 
 
-class HeaderRoom:
-    """Room for every rank's header."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
-    """What carries tensors of ``device``."""
+    """Return what carries tensors of ``device``."""
     return dict(part.split(":") for part in dist.get_backend_config(group).split(",")).get(device.type, "none")

@@ -50,7 +50,7 @@ class Report:
         return True
 
     def read(self, spare: list[Tensor]) -> list[int]:
-        """The words, once they are there."""
+        """Return the words, once they are there."""
         if self.arrived is not None:
             spare.append(self.words)
         words: list[int] = self.words.tolist()
@@ -73,7 +73,7 @@ class DeviceStatus:
         self._spare: list[Tensor] = []
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.bad.zero_()
         self._written = 1
 
@@ -104,7 +104,7 @@ class DeviceStatus:
             )  # fmt: skip
 
     def check_finite(self, result: Tensor) -> None:
-        """A result that is not finite makes the step bad."""
+        """Make the step bad if the result is not finite."""
         from sparsync.kernels.status import triton as kernels
 
         with on_device_of(result):
@@ -127,7 +127,7 @@ class DeviceStatus:
             )  # fmt: skip
 
     def restore(self, residual: Tensor, sent: SparseGrad, number: int) -> None:
-        """What was sent in exchange ``number`` of this step goes back into the residual if it is not applied."""
+        """Put what was sent in exchange ``number`` of this step back into the residual if it is not applied."""
         from sparsync.kernels.status import triton as kernels
 
         with on_device_of(residual):
@@ -160,21 +160,21 @@ class DeviceStatus:
             )
 
     def close_step(self) -> Report:
-        """What came of the step, for the host to hear."""
+        """Send what came of the step to the host."""
         with on_device_of(self._report):
             return Report.of(self._report[: self._written], self._spare)
 
     def read(self, report: Report) -> tuple[bool, list[list[Header]]]:
-        """What ``close_step`` said: whether the step was bad, and the headers that each exchange saw."""
+        """Return what ``close_step`` said: whether the step was bad, and the headers that each exchange saw."""
         words = report.read(self._spare)
         headers = [Header(*words[i : i + HEADER]) for i in range(1, len(words), HEADER)]
         return bool(words[0]), [headers[i : i + self.workers] for i in range(0, len(headers), self.workers)]
 
     def _make_room(self) -> None:
-        """For twice as many exchanges."""
-        news = self._report.new_zeros(2 * self._report.numel() - 1)
-        news[: self._report.numel()] = self._report
-        self._report, self.bad = news, news[0]
+        """Make room for twice as many exchanges."""
+        larger = self._report.new_zeros(2 * self._report.numel() - 1)
+        larger[: self._report.numel()] = self._report
+        self._report, self.bad = larger, larger[0]
 
 
 def _programs(numel: int) -> int:

@@ -28,6 +28,10 @@ class HeaderChecks(Protocol):
         """Return the header of ``sent`` alone."""
         ...
 
+    def room(self, workspace: Workspace, make: Callable[[], Tensor]) -> Tensor:
+        """Return room for every rank's header: ``make()``, or what it gave before where that can be used again."""
+        ...
+
     def check(self, rows: Tensor, sequence: int) -> list[Header]:
         """Check the headers of the messages ``rows``; they are returned where the host knows them."""
         ...
@@ -46,6 +50,9 @@ class HostChecks:
 
     def header(self, wire: Wire, sent: SparseGrad, sequence: int, layout: Layout, workspace: Workspace) -> Tensor:
         return wire.header(sent, sequence, layout.id, layout.digest)
+
+    def room(self, workspace: Workspace, make: Callable[[], Tensor]) -> Tensor:
+        return make()
 
     def check(self, rows: Tensor, sequence: int) -> list[Header]:
         headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
@@ -86,6 +93,13 @@ class DeviceChecks:
         words = workspace.get(HeaderBuffer, device, lambda: HeaderBuffer(device)).words
         return self.status(device).write_header(sent, words, sequence, layout)
 
+    def room(self, workspace: Workspace, make: Callable[[], Tensor]) -> Tensor:
+        buffer = workspace.find(HeaderBuffer)
+        assert buffer is not None  # ``header`` has made it
+        if buffer.rows is None:
+            buffer.rows = make()
+        return buffer.rows
+
     def check(self, rows: Tensor, sequence: int) -> list[Header]:
         self.status(rows.device).check_headers(rows, sequence)
         return []
@@ -95,10 +109,11 @@ class DeviceChecks:
 
 
 class HeaderBuffer:
-    """Room for one header on the device."""
+    """Room on the device for one header, and for those of all ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self.words = torch.zeros(HEADER, dtype=torch.int32, device=device)
+        self.rows: Tensor | None = None
 
 
 def check_headers(headers: Sequence[Header], monitor: StoreMonitor) -> None:

@@ -106,13 +106,13 @@ class StoreMonitor:
             raise self.broadcast_error(SparsyncError(""))  # which is not the first
 
     def _elsewhere(self, place: str) -> dict[int, str]:
-        """The ranks that do not wait at ``place``, and where they last waited."""
+        """Return the ranks that do not wait at ``place``, and where they last waited."""
         names = {rank: f"here/{rank}" for rank in range(self.size)}
         there = {r: bytes(self.store.get(n)).decode() if self.store.check([n]) else "" for r, n in names.items()}
         return {rank: where for rank, where in there.items() if where != place}
 
     def _appear(self, names: list[str], seconds: float) -> bool:
-        """Whether all ``names`` are in the store within ``seconds``."""
+        """Return whether all ``names`` are in the store within ``seconds``."""
         try:
             self.store.wait(names, timedelta(seconds=seconds))
             return True
@@ -121,7 +121,7 @@ class StoreMonitor:
 
 
 def _difference(ours: str, theirs: str, rank: int) -> str:
-    """The first line in which two texts differ."""
+    """Return the first line in which two texts differ."""
     for mine, other in zip_longest(ours.splitlines(), theirs.splitlines(), fillvalue="nothing"):
         if mine != other:
             return f"rank 0 has {mine}, rank {rank} has {other}"

@@ -15,7 +15,7 @@ from sparsync.kernels.path import KernelPath
 def accumulate(
     grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0, path: KernelPath = KernelPath.PYTORCH
 ) -> tuple[Rows, int]:
-    """As ``reference.accumulate``, by ``path``."""
+    """Do as ``reference.accumulate``, by ``path``."""
     if path is KernelPath.NUMBA:
         from sparsync.kernels.accumulate import cpu
 

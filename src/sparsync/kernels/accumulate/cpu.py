@@ -122,7 +122,7 @@ def _accumulate(grad, before, after, velocity_before, velocity_after, peaks, sca
 
 
 def accumulate(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0) -> tuple[Rows, int]:
-    """As ``reference.accumulate``."""
+    """Do as ``reference.accumulate``."""
     rows = rows_of(memory, runs, KernelPath.NUMBA)
     shares = _shares(runs)
     jobs = [partial(_share, grad, memory, rows.peak, share, scale) for share in shares]

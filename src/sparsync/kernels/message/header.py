@@ -17,3 +17,4 @@ class Header(NamedTuple):
 
 
 HEADER = len(Header._fields)  # words
+SEQUENCE, UNIT, DIGEST, ENTRIES, FLAGS, WHERE, EXTRA = range(1, HEADER)  # where each word stands

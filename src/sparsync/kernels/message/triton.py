@@ -11,11 +11,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsync.kernels.message.header import Header
+from sparsync.kernels.message import header
 
 INFINITE = tl.constexpr(0x7F800000)
-HEADER = tl.constexpr(len(Header._fields))  # words
-SEQUENCE, UNIT, DIGEST, ENTRIES, FLAGS, WHERE = map(tl.constexpr, range(1, 7))
+HEADER = tl.constexpr(header.HEADER)  # words
+SEQUENCE, UNIT, DIGEST = map(tl.constexpr, (header.SEQUENCE, header.UNIT, header.DIGEST))
+ENTRIES, FLAGS, WHERE = map(tl.constexpr, (header.ENTRIES, header.FLAGS, header.WHERE))
 LINE = tl.constexpr(32)  # words of the bitmap that are counted together: one line of the cache
 LINES = tl.constexpr(128)  # of these, a program
 

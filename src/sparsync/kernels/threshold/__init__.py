@@ -9,7 +9,7 @@ from sparsync.kernels.threshold import reference
 
 
 def histogram(u: Tensor, found: Tensor, threshold: int, path: KernelPath) -> tuple[Tensor, Tensor]:
-    """As ``reference.histogram``, by ``path``."""
+    """Do as ``reference.histogram``, by ``path``."""
     if path is KernelPath.NUMBA:
         from sparsync.kernels.threshold import cpu
 

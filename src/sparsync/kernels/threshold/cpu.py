@@ -40,7 +40,7 @@ def _fill(u, found, threshold, edges, bins, counts):
 
 
 def histogram(u: Tensor, found: Tensor, threshold: int) -> tuple[Tensor, Tensor]:
-    """As ``reference.histogram``."""
+    """Do as ``reference.histogram``."""
     bins_of, counts = torch.empty(found.numel(), dtype=torch.int32), torch.zeros(BINS, dtype=torch.int64)
     _fill(bits(u), array(found), threshold, EDGES, array(bins_of), array(counts))
     return bins_of, from_above(counts)

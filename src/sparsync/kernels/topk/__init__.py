@@ -11,7 +11,7 @@ from sparsync.kernels.topk.reference import limit, reach
 
 
 def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
-    """As ``reference.above``, by the path that made ``rows``."""
+    """Do as ``reference.above``, by the path that made ``rows``."""
     if rows.path is KernelPath.NUMBA:
         from sparsync.kernels.topk import cpu
 
@@ -20,7 +20,7 @@ def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
 
 
 def largest(u: Tensor, rows: Rows, k: int) -> Tensor:
-    """As ``reference.largest``, by the path that made ``rows``."""
+    """Do as ``reference.largest``, by the path that made ``rows``."""
     if rows.path is KernelPath.NUMBA:
         from sparsync.kernels.topk import cpu
 

@@ -116,7 +116,7 @@ def _keep_largest(u, found, k):
 
 
 def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
-    """As ``reference.above``."""
+    """Do as ``reference.above``."""
     bound = torch.tensor(threshold, dtype=torch.float32).clamp(min=0).view(torch.int32)
     low = max(1, int(bound))  # what is zero is never found
     number = rows.peak.numel()
@@ -136,7 +136,7 @@ def _above(u: Tensor, rows: Rows, own: slice, low: int) -> Array:
 
 
 def largest(u: Tensor, rows: Rows, k: int) -> Tensor:
-    """As ``reference.largest``."""
+    """Do as ``reference.largest``."""
     threshold = 0.0
     if k <= rows.peak.numel():
         kth = _kth_largest(bits(rows.peak), k)

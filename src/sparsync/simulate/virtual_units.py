@@ -42,7 +42,7 @@ class VirtualUnit:
 
 @dataclass
 class Outcome:
-    """What every worker sent of a part and was given, and words for the host: flags, where, count and overflow."""
+    """What every worker sent of a unit and was given, and words for the host: flags, where, count and overflow."""
 
     sents: list[SparseGrad]
     results: list[Reduced]
@@ -58,15 +58,15 @@ class Keys:
     """
 
     def __init__(self, seed: int, workers: int, shared: bool, device: torch.device) -> None:
-        self._moment = Context(seed=seed, shared=shared)
+        self._context = Context(seed=seed, shared=shared)
         self._here = torch.zeros(workers, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._there = torch.zeros(workers, dtype=torch.int64, device=device)
         self.of = self._there.unbind()  # by rank
 
     def turn(self, step: int) -> None:
         """Put the keys of a step in place, without waiting: before the next turn the host must have waited for it."""
-        moments = (replace(self._moment, step=step, rank=rank) for rank in range(len(self.of)))
-        self._here.copy_(torch.tensor([key_of(moment) for moment in moments]))
+        contexts = (replace(self._context, step=step, rank=rank) for rank in range(len(self.of)))
+        self._here.copy_(torch.tensor([key_of(context) for context in contexts]))
         self._there.copy_(self._here, non_blocking=True)
 
 
@@ -81,14 +81,14 @@ class Tally:
             compared.
         entries: sent by all workers.
         possible: entries they could have sent.
-        spoilt: steps in which a gradient was not finite.
+        bad_steps: steps in which a gradient was not finite.
     """
 
     steps: int = 0
     bytes: float = 0.0
     entries: int = 0
     possible: int = 0
-    spoilt: int = 0
+    bad_steps: int = 0
 
     @property
     def density(self) -> float:

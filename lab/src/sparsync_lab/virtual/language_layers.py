@@ -1,4 +1,4 @@
-"""Layers of language models that all workers pass at once."""
+"""Layers of language models, batched over all workers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class _Scale(torch.autograd.Function):
-    """What is normed times a weight and plus a bias."""
+    """Multiply what is normed by a weight and add a bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""LSTMs that all workers pass at once."""
+"""LSTMs, batched over all workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ State = tuple[Tensor, Tensor]
 
 
 class BatchedLSTM(nn.Module):
-    """What comes in is brought to the gates by a product of our own; from there on it is torch's LSTM, layer by layer.
+    """An LSTM whose input is brought to the gates by a product of our own; from there on it is torch's LSTM, layer by
+    layer.
 
     Torch's are given the identity as input weights: the gradient of what comes into them is that of their gates, and
     times the hidden states one step before it is that of the recurrent weights.
@@ -58,7 +59,7 @@ class BatchedLSTM(nn.Module):
 
 
 class _Recurrent(torch.autograd.Function):
-    """Passes the gates on; with their gradient and what the LSTM has given it finds that of the recurrent weights.
+    """Pass the gates on; with their gradient and what the LSTM has returned, find that of the recurrent weights.
 
     ``seen``: hidden states, the first ``(1, B * P, width)`` and, by the time of the backward pass, those that came out.
     """
@@ -80,7 +81,7 @@ class _Recurrent(torch.autograd.Function):
 
 
 def _cell(width: int, like: Tensor) -> nn.LSTM:
-    """A layer whose gates are given; its recurrent weights are yet to be set."""
+    """Return a layer whose gates are given; its recurrent weights are yet to be set."""
     made = nn.LSTM(4 * width, width, bias=False, batch_first=True, device="meta", dtype=like.dtype)  # draws nothing
     cell = made.to_empty(device=like.device).requires_grad_(False)
     cell.get_parameter("weight_ih_l0").copy_(torch.eye(4 * width, dtype=like.dtype, device=like.device))

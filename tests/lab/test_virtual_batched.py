@@ -65,7 +65,7 @@ def batches_of(shape: tuple[int, ...], workers: int, batch: int, step: int, dtyp
     ]
 
 
-def team_of(model: nn.Module, workers: int, **options: Any) -> VirtualWorkers:
+def virtual_workers_of(model: nn.Module, workers: int, **options: Any) -> VirtualWorkers:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -85,14 +85,17 @@ def test_together_is_one_after_another(name, options):
     torch.manual_seed(0)
     model = make().double()
     asked = copy.deepcopy(model)
-    apart, together = team_of(model, workers, **options), team_of(asked, workers, passes=BatchedPasses, **options)
+    sequential, batched = (
+        virtual_workers_of(model, workers, **options),
+        virtual_workers_of(asked, workers, passes=BatchedPasses, **options),
+    )
     for step in range(3):
         given = batches_of(shape, workers, batch, step, torch.float64)
-        ours, theirs = together.advance(given), apart.advance(given)
+        ours, theirs = batched.advance(given), sequential.advance(given)
         assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)  # losses are kept in single precision
         for rank, (key, parameter) in itertools.product(range(workers), model.named_parameters()):
             if parameter.requires_grad:
-                assert_close(together.gradient(rank, key), apart.gradient(rank, key), f"{step} {rank} {key}")
+                assert_close(batched.gradient(rank, key), sequential.gradient(rank, key), f"{step} {rank} {key}")
     for key, tensor in model.state_dict().items():
         assert_close(asked.state_dict()[key], tensor, key)
     assert [type(m) for m in asked.modules()] == [type(m) for m in model.modules()]
@@ -135,7 +138,7 @@ def test_weight_gradients_are_those_of_every_worker_alone(batch, padding, stride
 
 def test_dropout_draws_for_every_worker():
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 4))
-    virtual_workers = team_of(model, 3, compressor="none", passes=BatchedPasses)
+    virtual_workers = virtual_workers_of(model, 3, compressor="none", passes=BatchedPasses)
     x, y = batches_of((4,), 1, 2, 0, torch.float32)[0]
     virtual_workers.advance([(x, y)] * 3)
     grads = [virtual_workers.gradient(rank, "1.weight").clone() for rank in range(3)]
@@ -148,9 +151,9 @@ def test_a_training_goes_on_either_way():
     make, shape, workers, batch = CASES["small"]
     torch.manual_seed(0)
     model = make().double()
-    straight = team_of(copy.deepcopy(model), workers, **TOPK)
-    begun = team_of(copy.deepcopy(model), workers, passes=BatchedPasses, **TOPK)
-    ended = team_of(model, workers, **TOPK)
+    straight = virtual_workers_of(copy.deepcopy(model), workers, **TOPK)
+    begun = virtual_workers_of(copy.deepcopy(model), workers, passes=BatchedPasses, **TOPK)
+    ended = virtual_workers_of(model, workers, **TOPK)
     for step in range(4):
         straight.advance(batches_of(shape, workers, batch, step, torch.float64))
     for step in range(2):
@@ -192,7 +195,7 @@ def test_what_cannot_go_together_is_named(name):
     model = make()
     assert not can_be_batched(model)
     with pytest.raises(ValueError, match=message):
-        team_of(model, 2, passes=BatchedPasses)
+        virtual_workers_of(model, 2, passes=BatchedPasses)
 
 
 def test_all_models_go_together():
@@ -205,19 +208,23 @@ def test_what_is_asked_wrongly_is_refused():
     assert can_be_batched(model)
     given = batches_of((3, 9, 9), 3, 4, 0, torch.float32)
     with pytest.raises(ValueError, match=r"a row for each example, got \[\(4, 1\), \(\)\]"):
-        team_of(model, 3, passes=BatchedPasses, carried=(torch.zeros(4, 1), torch.zeros(())))
+        virtual_workers_of(model, 3, passes=BatchedPasses, carried=(torch.zeros(4, 1), torch.zeros(())))
     with pytest.raises(ValueError, match="must have 3 examples, as what is carried has rows, got 4"):
-        team_of(model, 3, compressor="none", passes=BatchedPasses, carried=(torch.zeros(3, 1),)).advance(given)
+        virtual_workers_of(model, 3, compressor="none", passes=BatchedPasses, carried=(torch.zeros(3, 1),)).advance(
+            given
+        )
     with pytest.raises(ValueError, match="training mode"):
-        team_of(copy.deepcopy(model).eval(), 3, passes=BatchedPasses)
-    virtual_workers = team_of(model, 3, compressor="none", passes=BatchedPasses)
+        virtual_workers_of(copy.deepcopy(model).eval(), 3, passes=BatchedPasses)
+    virtual_workers = virtual_workers_of(model, 3, compressor="none", passes=BatchedPasses)
     with pytest.raises(ValueError, match="batches must be 3"):
         virtual_workers.advance(given[:2])
     with pytest.raises(ValueError, match="rank 2"):
         virtual_workers.advance([*given[:2], tuple(t[:3] for t in given[2])])
     with pytest.raises(ValueError, match="as many examples"):
         virtual_workers.advance([(x, y[:3]) for x, y in given])
-    mixing = team_of(nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 4)), 2, compressor="none", passes=BatchedPasses)
+    mixing = virtual_workers_of(
+        nn.Sequential(nn.Flatten(0, 1), nn.Linear(4, 4)), 2, compressor="none", passes=BatchedPasses
+    )
     with pytest.raises(ValueError, match="all 4 examples"):
         mixing.advance([(torch.randn(2, 3, 4), torch.zeros(2, dtype=torch.long))] * 2)
     virtual_workers.advance(given)  # and goes on

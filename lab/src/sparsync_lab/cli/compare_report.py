@@ -42,7 +42,7 @@ HEADINGS = ("method", "test accuracy", "bytes per step", "less than dense", "den
 
 
 def show(console: Console, lines: Sequence[MethodSummary], workers: int, remarks: Sequence[str] = ()) -> None:
-    """The table and what it says, on a terminal."""
+    """Print the table and its findings on a terminal."""
     made = table(lines, workers)
     printed = Printed(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for i, heading in enumerate(made.headings):
@@ -65,7 +65,8 @@ def save(
     where: Mapping[str, str],
     remarks: Sequence[str] = (),
 ) -> Path:
-    """Write ``outcomes.json``, ``table.csv``, ``compare.png`` and ``report.html`` into ``out``; the last one's path."""
+    """Write ``outcomes.json``, ``table.csv``, ``compare.png`` and ``report.html`` into ``out``; return the path of the
+    last."""
     content = {"environment": dict(where), "outcomes": [outcome.to_json() for outcome in outcomes]}
     (out / "outcomes.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     write_csv(out / "table.csv", [_csv_line(line, workers) | dict(where) for line in lines])
@@ -75,7 +76,7 @@ def save(
 
 
 def table(lines: Sequence[MethodSummary], workers: int) -> Table:
-    """The comparison in rows."""
+    """Return the comparison as a table."""
     training = lines[0].training
     rows = []
     for line in lines:
@@ -103,14 +104,14 @@ def table(lines: Sequence[MethodSummary], workers: int) -> Table:
 
 
 def methods(lines: Sequence[MethodSummary]) -> Table:
-    """What each method is, in the words of ``attach``."""
+    """Return what each method is, as a table of the options of ``attach``."""
     content = [options(line.training) for line in lines]
     rows = [Row([line.label, *chosen.values()]) for line, chosen in zip(lines, content, strict=True)]
     return Table("The methods, as options of sparsync.attach", ["method", *content[0]], rows, [MOMENTUM])
 
 
 def findings(lines: Sequence[MethodSummary]) -> list[str]:
-    """What the table shows, in a sentence or two."""
+    """Return what the table shows, in a sentence or two."""
     dense, sparse = lines[0], [line for line in lines[1:] if line.bytes]
     fine = [line for line in sparse if not line.misses and line.ratio > 1]
     missing = [line for line in sparse if line.misses]
@@ -128,7 +129,7 @@ def findings(lines: Sequence[MethodSummary]) -> list[str]:
 
 
 def charts(lines: Sequence[MethodSummary]) -> list[Chart]:
-    """Accuracy over steps and, if anything travels, over bytes, and the bytes of a step."""
+    """Return charts of accuracy over steps and, if anything travels, over bytes, and of the bytes of a step."""
     # Ends are what is compared: how curves climb there need not be seen from the very bottom.
     shown = (max(0.0, 10 * (min(100 * line.accuracy for line in lines) // 10 - 3)), 101.0)
     over_steps = [_curve(line, lambda point: point.step) for line in lines]
@@ -146,7 +147,7 @@ def charts(lines: Sequence[MethodSummary]) -> list[Chart]:
 def page(
     title: str, lines: Sequence[MethodSummary], workers: int, where: Mapping[str, str], remarks: Sequence[str] = ()
 ) -> Page:
-    """The report."""
+    """Return the report."""
     captions = (
         "Mean over the seeds. The band reaches from the lowest to the highest." if lines[0].seeds > 1 else "One seed.",
         "The same over what one worker has put on the network so far; each number of the axis is ten times the last.",
@@ -161,7 +162,7 @@ def _less(line: MethodSummary) -> str:
 
 
 def _curve(line: MethodSummary, x: Callable[[Point], float]) -> Curve:
-    """The mean over the seeds, point by point, and the band of all of them."""
+    """Return the mean over the seeds, point by point, and the band of all of them."""
     points = list(zip(*line.curves, strict=True))
     accuracies = [[100 * point.accuracy for point in same] for same in points]
     return Curve(

@@ -58,7 +58,7 @@ def test_folders_that_are_not_there_are_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the folder val is missing: looked for .*image-net.org"):
         read_image_folder(tmp_path, "val")
     (tmp_path / "val" / "empty").mkdir(parents=True)
-    with pytest.raises(ValueError, match="has no pictures in empty"):
+    with pytest.raises(ValueError, match="has no images in empty"):
         read_image_folder(tmp_path, "val")
 
 
@@ -68,5 +68,5 @@ def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"no picture"):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"ant/a.jpg cannot be read as a picture"):
+        with pytest.raises(ValueError, match=r"ant/a.jpg cannot be read as an image"):
             read_image_folder(tmp_path).batch([0])

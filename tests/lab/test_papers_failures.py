@@ -143,14 +143,14 @@ def test_a_training_that_fails_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(3, 32)))
-    whole = run_queue.train
+    whole = run_queue.train_run
 
-    def train(run: Run, context: RunContext) -> History | None:
+    def train_run(run: Run, context: RunContext) -> History | None:
         if "topk" in run.name:
             raise RuntimeError("out of memory")
         return whole(run, context)
 
-    monkeypatch.setattr(run_queue, "train", train)
+    monkeypatch.setattr(run_queue, "train_run", train_run)
     places = ["--output", str(tmp_path / "results"), "--scratch", str(tmp_path / "scratch")]
     assert command(["papers", "run", "p3/convergence", "--quick", *places]) == 2
     shown = capsys.readouterr()
@@ -159,7 +159,7 @@ def test_a_training_that_fails_does_not_stop_the_others(
     assert "1 of 1 items are not made, or without trainings that failed" in shown.err
     made = json.loads((tmp_path / "results" / "p3-convergence-quick.json").read_text())
     assert len(made["missing"]) == 1
-    assert len(list((tmp_path / "results" / "runs").glob("*.json"))) == 2
+    assert len(list((tmp_path / "results" / "runs").glob("*.json.gz"))) == 2
     context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s")
     with pytest.raises(RuntimeError, match="out of memory"):  # where nothing is done, as it is
         train_missing(context, [p1.training("vgg16", "topk")])
@@ -192,7 +192,7 @@ def test_a_batch_that_nobody_has_is_refused() -> None:
         next(batch_indices(3, 4, torch.Generator()))
 
 
-def test_pictures_of_other_classes_are_refused(tmp_path: Path) -> None:
+def test_images_of_other_classes_are_refused(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     for place in ("train/ant", "train/bee", "train/cat", "val/bee", "val/cat"):
         (tmp_path / place).mkdir(parents=True)
@@ -231,7 +231,7 @@ def test_a_rate_at_the_edge_of_the_search_is_marked() -> None:
     cells = tables.rate_search_table(search, "resnet20", ["dense", "ablation: values fp32"]).rows
     assert cells[0].cells[-1] == "92.00 * edge"
     assert cells[1].cells[-1] == "92.00 *"  # it takes the rate of another, which is marked there
-    verdict = next(row.cells[-1] for row in tables.summary(search).rows if row.cells[1] == "1,400")
+    verdict = next(row.cells[-1] for row in tables.summary_table(search).rows if row.cells[1] == "1,400")
     assert "its rate stands at the edge of the search" in verdict
 
 
@@ -259,7 +259,7 @@ def test_rows_without_a_seed_in_common_are_not_compared() -> None:
             return None
         return history_of(run, 0.5 + run.rate)
 
-    row = next(row for row in tables.summary(LearningRateSearch(get)).rows if row.cells[1] == "3,500")
+    row = next(row for row in tables.summary_table(LearningRateSearch(get)).rows if row.cells[1] == "3,500")
     assert row.cells[4] == "–"
     assert "no seed in common" in row.cells[-1]
 
@@ -294,10 +294,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_checkpoint_of_other_data_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s", log=said.append)
-    assert trainings.train(TINY, replace(context, deadline=time.monotonic()), task(TINY)) is None
+    assert trainings.train_run(TINY, replace(context, deadline=time.monotonic()), task(TINY)) is None
     other = replace(task(TINY), checksum="other")
     monkeypatch.setattr(trainings, "_task", lambda run, context: other)
-    history = trainings.train(TINY, context)
+    history = trainings.train_run(TINY, context)
     assert history is not None
     assert history.data["sha256"] == "other"
     assert any("it was begun with other data; it begins anew" in line for line in said)
@@ -305,14 +305,14 @@ def test_a_checkpoint_of_other_data_is_put_aside(tmp_path: Path, monkeypatch: py
 
 def test_a_checkpoint_for_which_there_is_no_memory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s")
-    assert trainings.train(TINY, replace(context, deadline=time.monotonic()), task(TINY)) is None
+    assert trainings.train_run(TINY, replace(context, deadline=time.monotonic()), task(TINY)) is None
 
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "load", full)
     with pytest.raises(torch.OutOfMemoryError):
-        trainings.train(TINY, context, task(TINY))
+        trainings.train_run(TINY, context, task(TINY))
     assert [path.suffix for path in context.scratch.iterdir()] == [".pt"]
 
 
@@ -322,7 +322,7 @@ def test_an_item_without_memory_does_not_stop_the_others(
     def full(run: Run, context: RunContext) -> History | None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(run_queue, "train", full)
+    monkeypatch.setattr(run_queue, "train_run", full)
     places = ["--output", str(tmp_path / "results"), "--scratch", str(tmp_path / "scratch")]
     assert command(["papers", "run", "p3", "--quick", *places]) == 2
     assert capsys.readouterr().out.count("not made: out of memory") == 2
@@ -331,34 +331,36 @@ def test_an_item_without_memory_does_not_stop_the_others(
 
 def damaged_states(good: dict[str, Any]) -> dict[str, Any]:
     """Files that are checkpoints and do not fit."""
-    short = {**good, "team": {**good["team"], "ranks": good["team"]["ranks"][:1]}}
-    strange = {**good, "team": {**good["team"], "model": {}}}
+    short = {**good, "virtual_workers": {**good["virtual_workers"], "ranks": good["virtual_workers"]["ranks"][:1]}}
+    strange = {**good, "virtual_workers": {**good["virtual_workers"], "model": {}}}
     return {"nothing": {}, "a list": [1], "a rank is missing": short, "other weights": strange}
 
 
-@pytest.mark.parametrize("kind", ["empty", "no file of ours", "cut off", *damaged_states({"team": {"ranks": []}})])
+@pytest.mark.parametrize(
+    "kind", ["empty", "no file of ours", "cut off", *damaged_states({"virtual_workers": {"ranks": []}})]
+)
 def test_a_training_whose_checkpoint_is_damaged_begins_anew(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainings, "_task", lambda run, context: task(run))
     said: list[str] = []
     context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s", log=said.append)
-    whole = trainings.train(TINY, context)
+    whole = trainings.train_run(TINY, context)
     file_of(context, TINY).unlink()
     saved = context.scratch / f"{TINY.name}.pt"
     for _ in range(3):
-        assert trainings.train(TINY, replace(context, deadline=time.monotonic())) is None
+        assert trainings.train_run(TINY, replace(context, deadline=time.monotonic())) is None
     content = {"empty": b"", "no file of ours": b"no checkpoint", "cut off": saved.read_bytes()[:1000]}
     if kind in content:
         saved.write_bytes(content[kind])
     else:
         torch.save(damaged_states(torch.load(saved, weights_only=True))[kind], saved)
     said.clear()
-    history = trainings.train(TINY, context)
+    history = trainings.train_run(TINY, context)
     assert whole is not None
     assert history is not None
     assert history.losses == whole.losses
-    assert re.search(r"\.damaged, as it is called now, cannot be gone on with: .*; it begins anew", said[0])
+    assert re.search(r"\.damaged, as it is called now, cannot be resumed from: .*; it begins anew", said[0])
     assert [path.suffix for path in context.scratch.iterdir()] == [".damaged"]
 
 

@@ -1,17 +1,15 @@
-"""Batches for virtual workers, and how well a model does."""
+"""Batches for virtual workers: shards, order and crops are those of real ones."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparsync.simulate.sequential import Batch, Carried, Loss
+from sparsync.simulate.sequential import Batch
 from sparsync_lab.data import Images, check_workers, step_generator, streams
 from sparsync_lab.training.loop import batch_indices
 
@@ -19,7 +17,7 @@ from sparsync_lab.training.loop import batch_indices
 def image_batches(
     images: Images, workers: int, batch: int, *, device: torch.device | str = "cpu", seed: int = 0, start: int = 0
 ) -> Iterator[list[Batch]]:
-    """Batches for every step from ``start`` on, without end: shards, order and crops are those of real workers.
+    """Yield batches for every step from ``start`` on, without end: shards, order and crops are those of real workers.
 
     Args:
         batch: images per worker and step.
@@ -36,7 +34,8 @@ def image_batches(
 
 
 def worker_indices(sizes: Sequence[int], batch: int, seed: int, start: int) -> Iterator[tuple[Tensor, ...]]:
-    """What every worker takes of its shard, for every step from ``start`` on, without end: the order of real workers.
+    """Return what every worker takes of its shard, for every step from ``start`` on, without end: the order of real
+    workers.
 
     Args:
         sizes: of the shards.
@@ -47,7 +46,8 @@ def worker_indices(sizes: Sequence[int], batch: int, seed: int, start: int) -> I
 
 
 def token_batches(text: Tensor, workers: int, batch: int, length: int, *, start: int = 0) -> Iterator[list[Batch]]:
-    """Windows of a text from step ``start`` on, without end: ``(batch, length)`` words, and those that follow them.
+    """Yield windows of a text from step ``start`` on, without end: ``(batch, length)`` words, and those that follow
+    them.
 
     Every worker reads on in its own streams, those of ``Text.shard``, and all begin again after ``epoch_steps`` steps:
     there ``VirtualWorkers.forget`` is due. Windows are whole; what is left at the end is not read.
@@ -66,50 +66,9 @@ def token_batches(text: Tensor, workers: int, batch: int, length: int, *, start:
 
 
 def epoch_steps(text: Tensor, workers: int, batch: int, length: int) -> int:
-    """Steps in which the workers read a text once."""
+    """Return the number of steps in which the workers read a text once."""
     steps = (len(text) // (workers * batch) - 1) // length
     if steps < 1:
         least = workers * batch * (length + 1)
         raise ValueError(f"text must have {least} words or more for {workers} x {batch} streams, got {len(text)}")
     return steps
-
-
-def accuracy(model: nn.Module, images: Images, batch: int = 1000) -> float:
-    """Share of the test images that the model, in evaluation mode, classifies correctly."""
-    device = next(model.parameters()).device
-    right = torch.zeros((), dtype=torch.int64, device=device)
-    with evaluating(model):
-        for at in range(0, len(images.test_y), batch):
-            x, y = (part[at : at + batch].to(device) for part in (images.test_x, images.test_y))
-            right += (model(images.inputs(x)).argmax(1) == y).sum()
-    return right.item() / len(images.test_y)
-
-
-def perplexity(model: nn.Module, loss_fn: Loss, batches: Iterable[Batch], carried: Carried = ()) -> float:
-    """exp of the mean loss over all words, in evaluation mode.
-
-    Args:
-        loss_fn: as the team's; its loss is the mean over the words of a batch.
-        batches: with the words to be foretold last, as ``data.windows`` makes them.
-        carried: what the first batch starts from; the others carry on.
-    """
-    total, words = 0.0, 0
-    with evaluating(model):
-        for batch in batches:
-            loss, carried = loss_fn(model, batch, carried)
-            total += loss.item() * batch[-1].numel()
-            words += batch[-1].numel()
-    mean = total / words
-    return math.exp(mean) if not mean > 700 else math.inf  # what diverged may be more than a float holds
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, without gradients; afterwards in the mode it was in."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
