@@ -9,7 +9,7 @@ MUTANTS = [
     Mutant(
         "rejected entries dropped",
         "src/sparsync/engine/unit_step.py",
-        "worker.feedback.restore_to_residual(unit.key, result.rejected)",
+        "worker.ledger.restore_rejected(unit, result.rejected)",
         "pass",
         f"{TRAINING}[topk-every other-3]",
     ),
@@ -51,7 +51,7 @@ MUTANTS = [
     Mutant(
         "sent entries of a non-finite step are not restored on the device",
         "src/sparsync/engine/ledger.py",
-        "status.restore(residual, entry.sent, entry.exchange)",
+        "status.restore(residual, entry.owed(), entry.exchange)",
         "pass",
         "tests/test_deferred.py::test_what_is_sent_comes_home_when_a_gradient_is_not_finite",
         interpreted=True,
@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant(
         "rejected entries of a failed exchange are restored twice",
         "src/sparsync/engine/ledger.py",
-        "self._entries.insert(-1, InFlight(unit, replace(rejected, values=-rejected.values)))",
+        "self._in_flight.insert(-1, InFlight(unit, rejected, returned=True))",
         "pass",
         f"{DEFERRED}::test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once[None-rejected]",
         interpreted=True,
@@ -83,8 +83,8 @@ MUTANTS = [
     Mutant(
         "sent entries are restored before rejected ones are taken out again",
         "src/sparsync/engine/ledger.py",
-        "self._entries.insert(-1, InFlight(",
-        "self._entries.insert(len(self._entries), InFlight(",
+        "self._in_flight.insert(-1, InFlight(",
+        "self._in_flight.insert(len(self._in_flight), InFlight(",
         "tests/test_virtual.py::test_a_gradient_that_is_not_finite_comes_home_as_in_processes[gtopk]",
     ),
 ]

@@ -127,12 +127,12 @@ def summary_table(search: LearningRateSearch) -> Table:
                 rows.append(Row([setting.title, f"{steps:,}", *ends, "–", aim, f"{best}: {why}"]))
                 continue
             lost = -gap if dense[0].score == "accuracy" else gap
-            verdict = "loses" if lost > 0 else "does not lose"
+            conclusion = "loses" if lost > 0 else "does not lose"
             if target is not None:
-                verdict = "target met" if lost <= target else "target missed"
+                conclusion = "target met" if lost <= target else "target missed"
             if search.at_edge(model, "dense"):
-                verdict += ", but dense may do better: its rate stands at the edge of the search"
-            rows.append(Row([setting.title, f"{steps:,}", *ends, f"{gap:+.2f}", aim, f"{best}: {verdict}"]))
+                conclusion += ", but dense may do better: its rate stands at the edge of the search"
+            rows.append(Row([setting.title, f"{steps:,}", *ends, f"{gap:+.2f}", aim, f"{best}: {conclusion}"]))
     headings = ["setting", "steps", "dense, tuned", "best recipe, tuned alike", "difference", "may lose", "result"]
     notes = [
         "Tuned: the rate is the best at the setting's shortest length, for longer trainings too; dense may be better "
