@@ -56,7 +56,7 @@ test-triton: install
 # What is pinned resolves with the public index alone: no wheel folder, no extra index. May download gigabytes.
 test-install: install
 	env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null $(BIN)/python -m pip install --disable-pip-version-check \
-	  --dry-run --ignore-installed --no-cache-dir --progress-bar off --constraint constraints.txt '.[dev]' ./lab
+	  --dry-run --ignore-installed --no-cache-dir --progress-bar off --constraint constraints.txt '.[dev,docs]' ./lab
 
 # On a machine with a GPU and torch: needs nothing installed but torch and pytest. Several files at a time.
 GPU_TEST = PYTHONPATH=src:lab/src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
