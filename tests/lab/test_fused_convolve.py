@@ -71,7 +71,7 @@ class Small(nn.Module):
         return scores
 
 
-def test_workers_that_go_together_have_the_same_gradients_with_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_passes_have_the_same_gradients_with_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[bool] = []
     whether = layers.takes_small
 

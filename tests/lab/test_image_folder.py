@@ -62,7 +62,7 @@ def test_folders_that_are_not_there_are_said(tmp_path: Path) -> None:
         read_image_folder(tmp_path, "val")
 
 
-def test_a_damaged_picture_is_named(tmp_path: Path) -> None:
+def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     path = tmp_path / "train" / "ant" / "a.jpg"
     write(path, (1, 2, 3))
     whole = path.read_bytes()

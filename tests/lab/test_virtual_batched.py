@@ -80,7 +80,7 @@ def assert_close(ours: Tensor, theirs: Tensor, name: str, rtol: float = 1e-9) ->
 
 @pytest.mark.parametrize("options", [{"compressor": "none"}, TOPK], ids=["dense", "topk"])
 @pytest.mark.parametrize("name", CASES)
-def test_together_is_one_after_another(name, options):
+def test_batched_passes_equal_sequential_ones(name, options):
     make, shape, workers, batch = CASES[name]
     torch.manual_seed(0)
     model = make().double()
@@ -198,7 +198,7 @@ def test_what_cannot_be_batched_is_named(name):
         virtual_workers_of(model, 2, passes=BatchedPasses)
 
 
-def test_all_models_go_together():
+def test_all_models_can_be_batched():
     with torch.device("meta"):
         assert all(can_be_batched(spec.make()) for spec in CATALOGUE.values())
 

@@ -179,7 +179,7 @@ def assert_alike(ours: VirtualWorkers, theirs: VirtualWorkers) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", CASES)
-def test_together_is_one_after_another(name, options):
+def test_batched_passes_equal_sequential_ones(name, options):
     case = CASES[name]
     torch.manual_seed(0)
     model = case.make().double()
@@ -195,7 +195,7 @@ def test_together_is_one_after_another(name, options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_worker_alone_goes_together(name):
+def test_one_worker_alone_can_be_batched(name):
     case = CASES[name]
     torch.manual_seed(0)
     model = case.make().double()
@@ -288,7 +288,7 @@ def sounds() -> Speech:
 
 
 @pytest.mark.parametrize("name", ["gpt", "lstm-ptb", "lstm-an4"])
-def test_tasks_go_together(name, monkeypatch):
+def test_tasks_can_be_batched(name, monkeypatch):
     words = torch.randint(50, (400,), generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: PennTreebank(words, words, words, ("a",)))
     monkeypatch.setattr(tasks.data, "load_an4", lambda folder: sounds())
