@@ -56,19 +56,25 @@ class ParallelJobs:
         self._last: list[deque[str]] = []
 
     def __enter__(self) -> ParallelJobs:
-        for number in range(2, self._count + 2):
-            # A process group of its own: Ctrl-C is for us alone, who then end it.
-            process = subprocess.Popen(
-                [*COMMAND, *self._arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, errors="replace", process_group=0, env={**os.environ, "OMP_NUM_THREADS": str(self._threads)},
-            )  # fmt: skip
-            last: deque[str] = deque(maxlen=LAST)
-            reader = threading.Thread(target=_repeat, args=(process, number, last), daemon=True)
-            reader.start()
-            self._processes.append(process)
-            self._readers.append(reader)
-            self._last.append(last)
+        try:
+            for number in range(2, self._count + 2):
+                self._start(number)
+        except BaseException:  # an interrupt, too: those that have been started must not be left behind
+            self._stop()
+            raise
         return self
+
+    def _start(self, number: int) -> None:
+        # A process group of its own: Ctrl-C is for us alone, who then end it.
+        process = subprocess.Popen(
+            [*COMMAND, *self._arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", process_group=0, env={**os.environ, "OMP_NUM_THREADS": str(self._threads)},
+        )  # fmt: skip
+        self._processes.append(process)
+        self._last.append(deque(maxlen=LAST))
+        reader = threading.Thread(target=_repeat, args=(process, number, self._last[-1]), daemon=True)
+        reader.start()
+        self._readers.append(reader)
 
     def wait(self) -> None:
         """Wait until all have ended by themselves."""
@@ -86,14 +92,19 @@ class ParallelJobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        """End all of them, and wait until they have ended."""
         for process in self._processes:
             process.terminate()  # does nothing to one that has ended
-        for process, reader in zip(self._processes, self._readers, strict=True):
+        for process in self._processes:
             process.wait()
-            reader.join()
             assert process.stdin is not None
             with suppress(OSError):
                 process.stdin.close()
+        for reader in self._readers:
+            reader.join()
 
 
 def _repeat(process: subprocess.Popen[str], number: int, last: deque[str]) -> None:
