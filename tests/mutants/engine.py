@@ -85,6 +85,7 @@ MUTANTS = [
         "src/sparsync/engine/ledger.py",
         "self._in_flight.insert(-1, InFlight(",
         "self._in_flight.insert(len(self._in_flight), InFlight(",
-        "tests/test_virtual.py::test_a_gradient_that_is_not_finite_comes_home_as_in_processes[gtopk]",
+        f"{DEFERRED}::test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once[None-rejected]",
+        interpreted=True,
     ),
 ]
