@@ -133,6 +133,8 @@ class Reducer:
             for unit in self._held:
                 if not unit.statistics:
                     self._comm_thread.submit(partial(self._compress_late, unit, self.step))
+            # Last, as a bucket that is a unit is overwritten as a whole.
+            self._comm_thread.submit(partial(self._give_dense, known))
             self._held = []
 
     def _submit(self, jobs: Sequence[Callable[[], None]]) -> None:
@@ -181,6 +183,16 @@ class Reducer:
                 preconditioner.update()
                 for unit in known:
                     preconditioner.write_dense(unit.spans, unit.grad)
+        except Exception as error:
+            self._stop(error)
+
+    def _give_dense(self, known: Sequence[Unit]) -> None:
+        """Write the updates of the tensors that travel dense into their buckets."""
+        if self.error is not None:
+            return
+        try:
+            for unit in known:
+                with self._on_thread(unit.grad.device):
                     self._give_back(unit)
         except Exception as error:
             self._stop(error)
@@ -245,7 +257,7 @@ class Reducer:
         scale = self.plan.scaler.get_scale() if self.plan.scaler is not None else None
         self.worker.begin_step(scale, self._rates() if self._rates is not None else None)
         if self.worker.preconditioner is not None:
-            self.worker.preconditioner.begin_step(self.step, self.rules(), scale)
+            self.worker.preconditioner.begin_step(self.rules(), scale)
         self.completion.begin_step(self._streams.use)
         self.stats.begin()
 

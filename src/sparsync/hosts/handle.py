@@ -140,17 +140,19 @@ class Handle:
     def check_start(self) -> None:
         """Raise, before a forward pass, what ended an earlier step."""
         self._running().check(starting=True)
+        if self._adam is not None:
+            self._adam.before_forward()
 
     def push(self, index: int, buffer: Tensor, parameters: Sequence[Tensor], last: bool) -> Future[Tensor]:
         """Take a bucket: ``buffer`` holds the gradients of ``parameters``. The future gives it back with the result."""
         reducer = self._reducer or self.start()
-        if self._adam is not None:
-            scale = 1.0 if self.plan.scaler is None else self.plan.scaler.get_scale()
-            self._adam.add_decay(buffer, parameters, scale)
         try:
             names = tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
             raise SparsyncError("this hook state belongs to another model; make one for each model") from None
+        if self._adam is not None:
+            scaler = self.plan.scaler
+            self._adam.correct_gradient(buffer, parameters, scaler.get_scale if scaler else lambda: 1.0)
         return reducer.push(Bucket(index, buffer, names, last))
 
     def start(self) -> Reducer:
@@ -158,6 +160,8 @@ class Handle:
         plan = self.plan
         group = self.group or (dist.group.WORLD if dist.is_initialized() else None)
         device = next(self.module.parameters()).device
+        if plan.precondition and any(p.device != device for p in self.module.parameters()):
+            raise ValueError("precondition=True needs all parameters on one device")
         channel = Channel(group, plan.wire, plan.deadline, device)
         # What is decided on a device is decided for that device alone.
         channel.may_defer = channel.may_defer and all(p.device == device for p in self.module.parameters())

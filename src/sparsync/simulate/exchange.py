@@ -97,7 +97,7 @@ class VirtualExchange:
         if self.preconditioner is None:
             done += [self._step(virtual, step) for virtual in self.units]
         else:
-            self.preconditioner.begin_step(step, rules or {}, None)
+            self.preconditioner.begin_step(rules or {}, None)
             for sketch, spans, source in self.sketches:
                 done.append(self._step(sketch, step, (spans, source)))
             known = [virtual for virtual in self.units if virtual.unit.statistics]
