@@ -28,7 +28,7 @@ WORDS = 40
 
 
 class Zoo(nn.Module):
-    """Every kind of tensor: an embedding tied to the output, experts in a stack, a convolution, norms, an odd matrix."""
+    """Every kind of tensor: a tied embedding, experts in a stack, a convolution, norms, an odd matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,9 +324,8 @@ def case_resumed(rank: int, size: int) -> None:
         model, optimizer = start()
         model.load_state_dict(saved[0])
         with attached(model, optimizer, **SOME) as (ddp, handle):
-            loads = [lambda: optimizer.load_state_dict(saved[1]), lambda: handle.load_state_dict(saved[2])]
-            for load in loads if order else reversed(loads):
-                load()
+            for owner, state in [(optimizer, saved[1]), (handle, saved[2])][:: 1 if order else -1]:
+                owner.load_state_dict(state)
             train(model, ddp, optimizer, rank, range(4, 8), schedule=False)
         assert torch.equal(weights(model), expected)
 

@@ -138,9 +138,9 @@ class TakenAdam:
                 torch._foreach_mul_(own, kept)
             for parameter in own:
                 factor = undo / moment.shown[self._names[id(parameter)]]
-                grad = parameter.grad
+                grad: Tensor = parameter.grad
                 if found_inf is not None:
-                    grad = torch.where(found_inf > 0, 0.0, grad)
+                    grad = torch.where(found_inf > 0, torch.zeros_like(grad), grad)
                 parameter.addcmul_(grad, factor.to(grad.dtype), value=-1)
         for parameter, kept, shown in self._unapplied:
             parameter.addcmul_(kept, (1 / shown).to(kept.dtype), value=-1)
