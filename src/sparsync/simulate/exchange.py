@@ -15,11 +15,12 @@ from sparsync.compressors.base import flag
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
 from sparsync.engine.ledger import Cause
+from sparsync.engine.traffic import units_of
 from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, finish_unit, poison, warn_of_non_finite
 from sparsync.engine.worker import WorkerState
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.simulate.graphs import Replays, Streams, repeatable, side_by_side
-from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualUnit, units_of
+from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualUnit
 from sparsync.sparse import NONFINITE, SparseGrad
 
 COUNT_EVERY = 100  # steps between messages that are encoded only to count their bytes
