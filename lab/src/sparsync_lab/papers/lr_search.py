@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
-from math import floor, isnan, log10
+from math import isnan, log10
 from typing import Any
 
 from sparsync.collectives import AllGather
+from sparsync.engine.budget import four_digits, largest_density
 from sparsync.layout import Layout
 from sparsync.wire import Wire
 from sparsync_lab.papers.run import SEEDS, History, Run
@@ -237,11 +238,7 @@ def within(run: Run, allowed: float) -> float:
     cost, low, high = traffic_per_step(run), 1e-5, 0.05
     if cost(high) <= allowed:
         low, high = high, 0.5
-    for _ in range(16):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
+    low = largest_density(lambda density: cost(density) <= allowed, low, high, rounds=16)
     if cost(low) > allowed:
         raise ValueError(f"{run.label} sends {cost(low):,.0f} bytes a step, most of them dense, of {allowed:,.0f}")
-    # To four digits, downwards: they are part of the run's name.
-    unit = 10.0 ** (floor(log10(low)) - 3)
-    return round(floor(low / unit) * unit, 12)
+    return four_digits(low)  # they are part of the run's name
