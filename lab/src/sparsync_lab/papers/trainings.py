@@ -241,7 +241,9 @@ def _options(run: Run) -> dict[str, Any]:
         return {"compressor": "none", **extra}
     options = method_options(run.method, **run.options)
     assert options is not None
-    if run.method == "default" and "budget" not in run.options:
+    if "budget" in run.options:
+        options["total_steps"] = run.steps
+    elif run.method == "default":
         options = {**FIRST_DEFAULT, **run.options}
     if run.front != 1:
         assert run.steps is not None
