@@ -92,5 +92,4 @@ class Spending:
 
 def share_text(share: float) -> str:
     """Return a share as people say it: 1/60."""
-    parts = 1 / share
-    return f"1/{parts:.0f}" if abs(parts - round(parts)) < 5e-3 * parts and parts >= 1.5 else f"{share:.3g}"
+    return f"1/{1 / share:.3g}" if share < 2 / 3 else f"{share:.3g}"
