@@ -287,6 +287,7 @@ def test_what_is_given_wins_and_the_rest_follows() -> None:
     given = resolve(budget=1 / 60, values="levels", indices="int", collective="balanced")
     plan = within_budget(given, BIG, 4)
     assert (plan.values, plan.indices, type(plan.collective).__name__) == ("levels", "int", "Balanced")
+    assert "given=('collective', 'values')" in plan.configuration(plan.dense)  # in the same order on every rank
     assert_within(predicted(plan, BIG, 4, 2000), plan, BIG, 4)
     topk = within_budget(resolve(compressor="topk", budget=1 / 60), BIG, 4)
     assert (topk.compressor, topk.scope, topk.values, topk.indices) == (sparsync.TopK(), "layer", "sign", "ef")
@@ -297,6 +298,9 @@ def test_what_is_given_wins_and_the_rest_follows() -> None:
     shared = within_budget(resolve(compressor="random", collective="shared", budget=1 / 60), BIG, 4)
     for plan in (topk, paper, block, shared):
         assert_within(predicted(plan, BIG, 4, 2000), plan, BIG, 4)
+    tree = within_budget(resolve(compressor="topk", collective="gtopk", budget=1 / 60), BIG, 4)
+    assert tree.values == "fp16"  # it carries no signs
+    assert_within(predicted(tree, BIG, 4, 2000), tree, BIG, 4)
     whole = within_budget(resolve(compressor="topk", budget=1.0, values="fp16"), BIG, 2)
     assert whole.density(0) == whole.density(5000) == 1.0
 
@@ -331,6 +335,7 @@ def test_momentum_stays_where_nothing_is_compressed() -> None:
         ({"budget": 0.1, "density": 0.1}, "budget= and density= were both given"),
         ({"total_steps": 100, "density": 0.1}, "total_steps= needs budget="),
         ({"total_steps": 100, "compressor": "topk"}, "total_steps= needs budget="),
+        ({"budget": 0.1, "compressor": "none"}, "budget= needs a compressor that chooses entries"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:

@@ -25,13 +25,13 @@ class Budget:
     Args:
         share: of dense's bytes, in (0, 1].
         total_steps: of the training; ``None``: not known.
-        given: options that do not follow from it, as they were given.
+        given: options that do not follow from it, as they were given; in alphabetical order.
         asked: the user named it, so that one which cannot be reached is refused; a recipe's own gives way.
     """
 
     share: float
     total_steps: int | None = None
-    given: frozenset[str] = frozenset()
+    given: tuple[str, ...] = ()
     asked: bool = True
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Budget:
 
     def follows(self, *options: str) -> bool:
         """Return whether none of these options was given."""
-        return self.given.isdisjoint(options)
+        return not set(options) & set(self.given)
 
 
 @dataclass(frozen=True)

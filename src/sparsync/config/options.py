@@ -163,6 +163,10 @@ def resolve(recipe: str | None = None, **given: Any) -> ExchangePlan:
     filled = fill_in(recipe, given)
     budget = take_budget(filled, given)
     compressor = make_compressor(filled.pop("compressor", "threshold"))
+    if budget is not None and compressor.dense:
+        raise ValueError(
+            "budget= needs a compressor that chooses entries, and this one sends all of them; leave it out"
+        )
     collective = make_collective(filled.pop("collective", None), compressor)
     density = as_schedule(filled.pop("density", compressor.density))
     usual = "int" if budget is None else "ef"

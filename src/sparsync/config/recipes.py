@@ -116,7 +116,7 @@ def take_budget(filled: dict[str, Any], given: Mapping[str, Any]) -> Budget | No
         return None
     preset = RECIPES[filled["recipe"]].options if filled["recipe"] else {}
     chosen |= set() if "budget" in preset else set(preset)
-    return Budget(share, steps, frozenset(chosen.intersection(FOLLOWS)), asked)
+    return Budget(share, steps, tuple(sorted(chosen.intersection(FOLLOWS))), asked)
 
 
 def _refuse_unused(chosen: Mapping[str, Any], wanted: str, momentum: str) -> None:

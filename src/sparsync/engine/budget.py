@@ -99,10 +99,19 @@ class BudgetSearch:
         self.dense = 4 * self.ring * self.numel
         self.least = 0.5 / self.numel  # a density with which every segment sends one entry
         draws, known = plan.compressor.random, VALUES.get(plan.values, (0.0, 1.0))
-        self.values = VALUES if budget.follows("values") and not draws else {plan.values: (0.0, known[1])}
         own = (plan.collective, lambda workers: workers)
         self.collectives = COLLECTIVES if budget.follows("collective") and not draws else (own,)
+        self.values = VALUES if budget.follows("values") and not draws else {plan.values: (0.0, known[1])}
+        self.values = {codec: bounds for codec, bounds in self.values.items() if self._carried(codec)}
         self.preconditioned = getattr(plan, "preconditioning", None) is not None
+
+    def _carried(self, values: str) -> bool:
+        """Return whether the first collective can carry these values: one that was given may not."""
+        try:
+            replace(self.plan, collective=self.collectives[0][0], values=values)
+        except ValueError:
+            return False
+        return True
 
     def plan_within(self, share: float) -> ExchangePlan | None:
         """Return the plan for a budget of this share, if there is one."""
