@@ -96,9 +96,12 @@ def traffic(context: RunContext) -> Result:
 def _recipes() -> Table:
     """Return how many times less than dense the library's recipes send."""
     rows = []
+    notes = [
+        "All entries in one message. DGC's threshold is an estimate: its messages have room for three tenths more."
+    ]
     whole = {"all": torch.empty(RESNET50, 1, device="meta")}
     for name in RECIPES:
-        plan, cells = resolve(name, momentum="keep"), []
+        plan, cells, last = resolve(name, momentum="keep"), [], []
         about = f"{100 * plan.density(0):g} % of the entries"
         for workers in WORKERS:
             own = within_budget(plan, whole, workers)
@@ -106,11 +109,14 @@ def _recipes() -> Table:
                 sent = bytes_per_step(own, whole, workers)(own.density(0))
             else:
                 sent, about = own.spending.mean, "its budget, over the training"
+                last.append(f"{100 * own.spending.densities[1]:.2g} % by {type(own.collective).__name__}")
             cells.append(f"{8 * (workers - 1) / workers * RESNET50 / sent:,.1f} ×")
         rows.append(Row([f"{name}: {about}", *cells]))
+        if last:
+            notes.append(f"Entries that {name} sends after the first tenth of the steps: {', '.join(last)}.")
     return Table(
         "The library's recipes: how many times less than dense a worker sends",
         ["recipe", *(f"{workers} workers" for workers in WORKERS)],
         rows,
-        ["All entries in one message. DGC's threshold is an estimate: its messages have room for three tenths more."],
+        notes,
     )
