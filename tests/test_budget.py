@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.config import ExchangePlan, resolve
-from sparsync.engine.budget import DENSE_PART, BudgetSearch, within_budget
+from sparsync.engine.budget import DENSE_PART, within_budget
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.simulate import VirtualWorkers
 from tests.models import net
@@ -29,12 +29,19 @@ MODELS = {
     "many tiny": lambda: nn.Sequential(*(nn.Linear(12, 12) for _ in range(40))),
     "layers": lambda: nn.Sequential(nn.Linear(20, 200), nn.LayerNorm(200), nn.Linear(200, 120), nn.Linear(120, 5)),
 }
-WIDTHS = {"one matrix": 300, "many tiny": 12, "layers": 20}
+WIDTHS = {"one matrix": 300, "many tiny": 12, "layers": 20, "wide": 600}
+WIDE = {"wide": lambda: nn.Sequential(*(nn.Linear(600, 600) for _ in range(3)))}  # two buckets of DDP
+
+
+OPTIMIZERS = {
+    "sgd": lambda weights: torch.optim.SGD(weights, lr=0.01, momentum=0.9),
+    "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.001),
+}
 
 
 def made(kind: str) -> nn.Module:
     torch.manual_seed(0)
-    return MODELS[kind]()
+    return (MODELS | WIDE)[kind]()
 
 
 def tensors_of(*shapes: tuple[int, ...]) -> dict[str, Tensor]:
@@ -69,14 +76,19 @@ def assert_within(sent: list[float], plan: ExchangePlan, tensors: dict[str, Tens
 # ---- what is sent ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 16, 64])
-def test_virtual_workers_send_what_was_predicted_and_stay_within(workers: int, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "workers", "rule"),
+    [
+        *((kind, workers, "sgd") for workers in (1, 2, 3, 5, 16, 64) for kind in MODELS),
+        *(("layers", workers, "adamw") for workers in (1, 2, 5, 16)),
+    ],
+)
+def test_virtual_workers_send_what_was_predicted_and_stay_within(kind: str, workers: int, rule: str) -> None:
     reached = 0
     for share in SHARES:
         model = made(kind)
         tensors = dict(model.named_parameters())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        optimizer = OPTIMIZERS[rule](model.parameters())
         loss = lambda model, batch, carried: (model(*batch).square().mean(), ())  # noqa: E731
         try:
             team = VirtualWorkers(model, loss, optimizer, workers, budget=share, total_steps=STEPS)
@@ -93,12 +105,12 @@ def test_virtual_workers_send_what_was_predicted_and_stay_within(workers: int, k
         assert sent == pytest.approx(predicted(team.plan, tensors, max(2, workers), STEPS), rel=1e-9)  # sums of thirds
         assert_within(sent, team.plan, tensors, max(2, workers))
         reached += 1
-    assert reached >= (2 if kind == "many tiny" else 3)
+    assert reached >= (2 if kind == "many tiny" or rule == "adamw" else 3)
 
 
-def case_budget(rank: int, size: int, kind: str, share: float) -> tuple[list[float], float]:
+def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tuple[list[float], float]:
     ddp = DistributedDataParallel(made(kind))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
+    optimizer = OPTIMIZERS[rule](ddp.parameters())
     handle = sparsync.attach(ddp, optimizer=optimizer, budget=share, total_steps=STEPS)
     sent = []
     for step in range(STEPS):
@@ -117,11 +129,19 @@ def case_budget(rank: int, size: int, kind: str, share: float) -> tuple[list[flo
     return sent, total
 
 
-@pytest.mark.parametrize("share", [1 / 100, 1 / 15, 1 / 2])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "share", "rule"),
+    [
+        *((kind, share, "sgd") for share in (1 / 100, 1 / 15, 1 / 2) for kind in MODELS),
+        ("layers", 1 / 15, "adamw"),
+        ("wide", 1 / 60, "adamw"),
+    ],
+)
 @pytest.mark.parametrize("workers", [2, 3])
-def test_processes_send_what_was_predicted_and_stay_within(worlds: Any, workers: int, kind: str, share: float) -> None:
-    ranks = worlds[workers].run(case_budget, kind=kind, share=share)
+def test_processes_send_what_was_predicted_and_stay_within(
+    worlds: Any, workers: int, kind: str, share: float, rule: str
+) -> None:
+    ranks = worlds[workers].run(case_budget, kind=kind, share=share, rule=rule)
     for sent, total in ranks:
         assert sent == ranks[0][0]
         assert total == pytest.approx(sum(sent))
@@ -277,10 +297,8 @@ def test_small_tensors_travel_dense_as_far_as_a_fifth_of_the_budget_goes() -> No
     assert within_budget(resolve(budget=1 / 100), tensors, 4).dense == {"p1", "p4"}
     assert within_budget(resolve(budget=1 / 250), tensors, 4).dense == {"p1"}
     assert within_budget(resolve(budget=1 / 100, dense_below=0), tensors, 4).dense == {"p1", "p2", "p4"}  # no fifth
-    asked = resolve(budget=1 / 250)
-    search = BudgetSearch(asked, asked.budget, tensors, 4)
-    search.preconditioned = True
-    assert search.plan_within(1 / 60).dense == {"p1", "p2", "p3", "p4"}
+    adam = torch.optim.AdamW([torch.zeros(3, requires_grad=True)])
+    assert within_budget(resolve(budget=1 / 60, optimizer=adam), tensors, 4).dense == {"p1", "p2", "p3", "p4"}
 
 
 def test_what_is_given_wins_and_the_rest_follows() -> None:
@@ -319,6 +337,10 @@ def test_momentum_stays_where_nothing_is_compressed() -> None:
     assert within_budget(resolve(optimizer=sgd, budget=1 / 60), BIG, 4).momentum == "correct"
     assert within_budget(resolve(optimizer=sgd, budget=1.0), BIG, 4).momentum == "keep"
     assert within_budget(resolve(optimizer=sgd, budget=1.0, momentum="correct"), BIG, 4).momentum == "correct"
+    adam = torch.optim.AdamW([torch.zeros(3, requires_grad=True)])
+    assert within_budget(resolve(optimizer=adam, budget=1 / 60), BIG, 4).precondition
+    assert not within_budget(resolve(optimizer=adam, budget=1.0), BIG, 4).precondition  # torch's own AdamW
+    assert within_budget(resolve(optimizer=adam, budget=1.0, precondition=True), BIG, 4).precondition
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from sparsync.schedule import FrontLoaded
 DEFAULT = 1 / 60  # the recipe's own
 STEPS = 2000  # of a training whose length is not known: over its first tenth bytes are spent early
 MOST = 8.0  # times the budget, in a single step
-FOLLOWS = ("compressor", "collective", "values", "momentum", "dense_below", "dense_1d")
+FOLLOWS = ("compressor", "collective", "values", "momentum", "precondition", "dense_below", "dense_1d")
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,6 @@ class BudgetSearch:
         self.collectives = COLLECTIVES if budget.follows("collective") and not draws else (own,)
         self.values = VALUES if budget.follows("values") and not draws else {plan.values: (0.0, known[1])}
         self.values = {codec: bounds for codec, bounds in self.values.items() if self._carried(codec)}
-        self.preconditioned = getattr(plan, "preconditioning", None) is not None
 
     def _carried(self, values: str) -> bool:
         """Return whether the first collective can carry these values: one that was given may not."""
@@ -141,7 +140,7 @@ class BudgetSearch:
 
     def _uncompressed(self, share: float) -> Candidate | None:
         """Return the plan that sends every entry, if the values fit."""
-        if self.preconditioned or not self.budget.follows("compressor", "collective"):
+        if not self.budget.follows("compressor", "collective", "precondition"):
             return None
         momentum = "keep" if self.budget.follows("momentum") else self.plan.momentum
         for values in ("fp32", "bf16"):
@@ -149,14 +148,14 @@ class BudgetSearch:
             taken = self.ring * sum(size * p.numel for size, p in zip(sizes, self.parameters, strict=True))
             if taken <= share * self.dense and (self.budget.follows("values") or self.plan.values == values):
                 whole = replace(self.plan, compressor=NoCompression(), indices="int", momentum=momentum, values=values,
-                                collective=DenseAllReduce())  # fmt: skip
+                                collective=DenseAllReduce(), precondition=False)  # fmt: skip
                 return Candidate(whole, 1.0, bytes_per_step(whole, self.tensors, self.workers))
         return None
 
     @property
     def _always_dense(self) -> frozenset[str]:
         """What travels dense whatever it takes."""
-        follows = self.budget.follows("dense_below", "dense_1d") and not self.preconditioned
+        follows = self.budget.follows("dense_below", "dense_1d") and not self.plan.precondition
         return frozenset() if follows else self.plan.dense_names(self.tensors)
 
     def _dense_names(self, share: float) -> frozenset[str]:

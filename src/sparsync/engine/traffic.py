@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,36 +11,58 @@ from torch import Tensor
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Bucket, BucketMapper, Unit
 from sparsync.feedback import accumulation_dtype
-from sparsync.layout import Parameter
+from sparsync.layout import Parameter, Span
+
+CAPS = (2**20, 25 * 2**20)  # bytes at which DDP closes its first bucket, and all others
+
+
+class SketchUnit(NamedTuple):
+    """A unit of sketches, the parameters that it is about, and the unit in which these are."""
+
+    unit: Unit
+    about: tuple[Span, ...]
+    home: Unit
 
 
 def units_of(
     plan: ExchangePlan, parameters: Sequence[Parameter], dense_names: frozenset[str], device: torch.device
-) -> list[Unit]:
-    """Return the units that a reducer would exchange, if DDP had all gradients in one bucket per dtype."""
-    mapper = BucketMapper(parameters, plan, dense_names, may_skip=False)
+) -> tuple[list[Unit], list[SketchUnit]]:
+    """Return the units that a reducer would exchange, if DDP had all gradients in one bucket per dtype; then the units
+    of their sketches."""
     kinds = sorted({(p.name in dense_names, str(p.dtype)) for p in parameters if p.numel})
-    units: list[Unit] = []
-    for number, kind in enumerate(kinds):  # what travels dense stands apart, so that no unit has holes
-        own = [p for p in parameters if p.numel and (p.name in dense_names, str(p.dtype)) == kind]
-        buffer = torch.zeros(sum(p.numel for p in own), dtype=own[0].dtype, device=device)
-        last = number == len(kinds) - 1
-        units += mapper.add(Bucket(number, buffer, tuple(p.name for p in own), last))[1]
-    return units
+    # What travels dense stands apart, so that no unit has holes.
+    buckets = [[p for p in parameters if p.numel and (p.name in dense_names, str(p.dtype)) == kind] for kind in kinds]
+    units, sketches = _fill(BucketMapper(parameters, plan, dense_names, may_skip=False), buckets, device)
+    found = []
+    for sketch in sketches:
+        names = {span.name for span in sketch.spans}
+        home = next(unit for unit in units if names <= {span.name for span in unit.spans})
+        found.append(SketchUnit(sketch, tuple(span for span in home.spans if span.name in names), home))
+    return units, found
 
 
-def bytes_per_step(plan: ExchangePlan, tensors: Mapping[str, Tensor], workers: int) -> Callable[[float], float]:
+def bytes_per_step(
+    plan: ExchangePlan, tensors: Mapping[str, Tensor], workers: int, *, whole: bool = False
+) -> Callable[[float], float]:
     """Return the bytes that a worker sends in a step, as a function of the density of what is compressed.
 
-    No gradient is made for it: layouts alone say what messages take. With scope ``layer`` and ``bucket`` every bucket
-    of DDP is a message with a header of its own, and here all are one.
+    No gradient is made for it: layouts alone say what messages take.
 
     Args:
         tensors: the parameters that are trained, by name.
         workers: P.
+        whole: all gradients are in one bucket per dtype, as virtual workers have them. Else the buckets are those that
+            DDP makes with its own limits: with sketches, or scope ``layer`` or ``bucket``, each sends a message.
     """
     parameters = [Parameter.of(name, tensor) for name, tensor in tensors.items()]
-    units = units_of(plan, parameters, plan.dense_names(tensors), torch.device("meta"))
+    names, meta = plan.dense_names(tensors), torch.device("meta")
+    if whole:
+        units, found = units_of(plan, parameters, names, meta)
+        units = units + [sketch.unit for sketch in found]
+    else:
+        mapper = BucketMapper(parameters, plan, names, may_skip=False)
+        units, sketches = _fill(mapper, _ddp_buckets(parameters), meta)
+        units = units + sketches
     dtypes = [accumulation_dtype(unit.grad.dtype) if unit.keeps else unit.grad.dtype for unit in units]
 
     def at(density: float) -> float:
@@ -50,3 +73,32 @@ def bytes_per_step(plan: ExchangePlan, tensors: Mapping[str, Tensor], workers: i
         return total
 
     return at
+
+
+def _fill(
+    mapper: BucketMapper, buckets: Sequence[Sequence[Parameter]], device: torch.device
+) -> tuple[list[Unit], list[Unit]]:
+    """Return the units that buckets of these parameters become, and those of their sketches."""
+    units, sketches = list[Unit](), list[Unit]()
+    for number, own in enumerate(buckets):
+        buffer = torch.zeros(sum(p.numel for p in own), dtype=own[0].dtype, device=device)
+        last = number == len(buckets) - 1
+        pending, complete = mapper.add(Bucket(number, buffer, tuple(p.name for p in own), last))
+        units += complete
+        sketches += [pending.plan.sketch] if pending.plan.sketch is not None else []
+    return units, sketches
+
+
+def _ddp_buckets(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+    """Return the parameters in buckets, one dtype each, as DDP fills them: the last parameters first."""
+    closed, filling = list[list[Parameter]](), dict[torch.dtype, list[Parameter]]()
+    caps = {parameter.dtype: CAPS[0] for parameter in parameters}
+    for parameter in reversed(parameters):
+        if not parameter.numel:
+            continue
+        bucket = filling.setdefault(parameter.dtype, [])
+        bucket.append(parameter)
+        if sum(p.numel * p.dtype.itemsize for p in bucket) >= caps[parameter.dtype]:
+            closed.append(filling.pop(parameter.dtype))
+            caps[parameter.dtype] = CAPS[1]
+    return closed + list(filling.values())

@@ -245,6 +245,8 @@ def _options(run: Run) -> dict[str, Any]:
         options["total_steps"] = run.steps
     elif run.method == "default":
         options = {**FIRST_DEFAULT, **run.options}
+    elif run.method == "balanced" and run.optimizer == "adamw" and "precondition" not in run.options:
+        options.setdefault("momentum", "move")  # likewise: it lowered Adam's betas
     if run.front != 1:
         assert run.steps is not None
         options["density"] = FrontLoaded(run.options["density"], run.steps, run.front)
@@ -265,7 +267,8 @@ def traffic_per_step(run: Run) -> Callable[[float], float]:
     options = _options(replace(run, front=1.0)) | {"momentum": "keep", "follow_lr": False}
     needless = ("clip", "beta", "masking")
     plan = resolve(**{name: value for name, value in options.items() if name not in needless})
-    at = bytes_per_step(plan, {name: p for name, p in model.named_parameters() if p.requires_grad}, run.workers)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    at = bytes_per_step(plan, named, run.workers, whole=True)
 
     def mean(density: float) -> float:
         if run.front == 1:
