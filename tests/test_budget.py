@@ -120,7 +120,8 @@ def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tup
         handle.check()
         sent.append(handle.stats().step.traffic)
     tensors = dict(ddp.module.named_parameters())
-    assert sent == predicted(handle.plan, tensors, size, STEPS)
+    expected = predicted(handle.plan, tensors, size, STEPS)
+    assert sent == expected, (sent, expected)
     assert_within(sent, handle.plan, tensors, size)
     total = handle.stats().total.traffic
     handle.detach()

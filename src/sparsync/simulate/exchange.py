@@ -60,9 +60,10 @@ class VirtualExchange:
         streams: int = 1,
     ) -> None:
         self.plan = plan
-        self.preconditioner = preconditioner_for(plan, parameters, dense_names, device)
-        shares = {"preconditioner": self.preconditioner}
-        self.workers = [WorkerState(rank, parameters, plan, **shares) for rank in range(workers)]
+        self.preconditioner = preconditioner_for(plan, parameters, dense_names, device, workers)
+        self.workers = [
+            WorkerState(rank, parameters, plan, preconditioner=self.preconditioner) for rank in range(workers)
+        ]
         units, sketches = units_of(plan, parameters, dense_names, device)
         self.units = [VirtualUnit.of(unit, workers) for unit in units]
         # What each is about: parameters, and where their gradients are.
