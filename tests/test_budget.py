@@ -121,8 +121,10 @@ def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tup
         sent.append(handle.stats().step.traffic)
     tensors = dict(ddp.module.named_parameters())
     expected = predicted(handle.plan, tensors, size, STEPS)
-    assert sent == expected, (sent, expected)
-    assert_within(sent, handle.plan, tensors, size)
+    assert sent[1:] == expected[1:]
+    buckets = 2 if kind == "wide" else 1  # DDP makes the second one, with its sketch's header, after the first step
+    assert sent[0] == expected[0] - 32 * (buckets - 1) * (size - 1)
+    assert_within([expected[0], *sent[1:]], handle.plan, tensors, size)
     total = handle.stats().total.traffic
     handle.detach()
     del ddp
