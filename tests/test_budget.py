@@ -201,7 +201,7 @@ def test_a_budget_holds_and_is_used_up(
         plan.spending.densities[1],
         sum(map(Tensor.numel, tensors.values())),
     )
-    more = plan.budget.schedule(min(1.0, last * 1.001 + 1.5 / numel), 1.0)
+    more = plan.budget.schedule(min(1.0, last * 1.002 + 1.5 / numel), 1.0)
     spent = [(cost(density), count) for density, count in more.stages() if count]
     mean = sum(sent * count for sent, count in spent) / more.steps
     allowed = share * plan.spending.dense

@@ -92,15 +92,15 @@ MUTANTS = [
     Mutant(
         "the mean over a training may exceed its budget",
         "src/sparsync/engine/budget.py",
-        "return mean <= allowed and max(",
-        "return max(",
+        "max(mean / allowed, ",
+        "max(0.0, ",
         f"{BUDGET}::test_a_budget_holds_and_is_used_up",
     ),
     Mutant(
         "a step may send more than dense",
         "src/sparsync/engine/budget.py",
-        "<= min(MOST * allowed, self.dense)",
-        "<= MOST * allowed",
+        "/ min(MOST * allowed, self.dense)",
+        "/ (MOST * allowed)",
         f"{BUDGET}::test_no_step_sends_more_than_dense",
     ),
     Mutant(
@@ -136,6 +136,6 @@ MUTANTS = [
         "src/sparsync/engine/traffic.py",
         "total += unit.traffic(layout, plan.wire, workers, dtype).mean_bytes",
         "total += 0 if unit.compressor.dense else unit.traffic(layout, plan.wire, workers, dtype).mean_bytes",
-        f"{BUDGET}::test_virtual_workers_send_what_was_predicted_and_stay_within[3-layers]",
+        f"{BUDGET}::test_virtual_workers_send_what_was_predicted_and_stay_within[layers-3-sgd]",
     ),
 ]

@@ -39,7 +39,7 @@ COLLECTIVES: tuple[tuple[Collective, Callable[[int], float]], ...] = (  # entrie
     (AllGather(), lambda workers: workers),
     (Balanced(2.0), lambda workers: 2.0 / 1.25),
 )
-ROUNDS = 24  # of a bisection
+NEAR = 3e-5  # a search ends so near to the whole budget, or to the largest density
 
 
 def within_budget(plan: ExchangePlan, tensors: Mapping[str, Tensor], workers: int) -> ExchangePlan:
@@ -59,12 +59,29 @@ def within_budget(plan: ExchangePlan, tensors: Mapping[str, Tensor], workers: in
     return found
 
 
-def largest_density(fits: Callable[[float], bool], low: float, high: float, rounds: int = ROUNDS) -> float:
-    """Return, by bisection, the largest density that fits between one that does and one that does not."""
-    for _ in range(rounds):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+def largest_density(spent: Callable[[float], float], low: float, high: float) -> float:
+    """Return the largest density with which no more than the whole budget is spent.
+
+    Bytes grow nearly as a power of the density, so two rounds of three go to where a line through the logarithms says;
+    the third halves what is left.
+
+    Args:
+        spent: share of the budget, 1 or less at ``low``; every call takes time.
+    """
+    if spent(high) <= 1:
+        return high
+    at, left, right = [math.log(low), math.log(high)], math.log(spent(low)), math.log(spent(high))
+    turn = 0
+    while at[1] - at[0] > NEAR and left < -NEAR:
+        turn += 1
+        part = left / (left - right) if turn % 3 else 0.5
+        middle = at[0] + min(0.99, max(0.01, part)) * (at[1] - at[0])
+        found = math.log(spent(math.exp(middle)))
+        if found <= 0:
+            at[0], left = middle, found
+        else:
+            at[1], right = middle, found
+    return math.exp(at[0])
 
 
 def four_digits(density: float) -> float:
@@ -178,7 +195,8 @@ class BudgetSearch:
         for collective, counts in self.collectives:
             found = self._candidate(collective, coarsest, names)
             if found.cost(self.least) <= allowed:
-                entries = self.numel * self._largest(lambda d, cost=found.cost: cost(d) <= allowed)  # type: ignore[misc]
+                spent = lambda density, cost=found.cost: cost(density) / allowed  # noqa: E731
+                entries = self.numel * largest_density(spent, self.least, 1.0)
                 reaches = min(self.numel, counts(self.workers) * entries), entries
                 best, most = (found, reaches) if reaches > most else (best, most)
         if best is None:
@@ -189,20 +207,17 @@ class BudgetSearch:
                 return finer
         return best
 
-    def _largest(self, fits: Callable[[float], bool], most: float = 1.0) -> float:
-        return most if fits(most) else largest_density(fits, self.least, most)
-
     def _last_density(self, found: Candidate, allowed: float) -> float:
         """Return the density with which a training within the budget ends."""
 
-        def fits(density: float) -> bool:
+        def spent(density: float) -> float:
             stages = self.budget.schedule(density, found.most).stages()
             sent = [(found.cost(now), count) for now, count in stages if count]
             mean = sum(cost * count for cost, count in sent) / self.budget.steps
-            return mean <= allowed and max(cost for cost, _ in sent) <= min(MOST * allowed, self.dense)
+            return max(mean / allowed, max(cost for cost, _ in sent) / min(MOST * allowed, self.dense))
 
-        density = self._largest(fits, found.most)
-        return four_digits(density) if fits(four_digits(density)) else density
+        density = largest_density(spent, self.least, found.most)
+        return four_digits(density) if spent(four_digits(density)) <= 1 else density
 
     def _spent(self, found: Candidate, share: float, density: float) -> ExchangePlan:
         """Return the candidate's plan, ending with a density, and what it spends."""

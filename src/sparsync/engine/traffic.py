@@ -92,13 +92,12 @@ def _fill(
 def _ddp_buckets(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
     """Return the parameters in buckets, one dtype each, as DDP fills them: the last parameters first."""
     closed, filling = list[list[Parameter]](), dict[torch.dtype, list[Parameter]]()
-    caps = {parameter.dtype: CAPS[0] for parameter in parameters}
-    for parameter in reversed(parameters):
-        if not parameter.numel:
-            continue
-        bucket = filling.setdefault(parameter.dtype, [])
-        bucket.append(parameter)
-        if sum(p.numel * p.dtype.itemsize for p in bucket) >= caps[parameter.dtype]:
-            closed.append(filling.pop(parameter.dtype))
-            caps[parameter.dtype] = CAPS[1]
+    room = {parameter.dtype: CAPS[0] for parameter in parameters}
+    for parameter in reversed([parameter for parameter in parameters if parameter.numel]):
+        dtype = parameter.dtype
+        filling.setdefault(dtype, []).append(parameter)
+        room[dtype] -= parameter.numel * dtype.itemsize
+        if room[dtype] <= 0:
+            closed.append(filling.pop(dtype))
+            room[dtype] = CAPS[1]
     return closed + list(filling.values())

@@ -10,7 +10,7 @@ from math import isnan, log10
 from typing import Any
 
 from sparsync.collectives import AllGather
-from sparsync.engine.budget import four_digits, largest_density
+from sparsync.engine.budget import four_digits
 from sparsync.layout import Layout
 from sparsync.wire import Wire
 from sparsync_lab.papers.run import SEEDS, History, Run
@@ -238,7 +238,9 @@ def within(run: Run, allowed: float) -> float:
     cost, low, high = traffic_per_step(run), 1e-5, 0.05
     if cost(high) <= allowed:
         low, high = high, 0.5
-    low = largest_density(lambda density: cost(density) <= allowed, low, high, rounds=16)
+    for _ in range(16):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
     if cost(low) > allowed:
         raise ValueError(f"{run.label} sends {cost(low):,.0f} bytes a step, most of them dense, of {allowed:,.0f}")
     return four_digits(low)  # they are part of the run's name
