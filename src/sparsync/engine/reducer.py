@@ -193,7 +193,8 @@ class Reducer:
         try:
             for unit in known:
                 with self._on_thread(unit.grad.device):
-                    self._give_back(unit)
+                    for bucket in self._write_back(unit):
+                        bucket.complete()
         except Exception as error:
             self._stop(error)
 
@@ -217,20 +218,20 @@ class Reducer:
                 record.exchanged = time.perf_counter()
                 self.completion.finish(unit, layout, sent, reduced, record, step)
                 keep_result(unit, unit.grad, self.worker)
-                if not unit.statistics:
-                    self._give_back(unit)
+                written = [] if unit.statistics else self._write_back(unit)
                 record.decoded, record.bytes = time.perf_counter(), self.channel.take_count()
                 record.traffic = unit.traffic(layout, self.plan.wire, self.channel.size, sent.values.dtype).mean_bytes
                 self.stats.add(record)
+                for bucket in written:  # last: backward goes on, and the next step may begin
+                    bucket.complete()
         except Exception as error:  # a future that never completes would hang backward
             self._stop(error)
 
-    def _give_back(self, unit: Unit) -> None:
-        """Write a unit's result into the buckets it came from; backward has those that are complete."""
+    def _write_back(self, unit: Unit) -> list[PendingBucket]:
+        """Write a unit's result into the buckets it came from, and return those."""
         pending = [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
         scatter_result(unit, pending)
-        for bucket in pending:
-            bucket.complete()
+        return pending
 
     def _close_step(self, device: torch.device, step: int) -> None:
         if self.error is None:

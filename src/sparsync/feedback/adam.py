@@ -142,8 +142,8 @@ class TakenAdam:
                 if found_inf is not None:
                     grad = torch.where(found_inf > 0, torch.zeros_like(grad), grad)
                 parameter.addcmul_(grad, factor.to(grad.dtype), value=-1)
-        for parameter, kept, shown in self._unapplied:
-            parameter.addcmul_(kept, (1 / shown).to(kept.dtype), value=-1)
+        for parameter, held, shown in self._unapplied:
+            parameter.addcmul_(held, (1 / shown).to(held.dtype), value=-1)
         self._unapplied, self._kept_back = [], {}
 
     def _recognise_factor(self) -> Tensor:

@@ -106,6 +106,8 @@ def attach(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     recipe: str | None = None,
+    budget: float | None = None,
+    total_steps: int | None = None,
     collective: str | Collective | None = None,
     scope: str | None = None,
     density: float | Schedule | None = None,
@@ -135,9 +137,16 @@ def attach(
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
         optimizer: for ``momentum`` and ``follow_lr``.
-        recipe: options that go together: ``"default"`` (the best we know for few bytes and few workers),
-            ``"balanced"`` (a 60th of dense's bytes with any number of workers, nearest to dense in accuracy),
-            ``"paper"`` (TopK-SGD as published) or ``"dgc"`` (Deep Gradient Compression).
+        recipe: options that go together: ``"default"`` (a budget of 1/60, the best we know), ``"balanced"`` (5 % of the
+            entries, a 60th of dense's bytes with any number of workers), ``"paper"`` (TopK-SGD as published) or
+            ``"dgc"`` (Deep Gradient Compression).
+        budget: share of the bytes of a dense fp32 ring all-reduce that a worker may send in a step, in (0, 1], on
+            average over the training: ``1/60``. Everything that is sent counts. Density, collective, ``values``,
+            ``indices`` and which small tensors travel dense follow from it, from the number of workers and from the
+            model, as far as they are not given; ``describe()`` says what came of it. At first up to 8 times as much is
+            sent, over the first tenth of the steps, and less later. One that cannot be reached is refused.
+        total_steps: of the whole training, over which the budget is spent; 2,000 if it is not given: a longer training
+            then sends less than its budget, a shorter one more.
         collective: how they are summed: ``"allgather"``, ``"shared"``, ``"gtopk"``, ``"balanced"``, ``"dense"``, or an
             object; chosen to suit the compressor.
         scope: where the largest entries are looked for: in each ``"layer"``, each ``"bucket"``, or the whole model

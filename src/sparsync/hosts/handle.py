@@ -15,6 +15,7 @@ from torch.nn import Module
 from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Bucket
+from sparsync.engine.budget import within_budget
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
@@ -31,14 +32,14 @@ class Handle:
 
     Args:
         module: the bare model, not its wrapper.
-        plan: how its gradients are exchanged.
+        plan: how its gradients are exchanged; what follows from its budget is known once it starts.
         group: the model's process group; the default one where it is ``None``.
         may_skip: parameters may be unused, and what is sent for them is then lost.
     """
 
     def __init__(self, module: Module, plan: ExchangePlan, group: Any = None, may_skip: bool = False) -> None:
         self.module, self.plan, self.group, self._may_skip = module, plan, group, may_skip
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._trained = trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in trained.items()}
         self.parameters = [Parameter.of(name, p) for name, p in trained.items()]
         self.dense_names = plan.dense_names(trained)
@@ -157,8 +158,10 @@ class Handle:
 
     def start(self) -> Reducer:
         """Make the process group and compare with the other ranks; done by ``attach``, or by the first bucket."""
-        plan = self.plan
         group = self.group or (dist.group.WORLD if dist.is_initialized() else None)
+        workers = dist.get_world_size(group) if group is not None else 1
+        plan = self.plan = within_budget(self.plan, self._trained, workers)
+        self.dense_names = plan.dense_names(self._trained)
         device = next(self.module.parameters()).device
         if plan.precondition and any(p.device != device for p in self.module.parameters()):
             raise ValueError("precondition=True needs all parameters on one device")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
+from sparsync.engine.budget import within_budget
 from sparsync.feedback import TakenAdam, TakenMomentum, rates_by_name, take_momentum
 from sparsync.layout import Parameter
 from sparsync.simulate.exchange import VirtualExchange
@@ -70,13 +71,13 @@ class VirtualWorkers:
         for name in UNSUPPORTED:
             if name in options:
                 raise ValueError(f"virtual workers do not take {name}=, got {options[name]!r}")
-        plan = resolve(recipe, compressor=compressor, optimizer=optimizer, **options)
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        plan = within_budget(resolve(recipe, compressor=compressor, optimizer=optimizer, **options), named, workers)
         if plan.unit_scope == "bucket" and not plan.compressor.dense:
             raise ValueError(
                 "scope must be 'layer' or 'global' with virtual workers: only DDP has buckets, got 'bucket'"
             )
         self.model, self.optimizer, self.plan = model, optimizer, plan
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in named.items()}
         device = next(model.parameters()).device
         graph = device.type == "cuda" if graph is None else graph

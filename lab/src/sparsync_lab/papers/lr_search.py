@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
-from math import floor, isnan, log10
+from math import isnan, log10
 from typing import Any
 
 from sparsync.collectives import AllGather
+from sparsync.engine.budget import four_digits
 from sparsync.layout import Layout
 from sparsync.wire import Wire
 from sparsync_lab.papers.run import SEEDS, History, Run
@@ -242,6 +243,4 @@ def within(run: Run, allowed: float) -> float:
         low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
     if cost(low) > allowed:
         raise ValueError(f"{run.label} sends {cost(low):,.0f} bytes a step, most of them dense, of {allowed:,.0f}")
-    # To four digits, downwards: they are part of the run's name.
-    unit = 10.0 ** (floor(log10(low)) - 3)
-    return round(floor(low / unit) * unit, 12)
+    return four_digits(low)  # they are part of the run's name

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from sparsync.compressors import ThresholdK
 from sparsync.config import registry, resolve
 from sparsync.config.recipes import RECIPES
-from sparsync.layout import Parameter
+from sparsync.engine.traffic import bytes_per_step
 from sparsync.schedule import FrontLoaded
-from sparsync.simulate.virtual_units import units_of
 from sparsync_lab import models
 from sparsync_lab.data.files import data_folder
 from sparsync_lab.data.image_folder import SOURCE
@@ -35,6 +35,11 @@ POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
 STREAMS = 8  # of a GPU: as many workers run side by side
 MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
+# What the recipe "default" was until it had a budget. Stored trainings are called so, and stay what they were; a run
+# with a budget among its options is today's.
+FIRST_DEFAULT: Mapping[str, Any] = {
+    "compressor": ThresholdK(0.00625), "scope": "global", "values": "sign", "indices": "ef", "momentum": "move",
+}  # fmt: skip
 
 
 def train_run(run: Run, context: RunContext, task: Task | None = None) -> History | None:
@@ -236,6 +241,12 @@ def _options(run: Run) -> dict[str, Any]:
         return {"compressor": "none", **extra}
     options = method_options(run.method, **run.options)
     assert options is not None
+    if "budget" in run.options:
+        options["total_steps"] = run.steps
+    elif run.method == "default":
+        options = {**FIRST_DEFAULT, **run.options}
+    elif run.method == "balanced" and run.optimizer == "adamw" and "precondition" not in run.options:
+        options.setdefault("momentum", "move")  # likewise: it lowered Adam's betas
     if run.front != 1:
         assert run.steps is not None
         options["density"] = FrontLoaded(run.options["density"], run.steps, run.front)
@@ -257,14 +268,7 @@ def traffic_per_step(run: Run) -> Callable[[float], float]:
     needless = ("clip", "beta", "masking")
     plan = resolve(**{name: value for name, value in options.items() if name not in needless})
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    parameters = [Parameter.of(name, p) for name, p in named.items()]
-    units, sketches = units_of(plan, parameters, plan.dense_names(named), torch.device("meta"))
-    units += [sketch for sketch, _, _ in sketches]
-
-    def at(share: float) -> float:
-        layouts = [unit.layout_at(1.0 if unit.compressor.dense else share)[0] for unit in units]
-        costs = (u.collective.traffic(cut, plan.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
-        return sum(cost.mean_bytes for cost in costs)
+    at = bytes_per_step(plan, named, run.workers, whole=True)
 
     def mean(density: float) -> float:
         if run.front == 1:
