@@ -22,7 +22,10 @@ from sparsync.wire import Wire
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """How gradients are exchanged: the options of ``attach`` (see there) with names made into objects."""
+    """How gradients are exchanged: the options of ``attach`` (see there) with names made into objects.
+
+    ``momentum_asked``: whether momentum was decided on, by the user or by a recipe that keeps it.
+    """
 
     compressor: Compressor
     collective: Collective
@@ -33,6 +36,7 @@ class ExchangePlan:
     optimizer: torch.optim.Optimizer | None = None
     scaler: Any = None
     momentum: str = "keep"
+    momentum_asked: bool = False
     beta: float = 0.5
     masking: bool = True
     clip: float | None = None

@@ -89,6 +89,7 @@ def fill_in(recipe: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     preset = RECIPES[recipe].options if recipe is not None else {}
     filled = {**preset, "recipe": recipe, **chosen}
     wanted = filled.get("momentum", "keep")
+    filled["momentum_asked"] = "momentum" in chosen or preset.get("momentum") == "keep"
     if "momentum" not in chosen and recipe in OURS:
         filled["momentum"] = possible(wanted, chosen.get("optimizer"))
     _refuse_unused(chosen, wanted, filled.get("momentum", "keep"))

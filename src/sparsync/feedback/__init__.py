@@ -1,6 +1,13 @@
 """What is kept: residuals and velocities by parameter name, and what is taken out of the optimizer."""
 
-from sparsync.feedback.momentum import MOMENTA, TakenMomentum, give_back, rates_by_name, take_momentum, warn_of_momentum
+from sparsync.feedback.momentum import (
+    MOMENTA,
+    TakenMomentum,
+    momentum_notice,
+    rates_by_name,
+    refuse_other_model,
+    take_momentum,
+)
 from sparsync.feedback.residual import Correction, Feedback, accumulation_dtype
 
 __all__ = [
@@ -9,8 +16,8 @@ __all__ = [
     "Feedback",
     "TakenMomentum",
     "accumulation_dtype",
-    "give_back",
+    "momentum_notice",
     "rates_by_name",
+    "refuse_other_model",
     "take_momentum",
-    "warn_of_momentum",
 ]
