@@ -135,7 +135,7 @@ def test_adams_steps_have_lower_betas_and_its_groups_never():
         assert optimizer.state[model[0].weight]["step"] == 3
         results.append(weights(model))
     assert torch.equal(*results)
-    with pytest.raises(ValueError, match="momentum='correct' works with .* torch's SGD alone, got AdamW"):
+    with pytest.raises(ValueError, match=r"momentum='correct' works with .* torch's SGD alone, got AdamW"):
         TakenMomentum(optimizer, beta=0.5)
 
 

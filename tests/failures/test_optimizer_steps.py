@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,24 +21,24 @@ OPTIMIZERS = {
 }
 
 
+def closure(ddp: DistributedDataParallel, rank: int, step: int) -> Tensor:
+    ddp.zero_grad()
+    loss = loss_of(ddp, rank, step)
+    loss.backward()
+    return loss
+
+
+def raises() -> Tensor:
+    raise RuntimeError("the data ended")
+
+
 def case_raises(rank: int, size: int, name: str, momentum: str, fail: bool) -> Tensor:
     """Train for four steps by closures; before each, with ``fail``, three raise: in the closure, or in the update."""
     ddp = DistributedDataParallel(net())
     optimizer = OPTIMIZERS[name](ddp.parameters())
     held = copy.deepcopy(optimizer.state_dict()["param_groups"])
     handle = sparsync.attach(ddp, "topk", density=0.05, optimizer=optimizer, momentum=momentum)
-
-    def raises() -> Tensor:
-        raise RuntimeError("the data ended")
-
     for step in range(4):
-
-        def closure(step: int = step) -> Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(ddp, rank, step)
-            loss.backward()
-            return loss
-
         for _ in range(3 if fail else 0):
             before = weights(ddp.module)
             with pytest.raises(RuntimeError, match="the data ended"):
@@ -48,7 +49,7 @@ def case_raises(rank: int, size: int, name: str, momentum: str, fail: bool) -> T
             ddp.module[0].weight.grad = None
             assert torch.equal(weights(ddp.module), before)
             assert optimizer.state_dict()["param_groups"] == held
-        assert optimizer.step(closure) > 0
+        assert optimizer.step(partial(closure, ddp, rank, step)) > 0
         assert optimizer.state_dict()["param_groups"] == held
     handle.detach()
     assert optimizer.state_dict()["param_groups"] == held
