@@ -277,7 +277,11 @@ def case_recipes(rank: int, size: int) -> None:
     train(ddp, optimizer, rank, range(3))
     handle.detach()
     adam = torch.optim.AdamW(ddp.parameters(), lr=0.001)
-    handle = sparsync.attach(ddp, optimizer=adam, recipe="balanced")  # it has nothing that could be corrected
+    handle = sparsync.attach(ddp, optimizer=adam, recipe="balanced")
+    assert "0.5 before the residual, over the shared second moment" in handle.describe()
+    train(ddp, adam, rank, range(2))
+    handle.detach()
+    handle = sparsync.attach(ddp, optimizer=adam, recipe="balanced", precondition=False)  # nothing to correct
     assert "betas 0.9, 0.999 lowered to 0.5, 0.99" in handle.describe()
     train(ddp, adam, rank, range(2))
     handle.detach()
@@ -311,12 +315,12 @@ def test_our_recipes_do_with_momentum_what_the_optimizer_allows() -> None:
         (torch.optim.Adagrad(weights), "keep", "keep"),
         (None, "keep", "keep"),
     ):
-        assert fill_in(None, {"optimizer": optimizer})["momentum"] == moved
-        assert fill_in("balanced", {"optimizer": optimizer})["momentum"] == corrected
+        assert fill_in(None, {"optimizer": optimizer, "precondition": False})["momentum"] == moved
+        assert fill_in("balanced", {"optimizer": optimizer, "precondition": False})["momentum"] == corrected
     taken.undo()
     assert fill_in("balanced", {"optimizer": sgd, "beta": 0.7})["beta"] == 0.7
     with pytest.raises(ValueError, match=r"beta=0.7 .* 'move' here: AdamW has no momentum that could be corrected"):
-        fill_in("balanced", {"optimizer": torch.optim.AdamW(weights), "beta": 0.7})
+        fill_in("balanced", {"optimizer": torch.optim.AdamW(weights), "beta": 0.7, "precondition": False})
     with pytest.raises(ValueError, match=r"beta=0.5 .* 'keep' here: SGD has no momentum"):
         fill_in("balanced", {"optimizer": torch.optim.SGD(weights, lr=0.1), "beta": 0.5})
     assert fill_in("balanced", {"momentum": "correct"})["momentum"] == "correct"  # whoever asks for it gets it

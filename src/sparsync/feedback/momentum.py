@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
+from sparsync.feedback.adam import TakenAdam
 from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.shadow_optimizer import ShadowOptimizer
 
@@ -193,11 +194,11 @@ def take_momentum(optimizer: Optimizer | None, mode: str, beta: float, density: 
     return None
 
 
-def momentum_notice(taken: TakenMomentum | None, optimizer: Optimizer | None, asked: bool) -> str | None:
+def momentum_notice(taken: TakenMomentum | TakenAdam | None, optimizer: Optimizer | None, asked: bool) -> str | None:
     """Return what a user is to be told once of the optimizer's momentum, in one sentence; ``None`` for nothing.
 
     Args:
-        taken: what ``take_momentum`` returned.
+        taken: what makes the optimizer's steps meanwhile, if not itself.
         asked: it is known that momentum stays, or nothing stays in the residual.
     """
     if taken is not None:

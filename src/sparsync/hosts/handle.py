@@ -19,7 +19,14 @@ from sparsync.engine.bucketing import Bucket
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
-from sparsync.feedback import TakenMomentum, momentum_notice, rates_by_name, refuse_other_model, take_momentum
+from sparsync.feedback import (
+    TakenAdam,
+    TakenMomentum,
+    momentum_notice,
+    rates_by_name,
+    refuse_other_model,
+    take_momentum,
+)
 from sparsync.hosts.scaler_check import notice_scaler
 from sparsync.kernels import KernelPath
 from sparsync.layout import Parameter
@@ -51,6 +58,7 @@ class Handle:
         self.detached = False
         self._reducer: Reducer | None = None
         self._taken: TakenMomentum | None = None
+        self._adam: TakenAdam | None = None
         self._releases: list[Callable[[], None]] = []
 
     # ---- what a user calls ----------------------------------------------------------------------------------------
@@ -126,6 +134,9 @@ class Handle:
         ``detach()``, delete the DDP model, then ``torch.distributed.destroy_process_group()``.
         """
         self.detached = True
+        if self._adam is not None and self._reducer is not None:
+            self._adam.undo(self._reducer.mean_of)
+            self._adam = None
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = None
@@ -146,6 +157,9 @@ class Handle:
     def push(self, index: int, buffer: Tensor, parameters: Sequence[Tensor], last: bool) -> Future[Tensor]:
         """Take a bucket: ``buffer`` holds the gradients of ``parameters``. The future gives it back with the result."""
         reducer = self._reducer or self.start()
+        if self._adam is not None:
+            scale = 1.0 if self.plan.scaler is None else self.plan.scaler.get_scale()
+            self._adam.add_decay(buffer, parameters, scale)
         try:
             names = tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
@@ -171,11 +185,15 @@ class Handle:
             assert plan.optimizer is not None
             rates = partial(rates_by_name, plan.optimizer, self._names)
         self._reducer = Reducer(
-            self.parameters, plan, channel, dense_names=self.dense_names, may_skip=self._may_skip, rates=rates
-        )
+            self.parameters, plan, channel, dense_names=self.dense_names, may_skip=self._may_skip, rates=rates,
+            device=device,
+        )  # fmt: skip
         beta = plan.correction.beta if plan.correction else 0.0
         try:
-            self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0))
+            if plan.precondition:
+                self._take_adam(self._reducer)
+            else:
+                self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0))
         except Exception:
             self._reducer.close()
             self._reducer = None
@@ -184,10 +202,18 @@ class Handle:
             self.on_detach(self._taken.undo)
         if plan.optimizer is not None and plan.scaler is None:
             self.on_detach(notice_scaler(plan.optimizer, self._tell))
-        told = momentum_notice(self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense)
+        told = momentum_notice(self._adam or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense)
         if told:
             self._tell(told)
         return self._reducer
+
+    def _take_adam(self, reducer: Reducer) -> None:
+        preconditioner, optimizer = reducer.worker.preconditioner, self.plan.optimizer
+        assert preconditioner is not None
+        assert optimizer is not None
+        parameters = {p.name: p for p in self.parameters}
+        self._adam = TakenAdam(optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback])
+        reducer.rules = self._adam.rules
 
     def _tell(self, sentence: str) -> None:
         """Warn the user; what holds for all ranks is said by the first."""

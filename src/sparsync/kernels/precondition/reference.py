@@ -1,0 +1,57 @@
+"""Make the update that a gradient asks for, in plain PyTorch: the specification of every faster version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsync.kernels.sketch import Sketched
+
+
+@dataclass
+class Tables:
+    """What a step's preconditioner is, on the device: the same bits on every rank, in tensors that stay.
+
+    Args:
+        sizes: roots of the second moment: of rows and columns, whose products are those of the entries, or of entries;
+            placed as the model's sketches are.
+        rates: of each tensor, its learning rate over the first moment's bias correction.
+        eps: of each tensor, what is added to the root.
+        betas, shares: of each tensor, by what its velocity and the gradient are multiplied.
+        limit: largest magnitude of an update over its rate.
+    """
+
+    sizes: Tensor
+    rates: Tensor
+    eps: Tensor
+    betas: Tensor
+    shares: Tensor
+    limit: float
+
+
+def precondition(
+    grad: Tensor, before: Tensor, after: Tensor, tensors: Sequence[Sketched], tables: Tables, out: Tensor
+) -> None:
+    """Write the velocity ``after = beta before + share gradient`` of all ``tensors``, and into ``out`` the update
+    rate velocity / (sqrt(v) + eps), within its limit.
+
+    Where the velocity is not finite it stays as it was, and ``out`` is NaN. ``out`` may be ``grad``.
+    """
+    for tensor in tensors:
+        shape, number = tensor.matrices, tensor.number
+        own = slice(tensor.start, tensor.start + tensor.numel)
+        sizes = tables.sizes[tensor.place : tensor.place + tensor.size]
+        velocity = (before[own] * tables.betas[number]).add_(grad[own].to(before.dtype) * tables.shares[number])
+        finite = torch.isfinite(velocity)
+        torch.where(finite, velocity, before[own], out=after[own])
+        if shape is None:
+            velocity /= sizes + tables.eps[number]
+        else:
+            cut = shape.stack * shape.rows
+            rows, cols = sizes[:cut].view(-1, shape.rows, 1), sizes[cut:].view(-1, 1, shape.cols)
+            velocity.view(shape.stack, shape.rows, shape.cols).div_(rows * cols + tables.eps[number])
+        update = velocity.clamp_(-tables.limit, tables.limit).mul_(tables.rates[number])
+        out[own].copy_(update.masked_fill_(~finite, torch.nan))
