@@ -391,11 +391,16 @@ def test_what_is_asked_wrongly_is_refused():
         team.load_state_dict(team_of("net", 3, {}).state_dict())
 
 
-def test_detach_gives_the_momentum_back():
+def test_detach_gives_the_optimizer_its_own_update_back():
     team = team_of("net", 2, {"recipe": "default"})
-    assert team.optimizer.param_groups[0]["momentum"] == 0
-    team.detach()
+    batches = [batch_of("net", rank, 0) for rank in range(2)]
+    team.advance(batches)
     assert team.optimizer.param_groups[0]["momentum"] == 0.9
+    assert not any(team.optimizer.state.values())
+    team.detach()
+    team.advance(batches)
+    assert all("momentum_buffer" in state for state in team.optimizer.state.values())
+    assert team.optimizer.state
 
 
 def test_image_batches_are_those_of_real_workers():

@@ -550,7 +550,8 @@ def test_a_transformer_learns_with_adamw(context: RunContext, monkeypatch: pytes
               decay=None, clip=1.0, limit=64, optimizer="adamw", weight_decay=0.01)  # fmt: skip
     made = trainings._task(run, context)
     session = VirtualSession(run, made, 12)
-    assert session.virtual_workers.optimizer.param_groups[0]["betas"] == (0.5, 0.99)
+    assert session.virtual_workers.optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    assert session.virtual_workers.plan.precondition
     assert (
         type(session.virtual_workers._passes) is SequentialPasses
     )  # on the CPU one worker after another, as real processes compute

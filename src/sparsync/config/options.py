@@ -28,6 +28,7 @@ class ExchangePlan:
     With a ``budget`` it is complete once P and the parameters are known: ``engine.budget.within_budget`` returns it
     with the densities and codecs that follow, with ``spending``, which says what came of it, and with ``dense``: the
     names of what travels dense.
+    ``momentum_asked``: whether momentum was decided on, by the user or by a recipe that keeps it.
     """
 
     compressor: Compressor
@@ -39,6 +40,7 @@ class ExchangePlan:
     optimizer: torch.optim.Optimizer | None = None
     scaler: Any = None
     momentum: str = "keep"
+    momentum_asked: bool = False
     beta: float | str = 0.5
     masking: bool = True
     precondition: bool = False

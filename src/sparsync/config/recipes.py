@@ -94,6 +94,7 @@ def fill_in(recipe: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     preset = RECIPES[recipe].options if recipe is not None else {}
     filled = {**preset, "recipe": recipe, **chosen}
     wanted = filled.get("momentum", "keep")
+    filled["momentum_asked"] = "momentum" in chosen or preset.get("momentum") == "keep"
     adam = recipe in OURS and "momentum" not in chosen and is_adam(chosen.get("optimizer"))
     if filled.setdefault("precondition", adam):
         filled["momentum"] = chosen.get("momentum", "keep")

@@ -71,6 +71,14 @@ class TakenAdam:
             optimizer.register_load_state_dict_post_hook(lambda _: self._take_state()),
         ]
 
+    def announcement(self) -> str:
+        """Return the sentence that tells a user of it: what, why, and how to refuse it."""
+        return (
+            f"until detach(), {type(self.optimizer).__name__} applies updates that were made before the exchange, with "
+            "moments that all workers share, because moments made of sparse gradients learn worse; its groups and "
+            "state_dict() keep your values, and attach(..., momentum='keep') refuses this"
+        )
+
     # ---- what the exchange asks -------------------------------------------------------------------------------------
 
     def rules(self) -> dict[str, AdamRule]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,10 +20,20 @@ from sparsync.engine.budget import within_budget
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
-from sparsync.feedback import TakenAdam, TakenMomentum, rates_by_name, take_momentum
+from sparsync.feedback import (
+    TakenAdam,
+    TakenMomentum,
+    momentum_notice,
+    rates_by_name,
+    refuse_other_model,
+    take_momentum,
+)
+from sparsync.hosts.scaler_check import notice_scaler
 from sparsync.kernels import KernelPath
 from sparsync.layout import Parameter
 from sparsync.version import __version__
+
+log = logging.getLogger("sparsync")
 
 
 class Handle:
@@ -38,6 +49,8 @@ class Handle:
     """
 
     def __init__(self, module: Module, plan: ExchangePlan, group: Any = None, may_skip: bool = False) -> None:
+        if plan.optimizer is not None:
+            refuse_other_model(plan.optimizer, module)
         self.module, self.plan, self.group, self._may_skip = module, plan, group, may_skip
         self._trained = trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in trained.items()}
@@ -194,6 +207,11 @@ class Handle:
             raise
         if self._taken is not None:
             self.on_detach(self._taken.undo)
+        if plan.optimizer is not None and plan.scaler is None:
+            self.on_detach(notice_scaler(plan.optimizer, self._tell))
+        told = momentum_notice(self._adam or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense)
+        if told:
+            self._tell(told)
         return self._reducer
 
     def _take_adam(self, reducer: Reducer) -> None:
@@ -203,6 +221,11 @@ class Handle:
         parameters = {p.name: p for p in self.parameters}
         self._adam = TakenAdam(optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback])
         reducer.rules = self._adam.rules
+
+    def _tell(self, sentence: str) -> None:
+        """Warn the user; what holds for all ranks is said by the first."""
+        if self._running().channel.rank == 0:
+            log.warning("%s", sentence)
 
     def _running(self) -> Reducer:
         if self._reducer is None:
