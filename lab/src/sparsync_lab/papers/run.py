@@ -16,11 +16,11 @@ from sparsync_lab.papers import store, tasks
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.training.methods import DENSE
 
-OPTIMIZERS = ("sgd", "adamw")
+OPTIMIZERS = ("sgd", "adamw", "factored-adamw")
 SUFFIX = ".json.gz"
 SEEDS = (0, 1, 2)  # of trainings that are made more than once
 # Came later: where they are left alone, names are what they were.
-LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False}
+LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999}
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Run:
     Args:
         label: what it is called beside others.
         model: a name of ``CATALOGUE``.
-        method: as ``method_options`` takes it: ``"dense"``, a recipe, ``"topk"``, ``"random+shared"``, ...
-        options: of ``attach``, beside the method's own.
+        method: as ``method_options`` takes it: ``"dense"``, a recipe, ``"topk"``, ``"random+shared"``, ...; or a name
+            of ``BASELINES``.
+        options: of ``attach``, or of the baseline, beside the method's own.
         settings: of the compressor.
         workers: virtual ones.
         batch: of each.
@@ -40,7 +41,8 @@ class Run:
         warmup: share of the training in which the rate grows to its full size.
         decay: shares of the training after which the rate is divided by 10; ``None``: it falls as a cosine.
         seed: the context's is added to it.
-        optimizer: ``"sgd"``, or ``"adamw"`` with its own betas for ``momentum``.
+        optimizer: ``"sgd"``, or ``"adamw"`` with ``beta1`` and ``beta2`` for ``momentum``, or ``"factored-adamw"``, the
+            same with a row x column second moment.
         front: how many times the density begins with; above 1 it falls over the first tenth of ``steps``.
         autocast: passes compute in bfloat16 where torch takes that to be safe; images only. Weights and gradients are
             fp32 as ever.
@@ -71,6 +73,8 @@ class Run:
     optimizer: str = "sgd"
     front: float = 1.0
     autocast: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
     seconds: float = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
