@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,38 @@ def _dense_in_memory(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return False
         expected *= size
     return True
+
+
+MATRIX = 32  # sizes of the last two dimensions from which on a tensor of more is taken for a stack of matrices
+WORTH = 4  # a tensor is sketched if that is so many times smaller than itself
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A tensor as matrices, in the order of its memory: one of its first dimension by all others (as convolutions
+    are), or a stack of them where the last two dimensions are large (as those of experts)."""
+
+    stack: int
+    rows: int
+    cols: int
+
+    @classmethod
+    def of(cls, parameter: Parameter) -> Matrices | None:
+        """Return a parameter's matrices; ``None`` if row and column sums would not be much smaller than itself."""
+        dims = sorted(zip(parameter.stride, parameter.shape, strict=True), reverse=True)
+        sizes = [size for _, size in dims if size != 1]
+        if len(sizes) < 2 or not parameter.numel:
+            return None
+        stacked = len(sizes) > 2 and min(sizes[-2:]) >= MATRIX
+        stack = math.prod(sizes[:-2]) if stacked else 1
+        rows = sizes[-2] if stacked else sizes[0]
+        made = cls(stack, rows, parameter.numel // (stack * rows))
+        return made if WORTH * made.sums <= parameter.numel else None
+
+    @property
+    def sums(self) -> int:
+        """How many rows and columns there are."""
+        return self.stack * (self.rows + self.cols)
 
 
 @dataclass(frozen=True)

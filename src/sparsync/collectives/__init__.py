@@ -3,6 +3,7 @@
 from sparsync.collectives.allgather import AllGather
 from sparsync.collectives.balanced import Balanced
 from sparsync.collectives.base import Collective, Reduced, Traffic
+from sparsync.collectives.by_parts import ReduceByParts
 from sparsync.collectives.comm.channel import Channel
 from sparsync.collectives.comm.device_status import Report
 from sparsync.collectives.dense import DenseAllReduce
@@ -16,6 +17,7 @@ __all__ = [
     "Collective",
     "DenseAllReduce",
     "GTopK",
+    "ReduceByParts",
     "Reduced",
     "Report",
     "SharedIndexAllReduce",

@@ -14,8 +14,8 @@ from sparsync.collectives import Collective
 from sparsync.compressors import Compressor
 from sparsync.config.recipes import OURS, fill_in
 from sparsync.config.registry import make_collective, make_compressor
-from sparsync.feedback import MOMENTA, Correction
-from sparsync.layout import SCOPES
+from sparsync.feedback import MOMENTA, Correction, Preconditioning, check_adam
+from sparsync.layout import SCOPES, Matrices, Parameter
 from sparsync.schedule import Schedule, as_schedule
 from sparsync.wire import Wire
 
@@ -33,8 +33,10 @@ class ExchangePlan:
     optimizer: torch.optim.Optimizer | None = None
     scaler: Any = None
     momentum: str = "keep"
-    beta: float = 0.5
+    beta: float | str = 0.5
     masking: bool = True
+    precondition: bool = False
+    second_moment: str = "sketch"
     clip: float | None = None
     transactional: bool = False
     dense_below: int = 1024
@@ -61,8 +63,18 @@ class ExchangePlan:
         if self.indices == "block" and not _sends_blocks(self.compressor, self.collective, self.values):
             raise ValueError("indices='block' needs a compressor that sends blocks and collective='allgather'")
         if self.momentum == "correct":
-            Correction(self.beta, self.masking)  # which refuses a bad beta
+            Correction(self.beta, self.masking)  # type: ignore[arg-type]  # which refuses a bad beta
+        if self.precondition:
+            self._check_preconditioning()
         self.collective.check(self.wire, self.compressor.dense, self.compressor.random)
+
+    def _check_preconditioning(self) -> None:
+        check_adam(self.optimizer)
+        assert self.preconditioning is not None  # which refuses a bad beta
+        if self.momentum != "keep" or self.follow_lr:
+            raise ValueError("precondition=True has momentum and learning rate before the residual by itself")
+        if self.compressor.dense:
+            raise ValueError("precondition=True is for entries that are chosen, and this compressor sends them all")
 
     @cached_property
     def wire(self) -> Wire:
@@ -72,7 +84,14 @@ class ExchangePlan:
     @cached_property
     def correction(self) -> Correction | None:
         """Momentum correction, if any."""
-        return Correction(self.beta, self.masking) if self.momentum == "correct" else None
+        return Correction(float(self.beta), self.masking) if self.momentum == "correct" else None
+
+    @cached_property
+    def preconditioning(self) -> Preconditioning | None:
+        """Preconditioned feedback, if any."""
+        if not self.precondition:
+            return None
+        return Preconditioning(None if self.beta == "own" else float(self.beta), self.second_moment)
 
     @property
     def unit_scope(self) -> str:
@@ -92,6 +111,9 @@ class ExchangePlan:
         """Return the names of the parameters that travel dense: 1-D, or small."""
         if self.compressor.dense:
             return frozenset()
+        if self.precondition:  # whoever is not worth a sketch is known exactly, and so travels dense
+            worth = {n for n, p in parameters.items() if Matrices.of(Parameter.of(n, p)) is not None}
+            return frozenset(n for n, p in parameters.items() if n not in worth or p.numel() < self.dense_below)
         small = (n for n, p in parameters.items() if p.numel() < self.dense_below or (self.dense_1d and p.dim() < 2))
         return frozenset(small)
 
@@ -108,6 +130,7 @@ class ExchangePlan:
             "dense": sorted(dense_names),
             "momentum": self.momentum,
             "correction": self.correction,
+            "preconditioning": self.preconditioning,
             "clip": self.clip,
             "follow_lr": self.follow_lr,
             "seed": self.seed,
@@ -129,12 +152,17 @@ class ExchangePlan:
         if self.correction is not None:
             masking = "with" if self.correction.masking else "without"
             momentum.append(f"{self.correction.beta:g} before the residual, {masking} masking")
+        if self.preconditioning is not None:
+            beta, kind = self.preconditioning.beta, self.preconditioning.second_moment
+            own = "the optimizer's own" if beta is None else f"{beta:g}"
+            momentum.append(f"{own} before the residual, over the shared second moment ({kind}); rate in the residual")
         if self.optimizer is None and self.recipe in OURS:
             momentum.append("the optimizer's is not known here and stays; pass optimizer=")
         if momentum:
             lines["momentum"] = "; ".join(momentum)
         if self.clip is not None:
-            lines["clipping"] = f"each worker's gradient, at a norm of {self.clip:g} a segment"
+            whose = "the mean gradient" if self.precondition else "each worker's gradient"
+            lines["clipping"] = f"{whose}, at a norm of {self.clip:g}{'' if self.precondition else ' a segment'}"
         return lines
 
 

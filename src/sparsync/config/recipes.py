@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsync.collectives import Balanced
 from sparsync.compressors import DGCK, ThresholdK, TopK
+from sparsync.feedback import is_adam
 from sparsync.feedback.momentum import possible
 
 
@@ -89,6 +90,10 @@ def fill_in(recipe: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     preset = RECIPES[recipe].options if recipe is not None else {}
     filled = {**preset, "recipe": recipe, **chosen}
     wanted = filled.get("momentum", "keep")
+    adam = recipe in OURS and "momentum" not in chosen and is_adam(chosen.get("optimizer"))
+    if filled.setdefault("precondition", adam):
+        filled["momentum"] = chosen.get("momentum", "keep")
+        return filled
     if "momentum" not in chosen and recipe in OURS:
         filled["momentum"] = possible(wanted, chosen.get("optimizer"))
     _refuse_unused(chosen, wanted, filled.get("momentum", "keep"))

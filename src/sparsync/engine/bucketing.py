@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from sparsync.collectives import Collective, DenseAllReduce, Traffic
+from sparsync.collectives import Collective, DenseAllReduce, ReduceByParts, Traffic
 from sparsync.compressors import Compressor, NoCompression
 from sparsync.config import ExchangePlan
 from sparsync.kernels.accumulate import Rounding
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.wire import Wire
 from sparsync.workspace import Workspace
+
+
+SKETCHES = -1000  # the number of the first bucket's sketch
 
 
 @dataclass
@@ -42,6 +45,7 @@ class Unit:
     Args:
         rounding: values -> values as they travel, or ``None`` when they travel unchanged.
         keeps: something of it may stay in the residual.
+        statistics: its result goes to the preconditioner, not back to where the gradient came from.
         workspace: of the layout: buffers that stay.
         unused: parameters whose gradient was all zero on this rank, and that must not be sent from.
         delivered: parameters that buckets have brought in this step.
@@ -56,6 +60,7 @@ class Unit:
     collective: Collective
     rounding: Rounding | None
     keeps: bool
+    statistics: bool = False
     cut: tuple[float, Layout] | None = None  # by density
     workspace: Workspace = field(default_factory=Workspace)
     unused: set[str] = field(default_factory=set)
@@ -128,6 +133,8 @@ class BucketPlan:
     own: Unit | None
     slices: tuple[BucketSlice, ...]
     units: frozenset[str]  # by key
+    sketched: tuple[Span, ...] = ()  # of ``spans``, those that ``sketch`` is about
+    sketch: Unit | None = None
 
 
 @dataclass
@@ -176,7 +183,7 @@ class BucketMapper:
         self, parameters: Sequence[Parameter], plan: ExchangePlan, dense_names: frozenset[str], may_skip: bool
     ) -> None:
         self.parameters = {parameter.name: parameter for parameter in parameters}
-        self.plan, self.may_skip = plan, may_skip
+        self.plan, self.dense_names, self.may_skip = plan, dense_names, may_skip
         self._bucket_plans: dict[tuple[int, tuple[str, ...]], BucketPlan] = {}
         self._bucket_units: dict[int, Unit] = {}
         self._gathered: dict[str, Unit] = {}
@@ -252,9 +259,28 @@ class BucketMapper:
             own = self._unit(key, bucket.index, self.plan.unit_scope, own_spans, bucket.buffer, dense=False)
             self._bucket_units[bucket.index] = own
         units = [part.unit for part in slices] + ([own] if own else [])
-        plan = BucketPlan(tuple(spans), own, tuple(slices), frozenset(unit.key for unit in units))
+        sketched = tuple(span for span in spans if span.name not in self.dense_names)
+        sketch = self._sketch(bucket, sketched)
+        keys = frozenset(unit.key for unit in units)
+        plan = BucketPlan(tuple(spans), own, tuple(slices), keys, sketched, sketch)
         self._bucket_plans[bucket.index, bucket.names] = plan
         return plan
+
+    def _sketch(self, bucket: Bucket, spans: Sequence[Span]) -> Unit | None:
+        """Make the unit in which a bucket's sketches travel."""
+        preconditioning, places, start = self.plan.preconditioning, list[Span](), 0
+        if preconditioning is None or not spans:
+            return None
+        for span in spans:
+            matrices = preconditioning.matrices(self.parameters[span.name])
+            places.append(Span(span.name, start, span.numel if matrices is None else matrices.sums))
+            start = places[-1].stop
+        grad = torch.zeros(start, device=bucket.buffer.device)
+        collective = ReduceByParts(half=preconditioning.second_moment == "sketch")
+        return Unit(
+            f"sketch {bucket.index}", SKETCHES - bucket.index, "global", tuple(places), grad, NoCompression(),
+            collective, None, keeps=False, statistics=True,
+        )  # fmt: skip
 
     def _gather(self, kind: str, parameters: Sequence[Parameter], dense: bool) -> None:
         """Make one gathered unit per dtype."""
@@ -275,6 +301,9 @@ class BucketMapper:
     def _unit(self, key: str, number: int, scope: str, spans: tuple[Span, ...], grad: Tensor, dense: bool) -> Unit:
         """Make a unit; ``dense``: its parameters travel as they are, whatever the others do."""
         plan = self.plan
+        if dense and plan.preconditioning is not None:
+            collective, none = ReduceByParts(), NoCompression()
+            return Unit(key, number, scope, spans, grad, none, collective, None, keeps=False, statistics=True)
         if dense:
             keeps = plan.correction is not None
             return Unit(key, number, scope, spans, grad, NoCompression(), DenseAllReduce(exact=True), None, keeps)

@@ -21,6 +21,7 @@ def state_dict(worker: WorkerState, workers: int, step: int) -> dict[str, Any]:
         "compressor": {n: {key: t.clone() for key, t in bag.items()} for n, bag in worker.compressor_state.items()},
         "loss_scale": worker.loss_scale,
         "rates": dict(worker.rates),
+        **({"moments": worker.preconditioner.moment.state_dict()} if worker.preconditioner else {}),
     }
 
 
@@ -52,6 +53,9 @@ def load_state_dict(worker: WorkerState, workers: int, state: Mapping[str, Any] 
             raise ValueError(f"the list must hold the states of ranks 0 to {old - 1}, in order")
         own = states[worker.rank :: workers]
     first = own[0] if own else states[0]
+    if ("moments" in first) != (worker.preconditioner is not None):
+        made = "with" if "moments" in first else "without"
+        raise ValueError(f"the checkpoint was made {made} preconditioned feedback; load it {made} precondition=True")
     kept: dict[str, dict[str, Any]] = {"residuals": {}, "velocities": {}}
     for one in own:
         for kind, sums in kept.items():
@@ -59,5 +63,7 @@ def load_state_dict(worker: WorkerState, workers: int, state: Mapping[str, Any] 
                 share = tensor if old == workers else tensor * (workers / old)
                 sums[name] = sums[name] + share if name in sums else share
     worker.load(**kept, compressor=first["compressor"], loss_scale=first["loss_scale"], rates=first["rates"])
+    if worker.preconditioner is not None:
+        worker.preconditioner.moment.load_state_dict(first["moments"])
     step: int = first["step"]
     return step

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,10 @@ from sparsync.engine.completion import choose_completion
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.streams import SideStreams
-from sparsync.engine.unit_step import Moment, compress_unit, cut_unit
-from sparsync.engine.worker import WorkerState
+from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, keep_result, sketch_unit
+from sparsync.engine.worker import WorkerState, preconditioner_for
 from sparsync.errors import Mismatch, SparsyncError, StepFailed
-from sparsync.feedback import accumulation_dtype
+from sparsync.feedback import AdamRule, accumulation_dtype
 from sparsync.layout import Layout, Parameter
 from sparsync.sparse import SparseGrad
 
@@ -51,6 +51,10 @@ class Reducer:
         dense_names: parameters that travel dense: all in one message, once a step, in full precision.
         may_skip: parameters may be unused, and what is sent for them is then lost.
         rates: gives the learning rate by parameter name.
+        device: of the parameters, if they are preconditioned.
+
+    Attributes:
+        rules: gives the optimizer's hyperparameters by parameter name, to a preconditioner.
     """
 
     def __init__(
@@ -62,11 +66,14 @@ class Reducer:
         dense_names: frozenset[str] = frozenset(),
         may_skip: bool = False,
         rates: Callable[[], Mapping[str, float]] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.plan, self.channel, self._rates = plan, channel, rates
         self.buckets = BucketMapper(parameters, plan, dense_names, may_skip)
         self._streams = SideStreams()
-        self.worker = WorkerState(channel.rank, parameters, plan, self._streams.use)
+        preconditioner = preconditioner_for(plan, parameters, dense_names, device or torch.device("cpu"))
+        self.worker = WorkerState(channel.rank, parameters, plan, self._streams.use, preconditioner)
+        self.rules: Callable[[], Mapping[str, AdamRule]] = dict
         self.stats = Stats()
         self.step = 0
         self.error: SparsyncError | None = None
@@ -74,6 +81,7 @@ class Reducer:
         # Where nothing is waited for, no thread is needed to wait; a single worker never waits.
         self._comm_thread = CommThread(threaded=channel.group is not None and self.completion.waits)
         self._pending_buckets: list[PendingBucket] = []
+        self._held: list[Unit] = []  # complete, and waiting for the preconditioner
         self._next_bucket = 0
         self._open = False  # between the first bucket of a step and its last
         self._unsettled = False  # a step is done, and neither committed nor undone
@@ -93,8 +101,9 @@ class Reducer:
             pending, complete = self.buckets.add(bucket)
             self._pending_buckets.append(pending)
             with self._streams.use(bucket.buffer.device, after_caller=True):
-                for unit in complete:
-                    self._compress(unit)
+                if pending.plan.sketch is not None:
+                    self._submit(self._compress(pending.plan.sketch, self.step, pending))
+                self._start(complete, bucket.last)
                 if bucket.last:
                     self._comm_thread.submit(partial(self._close_step, bucket.buffer.device, self.step))
             if bucket.last:
@@ -109,23 +118,76 @@ class Reducer:
             future.set_exception(error)  # type: ignore[arg-type]
             return future
 
-    def _compress(self, unit: Unit) -> None:
-        """Take out of the residual what is sent, on backward's thread; the rest follows on the communication thread."""
-        record = ExchangeRecord(unit.key)
-        layout, fresh = cut_unit(unit, self.plan, self.step, [self.worker])
+    def _start(self, complete: Sequence[Unit], last: bool) -> None:
+        """Compress units whose gradients are there; with a preconditioner, once all sketches are summed."""
+        if self.worker.preconditioner is None:
+            for unit in complete:
+                self._submit(self._compress(unit, self.step))
+            return
+        self._held += complete
+        if last:
+            known = [unit for unit in self._held if unit.statistics]
+            for unit in known:
+                self._submit(self._compress(unit, self.step))
+            self._comm_thread.submit(partial(self._precondition, known))
+            for unit in self._held:
+                if not unit.statistics:
+                    self._comm_thread.submit(partial(self._compress_late, unit, self.step))
+            self._held = []
+
+    def _submit(self, jobs: Sequence[Callable[[], None]]) -> None:
+        for job in jobs:
+            self._comm_thread.submit(job)
+
+    def _compress(self, unit: Unit, step: int, source: PendingBucket | None = None) -> list[Callable[[], None]]:
+        """Take out of the residual what is sent; return what is left to do on the communication thread.
+
+        Args:
+            source: the bucket that a unit of sketches is about.
+        """
+        record, jobs = ExchangeRecord(unit.key), list[Callable[[], None]]()
+        layout, fresh = cut_unit(unit, self.plan, step, [self.worker])
         if fresh:
             # Messages of different sizes would abort Gloo, so the ranks compare a layout before its first exchange.
-            text = "\n".join(map(str, layout.segments))
-            self._comm_thread.submit(partial(self._compare_layout, unit, text))
+            jobs.append(partial(self._compare_layout, unit, "\n".join(map(str, layout.segments))))
         try:
-            moment = Moment(self.step)
-            sent, memory = compress_unit(unit, unit.grad, layout, self.plan, self.worker, moment, unit.workspace)
+            if source is not None:
+                sketch_unit(unit, source.plan.sketched, source.bucket.buffer, unit.grad, self.worker)
+            sent, memory = compress_unit(unit, unit.grad, layout, self.plan, self.worker, Moment(step), unit.workspace)
             record.energy = memory.energy if memory else 0.0
         except Exception as error:  # travels as a flag: every rank raises, none waits
             sent = self._failed_message(unit, layout, error)
         unit.unused = set()
         record.compressed = time.perf_counter()
-        self._comm_thread.submit(partial(self._exchange, unit, layout, sent, record, self.step))
+        return [*jobs, partial(self._exchange, unit, layout, sent, record, step)]
+
+    def _compress_late(self, unit: Unit, step: int) -> None:
+        """Compress and exchange, on the communication thread: the preconditioner is known only there."""
+        if self.error is not None:
+            return
+        with self._on_thread(unit.grad.device):
+            jobs = self._compress(unit, step)
+        for job in jobs:
+            job()
+
+    def _precondition(self, known: Sequence[Unit]) -> None:
+        """Make the step's preconditioner, and the updates of the tensors that travel dense."""
+        preconditioner = self.worker.preconditioner
+        assert preconditioner is not None
+        if self.error is not None:
+            return
+        try:
+            with self._on_thread(preconditioner.moment.device):
+                preconditioner.update()
+                for unit in known:
+                    preconditioner.write_dense(unit.spans, unit.grad)
+                    self._give_back(unit)
+        except Exception as error:
+            self._stop(error)
+
+    def _on_thread(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Make our stream current on the communication thread; elsewhere ``push`` has done it."""
+        return self._streams.use(device) if self._comm_thread.threaded else nullcontext()
 
     def _exchange(self, unit: Unit, layout: Layout, sent: SparseGrad, record: ExchangeRecord, step: int) -> None:
         """Exchange, sum and write back, on the communication thread; ``self.step`` may be a step ahead by now."""
@@ -134,7 +196,7 @@ class Reducer:
             self._stop(self.error, Cause.NEVER_SENT)
             return
         try:
-            with self._streams.use(unit.grad.device) if self._comm_thread.threaded else nullcontext():  # or push did
+            with self._on_thread(unit.grad.device):
                 record.started = time.perf_counter()
                 record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
                 self.worker.ledger.record_sent(unit, sent, overwritten=True)
@@ -142,15 +204,21 @@ class Reducer:
                 reduced = unit.collective.reduce(sent, layout, self.channel, unit.workspace)
                 record.exchanged = time.perf_counter()
                 self.completion.finish(unit, layout, sent, reduced, record, step)
-                pending = [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
-                scatter_result(unit, pending)
+                keep_result(unit, unit.grad, self.worker)
+                if not unit.statistics:
+                    self._give_back(unit)
                 record.decoded, record.bytes = time.perf_counter(), self.channel.take_count()
                 record.traffic = unit.traffic(layout, self.plan.wire, self.channel.size, sent.values.dtype).mean_bytes
                 self.stats.add(record)
-                for bucket in pending:
-                    bucket.complete()
         except Exception as error:  # a future that never completes would hang backward
             self._stop(error)
+
+    def _give_back(self, unit: Unit) -> None:
+        """Write a unit's result into the buckets it came from; backward has those that are complete."""
+        pending = [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
+        scatter_result(unit, pending)
+        for bucket in pending:
+            bucket.complete()
 
     def _close_step(self, device: torch.device, step: int) -> None:
         if self.error is None:
@@ -173,9 +241,11 @@ class Reducer:
         self._streams.join()  # what follows touches what the last step may still be writing
         self._settle()
         self._open = self._unsettled = True
-        self._next_bucket, self._pending_buckets = 0, []
+        self._next_bucket, self._pending_buckets, self._held = 0, [], []
         scale = self.plan.scaler.get_scale() if self.plan.scaler is not None else None
         self.worker.begin_step(scale, self._rates() if self._rates is not None else None)
+        if self.worker.preconditioner is not None:
+            self.worker.preconditioner.begin_step(self.step, self.rules(), scale)
         self.completion.begin_step(self._streams.use)
         self.stats.begin()
 
@@ -289,6 +359,17 @@ class Reducer:
         """Return a parameter's velocity under momentum correction, likewise."""
         self._wait()
         return self.worker.feedback.velocity(name, newest=not (self.completion.bad or self.error))
+
+    def mean_of(self, tensor: Tensor) -> Tensor:
+        """Return a tensor's mean over the ranks, in its place; as it is once a rank is gone."""
+        if self.error is None and self.channel.size > 1:
+            try:
+                self.channel.unit = "handing back"
+                self.channel.all_reduce(tensor).div_(self.channel.size)
+            except SparsyncError as error:
+                self.error = error
+                log.warning("the optimizer is given this rank's own velocities, not their mean: %s", error)
+        return tensor
 
     def newest_stats(self) -> Stats:
         """Return the statistics with all that is known."""

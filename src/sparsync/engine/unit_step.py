@@ -22,7 +22,7 @@ from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Unit
 from sparsync.engine.worker import WorkerState
 from sparsync.kernels import Memory
-from sparsync.layout import Layout
+from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.workspace import Workspace
 
@@ -59,6 +59,9 @@ def compress_unit(
     memory = None
     if unit.keeps:
         memory = worker.feedback.memory(unit.key, layout.spans, grad.numel(), grad.device)
+        if worker.preconditioner is not None:
+            velocity = worker.feedback.velocity_buffer(unit.key, layout.spans, grad.numel(), grad.device)
+            grad = worker.preconditioner.came_in(layout.spans, grad, velocity, unit.workspace, workspace)
     ctx = Context(
         step=moment.step,
         rank=worker.rank,
@@ -66,13 +69,41 @@ def compress_unit(
         rounding=unit.rounding,
         shared=unit.collective.shared,
         whole=unit.collective.shared or plan.wire.indices == "block",
-        clip=None if plan.clip is None else plan.clip * (worker.loss_scale or 1.0),
+        clip=None if plan.clip is None or plan.precondition else plan.clip * (worker.loss_scale or 1.0),
         unused=frozenset(unit.unused),
         values=plan.wire.values,
         workspace=workspace,
         key=moment.key,
     )
     return unit.compressor.compress(grad, memory, layout, ctx, worker.compressor_state), memory
+
+
+class SketchPlaces:
+    """Where in the moments the tensors of a unit of sketches are."""
+
+    def __init__(self, worker: WorkerState, spans: Sequence[Span]) -> None:
+        assert worker.preconditioner is not None
+        self.tensors = worker.preconditioner.places(spans)
+
+
+def sketch_unit(unit: Unit, spans: Sequence[Span], source: Tensor, out: Tensor, worker: WorkerState) -> None:
+    """Sketch the tensors at ``spans`` of the flat gradient ``source``."""
+    assert worker.preconditioner is not None
+    places = unit.workspace.get(SketchPlaces, None, lambda: SketchPlaces(worker, spans))
+    worker.preconditioner.sketch(places.tensors, source, out)
+
+
+def keep_result(unit: Unit, mean: Tensor, worker: WorkerState) -> None:
+    """Give the preconditioner the mean of what it is made of, and let it show the mean of what it has made."""
+    if worker.preconditioner is None:
+        return
+    places = unit.workspace.find(SketchPlaces)
+    if places is not None:
+        worker.preconditioner.add_sketch(places.tensors, mean)
+    elif unit.statistics:
+        worker.preconditioner.add_dense(unit.spans, mean)
+    else:
+        worker.preconditioner.show(unit.spans, mean)
 
 
 def finish_unit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
+import torch
 from torch import Tensor
 
 from sparsync.collectives.comm.header_checks import OnStream
@@ -12,7 +13,7 @@ from sparsync.compressors import State
 from sparsync.config import ExchangePlan
 from sparsync.engine.ledger import Cause, Ledger
 from sparsync.engine.snapshot import Snapshot
-from sparsync.feedback import Feedback
+from sparsync.feedback import Feedback, Preconditioner
 from sparsync.layout import Parameter
 
 
@@ -23,6 +24,7 @@ class WorkerState:
         rank: of the worker.
         parameters: of the model, in its order.
         on_stream: gives the stream that a device's exchanges run on.
+        preconditioner: if there is one; virtual workers share theirs.
     """
 
     def __init__(
@@ -31,9 +33,10 @@ class WorkerState:
         parameters: Sequence[Parameter],
         plan: ExchangePlan,
         on_stream: OnStream = lambda device: nullcontext(),
+        preconditioner: Preconditioner | None = None,
     ) -> None:
-        self.rank, self.plan = rank, plan
-        self.feedback = Feedback(parameters, plan.transactional, plan.correction)
+        self.rank, self.plan, self.preconditioner = rank, plan, preconditioner
+        self.feedback = Feedback(parameters, plan.transactional, plan.correction, plan.precondition)
         self.ledger = Ledger(self.feedback, on_stream)
         self.compressor_state: State = {}
         self.loss_scale: float | None = None
@@ -48,7 +51,8 @@ class WorkerState:
             rates: learning rates by parameter name, if the residual is divided by their changes.
         """
         if loss_scale is not None:
-            if self.loss_scale is not None and loss_scale != self.loss_scale:
+            # What is preconditioned is in units of the update, whatever the loss is multiplied by.
+            if self.loss_scale is not None and loss_scale != self.loss_scale and not self.plan.precondition:
                 ratio = loss_scale / self.loss_scale
                 self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio), velocity=True)
                 self.plan.compressor.rescale(self.compressor_state, ratio)
@@ -91,4 +95,17 @@ class WorkerState:
     def undo(self) -> None:
         """Make everything what it was before the last step."""
         self.ledger.restore(Cause.UNDONE)
+        if self.preconditioner is not None:
+            self.preconditioner.undo()
         self._snapshot.restore(self.compressor_state)
+
+
+def preconditioner_for(
+    plan: ExchangePlan, parameters: Sequence[Parameter], dense_names: frozenset[str], device: torch.device
+) -> Preconditioner | None:
+    """Return the preconditioner that a plan asks for."""
+    if plan.preconditioning is None:
+        return None
+    return Preconditioner(
+        parameters, dense_names, plan.preconditioning, device, plan.seed, plan.transactional, plan.clip
+    )

@@ -70,13 +70,18 @@ class Feedback:
         parameters: all parameters that may keep something.
         transactional: keep two buffers, so that a step can be undone.
         correction: momentum correction, if any.
+        preconditioned: velocities are kept for a preconditioner.
     """
 
     def __init__(
-        self, parameters: Iterable[Parameter], transactional: bool = False, correction: Correction | None = None
+        self,
+        parameters: Iterable[Parameter],
+        transactional: bool = False,
+        correction: Correction | None = None,
+        preconditioned: bool = False,
     ) -> None:
         self.parameters = {parameter.name: parameter for parameter in parameters}
-        self.transactional, self.correction = transactional, correction
+        self.transactional, self.correction, self.preconditioned = transactional, correction, preconditioned
         self._residuals = ParameterBuffers(self.parameters, transactional, "residual")
         self._velocities = ParameterBuffers(self.parameters, transactional, "velocity")
 
@@ -88,6 +93,10 @@ class Feedback:
             kept = self._velocities.at(key, spans, numel, device)
             velocity = Velocity(kept.committed, kept.working, self.correction.beta, self.correction.masking)
         return Memory(residual.committed, residual.working, velocity, workspace=residual.workspace)
+
+    def velocity_buffer(self, key: str, spans: Sequence[Span], numel: int, device: torch.device) -> FlatBuffer:
+        """Return the velocity of the flat gradient ``key``, which the step under way is going to write."""
+        return self._velocities.at(key, tuple(spans), numel, device)
 
     def restore_to_residual(self, key: str, rejected: SparseGrad) -> None:
         """Add entries that this rank sent, or dropped for others, back into its residual."""
@@ -137,15 +146,21 @@ class Feedback:
         """Return the velocity likewise."""
         return self._velocities.get(name, newest)
 
+    def load_velocities(self, velocities: Mapping[str, Tensor]) -> None:
+        """Replace the velocities of these parameters alone."""
+        self._velocities.check(velocities)
+        self._velocities.load_state_dict({**self._velocities.state_dict(), **velocities})
+
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of what is committed, by kind and parameter name, in logical order."""
         return {"residuals": self._residuals.state_dict(), "velocities": self._velocities.state_dict()}
 
     def load_state_dict(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
         """Replace all that is kept; what is not named starts from zero."""
-        if velocities and self.correction is None:
+        if velocities and self.correction is None and not self.preconditioned:
             raise ValueError(
-                "the checkpoint holds velocities: it was made with momentum='correct', so load it with that"
+                "the checkpoint holds velocities: it was made with momentum='correct', or preconditioned, so load it "
+                "with that"
             )
         self._residuals.check(residuals)
         self._velocities.check(velocities)

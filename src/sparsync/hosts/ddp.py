@@ -112,8 +112,10 @@ def attach(
     values: str | None = None,
     indices: str | None = None,
     momentum: str | None = None,
-    beta: float | None = None,
+    beta: float | str | None = None,
     masking: bool | None = None,
+    precondition: bool | None = None,
+    second_moment: str | None = None,
     clip: float | None = None,
     scaler: Any = None,
     transactional: bool | None = None,
@@ -149,6 +151,10 @@ def attach(
             lr / (1 - m) until ``detach`` (of Adam, betas above 0.5 and 0.99 become these): behind a low density
             momentum delays every entry a second time. ``"correct"`` puts momentum ``beta`` before the residual, and
             steps with lr (1 - beta) / (1 - m); keep.
+        precondition: the update that Adam or AdamW would make enters the residual, not the gradient; the optimizer then
+            applies what was exchanged, until ``detach``. On for torch's Adam and AdamW under our recipes.
+        second_moment: of it: ``"sketch"``, of rows and columns from random signs, a few bytes; or ``"exact"``, of every
+            entry, for which all of the gradient is sent, too: to compare with; sketch.
         beta, masking: of momentum correction: its momentum, and whether sent entries clear theirs; 0.5 and ``True``.
             Refused where momentum is not corrected, as where a recipe finds none in the optimizer (Adam has betas).
         clip: largest norm that each worker's gradient may have in a segment (a layer, a bucket or the model, by

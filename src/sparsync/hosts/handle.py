@@ -18,7 +18,7 @@ from sparsync.engine.bucketing import Bucket
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
-from sparsync.feedback import TakenMomentum, rates_by_name, take_momentum
+from sparsync.feedback import TakenAdam, TakenMomentum, rates_by_name, take_momentum
 from sparsync.kernels import KernelPath
 from sparsync.layout import Parameter
 from sparsync.version import __version__
@@ -45,6 +45,7 @@ class Handle:
         self.detached = False
         self._reducer: Reducer | None = None
         self._taken: TakenMomentum | None = None
+        self._adam: TakenAdam | None = None
         self._releases: list[Callable[[], None]] = []
 
     # ---- what a user calls ----------------------------------------------------------------------------------------
@@ -120,6 +121,9 @@ class Handle:
         ``detach()``, delete the DDP model, then ``torch.distributed.destroy_process_group()``.
         """
         self.detached = True
+        if self._adam is not None and self._reducer is not None:
+            self._adam.undo(self._reducer.mean_of)
+            self._adam = None
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = None
@@ -140,6 +144,9 @@ class Handle:
     def push(self, index: int, buffer: Tensor, parameters: Sequence[Tensor], last: bool) -> Future[Tensor]:
         """Take a bucket: ``buffer`` holds the gradients of ``parameters``. The future gives it back with the result."""
         reducer = self._reducer or self.start()
+        if self._adam is not None:
+            scale = 1.0 if self.plan.scaler is None else self.plan.scaler.get_scale()
+            self._adam.add_decay(buffer, parameters, scale)
         try:
             names = tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
@@ -165,11 +172,15 @@ class Handle:
             assert plan.optimizer is not None
             rates = partial(rates_by_name, plan.optimizer, self._names)
         self._reducer = Reducer(
-            self.parameters, plan, channel, dense_names=self.dense_names, may_skip=self._may_skip, rates=rates
-        )
+            self.parameters, plan, channel, dense_names=self.dense_names, may_skip=self._may_skip, rates=rates,
+            device=device,
+        )  # fmt: skip
         beta = plan.correction.beta if plan.correction else 0.0
         try:
-            self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0))
+            if plan.precondition:
+                self._take_adam(self._reducer)
+            else:
+                self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0))
         except Exception:
             self._reducer.close()
             self._reducer = None
@@ -177,6 +188,13 @@ class Handle:
         if self._taken is not None:
             self.on_detach(self._taken.undo)
         return self._reducer
+
+    def _take_adam(self, reducer: Reducer) -> None:
+        preconditioner, optimizer = reducer.worker.preconditioner, self.plan.optimizer
+        assert preconditioner is not None and optimizer is not None
+        parameters = {p.name: p for p in self.parameters}
+        self._adam = TakenAdam(optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback])
+        reducer.rules = self._adam.rules
 
     def _running(self) -> Reducer:
         if self._reducer is None:

@@ -15,8 +15,19 @@ from sparsync.compressors.base import flag
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
 from sparsync.engine.ledger import Cause
-from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, finish_unit, poison, warn_of_non_finite
-from sparsync.engine.worker import WorkerState
+from sparsync.engine.bucketing import Unit
+from sparsync.engine.unit_step import (
+    Moment,
+    compress_unit,
+    cut_unit,
+    finish_unit,
+    keep_result,
+    poison,
+    sketch_unit,
+    warn_of_non_finite,
+)
+from sparsync.engine.worker import WorkerState, preconditioner_for
+from sparsync.feedback import AdamRule
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.simulate.graphs import Replays, Streams, repeatable, side_by_side
 from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualUnit, units_of
@@ -48,13 +59,21 @@ class VirtualExchange:
         streams: int = 1,
     ) -> None:
         self.plan = plan
-        self.workers = [WorkerState(rank, parameters, plan) for rank in range(workers)]
-        self.units = [VirtualUnit.of(unit, workers) for unit in units_of(plan, parameters, dense_names, device)]
+        self.preconditioner = preconditioner_for(plan, parameters, dense_names, device)
+        shares = {"preconditioner": self.preconditioner}
+        self.workers = [WorkerState(rank, parameters, plan, **shares) for rank in range(workers)]
+        units, sketches = units_of(plan, parameters, dense_names, device)
+        self.units = [VirtualUnit.of(unit, workers) for unit in units]
+        # What each is about: parameters, and where their gradients are.
+        self.sketches = [(VirtualUnit.of(s, workers), spans, self._rows_of(unit)) for s, spans, unit in sketches]
         self._places = {span.name: (virtual, span) for virtual in self.units for span in virtual.unit.spans}
         shared = plan.collective.shared
         self._keys = Keys(plan.seed, workers, shared, device) if plan.compressor.random else None
         self._replays = Replays[Outcome](streams) if graph else None
         self.tally = Tally()
+
+    def _rows_of(self, unit: Unit) -> Tensor:
+        return next(virtual.rows for virtual in self.units if virtual.unit is unit)
 
     def place(self, parameter: Parameter) -> tuple[list[Tensor], Tensor]:
         """Return where a parameter's gradients go, one view a worker, and where their mean is found."""
@@ -62,29 +81,35 @@ class VirtualExchange:
         views = [_view(flat, span, parameter) for flat in (*virtual.rows, virtual.mean)]
         return views[:-1], views[-1]
 
-    def reduce(self, rates: Mapping[str, float] | None = None) -> None:
+    def reduce(
+        self, rates: Mapping[str, float] | None = None, rules: Mapping[str, AdamRule] | None = None
+    ) -> None:
         """Make one step: the rows hold the gradients; afterwards ``mean`` holds what every rank would be given.
 
         Args:
             rates: learning rates by parameter name, if the residuals are divided by their changes.
+            rules: the optimizer's hyperparameters by parameter name, if there is a preconditioner.
         """
-        step, layouts, outcomes = self.tally.steps, list[Layout](), list[Outcome]()
+        step, done = self.tally.steps, list[tuple[VirtualUnit, Layout, Outcome]]()
         for worker in self.workers:
             worker.begin_step(None, rates)
         if self._keys:
             self._keys.turn(step)  # here, as a graph would repeat those of the step it was made in
-        for virtual in self.units:
-            layout, _ = cut_unit(virtual.unit, self.plan, step, self.workers)
-            outcome = self._exchange(virtual, layout)
-            for worker, sent, result in zip(self.workers, outcome.sents, outcome.results, strict=True):
-                worker.ledger.record_sent(virtual.unit, sent)
-                worker.ledger.record_rejected(virtual.unit, result.rejected)
-            self._count(virtual, layout, outcome.sents)
-            layouts.append(layout)
-            outcomes.append(outcome)
+        if self.preconditioner is None:
+            done += [self._step(virtual, step) for virtual in self.units]
+        else:
+            self.preconditioner.begin_step(step, rules or {}, None)
+            for sketch, spans, source in self.sketches:
+                done.append(self._step(sketch, step, (spans, source)))
+            known = [virtual for virtual in self.units if virtual.unit.statistics]
+            done += [self._step(virtual, step) for virtual in known]
+            self.preconditioner.update()
+            for virtual in known:
+                self.preconditioner.write_dense(virtual.unit.spans, virtual.mean)
+            done += [self._step(virtual, step) for virtual in self.units if not virtual.unit.statistics]
         bad_step = False
-        words = torch.stack([outcome.words for outcome in outcomes]).tolist()  # once in a step the host waits
-        for virtual, layout, (flags, where, counts, overflow) in zip(self.units, layouts, words, strict=True):
+        words = torch.stack([outcome.words for _, _, outcome in done]).tolist()  # once in a step the host waits
+        for (virtual, layout, _), (flags, where, counts, overflow) in zip(done, words, strict=True):
             self.tally.entries += sum(counts)
             bad = [rank for rank, bits in enumerate(flags) if bits & NONFINITE]
             for rank in bad:
@@ -98,6 +123,22 @@ class VirtualExchange:
             worker.commit()
         self.tally.steps += 1
         self.tally.bad_steps += bad_step
+
+    def _step(
+        self, virtual: VirtualUnit, step: int, source: tuple[Sequence[Span], Tensor] | None = None
+    ) -> tuple[VirtualUnit, Layout, Outcome]:
+        """Exchange one unit; ``source``: what a unit of sketches is about, and where the gradients are."""
+        layout, _ = cut_unit(virtual.unit, self.plan, step, self.workers)
+        if source is not None:
+            for worker, own, out in zip(self.workers, source[1], virtual.rows, strict=True):
+                sketch_unit(virtual.unit, source[0], own, out, worker)
+        outcome = self._exchange(virtual, layout)
+        for worker, sent, result in zip(self.workers, outcome.sents, outcome.results, strict=True):
+            worker.ledger.record_sent(virtual.unit, sent)
+            worker.ledger.record_rejected(virtual.unit, result.rejected)
+        keep_result(virtual.unit, virtual.mean, self.workers[0])
+        self._count(virtual, layout, outcome.sents)
+        return virtual, layout, outcome
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return of every worker what its handle's ``state_dict()`` would be in a process of its own."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
-from sparsync.feedback import rates_by_name, take_momentum
+from sparsync.feedback import TakenAdam, TakenMomentum, rates_by_name, take_momentum
 from sparsync.layout import Parameter
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync.simulate.sequential import Batch, Carried, Loss, SequentialPasses
@@ -92,7 +92,12 @@ class VirtualWorkers:
         views = [[rows[rank] for rows, _ in places] for rank in range(workers)]
         self._passes = passes(model, loss_fn, self._parameters, views, carried, graph, streams)
         beta = plan.correction.beta if plan.correction else 0.0
-        self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density_at(0))
+        self._taken: TakenAdam | TakenMomentum | None
+        if self._exchange.preconditioner is not None:
+            by_name, feedbacks = {p.name: p for p in parameters}, [w.feedback for w in self._exchange.workers]
+            self._taken = TakenAdam(optimizer, self._names, by_name, self._exchange.preconditioner, feedbacks)
+        else:
+            self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density_at(0))
 
     @property
     def workers(self) -> int:
@@ -121,7 +126,13 @@ class VirtualWorkers:
         """
         loss = self._passes.run(batches).mean()
         with torch.no_grad():
-            self._exchange.reduce(rates_by_name(self.optimizer, self._names) if self.plan.follow_lr else None)
+            adam = self._taken if isinstance(self._taken, TakenAdam) else None
+            for parameter in self._parameters if adam else ():
+                decay = adam.decays().get(id(parameter)) if adam else None
+                for row in self._gradients[self._names[id(parameter)]] if decay else ():
+                    row.add_(parameter, alpha=decay)
+            rates = rates_by_name(self.optimizer, self._names) if self.plan.follow_lr else None
+            self._exchange.reduce(rates, adam.rules() if adam else None)
         for parameter, mean in zip(self._parameters, self._means, strict=True):
             parameter.grad = mean
         return loss

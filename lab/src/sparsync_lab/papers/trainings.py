@@ -270,7 +270,8 @@ def traffic_per_step(run: Run) -> Callable[[float], float]:
     plan = resolve(**{name: value for name, value in options.items() if name not in needless})
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = [Parameter.of(name, p) for name, p in named.items()]
-    units = units_of(plan, parameters, plan.dense_names(named), torch.device("meta"))
+    units, sketches = units_of(plan, parameters, plan.dense_names(named), torch.device("meta"))
+    units += [sketch for sketch, _, _ in sketches]
 
     def at(share: float) -> float:
         layouts = [unit.layout_at(1.0 if unit.compressor.dense else share)[0] for unit in units]

@@ -1,0 +1,227 @@
+"""Adam and AdamW whose moments are the exchange's: the object stays the user's, its update rule is ours for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsync.feedback.preconditioner import Preconditioner
+from sparsync.feedback.replaced_step import ReplacedStep
+from sparsync.feedback.residual import Feedback
+from sparsync.feedback.second_moment import AdamRule
+from sparsync.layout import Parameter
+
+
+def is_adam(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Return whether this is torch's own Adam or AdamW, whose rule is known."""
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+
+
+def check_adam(optimizer: torch.optim.Optimizer | None) -> None:
+    """Refuse, with a sentence, what cannot be preconditioned."""
+    if not is_adam(optimizer):
+        kind = "none" if optimizer is None else type(optimizer).__name__
+        raise ValueError(f"precondition=True needs optimizer= of torch's Adam or AdamW, got {kind}")
+    assert optimizer is not None
+    for name in ("amsgrad", "maximize", "differentiable"):
+        if any(group.get(name) for group in optimizer.param_groups):
+            raise ValueError(f"preconditioned feedback does not know {name}=True; precondition=False leaves Adam as is")
+
+
+class TakenAdam:
+    """An Adam or AdamW that applies what was exchanged, until ``undo``.
+
+    Args:
+        optimizer: of torch's Adam or AdamW.
+        names: of the model's parameters, by ``id``.
+        parameters: of the model, by name.
+        preconditioner: whose moments are the optimizer's meanwhile.
+        feedbacks: whose velocities are; several of virtual workers.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[int, str],
+        parameters: Mapping[str, Parameter],
+        preconditioner: Preconditioner,
+        feedbacks: Sequence[Feedback],
+    ) -> None:
+        check_adam(optimizer)
+        self.optimizer, self._parameters = optimizer, parameters
+        self.preconditioner, self.feedbacks = preconditioner, list(feedbacks)
+        self._names = names
+        self._take_state()
+        self._step = ReplacedStep(optimizer, self.apply)
+        self._hooks = [
+            optimizer.register_state_dict_post_hook(self._fill_state_dict),
+            optimizer.register_load_state_dict_post_hook(lambda _: self._take_state()),
+        ]
+
+    # ---- what the exchange asks ---------------------------------------------------------------------------------------
+
+    def rules(self) -> dict[str, AdamRule]:
+        """Return what the optimizer says now, by parameter name."""
+        rules = {}
+        for group in self.optimizer.param_groups:
+            rule = AdamRule(float(group["lr"]), tuple(map(float, group["betas"])), float(group["eps"]))  # type: ignore[arg-type]
+            for parameter in group["params"]:
+                if id(parameter) in self._names:
+                    rules[self._names[id(parameter)]] = rule
+        return rules
+
+    def decays(self) -> dict[int, float]:
+        """Return, by ``id``, what of a parameter enters its gradient: weight decay of Adam, not of AdamW."""
+        return {
+            id(parameter): float(group["weight_decay"])
+            for group in self.optimizer.param_groups
+            if group["weight_decay"] and not _decoupled(self.optimizer, group)
+            for parameter in group["params"]
+        }
+
+    def add_decay(self, buffer: Tensor, parameters: Sequence[Tensor], loss_scale: float) -> None:
+        """Add Adam's weight decay to the gradients of ``parameters``, which lie in ``buffer`` one after another."""
+        decays, start = self.decays(), 0
+        for parameter in parameters:
+            if id(parameter) in decays and id(parameter) in self._names:
+                own = self._parameters[self._names[id(parameter)]]
+                grad = buffer[start : start + own.numel].as_strided(own.shape, own.stride)
+                grad.add_(parameter.detach().view(own.shape), alpha=decays[id(parameter)] * loss_scale)
+            start += parameter.numel()
+
+    # ---- the step -----------------------------------------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """Apply the exchanged update, with decoupled weight decay beside it."""
+        moment = self.preconditioner
+        if not moment.pending:  # nothing was exchanged: somebody steps to make state
+            return
+        moment.pending = False
+        undo = self._recognise_factor()
+        found_inf = getattr(self.optimizer, "found_inf", None)
+        for group in self.optimizer.param_groups:
+            own = [p for p in group["params"] if p.grad is not None and id(p) in self._names]
+            kept = 1 - float(group["lr"]) * float(group["weight_decay"])
+            if _decoupled(self.optimizer, group) and kept != 1:
+                if found_inf is not None:
+                    kept = torch.where(found_inf > 0, 1.0, kept)  # type: ignore[assignment]
+                torch._foreach_mul_(own, kept)
+            for parameter in own:
+                factor = undo / moment.shown[self._names[id(parameter)]]
+                grad = parameter.grad
+                if found_inf is not None:
+                    grad = torch.where(found_inf > 0, 0.0, grad)
+                parameter.addcmul_(grad, factor.to(grad.dtype), value=-1)
+
+    def _recognise_factor(self) -> Tensor:
+        """Return by what to multiply, so that a uniform factor that somebody put on all gradients is undone.
+
+        A loss scaler divides by its scale; one that we do not know of, by a power of 2. What is below 1 beside that is
+        the user's own clipping: a cut behind the residual would destroy what was taken out of it, so from the next step on its
+        ``max_norm`` acts before the velocity.
+        """
+        moment = self.preconditioner.moment
+        probes = [p for p in self._tracked() if self._names[id(p)] in moment.dense] or self._tracked()
+        probes = [p for p in probes if p.grad is not None]
+        if not probes:
+            return torch.ones((), device=moment.device)
+        numbers = [moment.tensors[self._names[id(p)]].number for p in probes]
+        expected = moment.norms[numbers].square().sum().sqrt() * self.preconditioner.loss_scale
+        norms = torch._foreach_norm([p.grad for p in probes], 2, dtype=torch.float32)
+        factor = torch.stack(norms).square().sum().sqrt() / expected
+        factor = torch.where((expected > 0) & (factor > 0) & factor.isfinite(), factor, 1.0)
+        waits = getattr(self.optimizer, "grad_scale", None) is not None  # the scaler leaves dividing to the step
+        clip = factor if waits else factor * self.preconditioner.loss_scale
+        power = torch.log2(clip)
+        cut = (clip < 0.999) & ((power - power.round()).abs() > 1e-4) & moment.good
+        moment.max_norm.copy_(torch.where(cut, clip * moment.norm, moment.max_norm))
+        return 1 / factor
+
+    def _tracked(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"] if id(p) in self._names]
+
+    # ---- the optimizer's state ----------------------------------------------------------------------------------------
+
+    def undo(self, mean_of: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
+        """Give the optimizer its rule back, and its state.
+
+        Args:
+            mean_of: makes a tensor its mean over the ranks: velocities are a rank's own.
+        """
+        self._step.undo()
+        for hook in self._hooks:
+            hook.remove()
+        for parameter in self._tracked():
+            state = self._state_of(parameter, mean_of)
+            if state is not None:
+                self.optimizer.state[parameter] = state
+
+    def _state_of(self, parameter: Tensor, mean_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor] | None:
+        """Return a parameter's state as torch's Adam would have it; ``None`` if it never had a gradient."""
+        name, moment = self._names[id(parameter)], self.preconditioner.moment
+        tensor = moment.tensors.get(name)
+        if tensor is None:
+            return None
+        own, like = self._parameters[name], torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        steps = float(moment.steps[tensor.number])
+        velocity = like.float()
+        if name in moment.dense:
+            velocity = moment.means[tensor.place : tensor.place + tensor.size].as_strided(own.shape, own.stride)
+        else:
+            kept = [v for v in (own.velocity(name, newest=True) for own in self.feedbacks) if v is not None]
+            velocity = mean_of(sum(kept, velocity) / max(1, len(kept)))
+        # Torch divides by the bias correction of its own beta.
+        group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
+        ours, theirs = 1 - float(moment.powers1[tensor.number]), 1 - float(group["betas"][0]) ** steps
+        second = moment.sizes_of(name).as_strided(own.shape, own.stride)
+        fused = group.get("fused") or group.get("capturable")
+        return {
+            "step": torch.tensor(steps, dtype=torch.float32, device=parameter.device if fused else None),
+            "exp_avg": like.copy_(velocity * (theirs / ours if ours else 1.0)),
+            "exp_avg_sq": torch.empty_like(like).copy_(second),
+        }
+
+    def _take_state(self) -> None:
+        """Make the optimizer's state ours, and free it; what is ours already stays."""
+        moment, velocities = self.preconditioner.moment, {}
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self.optimizer.state.get(parameter)
+                name = self._names.get(id(parameter))
+                if not state or name is None or name not in moment.tensors or "exp_avg" not in state:
+                    continue
+                tensor, own, steps = moment.tensors[name], self._parameters[name], float(state["step"])
+                if float(moment.steps[tensor.number]) != steps:
+                    first = group["betas"][0] if name in moment.dense else moment.preconditioning.beta
+                    first = float(group["betas"][0] if first is None else first)
+                    ours, theirs = 1 - first**steps, 1 - float(group["betas"][0]) ** steps
+                    mean = state["exp_avg"].float() * (ours / theirs if theirs else 1.0)
+                    flat = [_in_memory_order(t, own) for t in (state["exp_avg_sq"].float(), mean)]
+                    moment.load(name, flat[0], flat[1], steps, (first, float(group["betas"][1])))
+                    velocities[name] = mean
+                del self.optimizer.state[parameter]
+        if velocities:
+            for feedback in self.feedbacks:
+                feedback.load_velocities({n: v for n, v in velocities.items() if n not in moment.dense})
+
+    def _fill_state_dict(self, optimizer: Any, state_dict: dict[str, Any]) -> None:
+        """Add to a ``state_dict`` what torch's own rule would have kept; of velocities this rank's."""
+        for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, index in zip(group["params"], packed["params"], strict=True):
+                state = self._state_of(parameter, lambda tensor: tensor) if id(parameter) in self._names else None
+                if state is not None:
+                    state_dict["state"][index] = state
+
+
+def _decoupled(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    return isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
+
+
+def _in_memory_order(tensor: Tensor, parameter: Parameter) -> Tensor:
+    """Return a tensor's entries as the parameter's lie in memory."""
+    flat = torch.empty(parameter.numel, dtype=tensor.dtype, device=tensor.device)
+    flat.as_strided(parameter.shape, parameter.stride).copy_(tensor.view(parameter.shape))
+    return flat

@@ -1,0 +1,155 @@
+"""What all workers do to a gradient before it enters the residual: velocity over the shared second moment's root.
+
+The residual then holds what is left of the update itself, learning rate included, in units that are alike in all
+layers; and the mean of what the workers send *is* the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from sparsync.feedback.residual import FlatBuffer
+from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
+from sparsync.kernels.precondition import precondition, write_scales
+from sparsync.kernels.sketch import Sketched, sketch
+from sparsync.layout import Parameter, Span
+from sparsync.workspace import Workspace
+
+
+class ScaleBuffer:
+    """Of every entry of a flat gradient, what its velocity is multiplied by; and the runs of equal betas."""
+
+    def __init__(self, tensors: list[Sketched], numel: int, device: torch.device) -> None:
+        self.tensors, self.step = tensors, -1
+        self.scales = torch.zeros(numel, device=device)
+
+
+class UpdateBuffer:
+    """The update that a half-precision gradient asks for, in full precision."""
+
+    def __init__(self, numel: int, device: torch.device) -> None:
+        self.values = torch.empty(numel, device=device)
+
+
+class Preconditioner:
+    """The step of preconditioned feedback, between a gradient and its residual; virtual workers share one.
+
+    Args:
+        parameters: of the model, in its order.
+        dense_names: those that travel dense.
+        device: of all of them.
+        seed: shared by all ranks.
+        transactional: a step can be undone.
+        clip: largest norm of the mean gradient; one that the user's own clipping shows is taken over.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        dense_names: frozenset[str],
+        preconditioning: Preconditioning,
+        device: torch.device,
+        seed: int,
+        transactional: bool = False,
+        clip: float | None = None,
+    ) -> None:
+        self.moment = SecondMoment(parameters, dense_names, preconditioning, device, seed)
+        if clip is not None:
+            self.moment.max_norm.fill_(clip)
+        self.transactional, self.loss_scale = transactional, 1.0
+        self.shown: dict[str, Tensor] = {}  # by parameter name: what its update was multiplied by, for all to see
+        self.pending = False  # an exchange's result waits for the optimizer's step
+        self._step, self._signs = 0, torch.empty(0)
+
+    def places(self, spans: Sequence[Span]) -> list[Sketched]:
+        """Return where in the moments the tensors of a flat gradient are, and where in its own sketch."""
+        placed, at = [], 0
+        for span in spans:
+            placed.append(replace(self.moment.tensors[span.name], start=span.start, at=at))
+            at += placed[-1].size
+        return placed
+
+    def begin_step(self, step: int, rules: Mapping[str, AdamRule], loss_scale: float | None) -> None:
+        """Begin a step: read the optimizer's hyperparameters, draw signs."""
+        if self.transactional:
+            self.moment.save()
+        self._step, self.loss_scale = step, loss_scale or 1.0
+        self._signs = self.moment.begin_step(step, rules)
+
+    def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor) -> None:
+        """Write the sketch of a flat gradient."""
+        sketch(grad, tensors, self._signs, out)
+
+    def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
+        """Take the mean over the workers of a sketch."""
+        for tensor in tensors:
+            self.moment.sums[tensor.place : tensor.place + tensor.size] = mean[tensor.at : tensor.at + tensor.size]
+
+    def add_dense(self, spans: Sequence[Span], mean: Tensor) -> None:
+        """Take the mean gradient of tensors that travel dense."""
+        for span in spans:
+            tensor = self.moment.tensors[span.name]
+            self.moment.sums[tensor.place : tensor.place + tensor.size] = mean[span.start : span.stop]
+
+    def update(self) -> None:
+        """Make this step's preconditioner, once the means of all sketches are there."""
+        self.moment.update(self.loss_scale)
+        self.pending = True
+
+    def write_dense(self, spans: Sequence[Span], out: Tensor) -> None:
+        """Write the updates of tensors that travel dense."""
+        for span in spans:
+            out[span.start : span.stop] = self.moment.dense_update(span.name)
+        self.show(spans, out)
+
+    def came_in(
+        self, spans: Sequence[Span], grad: Tensor, velocity: FlatBuffer, shared: Workspace, own: Workspace
+    ) -> Tensor:
+        """Return the update that a flat gradient asks for: in its own place, or in fp32 beside it.
+
+        Args:
+            velocity: of this worker, which moves on.
+            shared: buffers of all workers.
+            own: buffers of this one.
+        """
+        made_for = tuple(spans), grad.device
+        make = lambda: ScaleBuffer(self.places(spans), grad.numel(), grad.device)  # noqa: E731
+        buffer = shared.get(ScaleBuffer, made_for, make)
+        if buffer.step != self._step:
+            write_scales(buffer.tensors, self.moment.tables, buffer.scales)
+            buffer.step = self._step
+        out = grad
+        if grad.dtype != torch.float32:
+            out = own.get(UpdateBuffer, grad.shape, lambda: UpdateBuffer(grad.numel(), grad.device)).values
+        runs = self._runs(buffer.tensors)
+        before, after = velocity.committed, velocity.working
+        precondition(grad, before, after, buffer.scales, runs, self.moment.tables, out)
+        return out
+
+    def _runs(self, tensors: Sequence[Sketched]) -> list[tuple[int, int, int]]:
+        """Return runs of neighbours with equal betas: where each starts and stops, and the number of its first."""
+        betas = self.moment.first_betas
+        runs = []
+        for _, group in groupby(tensors, lambda tensor: betas[tensor.number]):
+            own = list(group)
+            runs.append((own[0].start, own[-1].start + own[-1].numel, own[0].number))
+        return runs
+
+    def show(self, spans: Sequence[Span], result: Tensor) -> None:
+        """Give a result the mean gradient's norm, in the gradient's scale: so logged norms mean what they always do."""
+        numbers = [self.moment.tensors[span.name].number for span in spans]
+        norm = self.moment.norms[numbers].square().sum().sqrt()
+        own = torch.linalg.vector_norm(result, dtype=torch.float32)
+        factor = torch.where((own > 0) & (norm > 0), norm / own, 1.0) * self.loss_scale
+        result.mul_(factor)
+        self.shown.update((span.name, factor) for span in spans)
+
+    def undo(self) -> None:
+        """Make everything what it was before the last step."""
+        self.moment.undo()
+        self.pending = False
