@@ -63,8 +63,8 @@ def groups_of(shapes: Sequence[torch.Size], device: torch.device) -> list[Group]
 
 
 def index_bits(k: int, area: int) -> int:
-    """Return the bits of an index: Elias-Fano, as ours are coded, or plain where that is less."""
-    return min(math.ceil(math.log2(area)) if area > 1 else 0, 2 + math.ceil(math.log2(area / k)))
+    """Return the bits of an index: Elias-Fano, as ours are coded, or plain where that is less; none if all are sent."""
+    return 0 if k == area else min(math.ceil(math.log2(area)), 2 + math.ceil(math.log2(area / k)))
 
 
 def entries_at(share: float, group: Group) -> int:

@@ -135,9 +135,10 @@ def accuracy(context: RunContext) -> Result:
 def name_of(search: LearningRateSearch, stage: Stage) -> str:
     setting = search.settings[stage.model]
     seeds = " and ".join(str(seed + search.seed) for seed in stage.seeds)
-    what = "search for the rate" if stage.search else f"seed {seeds}"
+    what = "search for the rate" if stage.search and not setting.like else f"seed {seeds}"
+    workers = f", {setting.workers} workers" if setting.like else ""
     methods = tables.method_names(search, stage.methods)
-    return f"{setting.title}, {setting.lengths[stage.length]:,} steps, {what}: {methods}"
+    return f"{setting.title}{workers}, {setting.lengths[stage.length]:,} steps, {what}: {methods}"
 
 
 def order_of(sweep: Sweep) -> Table:
@@ -148,7 +149,8 @@ def order_of(sweep: Sweep) -> Table:
         every = [run.seconds / 60 for runs in sweep.search.runs(stage) for run in runs]
         minutes = sum(run.seconds for run in left) / 60
         total += minutes
-        word = f"{stage.model}-{sweep.search.settings[stage.model].lengths[stage.length]}"
+        setting = sweep.search.settings[stage.model]
+        word = f"{setting.model}-{setting.lengths[stage.length]}"
         cells = [str(number), name_of(sweep.search, stage), word, f"{done} of {done + len(left)}"]
         cells += [f"{sum(every) / len(every):.1f}", f"{minutes:.1f}"]
         rows.append(Row(cells))

@@ -19,6 +19,7 @@ from sparsync_lab.training.methods import DENSE
 OPTIMIZERS = ("sgd", "adamw", "factored-adamw")
 SUFFIX = ".json.gz"
 SEEDS = (0, 1, 2)  # of trainings that are made more than once
+MOST_ENTRIES = 10**9  # of the gradients of all workers; with more, a training has a GPU's memory to itself
 # Came later: where they are left alone, names are what they were.
 LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999}
 
@@ -82,6 +83,11 @@ class Run:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         if self.front != 1 and (self.steps is None or "density" not in self.options):
             raise ValueError(f"front must be 1 without steps and options['density'], got {self.front!r}")
+
+    @property
+    def large(self) -> bool:
+        """Whether a GPU's memory may not hold two of it at a time."""
+        return self.model in CATALOGUE and CATALOGUE[self.model].parameters * self.workers > MOST_ENTRIES
 
     @cached_property
     def name(self) -> str:

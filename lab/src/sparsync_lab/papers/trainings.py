@@ -138,7 +138,8 @@ class VirtualSession:
     def __init__(self, run: Run, task: Task, steps: int) -> None:
         self.run, self.task, self.steps = run, task, steps
         on_gpu = next(task.model.parameters()).is_cuda
-        batched = on_gpu and task.mean and not run.autocast and can_be_batched(task.model)
+        shared = run.method != "sparse-loco"  # whose workers have weights of their own
+        batched = on_gpu and shared and task.mean and not run.autocast and can_be_batched(task.model)
         self.passes = "together" if batched else "one worker after another"  # as stored results call them
         self.precision = "bf16 autocast" if run.autocast else "tf32" if on_gpu else "fp32"
         how = {
@@ -251,6 +252,8 @@ def _options(run: Run) -> dict[str, Any]:
         options["density"] = FrontLoaded(run.options["density"], run.steps, run.front)
     if "budget" in options:
         options.setdefault("total_steps", run.steps)
+    elif run.optimizer == "adamw":
+        options.setdefault("precondition", False)  # trainings at equal bytes have AdamW behind the residual
     if run.settings:
         name = run.method.partition("+")[0]
         if name in RECIPES:
