@@ -24,7 +24,6 @@ from sparsync.layout import Layout, Parameter, Span
 from sparsync.wire import Wire
 from sparsync.workspace import Workspace
 
-
 SKETCHES = -1000  # the number of the first bucket's sketch
 
 

@@ -71,7 +71,7 @@ class Reducer:
         self.plan, self.channel, self._rates = plan, channel, rates
         self.buckets = BucketMapper(parameters, plan, dense_names, may_skip)
         self._streams = SideStreams()
-        preconditioner = preconditioner_for(plan, parameters, dense_names, device or torch.device("cpu"))
+        preconditioner = preconditioner_for(plan, parameters, dense_names, device or torch.device("cpu"), channel.size)
         self.worker = WorkerState(channel.rank, parameters, plan, self._streams.use, preconditioner)
         self.rules: Callable[[], Mapping[str, AdamRule]] = dict
         self.stats = Stats()

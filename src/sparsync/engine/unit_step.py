@@ -61,7 +61,7 @@ def compress_unit(
         memory = worker.feedback.memory(unit.key, layout.spans, grad.numel(), grad.device)
         if worker.preconditioner is not None:
             velocity = worker.feedback.velocity_buffer(unit.key, layout.spans, grad.numel(), grad.device)
-            grad = worker.preconditioner.came_in(layout.spans, grad, velocity, unit.workspace, workspace)
+            grad = worker.preconditioner.came_in(layout.spans, grad, velocity, workspace)
     ctx = Context(
         step=moment.step,
         rank=worker.rank,

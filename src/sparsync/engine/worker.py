@@ -101,11 +101,15 @@ class WorkerState:
 
 
 def preconditioner_for(
-    plan: ExchangePlan, parameters: Sequence[Parameter], dense_names: frozenset[str], device: torch.device
+    plan: ExchangePlan,
+    parameters: Sequence[Parameter],
+    dense_names: frozenset[str],
+    device: torch.device,
+    workers: int,
 ) -> Preconditioner | None:
     """Return the preconditioner that a plan asks for."""
     if plan.preconditioning is None:
         return None
     return Preconditioner(
-        parameters, dense_names, plan.preconditioning, device, plan.seed, plan.transactional, plan.clip
+        parameters, dense_names, plan.preconditioning, device, plan.seed, plan.transactional, plan.clip, workers
     )

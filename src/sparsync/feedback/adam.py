@@ -61,7 +61,7 @@ class TakenAdam:
             optimizer.register_load_state_dict_post_hook(lambda _: self._take_state()),
         ]
 
-    # ---- what the exchange asks ---------------------------------------------------------------------------------------
+    # ---- what the exchange asks -------------------------------------------------------------------------------------
 
     def rules(self) -> dict[str, AdamRule]:
         """Return what the optimizer says now, by parameter name."""
@@ -92,7 +92,7 @@ class TakenAdam:
                 grad.add_(parameter.detach().view(own.shape), alpha=decays[id(parameter)] * loss_scale)
             start += parameter.numel()
 
-    # ---- the step -----------------------------------------------------------------------------------------------------
+    # ---- the step ---------------------------------------------------------------------------------------------------
 
     def apply(self) -> None:
         """Apply the exchanged update, with decoupled weight decay beside it."""
@@ -120,17 +120,18 @@ class TakenAdam:
         """Return by what to multiply, so that a uniform factor that somebody put on all gradients is undone.
 
         A loss scaler divides by its scale; one that we do not know of, by a power of 2. What is below 1 beside that is
-        the user's own clipping: a cut behind the residual would destroy what was taken out of it, so from the next step on its
-        ``max_norm`` acts before the velocity.
+        the user's own clipping: a cut behind the residual would destroy what was taken out of it, so from the next step
+        on its ``max_norm`` acts before the velocity.
         """
         moment = self.preconditioner.moment
         probes = [p for p in self._tracked() if self._names[id(p)] in moment.dense] or self._tracked()
         probes = [p for p in probes if p.grad is not None]
+        grads = [p.grad for p in probes if p.grad is not None]
         if not probes:
             return torch.ones((), device=moment.device)
         numbers = [moment.tensors[self._names[id(p)]].number for p in probes]
         expected = moment.norms[numbers].square().sum().sqrt() * self.preconditioner.loss_scale
-        norms = torch._foreach_norm([p.grad for p in probes], 2, dtype=torch.float32)
+        norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
         factor = torch.stack(norms).square().sum().sqrt() / expected
         factor = torch.where((expected > 0) & (factor > 0) & factor.isfinite(), factor, 1.0)
         waits = getattr(self.optimizer, "grad_scale", None) is not None  # the scaler leaves dividing to the step
@@ -143,7 +144,7 @@ class TakenAdam:
     def _tracked(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"] if id(p) in self._names]
 
-    # ---- the optimizer's state ----------------------------------------------------------------------------------------
+    # ---- the optimizer's state --------------------------------------------------------------------------------------
 
     def undo(self, mean_of: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
         """Give the optimizer its rule back, and its state.

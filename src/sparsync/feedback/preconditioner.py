@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from sparsync.feedback.residual import FlatBuffer
 from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
-from sparsync.kernels.precondition import precondition, write_scales
+from sparsync.kernels.precondition import precondition
 from sparsync.kernels.sketch import Sketched, sketch
 from sparsync.layout import Parameter, Span
 from sparsync.workspace import Workspace
 
 
-class ScaleBuffer:
-    """Of every entry of a flat gradient, what its velocity is multiplied by; and the runs of equal betas."""
+class TensorPlaces:
+    """Where in the moments the tensors of a flat gradient are."""
 
-    def __init__(self, tensors: list[Sketched], numel: int, device: torch.device) -> None:
-        self.tensors, self.step = tensors, -1
-        self.scales = torch.zeros(numel, device=device)
+    def __init__(self, tensors: list[Sketched]) -> None:
+        self.tensors = tensors
 
 
 class UpdateBuffer:
@@ -46,6 +44,7 @@ class Preconditioner:
         seed: shared by all ranks.
         transactional: a step can be undone.
         clip: largest norm of the mean gradient; one that the user's own clipping shows is taken over.
+        workers: how many there are.
     """
 
     def __init__(
@@ -57,14 +56,15 @@ class Preconditioner:
         seed: int,
         transactional: bool = False,
         clip: float | None = None,
+        workers: int = 1,
     ) -> None:
-        self.moment = SecondMoment(parameters, dense_names, preconditioning, device, seed)
+        self.moment = SecondMoment(parameters, dense_names, preconditioning, device, seed, workers)
         if clip is not None:
             self.moment.max_norm.fill_(clip)
         self.transactional, self.loss_scale = transactional, 1.0
         self.shown: dict[str, Tensor] = {}  # by parameter name: what its update was multiplied by, for all to see
         self.pending = False  # an exchange's result waits for the optimizer's step
-        self._step, self._signs = 0, torch.empty(0)
+        self._signs = torch.empty(0)
 
     def places(self, spans: Sequence[Span]) -> list[Sketched]:
         """Return where in the moments the tensors of a flat gradient are, and where in its own sketch."""
@@ -78,7 +78,7 @@ class Preconditioner:
         """Begin a step: read the optimizer's hyperparameters, draw signs."""
         if self.transactional:
             self.moment.save()
-        self._step, self.loss_scale = step, loss_scale or 1.0
+        self.loss_scale = loss_scale or 1.0
         self._signs = self.moment.begin_step(step, rules)
 
     def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor) -> None:
@@ -107,38 +107,19 @@ class Preconditioner:
             out[span.start : span.stop] = self.moment.dense_update(span.name)
         self.show(spans, out)
 
-    def came_in(
-        self, spans: Sequence[Span], grad: Tensor, velocity: FlatBuffer, shared: Workspace, own: Workspace
-    ) -> Tensor:
+    def came_in(self, spans: Sequence[Span], grad: Tensor, velocity: FlatBuffer, workspace: Workspace) -> Tensor:
         """Return the update that a flat gradient asks for: in its own place, or in fp32 beside it.
 
         Args:
+            spans: of the gradient's tensors.
             velocity: of this worker, which moves on.
-            shared: buffers of all workers.
-            own: buffers of this one.
+            workspace: of this worker and the gradient's layout.
         """
-        made_for = tuple(spans), grad.device
-        make = lambda: ScaleBuffer(self.places(spans), grad.numel(), grad.device)  # noqa: E731
-        buffer = shared.get(ScaleBuffer, made_for, make)
-        if buffer.step != self._step:
-            write_scales(buffer.tensors, self.moment.tables, buffer.scales)
-            buffer.step = self._step
-        out = grad
+        places, out = workspace.get(TensorPlaces, None, lambda: TensorPlaces(self.places(spans))), grad
         if grad.dtype != torch.float32:
-            out = own.get(UpdateBuffer, grad.shape, lambda: UpdateBuffer(grad.numel(), grad.device)).values
-        runs = self._runs(buffer.tensors)
-        before, after = velocity.committed, velocity.working
-        precondition(grad, before, after, buffer.scales, runs, self.moment.tables, out)
+            out = workspace.get(UpdateBuffer, None, lambda: UpdateBuffer(grad.numel(), grad.device)).values
+        precondition(grad, velocity.committed, velocity.working, places.tensors, self.moment.tables, out)
         return out
-
-    def _runs(self, tensors: Sequence[Sketched]) -> list[tuple[int, int, int]]:
-        """Return runs of neighbours with equal betas: where each starts and stops, and the number of its first."""
-        betas = self.moment.first_betas
-        runs = []
-        for _, group in groupby(tensors, lambda tensor: betas[tensor.number]):
-            own = list(group)
-            runs.append((own[0].start, own[-1].start + own[-1].numel, own[0].number))
-        return runs
 
     def show(self, spans: Sequence[Span], result: Tensor) -> None:
         """Give a result the mean gradient's norm, in the gradient's scale: so logged norms mean what they always do."""

@@ -30,17 +30,24 @@ class Preconditioning:
         second_moment: ``"sketch"``: of rows and columns, from random signs; ``"exact"``: of every entry, for which the
             whole gradient is sent beside the entries: to compare with.
         floor: least second moment of a row or column, as a share of the mean's; in the first steps it is more.
+        limit: largest update of one worker, over the learning rate and the root of the number of workers: its gradient
+            is that much noisier than the mean, whose second moment it is divided by.
     """
 
     beta: float | None = 0.5
     second_moment: str = "sketch"
-    floor: float = 0.001
+    floor: float = 0.01
+    limit: float = 2.5
 
     def __post_init__(self) -> None:
         if self.beta is not None and not 0 <= self.beta < 1:
             raise ValueError(f"beta must be from 0 to below 1, got {self.beta!r}")
         if self.second_moment not in SECOND_MOMENTS:
             raise ValueError(f"second_moment must be one of {', '.join(SECOND_MOMENTS)}, got {self.second_moment!r}")
+
+    def limit_for(self, workers: int) -> float:
+        """Return the largest magnitude of a worker's update over its rate; none where nothing is estimated."""
+        return self.limit * math.sqrt(workers) if self.second_moment == "sketch" else math.inf
 
     def matrices(self, parameter: Parameter) -> Matrices | None:
         """Return what of a parameter is sketched; ``None``: its second moment is that of every entry."""
@@ -64,6 +71,7 @@ class SecondMoment:
         dense_names: those that travel dense, whose mean gradient every rank knows.
         device: of all of them.
         seed: shared by all ranks.
+        workers: how many there are.
     """
 
     def __init__(
@@ -73,6 +81,7 @@ class SecondMoment:
         preconditioning: Preconditioning,
         device: torch.device,
         seed: int,
+        workers: int,
     ) -> None:
         self.preconditioning, self.device, self.seed = preconditioning, device, seed
         self.tensors: dict[str, Sketched] = {}
@@ -104,7 +113,8 @@ class SecondMoment:
         self._group = torch.repeat_interleave(self._lengths)
         self._owner = owners[self._group]
         self._pairs, self._entries = self._find_pairs()
-        self.tables = Tables(zeros.clone(), *(torch.zeros(count, device=device) for _ in range(4)))
+        rates, eps, betas, shares = (torch.zeros(count, device=device) for _ in range(4))
+        self.tables = Tables(zeros.clone(), rates, eps, betas, shares, preconditioning.limit_for(workers))
         self._rules: list[AdamRule] = []
         self._hyper = torch.zeros(5, count, device=device)
         self._saved: list[Tensor] | None = None
@@ -261,7 +271,8 @@ class SecondMoment:
             if bag is not None and bag["squares"].shape != own.shape:
                 raise ValueError(f"the checkpoint's moments for {name!r} are of another shape, or of another kind")
             own.copy_(bag["squares"]) if bag else own.zero_()
-            for kept, value in zip((self.steps, self.powers1, self.powers2), bag["numbers"] if bag else (0, 1, 1)):
+            numbers = (self.steps, self.powers1, self.powers2)
+            for kept, value in zip(numbers, bag["numbers"] if bag else (0, 1, 1), strict=True):
                 kept[tensor.number] = value
             if name in self.dense:
                 mean = self.means[tensor.place : tensor.place + tensor.size]

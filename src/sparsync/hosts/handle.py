@@ -191,7 +191,8 @@ class Handle:
 
     def _take_adam(self, reducer: Reducer) -> None:
         preconditioner, optimizer = reducer.worker.preconditioner, self.plan.optimizer
-        assert preconditioner is not None and optimizer is not None
+        assert preconditioner is not None
+        assert optimizer is not None
         parameters = {p.name: p for p in self.parameters}
         self._adam = TakenAdam(optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback])
         reducer.rules = self._adam.rules

@@ -14,8 +14,8 @@ from sparsync.collectives.base import OverflowFlag
 from sparsync.compressors.base import flag
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.ledger import Cause
 from sparsync.engine.bucketing import Unit
+from sparsync.engine.ledger import Cause
 from sparsync.engine.unit_step import (
     Moment,
     compress_unit,
@@ -59,9 +59,10 @@ class VirtualExchange:
         streams: int = 1,
     ) -> None:
         self.plan = plan
-        self.preconditioner = preconditioner_for(plan, parameters, dense_names, device)
-        shares = {"preconditioner": self.preconditioner}
-        self.workers = [WorkerState(rank, parameters, plan, **shares) for rank in range(workers)]
+        self.preconditioner = preconditioner_for(plan, parameters, dense_names, device, workers)
+        self.workers = [
+            WorkerState(rank, parameters, plan, preconditioner=self.preconditioner) for rank in range(workers)
+        ]
         units, sketches = units_of(plan, parameters, dense_names, device)
         self.units = [VirtualUnit.of(unit, workers) for unit in units]
         # What each is about: parameters, and where their gradients are.
@@ -81,9 +82,7 @@ class VirtualExchange:
         views = [_view(flat, span, parameter) for flat in (*virtual.rows, virtual.mean)]
         return views[:-1], views[-1]
 
-    def reduce(
-        self, rates: Mapping[str, float] | None = None, rules: Mapping[str, AdamRule] | None = None
-    ) -> None:
+    def reduce(self, rates: Mapping[str, float] | None = None, rules: Mapping[str, AdamRule] | None = None) -> None:
         """Make one step: the rows hold the gradients; afterwards ``mean`` holds what every rank would be given.
 
         Args:

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.kernels.accumulate.reference import chunks
 from sparsync.kernels.sketch import Sketched
 
 
 @dataclass
 class Tables:
-    """What a step's preconditioner is, on the device: the same bits on every rank.
+    """What a step's preconditioner is, on the device: the same bits on every rank, in tensors that stay.
 
     Args:
-        sizes: square roots of the second moment: of rows and columns, whose products are those of the entries, or of
-            entries; placed as sketches are.
+        sizes: roots of the second moment: of rows and columns, whose products are those of the entries, or of entries;
+            placed as the model's sketches are.
         rates: of each tensor, its learning rate over the first moment's bias correction.
-        eps: of each tensor, what is added to the square root.
+        eps: of each tensor, what is added to the root.
         betas, shares: of each tensor, by what its velocity and the gradient are multiplied.
+        limit: largest magnitude of an update over its rate.
     """
 
     sizes: Tensor
@@ -29,45 +29,29 @@ class Tables:
     eps: Tensor
     betas: Tensor
     shares: Tensor
-
-
-def write_scales(tensors: Sequence[Sketched], tables: Tables, out: Tensor) -> None:
-    """Write rate / (sqrt(v) + eps) of every entry."""
-    for tensor in tensors:
-        shape, number = tensor.matrices, tensor.number
-        sizes = tables.sizes[tensor.place : tensor.place + tensor.size]
-        place = out[tensor.start : tensor.start + tensor.numel]
-        if shape is None:
-            torch.add(sizes, tables.eps[number], out=place)
-        else:
-            cut = shape.stack * shape.rows
-            rows, cols = sizes[:cut].view(-1, shape.rows, 1), sizes[cut:].view(-1, 1, shape.cols)
-            torch.mul(rows, cols, out=place.view(shape.stack, shape.rows, shape.cols)).add_(tables.eps[number])
-        torch.div(tables.rates[number], place, out=place)
+    limit: float
 
 
 def precondition(
-    grad: Tensor,
-    before: Tensor,
-    after: Tensor,
-    scales: Tensor,
-    runs: Sequence[tuple[int, int, int]],
-    tables: Tables,
-    out: Tensor,
+    grad: Tensor, before: Tensor, after: Tensor, tensors: Sequence[Sketched], tables: Tables, out: Tensor
 ) -> None:
-    """Write the velocity ``after = beta before + share gradient``, and velocity times ``scales`` into ``out``.
+    """Write the velocity ``after = beta before + share gradient`` of all ``tensors``, and into ``out`` the update
+    rate velocity / (sqrt(v) + eps), within its limit.
 
-    Where the velocity is not finite it stays as it was, and ``out`` is NaN.
-
-    Args:
-        runs: where each starts and stops, and the number of a tensor whose ``beta`` and ``share`` are those of all in
-            it.
-        out: may be ``grad``.
+    Where the velocity is not finite it stays as it was, and ``out`` is NaN. ``out`` may be ``grad``.
     """
-    for start, stop, number in runs:
-        beta, share = tables.betas[number], tables.shares[number]
-        for a, b in chunks([(start, stop)], grad.device):
-            velocity = torch.mul(before[a:b], beta).add_(grad[a:b].to(before.dtype) * share)
-            finite = torch.isfinite(velocity)
-            torch.where(finite, velocity, before[a:b], out=after[a:b])
-            out[a:b].copy_(velocity.mul_(scales[a:b]).masked_fill_(~finite, torch.nan))
+    for tensor in tensors:
+        shape, number = tensor.matrices, tensor.number
+        own = slice(tensor.start, tensor.start + tensor.numel)
+        sizes = tables.sizes[tensor.place : tensor.place + tensor.size]
+        velocity = (before[own] * tables.betas[number]).add_(grad[own].to(before.dtype) * tables.shares[number])
+        finite = torch.isfinite(velocity)
+        torch.where(finite, velocity, before[own], out=after[own])
+        if shape is None:
+            velocity /= sizes + tables.eps[number]
+        else:
+            cut = shape.stack * shape.rows
+            rows, cols = sizes[:cut].view(-1, shape.rows, 1), sizes[cut:].view(-1, 1, shape.cols)
+            velocity.view(shape.stack, shape.rows, shape.cols).div_(rows * cols + tables.eps[number])
+        update = velocity.clamp_(-tables.limit, tables.limit).mul_(tables.rates[number])
+        out[own].copy_(update.masked_fill_(~finite, torch.nan))
