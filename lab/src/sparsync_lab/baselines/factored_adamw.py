@@ -8,18 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FLOOR = 0.001
+from sparsync.feedback import Preconditioning
+
+FLOOR = Preconditioning.floor
 
 
 class FactoredAdamW(torch.optim.Optimizer):
     """AdamW with v = r cᵀ / mean(r) for matrices, of the exponential means r and c of the squared gradient's rows and
-    columns, and never below a share of its mean; tensors of one dimension have their exact v.
+    columns, none of them below a share of their mean; tensors of one dimension have their exact v.
 
     A tensor of several dimensions is a matrix of its first dimension x the rest.
 
     Args:
         parameters, lr, betas, eps, weight_decay: as ``torch.optim.AdamW`` takes them.
-        floor: v is at least this share of its mean.
+        floor: least r and c, as a share of their mean; preconditioned feedback's own.
     """
 
     def __init__(
@@ -59,9 +61,9 @@ class FactoredAdamW(torch.optim.Optimizer):
             squares = squares.flatten(1)
             moments[0].lerp_(squares.mean(1, keepdim=True), 1 - beta2)
             moments[1].lerp_(squares.mean(0, keepdim=True), 1 - beta2)
-            mean = moments[0].mean()
-            v = (moments[0] / mean.clamp(min=torch.finfo(grad.dtype).tiny)) * moments[1]
-            v = v.clamp_(min=group["floor"] * mean).view_as(grad)
+            mean = moments[0].mean()  # of the columns, too
+            rows, columns = (moment.clamp(min=group["floor"] * mean) for moment in moments)
+            v = (rows / mean.clamp(min=torch.finfo(grad.dtype).tiny) * columns).view_as(grad)
         else:
             v = moments[0].lerp_(squares, 1 - beta2)
         rooted = (v / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])

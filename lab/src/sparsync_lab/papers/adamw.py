@@ -23,7 +23,7 @@ NOTES = (
     "decoupled. Gradients are clipped at norm 1 (not ResNet-20's): dense, gradient feedback, DeMo and SparseLoCo clip "
     "each worker's own, preconditioned feedback the mean gradient's norm as its sketches give it.",
     "dense, row x column v is the control: dense AdamW with the second moment that preconditioned feedback has (row x "
-    "column of the mean gradient, floor 0.001, exact for tensors of one dimension), but without sparsity.",
+    "column of the mean gradient, with the same floor, exact for tensors of one dimension), but without sparsity.",
     "Gradient feedback + AdamW: the same entries' codecs and budget, with AdamW behind the residual, its betas lowered "
     "to 0.5 and 0.99.",
     "DeMo and SparseLoCo are written from their papers. DeMo: momentum of 0.999, cosine transform of 64 x 64 blocks, "
