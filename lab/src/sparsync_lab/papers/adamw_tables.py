@@ -19,6 +19,7 @@ from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 STANDING = "Where preconditioned feedback stands"
 AGAINST_BUDGET = "Accuracy against budget"
 ABLATIONS = "Ablations: "
+TOO_SMALL = "sketches take more"
 WITHIN = {"perplexity": 0.01, "accuracy": 0.3}  # share, or points, that may be lost to dense
 HEADINGS = ("to dense", "sent, of dense", "seeds", "rate", "density", "time")
 
@@ -158,8 +159,10 @@ def against_budget(search: LearningRateSearch) -> Table:
     for budget in BUDGETS:
         cells = []
         for name in names:
-            own = search.repeats(name, shown[name](budget), 0)
-            cells.append(f"{mean_and_std(own)} ({shown_beside(own, found[name])})" if own else NOT_RUN)
+            label = shown[name](budget)
+            own = search.repeats(name, label, 0) if label in search.rows else []
+            missing = NOT_RUN if label in search.rows else TOO_SMALL
+            cells.append(f"{mean_and_std(own)} ({shown_beside(own, found[name])})" if own else missing)
         rows.append(Row([f"1/{budget}", *cells]))
     headings = [f"{where(search.settings[name], 0)}: {kind_of(search.settings[name])}" for name in names]
     return Table(AGAINST_BUDGET, ["budget", *headings], rows)

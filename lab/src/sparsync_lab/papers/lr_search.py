@@ -69,8 +69,8 @@ class LearningRateSearch:
         own = replace(own, **method.changes)
         if dense:
             return own
-        if "budget" in method.options:
-            return replace(own, options=method.options)
+        if not method.options.keys().isdisjoint(("budget", "density")):
+            return replace(own, options=method.options, front=method.front)
         options = {**options_in(setting, method), "density": density_of(setting, label, length)}
         return replace(own, options=options, front=method.front)
 
