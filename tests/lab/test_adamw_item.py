@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.papers.trainings import VirtualSession, train_run
 from tests.lab.generated import images
 
+COMPARED: Any = {"settings": SETTINGS, "stages": STAGES, "rows": ROWS, "ablations": ABLATIONS, "equal_bytes": False}
+
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
@@ -62,7 +65,7 @@ def searched(scores: dict[tuple[str, float], float]) -> LearningRateSearch:
             else history_of(run, last + run.seed, 1e6 * run.options.get("budget", 1.0))
         )
 
-    return LearningRateSearch(get, settings=SETTINGS, stages=STAGES, rows=ROWS, ablations=ABLATIONS)
+    return LearningRateSearch(get, **COMPARED)
 
 
 def bowl(label: str, best: float, floor: float, rate: float = 0.002) -> dict[tuple[str, float], float]:
@@ -72,7 +75,7 @@ def bowl(label: str, best: float, floor: float, rate: float = 0.002) -> dict[tup
 
 
 def test_every_stage_is_of_known_settings_and_methods() -> None:
-    search = LearningRateSearch(lambda run: None, settings=SETTINGS, stages=STAGES, rows=ROWS, ablations=ABLATIONS)
+    search = LearningRateSearch(lambda run: None, **COMPARED)
     asked = [(stage.model, stage.length, seed, label) for stage in STAGES for seed in stage.seeds
              for label in stage.methods]  # fmt: skip
     assert len(set(asked)) == len(asked)

@@ -38,7 +38,7 @@ NOTES = (
 def sweep_of(context: RunContext) -> Sweep:
     """Return the trainings: the full ones, or tiny ones."""
     compared = {"settings": SETTINGS, "stages": STAGES, **(QUICK if context.quick else {})}
-    return Sweep(context, rows=ROWS, ablations=ABLATIONS, **compared)
+    return Sweep(context, rows=ROWS, ablations=ABLATIONS, equal_bytes=False, **compared)
 
 
 def adamw(context: RunContext) -> Result:

@@ -31,6 +31,8 @@ class LearningRateSearch:
         stages: in the order in which they are trained.
         rows: the methods that are compared, by label ...
         ablations: ... and those that change one thing of them.
+        equal_bytes: every method has the density at which it sends as much as TopK-SGD at 0.1 %; else what its options
+            say.
     """
 
     get: Callable[[Run], History | None]
@@ -39,14 +41,14 @@ class LearningRateSearch:
     stages: Sequence[Stage] = STAGES
     rows: Mapping[str, Method] = field(default_factory=lambda: METHODS)
     ablations: Mapping[str, Method] = field(default_factory=lambda: ABLATIONS)
+    equal_bytes: bool = True
     made_before: dict[tuple[Any, ...], Run] = field(default_factory=dict, init=False, repr=False)
 
     def method(self, label: str) -> Method:
         return self.rows[label] if label in self.rows else self.ablations[label]
 
     def run(self, model: str, label: str, factor: float, length: int, seed: int = 0) -> Run:
-        """Return one training, within its budget or the bytes of TopK-SGD at 0.1 %; always the same object, which knows
-        its name.
+        """Return one training; always the same object, which knows its name.
 
         Args:
             model: name of the setting.
@@ -69,7 +71,7 @@ class LearningRateSearch:
         own = replace(own, **method.changes)
         if dense:
             return own
-        if not method.options.keys().isdisjoint(("budget", "density")):
+        if not self.equal_bytes:
             return replace(own, options=method.options, front=method.front)
         options = {**options_in(setting, method), "density": density_of(setting, label, length)}
         return replace(own, options=options, front=method.front)

@@ -54,8 +54,7 @@ class Method:
     Args:
         label: its name there.
         name: as ``method_options`` takes it.
-        options, settings, front: as in ``Run``; options without ``budget`` and ``density`` are given the density at which
-            the method sends as much as TopK-SGD.
+        options, settings, front: as in ``Run``.
         changes: other fields of ``Run``.
         like: the method whose chosen rate it takes; its own is searched for if it is empty.
     """
