@@ -90,7 +90,7 @@ def sketch_unit(unit: Unit, spans: Sequence[Span], source: Tensor, out: Tensor, 
     """Sketch the tensors at ``spans`` of the flat gradient ``source``."""
     assert worker.preconditioner is not None
     places = unit.workspace.get(SketchPlaces, None, lambda: SketchPlaces(worker, spans))
-    worker.preconditioner.sketch(places.tensors, source, out)
+    worker.preconditioner.sketch(places.tensors, source, out, unit.workspace)
 
 
 def keep_result(unit: Unit, mean: Tensor, worker: WorkerState) -> None:

@@ -64,7 +64,7 @@ class Preconditioner:
         self.transactional, self.loss_scale = transactional, 1.0
         self.shown: dict[str, Tensor] = {}  # by parameter name: what its update was multiplied by, for all to see
         self.pending = False  # an exchange's result waits for the optimizer's step
-        self._signs = torch.empty(0)
+        self._signs = torch.empty_like(self.moment.sums)
 
     def places(self, spans: Sequence[Span]) -> list[Sketched]:
         """Return where in the moments the tensors of a flat gradient are, and where in its own sketch."""
@@ -79,11 +79,11 @@ class Preconditioner:
         if self.transactional:
             self.moment.save()
         self.loss_scale = loss_scale or 1.0
-        self._signs = self.moment.begin_step(rules)
+        self._signs.copy_(self.moment.begin_step(rules))  # in their place, which kernels know
 
-    def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor) -> None:
-        """Write the sketch of a flat gradient."""
-        sketch(grad, tensors, self._signs, out)
+    def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor, workspace: Workspace) -> None:
+        """Write the sketch of a flat gradient; ``workspace``: of its layout, for those who sketch one after another."""
+        sketch(grad, tensors, self._signs, out, workspace)
 
     def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
         """Take the mean over the workers of a sketch."""
@@ -118,7 +118,8 @@ class Preconditioner:
         places, out = workspace.get(TensorPlaces, None, lambda: TensorPlaces(self.places(spans))), grad
         if grad.dtype != torch.float32:
             out = workspace.get(UpdateBuffer, None, lambda: UpdateBuffer(grad.numel(), grad.device)).values
-        precondition(grad, velocity.committed, velocity.working, places.tensors, self.moment.tables, out)
+        tables = self.moment.tables
+        precondition(grad, velocity.committed, velocity.working, places.tensors, tables, out, workspace)
         return out
 
     def show(self, spans: Sequence[Span], result: Tensor) -> None:

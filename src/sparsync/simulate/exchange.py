@@ -67,15 +67,15 @@ class VirtualExchange:
         units, sketches = units_of(plan, parameters, dense_names, device)
         self.units = [VirtualUnit.of(unit, workers) for unit in units]
         # What each is about: parameters, and where their gradients are.
-        self.sketches = [(VirtualUnit.of(s, workers), spans, self._rows_of(unit)) for s, spans, unit in sketches]
+        self.sketches = [(VirtualUnit.of(s, workers), spans, self._grads_of(unit)) for s, spans, unit in sketches]
         self._places = {span.name: (virtual, span) for virtual in self.units for span in virtual.unit.spans}
         shared = plan.collective.shared
         self._keys = Keys(plan.seed, workers, shared, device) if plan.compressor.random else None
         self._replays = Replays[Outcome](streams) if graph else None
         self.tally = Tally()
 
-    def _rows_of(self, unit: Unit) -> Tensor:
-        return next(virtual.rows for virtual in self.units if virtual.unit is unit)
+    def _grads_of(self, unit: Unit) -> Sequence[Tensor]:
+        return next(virtual.grads for virtual in self.units if virtual.unit is unit)
 
     def place(self, parameter: Parameter) -> tuple[list[Tensor], Tensor]:
         """Return where a parameter's gradients go, one view a worker, and where their mean is found."""
@@ -125,12 +125,12 @@ class VirtualExchange:
         self.tally.bad_steps += bad_step
 
     def _step(
-        self, virtual: VirtualUnit, step: int, source: tuple[Sequence[Span], Tensor] | None = None
+        self, virtual: VirtualUnit, step: int, source: tuple[Sequence[Span], Sequence[Tensor]] | None = None
     ) -> tuple[VirtualUnit, Layout, Outcome]:
         """Exchange one unit; ``source``: what a unit of sketches is about, and where the gradients are."""
         layout, _ = cut_unit(virtual.unit, self.plan, step, self.workers)
         if source is not None:
-            for worker, own, out in zip(self.workers, source[1], virtual.rows, strict=True):
+            for worker, own, out in zip(self.workers, source[1], virtual.grads, strict=True):
                 sketch_unit(virtual.unit, source[0], own, out, worker)
         outcome = self._exchange(virtual, layout)
         for worker, sent, result in zip(self.workers, outcome.sents, outcome.results, strict=True):
@@ -173,7 +173,7 @@ class VirtualExchange:
 
     def _compress(self, virtual: VirtualUnit, worker: WorkerState, layout: Layout) -> SparseGrad:
         moment = Moment(self.tally.steps, self._keys.of[worker.rank] if self._keys else None)
-        grad, workspace = virtual.rows[worker.rank], virtual.workspaces[worker.rank]
+        grad, workspace = virtual.grads[worker.rank], virtual.workspaces[worker.rank]
         return compress_unit(virtual.unit, grad, layout, self.plan, worker, moment, workspace)[0]
 
     def _count(self, virtual: VirtualUnit, layout: Layout, sents: Sequence[SparseGrad]) -> None:

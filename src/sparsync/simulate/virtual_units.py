@@ -21,12 +21,14 @@ class VirtualUnit:
     """A unit of the exchange: its gradients, one row a worker, and their mean.
 
     Args:
+        grads: the rows, one by one: tensors that stay, as kernels know them.
         workspaces: of each worker's compressor.
         counted: the layout whose messages were counted last.
     """
 
     unit: Unit
     rows: Tensor
+    grads: tuple[Tensor, ...]
     mean: Tensor
     workspaces: list[Workspace]
     counted: Layout | None = None
@@ -35,7 +37,7 @@ class VirtualUnit:
     def of(cls, unit: Unit, workers: int) -> VirtualUnit:
         """Return the unit for so many workers."""
         rows = torch.zeros(workers, *unit.grad.shape, dtype=unit.grad.dtype, device=unit.grad.device)
-        return cls(unit, rows, unit.grad, [Workspace() for _ in range(workers)])
+        return cls(unit, rows, rows.unbind(), unit.grad, [Workspace() for _ in range(workers)])
 
 
 @dataclass

@@ -38,20 +38,18 @@ def precondition(
     """Write the velocity ``after = beta before + share gradient`` of all ``tensors``, and into ``out`` the update
     rate velocity / (sqrt(v) + eps), within its limit.
 
-    Where the velocity is not finite it stays as it was, and ``out`` is NaN. ``out`` may be ``grad``.
+    Where either is not finite, the velocity stays as it was and ``out`` is NaN. ``out`` may be ``grad``.
     """
     for tensor in tensors:
         shape, number = tensor.matrices, tensor.number
         own = slice(tensor.start, tensor.start + tensor.numel)
         sizes = tables.sizes[tensor.place : tensor.place + tensor.size]
         velocity = (before[own] * tables.betas[number]).add_(grad[own].to(before.dtype) * tables.shares[number])
-        finite = torch.isfinite(velocity)
-        torch.where(finite, velocity, before[own], out=after[own])
-        if shape is None:
-            velocity /= sizes + tables.eps[number]
-        else:
+        if shape is not None:
             cut = shape.stack * shape.rows
-            rows, cols = sizes[:cut].view(-1, shape.rows, 1), sizes[cut:].view(-1, 1, shape.cols)
-            velocity.view(shape.stack, shape.rows, shape.cols).div_(rows * cols + tables.eps[number])
-        update = velocity.clamp_(-tables.limit, tables.limit).mul_(tables.rates[number])
+            sizes = (sizes[:cut].view(-1, shape.rows, 1) * sizes[cut:].view(-1, 1, shape.cols)).flatten()
+        update = (velocity / (sizes + tables.eps[number])).clamp_(-tables.limit, tables.limit)
+        update *= tables.rates[number]
+        finite = torch.isfinite(velocity) & torch.isfinite(update)
+        torch.where(finite, velocity, before[own], out=after[own])
         out[own].copy_(update.masked_fill_(~finite, torch.nan))
