@@ -32,10 +32,11 @@ def test_moved_momentum_is_a_larger_rate_and_schedulers_go_on():
             loss_of(one, 0, step).backward()
             its.step()
             rate.step()
-        if step == 3:  # a checkpoint from before brings the momentum back: it is taken out again
+        if step == 3:  # a checkpoint brings groups and state of its own
             saved = copy.deepcopy(before)
-            saved["param_groups"][0].update(momentum=0.75, lr=optimizer.param_groups[0]["lr"])
+            saved["param_groups"][0].update(lr=optimizer.param_groups[0]["lr"])
             optimizer.load_state_dict(saved)
+        assert optimizer.param_groups[0]["momentum"] == 0.75
         assert torch.equal(weights(model), weights(twin))
     assert optimizer.param_groups[0]["lr"] == 0.02 * 0.5**3
     moved.undo()
@@ -46,7 +47,7 @@ def test_moved_momentum_is_a_larger_rate_and_schedulers_go_on():
 
 
 def test_an_optimizer_without_momentum_is_refused():
-    with pytest.raises(ValueError, match="needs an optimizer with momentum or betas, as SGD or Adam, got Adagrad"):
+    with pytest.raises(ValueError, match="rule of torch's SGD, Adam and AdamW alone, got Adagrad; leave momentum out"):
         TakenMomentum(torch.optim.Adagrad(net().parameters()))
 
 
@@ -58,17 +59,21 @@ def case_attach(rank: int, size: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         handle = sparsync.attach(ddp, "topk", density=0.01, optimizer=optimizer, momentum="move")
-    assert "0.9 taken out of the optimizer" in handle.describe()
+    assert "steps with momentum 0.9 left out and 10 x its learning rate" in handle.describe()
+    before = weights(ddp.module)
     loss_of(ddp, rank, 0).backward()
     optimizer.step()
-    assert optimizer.param_groups[0]["momentum"] == 0
-    handle.detach()
     assert optimizer.param_groups[0]["momentum"] == 0.9
+    applied = torch.cat([p.grad.reshape(-1) for p in ddp.parameters()])
+    torch.testing.assert_close(weights(ddp.module), before - 0.5 * applied)
+    handle.detach()
+    optimizer.step()
+    assert any("momentum_buffer" in state for state in optimizer.state.values())
     del ddp
     gc.collect()
 
 
-def test_attach_moves_momentum_and_detach_brings_it_back(worlds):
+def test_attach_moves_momentum_until_detach(worlds):
     worlds[2].run(case_attach)
 
 
@@ -90,34 +95,47 @@ def test_bad_options_are_refused(options, sentence):
         sparsync.comm_hook(net(), **options)
 
 
-def test_a_checkpoint_of_the_optimizer_remembers_what_was_taken_out():
-    """Loaded before or after the momentum is taken out, the steps are as large as they were."""
+def test_a_checkpoint_of_the_optimizer_fits_before_and_after():
+    """Loaded before or after the momentum is taken out, also from an older version, the steps are as large."""
     first = torch.optim.SGD(net().parameters(), lr=0.1, momentum=0.9)
     TakenMomentum(first)
     saved = copy.deepcopy(first.state_dict())
-    for order in ("load, attach", "attach, load"):
+    old = copy.deepcopy(saved)
+    old["param_groups"][0].update(momentum=0.0, sparsync_momentum=0.9)
+    for state in (saved, old):
+        for order in ("load, attach", "attach, load"):
+            model = net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            if order == "attach, load":
+                TakenMomentum(optimizer)
+                optimizer.load_state_dict(copy.deepcopy(state))
+            else:
+                optimizer.load_state_dict(copy.deepcopy(state))
+                TakenMomentum(optimizer)
+            before = weights(model)
+            model[0].weight.grad = torch.ones_like(model[0].weight)
+            optimizer.step()
+            assert (before - weights(model)).max().item() == pytest.approx(1.0, rel=1e-5), order
+            assert optimizer.state_dict()["param_groups"] == saved["param_groups"]
+
+
+def test_adams_steps_have_lower_betas_and_its_groups_never():
+    results = []
+    for betas in ((0.9, 0.995), (0.5, 0.99)):
         model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        if order == "attach, load":
-            TakenMomentum(optimizer)
-            optimizer.load_state_dict(saved)
-        else:
-            optimizer.load_state_dict(saved)
-            TakenMomentum(optimizer)
-        before = weights(model)
-        model[0].weight.grad = torch.ones_like(model[0].weight)
-        optimizer.step()
-        assert (before - weights(model)).max().item() == pytest.approx(1.0, rel=1e-5), order
-
-
-def test_adams_betas_are_lowered_and_come_back():
-    optimizer = torch.optim.AdamW(net().parameters(), lr=0.1, betas=(0.9, 0.95))
-    taken = TakenMomentum(optimizer)
-    assert optimizer.param_groups[0]["betas"] == (0.5, 0.95)
-    assert "betas 0.9, 0.95 lowered to 0.5, 0.95" in taken.describe()
-    taken.undo()
-    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
-    with pytest.raises(ValueError, match="momentum='correct' needs an optimizer with momentum, as SGD, got AdamW"):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=betas)
+        if betas[0] == 0.9:
+            taken = TakenMomentum(optimizer)
+            assert "betas 0.9, 0.995 lowered to 0.5, 0.99" in taken.describe()
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, 0, step).backward()
+            optimizer.step()
+            assert optimizer.param_groups[0]["betas"] == betas
+        assert optimizer.state[model[0].weight]["step"] == 3
+        results.append(weights(model))
+    assert torch.equal(*results)
+    with pytest.raises(ValueError, match=r"momentum='correct' works with .* torch's SGD alone, got AdamW"):
         TakenMomentum(optimizer, beta=0.5)
 
 
@@ -234,7 +252,13 @@ def case_recipes(rank: int, size: int) -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
     handle = sparsync.attach(ddp, optimizer=optimizer)
     told = handle.describe()
-    for words in ("recipe       default", "ThresholdK", "density 0.00625", "values as sign, indices as ef", "10 x its"):
+    for words in (
+        "recipe       default",
+        "ThresholdK",
+        "budget       1/60",
+        "values as sign, indices as ef",
+        "5 x its",
+    ):
         assert words in told, told
     train(ddp, optimizer, rank, range(3))
     handle.detach()
@@ -250,7 +274,7 @@ def case_recipes(rank: int, size: int) -> None:
     handle.detach()
     handle = sparsync.attach(ddp, optimizer=optimizer, recipe="dgc")
     assert "0.9 before the residual, with masking" in handle.describe()
-    assert optimizer.param_groups[0]["momentum"] == 0
+    assert optimizer.param_groups[0]["momentum"] == 0.9
     train(ddp, optimizer, rank, range(2))
     handle.detach()
     handle = sparsync.attach(ddp, optimizer=optimizer, recipe="balanced")
@@ -259,7 +283,11 @@ def case_recipes(rank: int, size: int) -> None:
     train(ddp, optimizer, rank, range(3))
     handle.detach()
     adam = torch.optim.AdamW(ddp.parameters(), lr=0.001)
-    handle = sparsync.attach(ddp, optimizer=adam, recipe="balanced")  # it has nothing that could be corrected
+    handle = sparsync.attach(ddp, optimizer=adam, recipe="balanced")
+    assert "0.5 before the residual, over the shared second moment" in handle.describe()
+    train(ddp, adam, rank, range(2))
+    handle.detach()
+    handle = sparsync.attach(ddp, optimizer=adam, recipe="balanced", precondition=False)  # nothing to correct
     assert "betas 0.9, 0.999 lowered to 0.5, 0.99" in handle.describe()
     train(ddp, adam, rank, range(2))
     handle.detach()
@@ -282,22 +310,23 @@ def test_recipes_fill_in_what_is_not_given(worlds):
 
 
 def test_our_recipes_do_with_momentum_what_the_optimizer_allows() -> None:
-    weights = [torch.zeros(3, requires_grad=True)]
+    weights, other = [torch.zeros(3, requires_grad=True)], [torch.zeros(2, requires_grad=True)]
     sgd = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
     taken = TakenMomentum(sgd, beta=0.5)
-    for optimizer, moved, corrected in (
-        (sgd, "move", "correct"),  # which stands at 0 by now: it is known what it was
-        (torch.optim.SGD(weights, lr=0.1), "move", "keep"),
-        (torch.optim.AdamW(weights), "move", "move"),
-        (torch.optim.Adagrad(weights), "keep", "keep"),
-        (None, "keep", "keep"),
+    for optimizer, corrected in (
+        (sgd, "correct"),
+        (torch.optim.SGD([{"params": weights, "momentum": 0.9}, {"params": other}]), "correct"),
+        (torch.optim.SGD(weights, lr=0.1), "keep"),
+        (torch.optim.AdamW(weights), "move"),
+        (torch.optim.Adagrad(weights), "keep"),
+        (None, "keep"),
     ):
-        assert fill_in(None, {"optimizer": optimizer})["momentum"] == moved
-        assert fill_in("balanced", {"optimizer": optimizer})["momentum"] == corrected
+        assert fill_in(None, {"optimizer": optimizer, "precondition": False})["momentum"] == corrected
+        assert fill_in("balanced", {"optimizer": optimizer, "precondition": False})["momentum"] == corrected
     taken.undo()
     assert fill_in("balanced", {"optimizer": sgd, "beta": 0.7})["beta"] == 0.7
     with pytest.raises(ValueError, match=r"beta=0.7 .* 'move' here: AdamW has no momentum that could be corrected"):
-        fill_in("balanced", {"optimizer": torch.optim.AdamW(weights), "beta": 0.7})
+        fill_in("balanced", {"optimizer": torch.optim.AdamW(weights), "beta": 0.7, "precondition": False})
     with pytest.raises(ValueError, match=r"beta=0.5 .* 'keep' here: SGD has no momentum"):
         fill_in("balanced", {"optimizer": torch.optim.SGD(weights, lr=0.1), "beta": 0.5})
     assert fill_in("balanced", {"momentum": "correct"})["momentum"] == "correct"  # whoever asks for it gets it

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync.collectives import Balanced, DenseAllReduce, Reduced, SharedIndexAllReduce
 from sparsync.collectives.base import MeanOf, bad_ranks_of
+from sparsync.engine.traffic import bytes_per_step
 from sparsync.schedule import ExponentialWarmup
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Wire
@@ -284,7 +285,7 @@ def test_a_gradient_that_is_not_finite_comes_home_as_in_processes(worlds, name):
 
 def test_what_was_sent_before_a_bad_unit_comes_home_too():
     """Only a small tensor's gradient is not finite, and those travel last."""
-    team = advance(team_of("net", 2, METHODS["default"]), "net", 0, 3)
+    team = advance(team_of("net", 2, METHODS["default"] | {"momentum": "move"}), "net", 0, 3)
     exchange = team._exchange
     sparse, small = exchange.units
     assert not sparse.unit.compressor.dense
@@ -390,11 +391,16 @@ def test_what_is_asked_wrongly_is_refused():
         team.load_state_dict(team_of("net", 3, {}).state_dict())
 
 
-def test_detach_gives_the_momentum_back():
+def test_detach_gives_the_optimizer_its_own_update_back():
     team = team_of("net", 2, {"recipe": "default"})
-    assert team.optimizer.param_groups[0]["momentum"] == 0
-    team.detach()
+    batches = [batch_of("net", rank, 0) for rank in range(2)]
+    team.advance(batches)
     assert team.optimizer.param_groups[0]["momentum"] == 0.9
+    assert not any(team.optimizer.state.values())
+    team.detach()
+    team.advance(batches)
+    assert all("momentum_buffer" in state for state in team.optimizer.state.values())
+    assert team.optimizer.state
 
 
 def test_image_batches_are_those_of_real_workers():
@@ -448,8 +454,10 @@ def test_a_training_learns():
     assert accuracy(team.model, images) > 0.6
     assert team.model.training
     assert sum(losses[40:]) < 0.9 * sum(losses[:20])
-    assert team.tally.bytes == pytest.approx(3 * sent)
-    assert 0 < team.tally.density < 0.1
+    assert sent == 20 * team.plan.spending.first
+    cost = bytes_per_step(team.plan, dict(team.model.named_parameters()), 4)
+    assert team.tally.bytes == sum(cost(team.plan.density(step)) for step in range(60)) < 3 * sent
+    assert 0 < team.tally.density < 0.3
 
 
 def test_a_language_model_carries_its_state_and_forgets_it():

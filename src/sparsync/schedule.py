@@ -57,12 +57,14 @@ class FrontLoaded:
     Args:
         density: the last one, in (0, 1].
         steps: of the whole training.
-        factor: of the last density at the first step, 1 or more. No density exceeds 1.
+        factor: of the last density at the first step, 1 or more.
+        most: the largest density, in (0, 1].
     """
 
     density: float
     steps: int
     factor: float = 8.0
+    most: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
@@ -71,10 +73,12 @@ class FrontLoaded:
             raise ValueError(f"steps must be a whole number, 1 or more, got {self.steps!r}")
         if not (isinstance(self.factor, int | float) and self.factor >= 1):
             raise ValueError(f"factor must be a number, 1 or more, got {self.factor!r}")
+        if not self.density <= self.most <= 1:
+            raise ValueError(f"most must be at least the density and at most 1, got {self.most!r}")
 
     def __call__(self, step: int) -> float:
         stage = step // self._length
-        return min(1.0, self.density * self.factor ** (1 - stage / STAGES)) if stage < STAGES else self.density
+        return min(self.most, self.density * self.factor ** (1 - stage / STAGES)) if stage < STAGES else self.density
 
     def stages(self) -> list[tuple[float, int]]:
         """Densities, and for how many steps each."""

@@ -52,7 +52,8 @@ def test_dense_comes_first_and_once() -> None:
 def test_momentum_is_moved_except_by_recipes() -> None:
     planned = plan_trainings(["paper", "default", "topk", "random+shared"], 1, DENSE)
     assert [t.momentum_mode for t in planned] == [None, None, None, "move", "move"]
-    assert [options(t)["momentum"] for t in planned] == ["keep", "keep", "move", "move", "move"]
+    assert [options(t)["momentum"] for t in planned] == ["keep", "keep", "correct", "move", "move"]
+    assert [options(t)["density"] for t in planned[1:3]] == ["0.001", "by a budget of 1/60"]
     assert [options(t)["collective"] for t in planned[-2:]] == ["AllGather", "SharedIndexAllReduce"]
 
 

@@ -25,6 +25,8 @@ SIZES = {
     "lstm-an4": 27_569_568,
     "resnet18": 11_173_962,
     "gpt": 5_752_320,
+    "gpt2": 124_439_808,
+    "vit": 2_693_194,
 }
 INPUTS = {"fnn3": (1, 28), "lenet5": (1, 28), "resnet20": (3, 32), "vgg16": (3, 32), "resnet18": (3, 32)}
 # Batch and learning rate as Table 1 of Understanding Top-k Sparsification prints them.

@@ -4,6 +4,7 @@ from tests.mutants import Mutant
 
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 DEFERRED = "tests/test_deferred.py"
+BUDGET = "tests/test_budget.py"
 
 MUTANTS = [
     Mutant(
@@ -87,5 +88,54 @@ MUTANTS = [
         "self._in_flight.insert(len(self._in_flight), InFlight(",
         f"{DEFERRED}::test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once[None-rejected]",
         interpreted=True,
+    ),
+    Mutant(
+        "the mean over a training may exceed its budget",
+        "src/sparsync/engine/budget.py",
+        "max(mean / allowed, ",
+        "max(0.0, ",
+        f"{BUDGET}::test_a_budget_holds_and_is_used_up",
+    ),
+    Mutant(
+        "a step may send more than dense",
+        "src/sparsync/engine/budget.py",
+        "/ min(MOST * allowed, self.dense)",
+        "/ (MOST * allowed)",
+        f"{BUDGET}::test_no_step_sends_more_than_dense",
+    ),
+    Mutant(
+        "small tensors travel dense whatever they take",
+        "src/sparsync/engine/budget.py",
+        "if parameter.name in small and left >= 0:",
+        "if parameter.name in small:",
+        f"{BUDGET}::test_small_tensors_travel_dense_as_far_as_a_fifth_of_the_budget_goes",
+    ),
+    Mutant(
+        "balanced sums counted as if they took nothing more",
+        "src/sparsync/engine/budget.py",
+        "lambda workers: 2.0 / 1.25",
+        "lambda workers: 3.0",
+        f"{BUDGET}::test_collective_and_values_follow_from_workers_and_budget",
+    ),
+    Mutant(
+        "values that are given are chosen anew",
+        "src/sparsync/engine/budget.py",
+        'VALUES if budget.follows("values") and not draws else',
+        "VALUES if not draws else",
+        f"{BUDGET}::test_what_is_given_wins_and_the_rest_follows",
+    ),
+    Mutant(
+        "a budget that cannot be reached is raised in silence",
+        "src/sparsync/engine/budget.py",
+        "if plan.budget.asked or share == 1:",
+        "if share == 1:",
+        f"{BUDGET}::test_a_budget_that_cannot_be_reached_is_refused_with_the_smallest_that_can",
+    ),
+    Mutant(
+        "traffic is predicted without what travels dense",
+        "src/sparsync/engine/traffic.py",
+        "total += unit.traffic(layout, plan.wire, workers, dtype).mean_bytes",
+        "total += 0 if unit.compressor.dense else unit.traffic(layout, plan.wire, workers, dtype).mean_bytes",
+        f"{BUDGET}::test_virtual_workers_send_what_was_predicted_and_stay_within[layers-3-sgd]",
     ),
 ]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sparsync.collectives import Collective
 from sparsync.compressors import Compressor
-from sparsync.config.recipes import OURS, fill_in
+from sparsync.config.budget import Budget, Spending
+from sparsync.config.recipes import OURS, fill_in, take_budget
 from sparsync.config.registry import make_collective, make_compressor
 from sparsync.feedback import MOMENTA, Correction, Preconditioning, check_adam
 from sparsync.layout import SCOPES, Matrices, Parameter
@@ -22,7 +23,13 @@ from sparsync.wire import Wire
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """How gradients are exchanged: the options of ``attach`` (see there) with names made into objects."""
+    """How gradients are exchanged: the options of ``attach`` (see there) with names made into objects.
+
+    With a ``budget`` it is complete once P and the parameters are known: ``engine.budget.within_budget`` returns it
+    with the densities and codecs that follow, with ``spending``, which says what came of it, and with ``dense``: the
+    names of what travels dense.
+    ``momentum_asked``: whether momentum was decided on, by the user or by a recipe that keeps it.
+    """
 
     compressor: Compressor
     collective: Collective
@@ -33,6 +40,7 @@ class ExchangePlan:
     optimizer: torch.optim.Optimizer | None = None
     scaler: Any = None
     momentum: str = "keep"
+    momentum_asked: bool = False
     beta: float | str = 0.5
     masking: bool = True
     precondition: bool = False
@@ -46,6 +54,9 @@ class ExchangePlan:
     seed: int = 0
     debug: bool = False
     recipe: str | None = None
+    budget: Budget | None = None
+    spending: Spending | None = None
+    dense: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
@@ -108,9 +119,11 @@ class ExchangePlan:
         return 1.0 if self.compressor.dense else self.density(step)
 
     def dense_names(self, parameters: Mapping[str, Tensor]) -> frozenset[str]:
-        """Return the names of the parameters that travel dense: 1-D, or small."""
+        """Return the names of the parameters that travel dense: 1-D, or small, as far as a budget allows it."""
         if self.compressor.dense:
             return frozenset()
+        if self.dense is not None:
+            return self.dense
         if self.precondition:  # whoever is not worth a sketch is known exactly, and so travels dense
             worth = {n for n, p in parameters.items() if Matrices.of(Parameter.of(n, p)) is not None}
             return frozenset(n for n, p in parameters.items() if n not in worth or p.numel() < self.dense_below)
@@ -124,6 +137,7 @@ class ExchangePlan:
             "collective": _text(self.collective),
             "scope": self.scope,
             "density": [self.density(step) for step in (0, 1, 10, 100, 1000, 10_000, 100_000)],
+            "budget": self.budget,
             "values": self.values,
             "indices": self.indices,
             "transactional": self.transactional,
@@ -148,6 +162,8 @@ class ExchangePlan:
             "collective": f"{type(self.collective).__name__}, {form}",
             "transaction": "yes, steps can be undone" if self.transactional else "no",
         }
+        if self.budget is not None and self.spending is not None:
+            lines["budget"] = self.spending.describe(self.budget)
         momentum = [momentum_taken] if momentum_taken else []
         if self.correction is not None:
             masking = "with" if self.correction.masking else "without"
@@ -168,20 +184,26 @@ class ExchangePlan:
 
 def resolve(recipe: str | None = None, **given: Any) -> ExchangePlan:
     """Return the plan of what is given (``None``: not) and a recipe's name; refuse what does not fit."""
-    known = {field.name for field in fields(ExchangePlan)}
-    unknown = set(given) - known
+    known = {field.name for field in fields(ExchangePlan)} - {"spending", "dense"}
+    unknown = set(given) - known - {"total_steps"}
     if unknown:
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
     if given.get("scaler") is not None and given.get("transactional") is False:
         raise ValueError("scaler= needs steps that can be undone: leave transactional out, or set it to True")
     filled = fill_in(recipe, given)
+    budget = take_budget(filled, given)
     compressor = make_compressor(filled.pop("compressor", "threshold"))
+    if budget is not None and compressor.dense:
+        raise ValueError(
+            "budget= needs a compressor that chooses entries, and this one sends all of them; leave it out"
+        )
     collective = make_collective(filled.pop("collective", None), compressor)
     density = as_schedule(filled.pop("density", compressor.density))
-    usual = "block" if _sends_blocks(compressor, collective, filled.get("values", "fp32")) else "int"
-    indices = filled.pop("indices", usual)
+    usual = "int" if budget is None else "ef"
+    blocks = _sends_blocks(compressor, collective, filled.get("values", "fp32"))
+    indices = filled.pop("indices", "block" if blocks else usual)
     transactional = bool(filled.pop("transactional", False)) or filled.get("scaler") is not None
-    return ExchangePlan(compressor, collective, density, indices, transactional=transactional, **filled)
+    return ExchangePlan(compressor, collective, density, indices, transactional=transactional, budget=budget, **filled)
 
 
 def _sends_blocks(compressor: Compressor, collective: Collective, values: str) -> bool:

@@ -293,7 +293,8 @@ class BucketMapper:
                 continue
             key = f"{kind} {str(dtype).removeprefix('torch.')}"
             number = -1 - len(self._gathered)
-            unit = self._unit(key, number, "global", tuple(spans), torch.zeros(start, dtype=dtype), dense)
+            place = torch.empty(start, dtype=dtype, device="meta")  # real once a bucket comes, on that bucket's device
+            unit = self._unit(key, number, "global", tuple(spans), place, dense)
             self._gathered[key] = unit
             self._gathered_by.update({span.name: unit for span in spans})
 

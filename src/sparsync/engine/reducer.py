@@ -133,6 +133,8 @@ class Reducer:
             for unit in self._held:
                 if not unit.statistics:
                     self._comm_thread.submit(partial(self._compress_late, unit, self.step))
+            # Last, as a bucket that is a unit is overwritten as a whole.
+            self._comm_thread.submit(partial(self._give_dense, known))
             self._held = []
 
     def _submit(self, jobs: Sequence[Callable[[], None]]) -> None:
@@ -181,7 +183,18 @@ class Reducer:
                 preconditioner.update()
                 for unit in known:
                     preconditioner.write_dense(unit.spans, unit.grad)
-                    self._give_back(unit)
+        except Exception as error:
+            self._stop(error)
+
+    def _give_dense(self, known: Sequence[Unit]) -> None:
+        """Write the updates of the tensors that travel dense into their buckets."""
+        if self.error is not None:
+            return
+        try:
+            for unit in known:
+                with self._on_thread(unit.grad.device):
+                    for bucket in self._write_back(unit):
+                        bucket.complete()
         except Exception as error:
             self._stop(error)
 
@@ -205,20 +218,20 @@ class Reducer:
                 record.exchanged = time.perf_counter()
                 self.completion.finish(unit, layout, sent, reduced, record, step)
                 keep_result(unit, unit.grad, self.worker)
-                if not unit.statistics:
-                    self._give_back(unit)
+                written = [] if unit.statistics else self._write_back(unit)
                 record.decoded, record.bytes = time.perf_counter(), self.channel.take_count()
                 record.traffic = unit.traffic(layout, self.plan.wire, self.channel.size, sent.values.dtype).mean_bytes
                 self.stats.add(record)
+                for bucket in written:  # last: backward goes on, and the next step may begin
+                    bucket.complete()
         except Exception as error:  # a future that never completes would hang backward
             self._stop(error)
 
-    def _give_back(self, unit: Unit) -> None:
-        """Write a unit's result into the buckets it came from; backward has those that are complete."""
+    def _write_back(self, unit: Unit) -> list[PendingBucket]:
+        """Write a unit's result into the buckets it came from, and return those."""
         pending = [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
         scatter_result(unit, pending)
-        for bucket in pending:
-            bucket.complete()
+        return pending
 
     def _close_step(self, device: torch.device, step: int) -> None:
         if self.error is None:
@@ -245,7 +258,7 @@ class Reducer:
         scale = self.plan.scaler.get_scale() if self.plan.scaler is not None else None
         self.worker.begin_step(scale, self._rates() if self._rates is not None else None)
         if self.worker.preconditioner is not None:
-            self.worker.preconditioner.begin_step(self.step, self.rules(), scale)
+            self.worker.preconditioner.begin_step(self.rules(), scale)
         self.completion.begin_step(self._streams.use)
         self.stats.begin()
 

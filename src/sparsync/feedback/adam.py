@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.residual import Feedback
 from sparsync.feedback.second_moment import AdamRule
 from sparsync.layout import Parameter
+
+log = logging.getLogger("sparsync")
 
 
 def is_adam(optimizer: torch.optim.Optimizer | None) -> bool:
@@ -54,12 +57,27 @@ class TakenAdam:
         self.optimizer, self._parameters = optimizer, parameters
         self.preconditioner, self.feedbacks = preconditioner, list(feedbacks)
         self._names = names
+        self._unapplied: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what its gradient showed, the factor
+        self._kept_back: dict[int, Tensor] = {}
         self._take_state()
+        log.warning(
+            "%s applies what was exchanged instead of its own rule until detach(): behind a residual its moments would "
+            "lag; attach(..., precondition=False) leaves it alone",
+            type(optimizer).__name__,
+        )
         self._step = ReplacedStep(optimizer, self.apply)
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._fill_state_dict),
             optimizer.register_load_state_dict_post_hook(lambda _: self._take_state()),
         ]
+
+    def announcement(self) -> str:
+        """Return the sentence that tells a user of it: what, why, and how to refuse it."""
+        return (
+            f"until detach(), {type(self.optimizer).__name__} applies updates that were made before the exchange, with "
+            "moments that all workers share, because moments made of sparse gradients learn worse; its groups and "
+            "state_dict() keep your values, and attach(..., momentum='keep') refuses this"
+        )
 
     # ---- what the exchange asks -------------------------------------------------------------------------------------
 
@@ -82,15 +100,32 @@ class TakenAdam:
             for parameter in group["params"]
         }
 
-    def add_decay(self, buffer: Tensor, parameters: Sequence[Tensor], loss_scale: float) -> None:
-        """Add Adam's weight decay to the gradients of ``parameters``, which lie in ``buffer`` one after another."""
+    def before_forward(self) -> None:
+        """Keep an update aside that waits for its step, if gradients are about to be added to what shows it."""
+        if not (self.preconditioner.pending and torch.is_grad_enabled()):
+            return
+        for parameter in self._tracked():
+            if parameter.grad is not None:
+                self._kept_back[id(parameter)] = parameter.grad.clone()
+
+    def correct_gradient(self, buffer: Tensor, parameters: Sequence[Tensor], loss_scale: Callable[[], float]) -> None:
+        """Make a bucket what the last backward gave: without an update that still waits for its step, and with Adam's
+        weight decay in it.
+
+        Args:
+            buffer: holds the gradients of ``parameters``, one after another.
+        """
         decays, start = self.decays(), 0
-        for parameter in parameters:
-            if id(parameter) in decays and id(parameter) in self._names:
-                own = self._parameters[self._names[id(parameter)]]
-                grad = buffer[start : start + own.numel].as_strided(own.shape, own.stride)
-                grad.add_(parameter.detach().view(own.shape), alpha=decays[id(parameter)] * loss_scale)
-            start += parameter.numel()
+        for parameter in parameters if decays or self._kept_back else ():
+            own = self._parameters[self._names[id(parameter)]]
+            grad = buffer[start : start + own.numel].as_strided(own.shape, own.stride)
+            kept = self._kept_back.pop(id(parameter), None)
+            if kept is not None:
+                grad.sub_(kept.view(own.shape))
+                self._unapplied.append((parameter, kept, self.preconditioner.shown[self._names[id(parameter)]]))
+            if id(parameter) in decays:
+                grad.add_(parameter.detach().view(own.shape), alpha=decays[id(parameter)] * loss_scale())
+            start += own.numel
 
     # ---- the step ---------------------------------------------------------------------------------------------------
 
@@ -111,10 +146,13 @@ class TakenAdam:
                 torch._foreach_mul_(own, kept)
             for parameter in own:
                 factor = undo / moment.shown[self._names[id(parameter)]]
-                grad = parameter.grad
+                grad: Tensor = parameter.grad
                 if found_inf is not None:
-                    grad = torch.where(found_inf > 0, 0.0, grad)
+                    grad = torch.where(found_inf > 0, torch.zeros_like(grad), grad)
                 parameter.addcmul_(grad, factor.to(grad.dtype), value=-1)
+        for parameter, held, shown in self._unapplied:
+            parameter.addcmul_(held, (1 / shown).to(held.dtype), value=-1)
+        self._unapplied, self._kept_back = [], {}
 
     def _recognise_factor(self) -> Tensor:
         """Return by what to multiply, so that a uniform factor that somebody put on all gradients is undone.
@@ -129,8 +167,7 @@ class TakenAdam:
         grads = [p.grad for p in probes if p.grad is not None]
         if not probes:
             return torch.ones((), device=moment.device)
-        numbers = [moment.tensors[self._names[id(p)]].number for p in probes]
-        expected = moment.norms[numbers].square().sum().sqrt() * self.preconditioner.loss_scale
+        expected = moment.norm_of([self._names[id(p)] for p in probes]) * self.preconditioner.loss_scale
         norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
         factor = torch.stack(norms).square().sum().sqrt() / expected
         factor = torch.where((expected > 0) & (factor > 0) & factor.isfinite(), factor, 1.0)

@@ -67,12 +67,12 @@ class Preconditioner:
             at += placed[-1].size
         return placed
 
-    def begin_step(self, step: int, rules: Mapping[str, AdamRule], loss_scale: float | None) -> None:
+    def begin_step(self, rules: Mapping[str, AdamRule], loss_scale: float | None) -> None:
         """Begin a step: read the optimizer's hyperparameters, draw signs."""
         if self.transactional:
             self.moment.save()
         self.loss_scale = loss_scale or 1.0
-        self._signs.copy_(self.moment.begin_step(step, rules))  # in their place, which kernels know
+        self._signs.copy_(self.moment.begin_step(rules))  # in their place, which kernels know
 
     def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor, workspace: Workspace) -> None:
         """Write the sketch of a flat gradient; ``workspace``: of its layout, for those who sketch one after another."""
@@ -113,8 +113,7 @@ class Preconditioner:
 
     def show(self, spans: Sequence[Span], result: Tensor) -> None:
         """Give a result the mean gradient's norm, in the gradient's scale: so logged norms mean what they always do."""
-        numbers = [self.moment.tensors[span.name].number for span in spans]
-        norm = self.moment.norms[numbers].square().sum().sqrt()
+        norm = self.moment.norm_of([span.name for span in spans])
         own = torch.linalg.vector_norm(result, dtype=torch.float32)
         factor = torch.where((own > 0) & (norm > 0), norm / own, 1.0) * self.loss_scale
         result.mul_(factor)

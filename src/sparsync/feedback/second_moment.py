@@ -117,7 +117,9 @@ class SecondMoment:
         self.tables = Tables(zeros.clone(), rates, eps, betas, shares, preconditioning.limit_for(workers))
         self._rules: list[AdamRule] = []
         self._hyper = torch.zeros(5, count, device=device)
+        self.draws = 0  # steps that signs were drawn for; one that is undone does not count
         self._saved: list[Tensor] | None = None
+        self._numbers: dict[tuple[str, ...], Tensor] = {}
 
     def _find_pairs(self) -> tuple[Tensor, Tensor]:
         """Return of every group the one that it makes entries with, and 1 for groups of entries themselves."""
@@ -131,7 +133,7 @@ class SecondMoment:
 
     # ---- a step ---------------------------------------------------------------------------------------------------
 
-    def begin_step(self, step: int, rules: Mapping[str, AdamRule]) -> Tensor:
+    def begin_step(self, rules: Mapping[str, AdamRule]) -> Tensor:
         """Begin a step; returns its signs. ``rules``: by parameter name; who has none is left alone."""
         own = [rules.get(name, AdamRule(0.0, (1.0, 1.0), 1.0)) for name in self.tensors]
         if own != self._rules:
@@ -145,7 +147,8 @@ class SecondMoment:
             self._hyper.copy_(hyper.pin_memory() if self.device.type == "cuda" else hyper, non_blocking=True)
             self._rules, self.first_betas = own, first
         self.sums.zero_()
-        return draw_signs(self.sums.numel(), self.seed, step, self.device)
+        self.draws += 1
+        return draw_signs(self.sums.numel(), self.seed, self.draws, self.device)
 
     def update(self, loss_scale: float) -> None:
         """Take this step's gradient into the moments, and make its tables; a step that is not finite changes nothing.
@@ -193,6 +196,13 @@ class SecondMoment:
     def norm(self) -> Tensor:
         """The mean gradient's norm, before it is clipped; that of matrices is estimated."""
         return self.norms.square().sum().sqrt()
+
+    def norm_of(self, names: Sequence[str]) -> Tensor:
+        """Return that of some tensors."""
+        key = tuple(names)
+        if key not in self._numbers:
+            self._numbers[key] = torch.tensor([self.tensors[name].number for name in names], device=self.device)
+        return self.norms.index_select(0, self._numbers[key]).square().sum().sqrt()
 
     def sizes_of(self, name: str) -> Tensor:
         """Return the second moment of every entry of a tensor as it is kept, flat, without bias correction."""
@@ -249,6 +259,7 @@ class SecondMoment:
         assert self._saved is not None
         for copy, tensor in zip(self._saved, self._kept, strict=True):
             tensor.copy_(copy)
+        self.draws -= 1
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of the moments by parameter name."""
@@ -259,7 +270,7 @@ class SecondMoment:
             state[name] = {"squares": self.squares[place].clone(), "numbers": numbers}
             if name in self.dense:
                 state[name]["mean"] = self.means[place].clone()
-        return {**state, "": {"max_norm": self.max_norm.clone()}}
+        return {**state, "": {"max_norm": self.max_norm.clone(), "draws": torch.tensor(self.draws)}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Replace all moments; what is not named starts from zero."""
@@ -277,4 +288,5 @@ class SecondMoment:
             if name in self.dense:
                 mean = self.means[tensor.place : tensor.place + tensor.size]
                 mean.copy_(bag["mean"]) if bag else mean.zero_()
-        self.max_norm.copy_(state[""]["max_norm"] if "" in state else self.max_norm)
+        self.max_norm.copy_(state[""]["max_norm"])
+        self.draws = int(state[""]["draws"])

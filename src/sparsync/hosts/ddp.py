@@ -106,6 +106,8 @@ def attach(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     recipe: str | None = None,
+    budget: float | None = None,
+    total_steps: int | None = None,
     collective: str | Collective | None = None,
     scope: str | None = None,
     density: float | Schedule | None = None,
@@ -134,10 +136,17 @@ def attach(
     Args:
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
-        optimizer: for ``momentum`` and ``follow_lr``.
-        recipe: options that go together: ``"default"`` (the best we know for few bytes and few workers),
-            ``"balanced"`` (a 60th of dense's bytes with any number of workers, nearest to dense in accuracy),
-            ``"paper"`` (TopK-SGD as published) or ``"dgc"`` (Deep Gradient Compression).
+        optimizer: of this model, for ``momentum`` and ``follow_lr``; without it momentum stays behind the residual.
+        recipe: options that go together: ``"default"`` (a budget of 1/60, the best we know), ``"balanced"`` (5 % of the
+            entries, a 60th of dense's bytes with any number of workers), ``"paper"`` (TopK-SGD as published) or
+            ``"dgc"`` (Deep Gradient Compression).
+        budget: share of the bytes of a dense fp32 ring all-reduce that a worker may send in a step, in (0, 1], on
+            average over the training: ``1/60``. Everything that is sent counts. Density, collective, ``values``,
+            ``indices`` and which small tensors travel dense follow from it, from the number of workers and from the
+            model, as far as they are not given; ``describe()`` says what came of it. At first up to 8 times as much is
+            sent, over the first tenth of the steps, and less later. One that cannot be reached is refused.
+        total_steps: of the whole training, over which the budget is spent; 2,000 if it is not given: a longer training
+            then sends less than its budget, a shorter one more.
         collective: how they are summed: ``"allgather"``, ``"shared"``, ``"gtopk"``, ``"balanced"``, ``"dense"``, or an
             object; chosen to suit the compressor.
         scope: where the largest entries are looked for: in each ``"layer"``, each ``"bucket"``, or the whole model
@@ -147,10 +156,11 @@ def attach(
             sign and one of four powers of 2); what is cut off is kept; fp32.
         indices: how indices travel: ``"int"``; ``"ef"``: sorted and Elias-Fano coded, in about a third of the bits;
             ``"block"``: a block's start alone; int, or block where it can be.
-        momentum: ``"keep"`` leaves the optimizer's momentum m where it is. ``"move"`` makes it 0 and steps with
-            lr / (1 - m) until ``detach`` (of Adam, betas above 0.5 and 0.99 become these): behind a low density
+        momentum: ``"keep"`` leaves the optimizer's momentum m where it is. ``"move"`` makes steps without it, with
+            lr / (1 - m), until ``detach`` (of Adam, with betas of at most 0.5 and 0.99): behind a low density
             momentum delays every entry a second time. ``"correct"`` puts momentum ``beta`` before the residual, and
-            steps with lr (1 - beta) / (1 - m); keep.
+            steps with lr (1 - beta) / (1 - m). The optimizer's groups keep their values. Both need torch's SGD (or
+            Adam, which can only be moved); keep.
         precondition: the update that Adam or AdamW would make enters the residual, not the gradient; the optimizer then
             applies what was exchanged, until ``detach``. On for torch's Adam and AdamW under our recipes.
         second_moment: of it: ``"sketch"``, of rows and columns from random signs, a few bytes; or ``"exact"``, of every

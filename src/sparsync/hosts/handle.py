@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,13 +16,24 @@ from torch.nn import Module
 from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Bucket
+from sparsync.engine.budget import within_budget
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
-from sparsync.feedback import TakenAdam, TakenMomentum, rates_by_name, take_momentum
+from sparsync.feedback import (
+    TakenAdam,
+    TakenMomentum,
+    momentum_notice,
+    rates_by_name,
+    refuse_other_model,
+    take_momentum,
+)
+from sparsync.hosts.scaler_check import notice_scaler
 from sparsync.kernels import KernelPath
 from sparsync.layout import Parameter
 from sparsync.version import __version__
+
+log = logging.getLogger("sparsync")
 
 
 class Handle:
@@ -31,14 +43,16 @@ class Handle:
 
     Args:
         module: the bare model, not its wrapper.
-        plan: how its gradients are exchanged.
+        plan: how its gradients are exchanged; what follows from its budget is known once it starts.
         group: the model's process group; the default one where it is ``None``.
         may_skip: parameters may be unused, and what is sent for them is then lost.
     """
 
     def __init__(self, module: Module, plan: ExchangePlan, group: Any = None, may_skip: bool = False) -> None:
+        if plan.optimizer is not None:
+            refuse_other_model(plan.optimizer, module)
         self.module, self.plan, self.group, self._may_skip = module, plan, group, may_skip
-        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._trained = trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in trained.items()}
         self.parameters = [Parameter.of(name, p) for name, p in trained.items()]
         self.dense_names = plan.dense_names(trained)
@@ -140,24 +154,30 @@ class Handle:
     def check_start(self) -> None:
         """Raise, before a forward pass, what ended an earlier step."""
         self._running().check(starting=True)
+        if self._adam is not None:
+            self._adam.before_forward()
 
     def push(self, index: int, buffer: Tensor, parameters: Sequence[Tensor], last: bool) -> Future[Tensor]:
         """Take a bucket: ``buffer`` holds the gradients of ``parameters``. The future gives it back with the result."""
         reducer = self._reducer or self.start()
-        if self._adam is not None:
-            scale = 1.0 if self.plan.scaler is None else self.plan.scaler.get_scale()
-            self._adam.add_decay(buffer, parameters, scale)
         try:
             names = tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
             raise SparsyncError("this hook state belongs to another model; make one for each model") from None
+        if self._adam is not None:
+            scaler = self.plan.scaler
+            self._adam.correct_gradient(buffer, parameters, scaler.get_scale if scaler else lambda: 1.0)
         return reducer.push(Bucket(index, buffer, names, last))
 
     def start(self) -> Reducer:
         """Make the process group and compare with the other ranks; done by ``attach``, or by the first bucket."""
-        plan = self.plan
         group = self.group or (dist.group.WORLD if dist.is_initialized() else None)
+        workers = dist.get_world_size(group) if group is not None else 1
+        plan = self.plan = within_budget(self.plan, self._trained, workers)
+        self.dense_names = plan.dense_names(self._trained)
         device = next(self.module.parameters()).device
+        if plan.precondition and any(p.device != device for p in self.module.parameters()):
+            raise ValueError("precondition=True needs all parameters on one device")
         channel = Channel(group, plan.wire, plan.deadline, device)
         # What is decided on a device is decided for that device alone.
         channel.may_defer = channel.may_defer and all(p.device == device for p in self.module.parameters())
@@ -187,6 +207,11 @@ class Handle:
             raise
         if self._taken is not None:
             self.on_detach(self._taken.undo)
+        if plan.optimizer is not None and plan.scaler is None:
+            self.on_detach(notice_scaler(plan.optimizer, self._tell))
+        told = momentum_notice(self._adam or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense)
+        if told:
+            self._tell(told)
         return self._reducer
 
     def _take_adam(self, reducer: Reducer) -> None:
@@ -196,6 +221,11 @@ class Handle:
         parameters = {p.name: p for p in self.parameters}
         self._adam = TakenAdam(optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback])
         reducer.rules = self._adam.rules
+
+    def _tell(self, sentence: str) -> None:
+        """Warn the user; what holds for all ranks is said by the first."""
+        if self._running().channel.rank == 0:
+            log.warning("%s", sentence)
 
     def _running(self) -> Reducer:
         if self._reducer is None:

@@ -16,6 +16,7 @@ from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
 from sparsync.engine.bucketing import Unit
 from sparsync.engine.ledger import Cause
+from sparsync.engine.traffic import units_of
 from sparsync.engine.unit_step import (
     Moment,
     compress_unit,
@@ -30,7 +31,7 @@ from sparsync.engine.worker import WorkerState, preconditioner_for
 from sparsync.feedback import AdamRule
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.simulate.graphs import Replays, Streams, repeatable, side_by_side
-from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualUnit, units_of
+from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualUnit
 from sparsync.sparse import NONFINITE, SparseGrad
 
 COUNT_EVERY = 100  # steps between messages that are encoded only to count their bytes
@@ -97,7 +98,7 @@ class VirtualExchange:
         if self.preconditioner is None:
             done += [self._step(virtual, step) for virtual in self.units]
         else:
-            self.preconditioner.begin_step(step, rules or {}, None)
+            self.preconditioner.begin_step(rules or {}, None)
             for sketch, spans, source in self.sketches:
                 done.append(self._step(sketch, step, (spans, source)))
             known = [virtual for virtual in self.units if virtual.unit.statistics]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,9 +10,8 @@ from torch import Tensor
 from sparsync.collectives import Reduced
 from sparsync.compressors import Context
 from sparsync.compressors.random import key_of
-from sparsync.config import ExchangePlan
-from sparsync.engine.bucketing import Bucket, BucketMapper, Unit
-from sparsync.layout import Layout, Parameter, Span
+from sparsync.engine.bucketing import Unit
+from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.workspace import Workspace
 
@@ -96,29 +94,3 @@ class Tally:
     def density(self) -> float:
         """Share of the entries that was sent."""
         return self.entries / self.possible if self.possible else 0.0
-
-
-def units_of(
-    plan: ExchangePlan, parameters: Sequence[Parameter], dense_names: frozenset[str], device: torch.device
-) -> tuple[list[Unit], list[tuple[Unit, tuple[Span, ...], Unit]]]:
-    """Return the units that a reducer would exchange, if DDP had all gradients in one bucket per dtype; then the units
-    of their sketches, each with the parameters that it is about and the unit in which these are."""
-    mapper = BucketMapper(parameters, plan, dense_names, may_skip=False)
-    kinds = sorted({(p.name in dense_names, str(p.dtype)) for p in parameters if p.numel})
-    units: list[Unit] = []
-    sketches = []
-    for number, kind in enumerate(kinds):  # what travels dense stands apart, so that no unit has holes
-        own = [p for p in parameters if p.numel and (p.name in dense_names, str(p.dtype)) == kind]
-        buffer = torch.zeros(sum(p.numel for p in own), dtype=own[0].dtype, device=device)
-        last = number == len(kinds) - 1
-        pending, complete = mapper.add(Bucket(number, buffer, tuple(p.name for p in own), last))
-        units += complete
-        sketches.append(pending.plan.sketch)
-    return units, [_about(sketch, units) for sketch in sketches if sketch is not None]
-
-
-def _about(sketch: Unit, units: Sequence[Unit]) -> tuple[Unit, tuple[Span, ...], Unit]:
-    """Return a unit of sketches, the parameters that it is about, and the unit in which these are."""
-    names = {span.name for span in sketch.spans}
-    home = next(unit for unit in units if names <= {span.name for span in unit.spans})
-    return sketch, tuple(span for span in home.spans if span.name in names), home

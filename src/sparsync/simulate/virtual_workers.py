@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,12 +12,21 @@ from torch import Tensor, nn
 
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
-from sparsync.feedback import TakenAdam, TakenMomentum, rates_by_name, take_momentum
+from sparsync.engine.budget import within_budget
+from sparsync.feedback import (
+    TakenAdam,
+    TakenMomentum,
+    momentum_notice,
+    rates_by_name,
+    refuse_other_model,
+    take_momentum,
+)
 from sparsync.layout import Parameter
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync.simulate.sequential import Batch, Carried, Loss, SequentialPasses
 from sparsync.simulate.virtual_units import Tally
 
+log = logging.getLogger("sparsync")
 SCHEMA = 2
 UNSUPPORTED = ("scaler", "transactional", "deadline", "debug")
 
@@ -70,13 +80,14 @@ class VirtualWorkers:
         for name in UNSUPPORTED:
             if name in options:
                 raise ValueError(f"virtual workers do not take {name}=, got {options[name]!r}")
-        plan = resolve(recipe, compressor=compressor, optimizer=optimizer, **options)
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        plan = within_budget(resolve(recipe, compressor=compressor, optimizer=optimizer, **options), named, workers)
         if plan.unit_scope == "bucket" and not plan.compressor.dense:
             raise ValueError(
                 "scope must be 'layer' or 'global' with virtual workers: only DDP has buckets, got 'bucket'"
             )
+        refuse_other_model(optimizer, model)
         self.model, self.optimizer, self.plan = model, optimizer, plan
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in named.items()}
         device = next(model.parameters()).device
         graph = device.type == "cuda" if graph is None else graph
@@ -98,6 +109,9 @@ class VirtualWorkers:
             self._taken = TakenAdam(optimizer, self._names, by_name, self._exchange.preconditioner, feedbacks)
         else:
             self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density_at(0))
+        told = momentum_notice(self._taken, optimizer, plan.momentum_asked or plan.compressor.dense)
+        if told:  # a change that was made is no warning here, where many trainings are made one after another
+            log.log(logging.WARNING if self._taken is None else logging.INFO, "%s", told)
 
     @property
     def workers(self) -> int:
@@ -156,7 +170,7 @@ class VirtualWorkers:
         self._passes.carry([self._passes.first] * self.workers)
 
     def detach(self) -> None:
-        """Give the optimizer its momentum back, if that was taken out of it."""
+        """Give the optimizer its own update back, if that was replaced."""
         if self._taken is not None:
             self._taken.undo()
             self._taken = None

@@ -24,7 +24,10 @@ PLAIN = "plain DDP"
 CASES: tuple[tuple[str, dict[str, object]], ...] = (
     (PLAIN, {}),
     ("none", {"compressor": "none"}),
-    ("recipe default", {"recipe": "default"}),
+    (
+        "recipe default",
+        {"recipe": "default", "density": 0.00625, "momentum": "move"},
+    ),  # as for 16 workers
     ("recipe balanced", {"recipe": "balanced"}),
     ("threshold, layer", {"compressor": "threshold", "scope": "layer", "density": 0.001}),
     ("threshold, bucket", {"compressor": "threshold", "scope": "bucket", "density": 0.001}),

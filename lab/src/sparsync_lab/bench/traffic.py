@@ -32,7 +32,7 @@ CASES = (
     ("shared", "fp32", "int"),
     ("dense", "fp32", "int"),
 )
-RECIPES_TOO = ("default", "balanced")  # with the density, share and codecs that they have
+RECIPES_TOO = ("default", "balanced")  # with the density (of 16 workers), share and codecs that they have
 TOLERANCE = 0.1  # by which bytes on the interface may differ from ``traffic``
 SMALL = 32  # entries a worker in the exchange that shows what does not depend on size
 

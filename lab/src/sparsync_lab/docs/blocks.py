@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sparsync_lab.docs import accuracy, demo, examples, items, selection, steps, traffic
+from sparsync_lab.docs import accuracy, adamw, demo, examples, items, selection, steps, traffic
 from sparsync_lab.docs.sources import Sources
 
 Block = Callable[[Sources], str]
@@ -18,6 +18,12 @@ BLOCKS: Mapping[str, Block] = {
     "standing": accuracy.standing,
     "ablations": accuracy.ablations,
     "other models": accuracy.other_models,
+    "accuracy against budget": adamw.against_budget,
+    "AdamW, standing": adamw.standing,
+    "AdamW, figure": adamw.figure,
+    "AdamW, language models": adamw.language_models,
+    "AdamW, image models": adamw.image_models,
+    "AdamW, ablations": adamw.ablations,
     "papers": items.papers,
     "demo": demo.demo_table,
     "demo, where": demo.where,

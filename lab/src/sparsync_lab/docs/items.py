@@ -6,7 +6,7 @@ from sparsync_lab.docs import accuracy
 from sparsync_lab.docs.sources import Sources, plain, stored_table
 from sparsync_lab.papers import ITEMS
 from sparsync_lab.papers.item import Item
-from sparsync_lab.papers.report_page import PARTS, made_by
+from sparsync_lab.papers.report_page import PARTS, made_by, needs
 from sparsync_lab.papers.store import Stored
 from sparsync_lab.report import Table
 
@@ -20,8 +20,10 @@ def papers(sources: Sources) -> str:
 
 
 def _section(item: Item, sources: Sources) -> list[str]:
-    stored = sources.item(item.file)
     parts = [f"### {PARTS[item.key.split('/')[0]]}: {plain(item.title)}", plain(item.shows)]
+    if not sources.has_item(item.file):
+        return [*parts, f"Not run yet: `sparsync papers run {item.key}`. Needs {plain(needs(item))}."]
+    stored = sources.item(item.file)
     if stored.result.figures:
         parts.append(f"![{item.title}]({sources.link}/papers/{item.file}.png)")
     tables = [own for own in stored.result.tables if not own.caption.startswith(ABOVE)]

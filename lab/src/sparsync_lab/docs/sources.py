@@ -34,6 +34,10 @@ class Sources:
         """Return a stored result of the papers."""
         return load(self.folder / "papers" / f"{name}.json")
 
+    def has_item(self, name: str) -> bool:
+        """Return whether a result of the papers is stored."""
+        return (self.folder / "papers" / f"{name}.json").is_file()
+
     def text(self, name: str) -> str:
         """Return a text file."""
         return (self.folder / name).read_text(encoding="utf-8")

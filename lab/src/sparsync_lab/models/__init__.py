@@ -7,7 +7,7 @@ from torch import nn
 from sparsync_lab.data import Images
 from sparsync_lab.models.catalogue import CATALOGUE, ModelSpec, build, count_parameters
 from sparsync_lab.models.fnn_lenet import lenet5, mlp
-from sparsync_lab.models.gpt import GPT
+from sparsync_lab.models.gpt import GPT, ViT
 from sparsync_lab.models.imagenet import IMAGENET
 from sparsync_lab.models.recurrent import LSTMAN4, LSTMPTB
 
@@ -19,6 +19,7 @@ __all__ = [
     "LSTMPTB",
     "MODELS",
     "ModelSpec",
+    "ViT",
     "build",
     "check_model",
     "count_parameters",

@@ -10,7 +10,7 @@ from torch import nn
 
 from sparsync_lab.models.convolutional import resnet18, resnet20, vgg16
 from sparsync_lab.models.fnn_lenet import fnn3, lenet5
-from sparsync_lab.models.gpt import GPT
+from sparsync_lab.models.gpt import GPT, ViT, gpt2_small
 from sparsync_lab.models.imagenet import IMAGENET, imagenet
 from sparsync_lab.models.recurrent import LSTMAN4, LSTMPTB
 
@@ -25,7 +25,7 @@ class ModelSpec:
         parameters: how many it has.
         data: the set it is trained on.
         batch: of each worker.
-        rate: learning rate of SGD; of AdamW for the GPT.
+        rate: learning rate of SGD; of AdamW for transformers.
         clip: largest norm of a worker's gradient.
         momentum: of SGD.
     """
@@ -43,7 +43,7 @@ class ModelSpec:
 # The first six: Shi et al., Understanding Top-k Sparsification, Table 1. Its authors' code, not the paper, clips two of
 # them, and trains LSTM-PTB without momentum: with 0.9 a rate of 22 would act as 220.
 # ResNet-18: Foroutan Eghlidi and Jaggi, Sparse Communication; its rate is for entries chosen layer by layer, and a
-# tenth of that for entries chosen in the whole model, each times the workers. The GPT is our own.
+# tenth of that for entries chosen in the whole model, each times the workers. The transformers are our own.
 CATALOGUE = {
     "fnn3": ModelSpec("FNN-3", fnn3, 199_210, "mnist", 128, 0.01),
     "lenet5": ModelSpec("LeNet-5", lenet5, 61_706, "mnist", 128, 0.01),
@@ -53,6 +53,8 @@ CATALOGUE = {
     "lstm-an4": ModelSpec("LSTM-AN4", LSTMAN4, 27_569_568, "an4", 4, 0.0002, clip=400.0),
     "resnet18": ModelSpec("ResNet-18", resnet18, 11_173_962, "cifar10", 128, 0.1),
     "gpt": ModelSpec("GPT, 4 layers of 256", GPT, 5_752_320, "ptb", 32, 0.001, clip=1.0),
+    "gpt2": ModelSpec("GPT-2 small", gpt2_small, 124_439_808, "ptb", 4, 0.0006, clip=1.0),
+    "vit": ModelSpec("ViT, 6 layers of 192", ViT, 2_693_194, "cifar10", 32, 0.001, clip=1.0),
 }
 
 

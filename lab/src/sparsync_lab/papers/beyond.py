@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from sparsync_lab.papers import tables
 from sparsync_lab.papers.curves import base_result
@@ -66,13 +67,18 @@ NOTES = (
 
 
 class Sweep:
-    """The item's trainings: those that are stored, and those that are made now."""
+    """An item's trainings: those that are stored, and those that are made now.
 
-    def __init__(self, context: RunContext) -> None:
+    Args:
+        compared: what is trained, as ``LearningRateSearch`` takes it; at equal bytes if it is left out.
+    """
+
+    def __init__(self, context: RunContext, **compared: Any) -> None:
         self.context = context
         self.done: dict[str, History] = {}
-        own = {"settings": QUICK_SETTINGS, "stages": QUICK_STAGES} if context.quick else {}
-        self.search = LearningRateSearch(self.get, context.seed, **own)  # type: ignore[arg-type]
+        if context.quick and not compared:
+            compared = {"settings": QUICK_SETTINGS, "stages": QUICK_STAGES}
+        self.search = LearningRateSearch(self.get, context.seed, **compared)
 
     def get(self, run: Run) -> History | None:
         return self.done.get(run.made(self.context).name)
@@ -104,19 +110,22 @@ class Sweep:
         missing = [run for run in ready if self.get(run) is None]
         return len(ready) - len(missing), missing + waiting
 
+    def result(self) -> Result:
+        """Return what is common to all sweeps: the trainings, and the stages that are not done."""
+        missing = []
+        for number, stage in enumerate(self.search.stages, 1):
+            done, left = self.left(stage)
+            if left:
+                what = name_of(self.search, stage).partition(": ")[0]  # which methods, the table of the order says
+                missing.append(f"{number}. {what} ({len(left)} of {done + len(left)})")
+        return base_result(self.context, self.histories(), missing)
+
 
 def accuracy(context: RunContext) -> Result:
     """Compare test scores at equal bytes, from all that is trained so far."""
     sweep = Sweep(context)
     sweep.train_missing()
-    search = sweep.search
-    missing = []
-    for number, stage in enumerate(search.stages, 1):
-        done, left = sweep.left(stage)
-        if left:
-            what = name_of(search, stage).partition(": ")[0]  # which methods, the table of the order says
-            missing.append(f"{number}. {what} ({len(left)} of {done + len(left)})")
-    result = base_result(context, sweep.histories(), missing)
+    search, result = sweep.search, sweep.result()
     shown = [tables.summary_table(search), *tables.all_tables(search), order_of(sweep)]
     figures = tables.figures(search)
     rows = tables.columns(search)
@@ -126,8 +135,10 @@ def accuracy(context: RunContext) -> Result:
 def name_of(search: LearningRateSearch, stage: Stage) -> str:
     setting = search.settings[stage.model]
     seeds = " and ".join(str(seed + search.seed) for seed in stage.seeds)
-    what = "search for the rate" if stage.search else f"seed {seeds}"
-    return f"{setting.title}, {setting.lengths[stage.length]:,} steps, {what}: {tables.method_names(stage.methods)}"
+    what = "search for the rate" if stage.search and not setting.like else f"seed {seeds}"
+    workers = f", {setting.workers} workers" if setting.like else ""
+    methods = tables.method_names(search, stage.methods)
+    return f"{setting.title}{workers}, {setting.lengths[stage.length]:,} steps, {what}: {methods}"
 
 
 def order_of(sweep: Sweep) -> Table:
@@ -138,7 +149,8 @@ def order_of(sweep: Sweep) -> Table:
         every = [run.seconds / 60 for runs in sweep.search.runs(stage) for run in runs]
         minutes = sum(run.seconds for run in left) / 60
         total += minutes
-        word = f"{stage.model}-{sweep.search.settings[stage.model].lengths[stage.length]}"
+        setting = sweep.search.settings[stage.model]
+        word = f"{setting.model}-{setting.lengths[stage.length]}"
         cells = [str(number), name_of(sweep.search, stage), word, f"{done} of {done + len(left)}"]
         cells += [f"{sum(every) / len(every):.1f}", f"{minutes:.1f}"]
         rows.append(Row(cells))

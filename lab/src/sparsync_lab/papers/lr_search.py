@@ -6,24 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
-from math import floor, isnan, log10
+from math import isnan, log10
 from typing import Any
 
 from sparsync.collectives import AllGather
+from sparsync.engine.budget import four_digits
 from sparsync.layout import Layout
 from sparsync.wire import Wire
 from sparsync_lab.papers.run import SEEDS, History, Run
 from sparsync_lab.papers.step_times import spans_of
-from sparsync_lab.papers.sweep import (
-    FACTORS,
-    METHODS,
-    SETTINGS,
-    STAGES,
-    Method,
-    Setting,
-    Stage,
-    method_of,
-)
+from sparsync_lab.papers.sweep import ABLATIONS, METHODS, SETTINGS, STAGES, Method, Setting, Stage, method_of
 from sparsync_lab.papers.trainings import traffic_per_step
 
 START = 6.0  # seconds until a training is under way
@@ -36,52 +28,73 @@ class LearningRateSearch:
     Args:
         get: a run's history, if there is one.
         seed: the context's.
+        settings: by name.
+        stages: in the order in which they are trained.
+        rows: the methods that are compared, by label ...
+        ablations: ... and those that change one thing of them.
+        equal_bytes: every method has the density at which it sends as much as TopK-SGD at 0.1 %; else what its options
+            say.
     """
 
     get: Callable[[Run], History | None]
     seed: int = 0
     settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
     stages: Sequence[Stage] = STAGES
+    rows: Mapping[str, Method] = field(default_factory=lambda: METHODS)
+    ablations: Mapping[str, Method] = field(default_factory=lambda: ABLATIONS)
+    equal_bytes: bool = True
     made_before: dict[tuple[Any, ...], Run] = field(default_factory=dict, init=False, repr=False)
 
+    def method(self, label: str) -> Method:
+        return self.rows[label] if label in self.rows else self.ablations[label]
+
     def run(self, model: str, label: str, factor: float, length: int, seed: int = 0) -> Run:
-        """Return one training, within the bytes of TopK-SGD at 0.1 %; always the same object, which knows its name."""
+        """Return one training; always the same object, which knows its name.
+
+        Args:
+            model: name of the setting.
+        """
         key = model, label, factor, length, seed
         if key not in self.made_before:
             self.made_before[key] = self._run(*key)
         return self.made_before[key]
 
     def _run(self, model: str, label: str, factor: float, length: int, seed: int) -> Run:
-        setting, method = self.settings[model], method_of(label)
+        setting, method = self.settings[model], self.method(label)
         steps, rate, dense = setting.lengths[length], setting.rate * factor, method.name == "dense"
         own = Run(
-            f"{steps} {label}, rate {rate:g}, seed {seed + self.seed}", model, method.name,
+            f"{steps} {label}, rate {rate:g}, seed {seed + self.seed}", setting.model, method.name,
             workers=setting.workers, batch=setting.batch, rate=rate, momentum=setting.momentum,
             weight_decay=setting.weight_decay, clip=setting.clip, steps=steps, warmup=setting.warmup, decay=None,
             seed=seed, limit=setting.limit, optimizer=setting.optimizer, settings=method.settings,
             autocast=setting.autocast, seconds=START + steps * setting.seconds[not dense],
         )  # fmt: skip
+        own = replace(own, **method.changes)
         if dense:
             return own
+        if not self.equal_bytes:
+            return replace(own, options=method.options, front=method.front)
         options = {**options_in(setting, method), "density": density_of(setting, label, length)}
         return replace(own, options=options, front=method.front)
 
     def tried(self, model: str, label: str) -> dict[float, History | None]:
         """Return the search for a rate by factor, as far as it is asked for; ``None`` where nothing is trained yet."""
-        like = method_of(label).like
-        if like:  # the rate of what it changes, or, if it was trained before that was chosen, its own
-            taken, made = self.chosen(model, like), self.made(model, label, 0, self.tried(model, like))
+        setting = self.settings[model]
+        like = setting.like or model, self.method(label).like or label
+        if like != (model, label):  # that rate, or, if it was trained before it was chosen, its own
+            taken, made = self.chosen(*like), self.made(model, label, 0, self.tried(*like))
             if taken is None or (made and taken not in made):
                 return dict(made)
             return {taken: made.get(taken)}
-        factors = list(FACTORS)
+        factors, whole = list(setting.factors), sorted((*setting.factors, *setting.further))
         while True:
             found = {factor: self.get(self.run(model, label, factor, 0)) for factor in sorted(factors)}
             known = {factor: history for factor, history in found.items() if history is not None}
             if len(known) < len(found):
                 return found
-            asked, bests = self.settings[model].further, (best_factor(known), self._steady(model, label, known))
-            further = [f for f in asked if f not in factors and any(f == b * (0.5 if f < 1 else 2) for b in bests)]
+            bests = {whole.index(factor) for factor in (best_factor(known), self._steady(model, label, known))}
+            beside = {whole[at] for best in bests for at in (max(best - 1, 0), min(best + 1, len(whole) - 1))}
+            further = sorted(beside - set(factors))
             if not further:
                 return found
             factors += further
@@ -96,7 +109,7 @@ class LearningRateSearch:
         the next best. ``so_far``: also if there is nothing yet beyond the edge at which it stands."""
         tried = self.tried(model, label)
         known = {factor: history for factor, history in tried.items() if history is not None}
-        enough = set(FACTORS) & set(tried) if so_far else set(tried)
+        enough = set(self.settings[model].factors) & set(tried) if so_far else set(tried)
         return self._steady(model, label, known) if known and enough <= set(known) else None
 
     def at_edge(self, model: str, label: str) -> bool:
@@ -149,14 +162,15 @@ class LearningRateSearch:
     def possible(self) -> Iterator[Run]:
         """Yield all trainings that may be asked for, whatever rates are chosen."""
         for stage in self.stages:
-            factors = (*FACTORS, *self.settings[stage.model].further)
+            setting = self.settings[self.settings[stage.model].like or stage.model]
+            factors = (*setting.factors, *setting.further)
             for label, factor, seed in product(stage.methods, factors, stage.seeds):
                 yield self.run(stage.model, label, factor, stage.length, seed)
 
     def others(self, stage: Stage) -> list[Run]:
         """Return a stage's trainings with all rates of the search: they may have been made when another one was the
         best."""
-        likes = {label: method_of(label).like for label in stage.methods}
+        likes = {label: self.method(label).like for label in stage.methods}
         return [
             self.run(stage.model, label, factor, stage.length, seed)
             for label, like in likes.items()
@@ -181,7 +195,7 @@ class LearningRateSearch:
 
     def methods(self, model: str) -> list[str]:
         """Return, of these, the methods that are compared, without ablations."""
-        return [label for label in self.asked(model) if label in METHODS]
+        return [label for label in self.asked(model) if label in self.rows]
 
 
 def options_in(setting: Setting, method: Method) -> dict[str, Any]:
@@ -242,6 +256,4 @@ def within(run: Run, allowed: float) -> float:
         low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
     if cost(low) > allowed:
         raise ValueError(f"{run.label} sends {cost(low):,.0f} bytes a step, most of them dense, of {allowed:,.0f}")
-    # To four digits, downwards: they are part of the run's name.
-    unit = 10.0 ** (floor(log10(low)) - 3)
-    return round(floor(low / unit) * unit, 12)
+    return four_digits(low)  # they are part of the run's name

@@ -16,11 +16,12 @@ from sparsync_lab.papers import store, tasks
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.training.methods import DENSE
 
-OPTIMIZERS = ("sgd", "adamw")
+OPTIMIZERS = ("sgd", "adamw", "factored-adamw")
 SUFFIX = ".json.gz"
 SEEDS = (0, 1, 2)  # of trainings that are made more than once
+MOST_ENTRIES = 10**9  # of the gradients of all workers; with more, a training has a GPU's memory to itself
 # Came later: where they are left alone, names are what they were.
-LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False}
+LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999}
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,9 @@ class Run:
     Args:
         label: what it is called beside others.
         model: a name of ``CATALOGUE``.
-        method: as ``method_options`` takes it: ``"dense"``, a recipe, ``"topk"``, ``"random+shared"``, ...
-        options: of ``attach``, beside the method's own.
+        method: as ``method_options`` takes it: ``"dense"``, a recipe, ``"topk"``, ``"random+shared"``, ...; or a name
+            of ``BASELINES``.
+        options: of ``attach``, or of the baseline, beside the method's own.
         settings: of the compressor.
         workers: virtual ones.
         batch: of each.
@@ -40,7 +42,8 @@ class Run:
         warmup: share of the training in which the rate grows to its full size.
         decay: shares of the training after which the rate is divided by 10; ``None``: it falls as a cosine.
         seed: the context's is added to it.
-        optimizer: ``"sgd"``, or ``"adamw"`` with its own betas for ``momentum``.
+        optimizer: ``"sgd"``, or ``"adamw"`` with ``beta1`` and ``beta2`` for ``momentum``, or ``"factored-adamw"``, the
+            same with a row x column second moment.
         front: how many times the density begins with; above 1 it falls over the first tenth of ``steps``.
         autocast: passes compute in bfloat16 where torch takes that to be safe; images only. Weights and gradients are
             fp32 as ever.
@@ -71,6 +74,8 @@ class Run:
     optimizer: str = "sgd"
     front: float = 1.0
     autocast: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
     seconds: float = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +83,11 @@ class Run:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         if self.front != 1 and (self.steps is None or "density" not in self.options):
             raise ValueError(f"front must be 1 without steps and options['density'], got {self.front!r}")
+
+    @property
+    def large(self) -> bool:
+        """Whether a GPU's memory may not hold two of it at a time."""
+        return self.model in CATALOGUE and CATALOGUE[self.model].parameters * self.workers > MOST_ENTRIES
 
     @cached_property
     def name(self) -> str:

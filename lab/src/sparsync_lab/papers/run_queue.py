@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from sparsync_lab.papers import store
@@ -41,9 +42,9 @@ def train_missing(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, H
 def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done: dict[str, History]) -> None:
     """Train and read until everything is in ``done``, nothing more can be, or the time is over.
 
-    A training that another process has locked is left to it. While there are such and nothing else is to be done, this
-    process waits, since their results may be what other trainings need. All that is stored has been looked at right
-    before the end.
+    A training that another process has locked is left to it; so is one that is large, while another such is made. While
+    there are such and nothing else is to be done, this process waits, since their results may be what other trainings
+    need. All that is stored has been looked at right before the end.
 
     A training that fails stops no other: the error is raised at the end, as ``SomeRunsFailed`` if anything is done.
 
@@ -64,8 +65,9 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
                 _note_failure(context, failed, run, error)
                 continue
             if history is None and run.name not in failed and matches_only(context, run) and context.in_time():
-                with try_lock(context.scratch / f"{run.name}.lock") as locked:
-                    if not locked:
+                alone = try_lock(context.scratch / "large.lock") if run.large else nullcontext(True)
+                with alone as free, try_lock(context.scratch / f"{run.name}.lock") as locked:
+                    if not (free and locked):
                         elsewhere.add(run.name)
                         continue
                     history = stored_history(context, run)  # by whoever held the lock when we looked first

@@ -23,7 +23,9 @@ class Setting:
         rate: the middle of the rates that are tried.
         lengths: in steps; rates are chosen at the first.
         seconds: of a step on an H200, about: dense, sparse.
-        further: factors of the rate that are tried where the best stands at the edge.
+        factors: of the rate that are tried for every method.
+        further: ... and where the best stands at the edge, the next of these.
+        like: the setting whose chosen rates it takes; its own are searched for if it is empty.
     """
 
     title: str
@@ -40,7 +42,9 @@ class Setting:
     warmup: float = 0.03
     limit: int | None = None
     autocast: bool = False
+    factors: tuple[float, ...] = FACTORS
     further: tuple[float, ...] = FURTHER
+    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Method:
         label: its name there.
         name: as ``method_options`` takes it.
         options, settings, front: as in ``Run``.
+        changes: other fields of ``Run``.
         like: the method whose chosen rate it takes; its own is searched for if it is empty.
     """
 
@@ -60,6 +65,7 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
     front: float = 1.0
     like: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 SETTINGS = {

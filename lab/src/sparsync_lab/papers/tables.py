@@ -10,7 +10,7 @@ from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers.curves import by_epoch, difference, display_score, mean_and_std
 from sparsync_lab.papers.item import Column
 from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
-from sparsync_lab.papers.sweep import ABLATIONS, EARLY, FACTORS, METHODS, RELATED, TARGETS, base_of
+from sparsync_lab.papers.sweep import ABLATIONS, EARLY, METHODS, RELATED, TARGETS, base_of
 from sparsync_lab.report import Figure, LineChart, Row, Table
 
 LOOKS = {label: number for number, label in enumerate(METHODS)}  # a method has the same in all charts
@@ -79,7 +79,7 @@ def results_table(
 def rate_search_table(search: LearningRateSearch, model: str, labels: Sequence[str]) -> Table:
     """Return the last scores of every rate that was tried; the chosen one is marked."""
     setting = search.settings[model]
-    factors = sorted((*FACTORS, *setting.further))
+    factors = sorted((*setting.factors, *setting.further))
     rows = []
     for label in labels:
         tried, best = search.tried(model, label), search.chosen(model, label, so_far=True)
@@ -99,7 +99,7 @@ def rate_search_table(search: LearningRateSearch, model: str, labels: Sequence[s
             f"*: chosen. {GIVEN_UP}: another seed does not learn with it (less than half the accuracy, or more than "
             "twice the error); the best stays if that is so with all. "
             "edge: no lower or no higher rate was tried, and a better one may lie there. –: not asked for, "
-            "as the best of the middle three is not beside it, or not known yet, or an ablation takes the rate of "
+            "as the best of the middle ones is not beside it, or not known yet, or an ablation takes the rate of "
             "what it changes."
         ],
     )
@@ -185,8 +185,8 @@ def columns(search: LearningRateSearch) -> dict[str, Column]:
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
-def method_names(labels: Sequence[str]) -> str:
+def method_names(search: LearningRateSearch, labels: Sequence[str]) -> str:
     """Join labels in one line."""
-    if all(label in ABLATIONS for label in labels):
+    if all(label in search.ablations for label in labels):
         return "ablations"
     return "; ".join(labels)

@@ -16,12 +16,13 @@ from sparsync_lab import data, virtual
 from sparsync_lab.bench.workloads import BPTT, CONTEXT
 from sparsync_lab.data import Images, PennTreebank, Speech
 from sparsync_lab.data.an4 import Utterance
-from sparsync_lab.models import CATALOGUE, GPT, LSTMAN4, LSTMPTB
+from sparsync_lab.models import CATALOGUE, GPT, LSTMAN4, LSTMPTB, ViT
 from sparsync_lab.packages import require
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch, Batch], tuple[Tensor, Batch]]
 TINY_WIDTH, TINY_LENGTH = 32, 8
+EVALUATED_STREAMS, EVALUATED_WINDOWS = 4, 8  # of a transformer: the same words for all, and few waits for the device
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,13 @@ def make_task(
     """
     kind = CATALOGUE[name].data
     torch.manual_seed(seed)
-    if name == "gpt":
-        return _transformer_task(data.load_ptb(folder), device, workers, batch, limit)
+    if name in ("gpt", "gpt2"):
+        return _transformer_task(name, data.load_ptb(folder), device, workers, batch, limit)
     if kind == "ptb":
         return _lstm_task(data.load_ptb(folder), device, workers, batch, limit)
     if kind == "an4":
         return _speech_task(data.load_an4(folder), device, workers, batch, seed, limit)
-    model = CATALOGUE[name].make().to(device)
+    model = (ViT(layers=1, width=TINY_WIDTH, heads=4) if name == "vit" and limit else CATALOGUE[name].make()).to(device)
     known_as, images = load_images(kind, folder)
     return image_task(known_as, images, model, device, workers, batch, seed, limit, autocast)
 
@@ -158,16 +159,30 @@ def _lstm_task(text: PennTreebank, device: torch.device, workers: int, batch: in
     return replace(_language_task(text, model, loss, BPTT, device, workers, batch, limit, carried), resets_carried=True)
 
 
-def _transformer_task(text: PennTreebank, device: torch.device, workers: int, batch: int, limit: int | None) -> Task:
-    """Return the task of a transformer: every window stands for itself."""
+def _transformer_task(
+    name: str, text: PennTreebank, device: torch.device, workers: int, batch: int, limit: int | None
+) -> Task:
+    """Return the task of a transformer: every window stands for itself, and several are evaluated at once."""
     tiny = GPT(layers=1, width=TINY_WIDTH, context=TINY_LENGTH) if limit is not None else None
-    model = (tiny or GPT()).to(device)
+    model = (tiny or CATALOGUE[name].make()).to(device)
 
     def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
         here, after = batch
         return nn.functional.cross_entropy(model(here).flatten(0, 1), after.flatten()), carried
 
-    return _language_task(text, model, loss, CONTEXT, device, workers, batch, limit)
+    task = _language_task(text, model, loss, CONTEXT, device, workers, batch, limit)
+    if limit is not None:
+        return task
+    valid = text.valid.to(device)
+    steps = virtual.epoch_steps(valid, 1, EVALUATED_STREAMS, CONTEXT)
+
+    def evaluate() -> float:
+        stream = islice(virtual.token_batches(valid, 1, EVALUATED_STREAMS, CONTEXT), steps)
+        few = iter(lambda: list(islice(stream, EVALUATED_WINDOWS)), [])
+        together = (tuple(map(torch.cat, zip(*(one[0] for one in windows), strict=True))) for windows in few)
+        return virtual.perplexity(model, loss, together)
+
+    return replace(task, evaluate=evaluate)
 
 
 def _language_task(

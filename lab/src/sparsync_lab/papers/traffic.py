@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+
+import torch
 
 from sparsync.collectives import AllGather, Balanced, Collective, DenseAllReduce, GTopK
-from sparsync.config.recipes import RECIPES
+from sparsync.config import RECIPES, resolve
+from sparsync.engine.budget import within_budget
+from sparsync.engine.traffic import bytes_per_step
 from sparsync.layout import Layout, Span
 from sparsync.wire import Wire
 from sparsync_lab.papers.item import Result, RunContext
@@ -77,7 +80,7 @@ def traffic(context: RunContext) -> Result:
     headings = ["density, workers", "dense MB", "Top-k MB", "in k entries", "gTop-k root MB", "in k entries", "mean MB"]
     headings += ["balanced MB", "in k entries"]
     return Result(
-        [Table("Bytes a worker sends in a step: k (P − 1) entries against k log₂ P", headings, rows), _recipes(spans)],
+        [Table("Bytes a worker sends in a step: k (P − 1) entries against k log₂ P", headings, rows), _recipes()],
         figures,
         [
             "P3's abstract, all we have of it, gives the orders O(kP) and O(k log P) and no numbers. With our tree "
@@ -90,25 +93,30 @@ def traffic(context: RunContext) -> Result:
     )
 
 
-def _recipes(spans: Sequence[Span]) -> Table:
+def _recipes() -> Table:
     """Return how many times less than dense the library's recipes send."""
     rows = []
-    for name, recipe in RECIPES.items():
-        options = recipe.options
-        density = options["compressor"].density
-        room = options["compressor"].capacity
-        layout = Layout.cut(spans, numel=RESNET50, scope="global", density=density, capacity=room)
-        collective, wire = options.get("collective"), Wire(options["values"], options["indices"])
-        gathered = AllGather() if collective in (None, "allgather") else collective
-        costs = [
-            (DenseAllReduce().traffic(layout, Wire(), workers), gathered.traffic(layout, wire, workers))
-            for workers in WORKERS
-        ]
-        cells = [f"{dense.mean_bytes / own.mean_bytes:,.1f} ×" for dense, own in costs]
-        rows.append(Row([f"{name}: {100 * density:g} % of the entries", *cells]))
+    notes = [
+        "All entries in one message. DGC's threshold is an estimate: its messages have room for three tenths more."
+    ]
+    whole = {"all": torch.empty(RESNET50, 1, device="meta")}
+    for name in RECIPES:
+        plan, cells, last = resolve(name, momentum="keep"), [], []
+        about = f"{100 * plan.density(0):g} % of the entries"
+        for workers in WORKERS:
+            own = within_budget(plan, whole, workers)
+            if own.spending is None:
+                sent = bytes_per_step(own, whole, workers)(own.density(0))
+            else:
+                sent, about = own.spending.mean, "its budget, over the training"
+                last.append(f"{100 * own.spending.densities[1]:.2g} % by {type(own.collective).__name__}")
+            cells.append(f"{8 * (workers - 1) / workers * RESNET50 / sent:,.1f} ×")
+        rows.append(Row([f"{name}: {about}", *cells]))
+        if last:
+            notes.append(f"Entries that {name} sends after the first tenth of the steps: {', '.join(last)}.")
     return Table(
         "The library's recipes: how many times less than dense a worker sends",
         ["recipe", *(f"{workers} workers" for workers in WORKERS)],
         rows,
-        ["All entries in one message. DGC's threshold is an estimate: its messages have room for three tenths more."],
+        notes,
     )

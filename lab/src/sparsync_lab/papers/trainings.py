@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from sparsync.compressors import ThresholdK
 from sparsync.config import registry, resolve
 from sparsync.config.recipes import RECIPES
-from sparsync.layout import Parameter
+from sparsync.engine.traffic import bytes_per_step
 from sparsync.schedule import FrontLoaded
-from sparsync.simulate.virtual_units import units_of
 from sparsync_lab import models
+from sparsync_lab.baselines import BASELINES, BaselineWorkers, FactoredAdamW
 from sparsync_lab.data.files import data_folder
 from sparsync_lab.data.image_folder import SOURCE
 from sparsync_lab.models import CATALOGUE, IMAGENET
@@ -35,6 +36,11 @@ POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
 STREAMS = 8  # of a GPU: as many workers run side by side
 MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
+# What the recipe "default" was until it had a budget. Stored trainings are called so, and stay what they were; a run
+# with a budget among its options is today's.
+FIRST_DEFAULT: Mapping[str, Any] = {
+    "compressor": ThresholdK(0.00625), "scope": "global", "values": "sign", "indices": "ef", "momentum": "move",
+}  # fmt: skip
 
 
 def train_run(run: Run, context: RunContext, task: Task | None = None) -> History | None:
@@ -136,28 +142,23 @@ class VirtualSession:
 
     def __init__(self, run: Run, task: Task, steps: int) -> None:
         self.run, self.task, self.steps = run, task, steps
-        options = _options(run)
-        optimizer = run_optimizer(run, task)
         on_gpu = next(task.model.parameters()).is_cuda
-        batched = on_gpu and task.mean and not run.autocast and can_be_batched(task.model)
+        shared = run.method != "sparse-loco"  # whose workers have weights of their own
+        batched = on_gpu and shared and task.mean and not run.autocast and can_be_batched(task.model)
         self.passes = "together" if batched else "one worker after another"  # as stored results call them
         self.precision = "bf16 autocast" if run.autocast else "tf32" if on_gpu else "fp32"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
-            self.virtual_workers = VirtualWorkers(
-                task.model,
-                task.loss,
-                optimizer,
-                run.workers,
-                carried=task.carried,
-                graph=task.graph,
-                streams=STREAMS if task.graph else 1,
-                passes=BatchedPasses if batched else SequentialPasses,
-                **options,
-            )
+        how = {
+            "graph": task.graph,
+            "streams": STREAMS if task.graph else 1,
+            "passes": BatchedPasses if batched else SequentialPasses,
+        }
+        self.virtual_workers = _workers(run, task, how)
         density = run.options.get("density") or run.settings.get("density", 0.001)
-        self.watch = StepObserver(self.virtual_workers, run.watch, run.clip, density) if run.watch else None
-        self.rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.watch: StepObserver | None = None
+        if run.watch:
+            assert isinstance(self.virtual_workers, VirtualWorkers)
+            self.watch = StepObserver(self.virtual_workers, run.watch, run.clip, density)
+        self.rates = [float(group["lr"]) for group in self.virtual_workers.optimizer.param_groups]
         self.losses: list[torch.Tensor] = []  # stay on the device until a point
         self.known: list[float] = []
         self.sent: list[float] = []
@@ -181,10 +182,10 @@ class VirtualSession:
             watched.before()
         before = self.virtual_workers.tally.bytes
         self.losses.append(self.virtual_workers.backward(batch).detach().clone())
-        self.sent.append(self.virtual_workers.tally.bytes - before)
         if watched:
             self.snapshots.append(watched.after())
         self.virtual_workers.optimizer.step()
+        self.sent.append(self.virtual_workers.tally.bytes - before)
 
     def point(self) -> None:
         """Measure, and fetch the losses from the device."""
@@ -222,10 +223,25 @@ class VirtualSession:
             self.losses = []
 
 
+def _workers(run: Run, task: Task, how: Mapping[str, Any]) -> VirtualWorkers | BaselineWorkers:
+    """Return the workers of the library, or of a baseline."""
+    if run.method in BASELINES:
+        if task.carried:
+            raise ValueError(f"method {run.method!r} carries nothing on from step to step, as {run.model} must")
+        own: dict[str, Any] = {"rate": run.rate, "weight_decay": run.weight_decay, "clip": run.clip}
+        return BASELINES[run.method](task.model, task.loss, run.workers, **own, **how, **run.options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
+        return VirtualWorkers(
+            task.model, task.loss, run_optimizer(run, task), run.workers, carried=task.carried, **how, **_options(run)
+        )
+
+
 def run_optimizer(run: Run, task: Task) -> torch.optim.Optimizer:
-    """Return SGD with momentum, or AdamW."""
-    if run.optimizer == "adamw":
-        return torch.optim.AdamW(task.model.parameters(), run.rate, weight_decay=run.weight_decay)
+    """Return SGD with momentum, or AdamW, or the same with a row x column second moment."""
+    if run.optimizer != "sgd":
+        kind = torch.optim.AdamW if run.optimizer == "adamw" else FactoredAdamW
+        return kind(task.model.parameters(), run.rate, (run.beta1, run.beta2), weight_decay=run.weight_decay)
     return torch.optim.SGD(task.model.parameters(), run.rate, run.momentum, weight_decay=run.weight_decay)
 
 
@@ -236,9 +252,19 @@ def _options(run: Run) -> dict[str, Any]:
         return {"compressor": "none", **extra}
     options = method_options(run.method, **run.options)
     assert options is not None
+    if "budget" in run.options:
+        options["total_steps"] = run.steps
+    elif run.method == "default":
+        options = {**FIRST_DEFAULT, **run.options}
+    elif run.method == "balanced" and run.optimizer == "adamw" and "precondition" not in run.options:
+        options.setdefault("momentum", "move")  # likewise: it lowered Adam's betas
     if run.front != 1:
         assert run.steps is not None
         options["density"] = FrontLoaded(run.options["density"], run.steps, run.front)
+    if "budget" in options:
+        options.setdefault("total_steps", run.steps)
+    elif run.optimizer == "adamw":
+        options.setdefault("precondition", False)  # trainings at equal bytes have AdamW behind the residual
     if run.settings:
         name = run.method.partition("+")[0]
         if name in RECIPES:
@@ -257,14 +283,7 @@ def traffic_per_step(run: Run) -> Callable[[float], float]:
     needless = ("clip", "beta", "masking")
     plan = resolve(**{name: value for name, value in options.items() if name not in needless})
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    parameters = [Parameter.of(name, p) for name, p in named.items()]
-    units, sketches = units_of(plan, parameters, plan.dense_names(named), torch.device("meta"))
-    units += [sketch for sketch, _, _ in sketches]
-
-    def at(share: float) -> float:
-        layouts = [unit.layout_at(1.0 if unit.compressor.dense else share)[0] for unit in units]
-        costs = (u.collective.traffic(cut, plan.wire, run.workers) for u, cut in zip(units, layouts, strict=True))
-        return sum(cost.mean_bytes for cost in costs)
+    at = bytes_per_step(plan, named, run.workers, whole=True)
 
     def mean(density: float) -> float:
         if run.front == 1:

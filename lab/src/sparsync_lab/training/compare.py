@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sparsync.config.budget import share_text
 from sparsync.config.recipes import RECIPES
 from sparsync_lab.data import load
 from sparsync_lab.training.local_workers import PRELOAD, Worker, run_jobs
@@ -157,6 +158,9 @@ def options(training: Training) -> dict[str, str]:
     momentum = given.get("momentum", recipe.get("momentum", "keep"))
     kinds = type(made.compressor).__name__, f"{made.density(0):g}", type(made.collective).__name__
     how = made.scope, made.values, made.indices, momentum
+    if made.budget is not None:  # the rest is known when the workers have started
+        by_budget = f"by a budget of {share_text(made.budget.share)}"
+        kinds, how = (kinds[0], by_budget, by_budget), (made.scope, by_budget, made.indices, momentum)
     return dict(zip(names, (*kinds, *how), strict=True))
 
 

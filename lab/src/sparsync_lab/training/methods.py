@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sparsync.config import ExchangePlan, registry, resolve
@@ -34,6 +35,11 @@ def method_options(method: str, **given: Any) -> dict[str, Any] | None:
             f"{', '.join(sorted(registry.collectives()))}, as in random+shared"
         )
     return {"compressor": compressor, **({"collective": collective} if plus else {}), **given}
+
+
+def has_budget(options: Mapping[str, Any]) -> bool:
+    """Return whether bytes, not a density, are what these options of ``attach`` begin from."""
+    return resolve(**{**options, "momentum": "keep"}).budget is not None
 
 
 def check_options(options: dict[str, Any]) -> ExchangePlan:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from sparsync.feedback.momentum import MOMENTA
 from sparsync_lab import models
 from sparsync_lab.data import DATA, SHAPES
-from sparsync_lab.training.methods import check_options, method_options
+from sparsync_lab.training.methods import check_options, has_budget, method_options
 
 T = TypeVar("T")
 
@@ -92,7 +92,11 @@ def attach_options(training: Training) -> dict[str, Any] | None:
         indices=training.indices,
         momentum=training.momentum_mode,
     )
-    return None if options is None else options | {"seed": training.seed}
+    if options is None:
+        return None
+    if training.density is None and has_budget(options):
+        options["total_steps"] = training.steps
+    return options | {"seed": training.seed}
 
 
 @dataclass(frozen=True)

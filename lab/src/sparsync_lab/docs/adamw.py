@@ -1,0 +1,75 @@
+"""AdamW with preconditioned feedback: ``beyond/adamw`` in the tables that readers look for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+from sparsync_lab.docs.sources import Sources, plain, stored_table
+from sparsync_lab.papers.adamw_tables import ABLATIONS, AGAINST_BUDGET, STANDING
+from sparsync_lab.report import Table
+
+FILE, ITEM = "beyond-adamw", "beyond/adamw"
+RATES = "The search for rates: "
+COLUMNS = 7  # of a table of scores; the rest is how long it took
+
+
+def _if_run(block: Callable[[Sources], str]) -> Callable[[Sources], str]:
+    """Let a block say that its trainings are not run yet."""
+
+    @wraps(block)
+    def written(sources: Sources) -> str:
+        return block(sources) if sources.has_item(FILE) else f"Not run yet: `sparsync papers run {ITEM}`."
+
+    return written
+
+
+def _tables(sources: Sources) -> list[Table]:
+    return list(sources.item(FILE).result.tables)
+
+
+def _captioned(tables: list[Table]) -> str:
+    parts = [part for own in tables for part in (f"**{plain(own.caption)}**", stored_table(own, COLUMNS))]
+    return "\n\n".join(parts) or "Not run yet."
+
+
+@_if_run
+def standing(sources: Sources) -> str:
+    """Return where preconditioned feedback stands against dense and the best of the others."""
+    return stored_table(next(own for own in _tables(sources) if own.caption == STANDING))
+
+
+@_if_run
+def against_budget(sources: Sources) -> str:
+    """Return the scores at every budget, for AdamW and SGD."""
+    return stored_table(next(own for own in _tables(sources) if own.caption == AGAINST_BUDGET))
+
+
+@_if_run
+def language_models(sources: Sources) -> str:
+    """Return the tables of the GPTs."""
+    return _captioned([own for own in _scores(sources) if own.caption.startswith("GPT")])
+
+
+@_if_run
+def image_models(sources: Sources) -> str:
+    """Return the tables of models for images."""
+    return _captioned([own for own in _scores(sources) if not own.caption.startswith("GPT")])
+
+
+@_if_run
+def ablations(sources: Sources) -> str:
+    """Return a table for each budget whose settings are changed."""
+    return _captioned([own for own in _tables(sources) if own.caption.startswith(ABLATIONS)])
+
+
+@_if_run
+def figure(sources: Sources) -> str:
+    """Return the picture."""
+    return f"![AdamW at a fraction of the traffic]({sources.link}/papers/{FILE}.png)"
+
+
+def _scores(sources: Sources) -> list[Table]:
+    """Return the tables of all methods in a setting."""
+    others = (ABLATIONS, RATES, STANDING, AGAINST_BUDGET)
+    return [own for own in _tables(sources) if own.headings[0] == "training" and not own.caption.startswith(others)]

@@ -1,0 +1,137 @@
+"""What is compared with AdamW: preconditioned feedback at several budgets, dense, and what others published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparsync_lab.papers import sweep
+from sparsync_lab.papers.sweep import Method, Setting, Stage
+
+GRID = (0.5, 0.7, 1.0, 1.4, 2.0)
+BEYOND = (0.12, 0.18, 0.25, 0.35, 2.8, 4.0, 5.6, 8.0)
+BUDGETS = (250, 100, 40, 15)  # a worker sends one part in so many of what it would send dense
+ADAMW_BUDGETS = BUDGETS[1:]  # the sketches of so small a GPT take a 210th with 16 workers
+MAIN_BUDGET = 40
+
+GPT = Setting(
+    "GPT on PTB", "gpt", 0.002, (600, 2400), (0.02, 0.03), batch=4, clip=1.0, optimizer="adamw", weight_decay=0.01,
+    warmup=0.1, factors=GRID, further=BEYOND,
+)  # fmt: skip
+SETTINGS: Mapping[str, Setting] = {
+    "gpt": GPT,
+    "gpt-w4": replace(GPT, workers=4, batch=16, lengths=(600,), like="gpt"),
+    "gpt-w64": replace(GPT, workers=64, batch=1, lengths=(600,), seconds=(0.04, 0.06), like="gpt"),
+    "vit": replace(GPT, title="ViT on CIFAR-10", model="vit", rate=0.001, lengths=(1400,), seconds=(0.02, 0.025),
+                   batch=32),
+    "resnet20-adamw": replace(GPT, title="ResNet-20 on CIFAR-10, AdamW", model="resnet20", rate=0.004, lengths=(1400,),
+                              seconds=(0.0097, 0.012), batch=32, clip=None, warmup=0.03),
+    "gpt2": replace(GPT, title="GPT-2 small on PTB", model="gpt2", rate=0.0006, lengths=(300,), seconds=(0.15, 0.25),
+                    factors=(0.5, 1.0, 2.0), further=(0.25, 4.0)),
+    "resnet20": replace(sweep.SETTINGS["resnet20"], title="ResNet-20 on CIFAR-10, SGD", lengths=(1400,)),
+}  # fmt: skip
+
+
+def preconditioned(budget: int) -> str:
+    """Return the label of preconditioned feedback at a budget."""
+    return f"preconditioned, 1/{budget}"
+
+
+def by_default(budget: int) -> str:
+    """Return the label of what ``attach`` does with SGD at a budget."""
+    return f"default, 1/{budget}"
+
+
+def _at(budget: int, **options: Any) -> dict[str, Any]:
+    return {"budget": 1 / budget, **options}
+
+
+MAIN = preconditioned(MAIN_BUDGET)
+FACTORED, FACTORED_HALF = "dense, row x column v", "dense, row x column v, beta1 0.5"
+GRADIENT, DEMO = "gradient feedback + AdamW, 1/40", "DeMo, 1/40"
+LOCO = {steps: f"SparseLoCo, every {steps} steps, 1/40" for steps in (15, 30)}
+BASELINES = (GRADIENT, DEMO, *LOCO.values())
+
+ROWS: Mapping[str, Method] = {
+    m.label: m
+    for m in (
+        Method("dense", "dense"),
+        Method(FACTORED, "dense", changes={"optimizer": "factored-adamw"}),
+        Method(FACTORED_HALF, "dense", changes={"optimizer": "factored-adamw", "beta1": 0.5}),
+        *(Method(preconditioned(budget), "default", _at(budget)) for budget in ADAMW_BUDGETS),
+        *(Method(by_default(budget), "default", _at(budget)) for budget in BUDGETS),
+        Method(GRADIENT, "default", _at(40, precondition=False)),
+        Method(DEMO, "demo", _at(40)),
+        *(Method(label, "sparse-loco", _at(40, local_steps=steps)) for steps, label in LOCO.items()),
+    )
+}
+
+
+def _change(what: str, budget: int = MAIN_BUDGET, changes: Mapping[str, Any] | None = None, **options: Any) -> Method:
+    """Return an ablation: preconditioned feedback with one thing changed, and its rate."""
+    label = f"ablation: {what}" if budget == MAIN_BUDGET else f"ablation: {what}, 1/{budget}"
+    return Method(label, "default", _at(budget, **options), like=preconditioned(budget), changes=changes or {})
+
+
+# What the main budget comes to: entries alone, chosen with the same density; what else is sent may be more.
+LAST_DENSITY, EVEN_DENSITY = 0.0064, 0.0085
+ENTRIES = {"scope": "global", "values": "sign", "indices": "ef", "precondition": True}
+
+
+def _with_density(what: str, density: float, front: float, **options: Any) -> Method:
+    """Return an ablation that has a density instead of a budget."""
+    return Method(f"ablation: {what}", "threshold", {**ENTRIES, "density": density, **options}, front=front, like=MAIN)
+
+
+ABLATIONS: Mapping[str, Method] = {
+    m.label: m
+    for m in (
+        _with_density("v of every entry, exact (the gradient is sent, too)", LAST_DENSITY, 8.0, second_moment="exact"),
+        _with_density("bytes spent evenly", EVEN_DENSITY, 1.0),
+        *(_change(f"beta1 {beta:g}", budget, beta=beta) for budget in (40, 100, 15) for beta in (0.0, 0.9)),
+        _change("beta1 0.5", 15, beta=0.5),
+        *(_change(f"beta2 {beta:g}", changes={"beta2": beta}) for beta in (0.95, 0.99)),
+        _change("values levels", values="levels"),
+        _change("values fp16", values="fp16"),
+        _change("balanced", collective="balanced"),
+        _change("scope layer", scope="layer"),
+    )
+}
+
+FIRST, OTHERS = (0,), (1, 2)
+STAGES = (
+    Stage("gpt", 0, FIRST, ("dense", MAIN)),
+    Stage("gpt", 0, FIRST, (GRADIENT, DEMO, FACTORED, FACTORED_HALF)),
+    Stage("gpt", 0, OTHERS, ("dense", MAIN)),
+    Stage("gpt-w4", 0, FIRST, ("dense", MAIN)),
+    Stage("gpt-w64", 0, FIRST, ("dense", MAIN)),
+    Stage("gpt", 0, FIRST, (preconditioned(100), preconditioned(15), *LOCO.values())),
+    Stage("gpt", 1, FIRST, ("dense", MAIN, GRADIENT, DEMO)),
+    Stage("vit", 0, FIRST, ("dense", MAIN, GRADIENT)),
+    Stage("gpt-w4", 0, OTHERS, ("dense", MAIN)),
+    Stage("gpt-w64", 0, OTHERS, ("dense", MAIN)),
+    Stage("gpt", 0, OTHERS, (FACTORED, FACTORED_HALF, preconditioned(100), preconditioned(15), *BASELINES)),
+    Stage("vit", 0, OTHERS, ("dense", MAIN, GRADIENT)),
+    Stage("gpt2", 0, FIRST, ("dense", MAIN, DEMO)),
+    Stage("gpt", 0, FIRST, tuple(ABLATIONS)),
+    Stage("resnet20-adamw", 0, FIRST, ("dense", MAIN, GRADIENT)),
+    Stage("resnet20", 0, FIRST, ("dense", *map(by_default, (40, 100, 15, 250)))),
+    Stage("gpt", 1, OTHERS, ("dense", MAIN)),
+    Stage("gpt-w4", 0, FIRST, (GRADIENT, DEMO)),
+    Stage("gpt-w64", 0, FIRST, (GRADIENT, DEMO)),
+    Stage("resnet20-adamw", 0, OTHERS, ("dense", MAIN, GRADIENT)),
+    Stage("resnet20", 0, OTHERS, ("dense", *map(by_default, (40, 100, 15, 250)))),
+)
+
+_TINY: dict[str, Any] = {"workers": 2, "batch": 2, "lengths": (30,), "limit": 32, "factors": (1.0,), "further": ()}
+QUICK: Mapping[str, Any] = {
+    "settings": {
+        "gpt": replace(GPT, **_TINY),
+        "vit": replace(SETTINGS["vit"], **_TINY | {"lengths": (4,)}),
+    },
+    "stages": (
+        Stage("gpt", 0, FIRST, ("dense", FACTORED_HALF, MAIN, preconditioned(15), GRADIENT, DEMO, LOCO[15])),
+        Stage("vit", 0, FIRST, ("dense",)),
+    ),
+}

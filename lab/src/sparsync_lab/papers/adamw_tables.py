@@ -1,0 +1,212 @@
+"""Tables and charts of AdamW's trainings: scores beside dense's, bytes as a share of dense's."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sparsync_lab.models import CATALOGUE
+from sparsync_lab.papers.adamw_sweep import BASELINES, BUDGETS, MAIN, by_default, preconditioned
+from sparsync_lab.papers.curves import by_epoch, display_score, mean_and_std
+from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
+from sparsync_lab.papers.run import History
+from sparsync_lab.papers.sweep import Setting
+from sparsync_lab.papers.tables import KINDS, NOT_RUN, rate_search_table
+from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
+
+STANDING = "Where preconditioned feedback stands"
+AGAINST_BUDGET = "Accuracy against budget"
+ABLATIONS = "Ablations: "
+TOO_SMALL = "sketches take more"
+WITHIN = {"perplexity": 0.01, "accuracy": 0.3}  # share, or points, that may be lost to dense
+HEADINGS = ("to dense", "sent, of dense", "seeds", "rate", "density", "time")
+
+
+def kind_of(setting: Setting) -> str:
+    """Return what a setting's scores are, in words."""
+    kind = KINDS.get(CATALOGUE[setting.model].data, "accuracy")
+    return "accuracy, %" if kind == "accuracy" else f"{kind}, less is better"
+
+
+def where(setting: Setting, length: int) -> str:
+    """Return a setting in words: model, workers and steps."""
+    return f"{setting.title}, {setting.workers} workers of {setting.batch}, {setting.lengths[length]:,} steps"
+
+
+def share_of(histories: Sequence[History], dense: Sequence[History]) -> float | None:
+    """Return the bytes sent as a share of dense's in the same setting, if both are known and something was sent."""
+    if not histories or not dense or not histories[0].bytes[-1] or not dense[0].bytes[-1]:
+        return None
+    return statistics.mean(h.bytes[-1] for h in histories) / dense[0].bytes[-1]
+
+
+def fraction(share: float | None) -> str:
+    """Return a share as one part in so many."""
+    if share is None:
+        return "–"
+    return "1" if round(1 / share, 1) == 1 else f"1/{1 / share:.3g}"
+
+
+def beside(histories: Sequence[History], dense: Sequence[History]) -> float | None:
+    """Return a row's mean score over dense's, or for accuracies the difference in points; over the seeds that both
+    have."""
+    both = [{h.run.seed: display_score(h.last, h.score) for h in row} for row in (histories, dense)]
+    common = both[0].keys() & both[1].keys()
+    if not common:
+        return None
+    own, other = (statistics.mean(row[seed] for seed in common) for row in both)
+    apart = own - other if dense[0].score == "accuracy" else own / other
+    return apart if math.isfinite(apart) else None
+
+
+def shown_beside(histories: Sequence[History], dense: Sequence[History]) -> str:
+    """Return ``beside`` in words."""
+    apart = beside(histories, dense)
+    if apart is None:
+        return "–"
+    return f"{apart:+.2f} points" if dense[0].score == "accuracy" else f"× {apart:.3f}"
+
+
+def score_table(search: LearningRateSearch, name: str, length: int, labels: Sequence[str], caption: str) -> Table:
+    """Return every method with its chosen rate."""
+    dense = search.repeats(name, "dense", length)
+    rows = []
+    for label in labels:
+        histories = search.repeats(name, label, length)
+        if not histories:
+            rows.append(Row([label, NOT_RUN, *("–" for _ in HEADINGS)]))
+            continue
+        searched = search.settings[name].like or name, search.method(label).like or label
+        edge = ", edge" if search.at_edge(*searched) else ""
+        cells = [
+            label,
+            mean_and_std(histories),
+            "–" if label == "dense" else shown_beside(histories, dense),
+            fraction(share_of(histories, dense)),
+            str(len(histories)),
+            f"{histories[0].run.rate:g}{edge}",
+            f"{100 * histories[0].density:.3g} %",
+            f"{statistics.mean(h.seconds for h in histories):,.0f} s",
+        ]
+        rows.append(Row(cells))
+    return Table(caption, ["training", kind_of(search.settings[name]), *HEADINGS], rows)
+
+
+def all_tables(search: LearningRateSearch) -> list[Table]:
+    """Return where things stand, scores against budgets, a table for each setting and length, ablations and rates."""
+    found = [standing(search), against_budget(search)]
+    for name, setting in search.settings.items():
+        for length in range(len(setting.lengths)):
+            found.append(score_table(search, name, length, search.methods(name), where(setting, length)))
+        ablations = [label for label in search.asked(name) if label in search.ablations]
+        for base in dict.fromkeys(search.method(label).like for label in ablations):
+            labels = [base, *(label for label in ablations if search.method(label).like == base)]
+            found.append(score_table(search, name, 0, labels, f"{ABLATIONS}{where(setting, 0)}, {base}"))
+        if not setting.like:
+            found.append(rate_search_table(search, name, search.methods(name)))
+    return found
+
+
+def standing(search: LearningRateSearch) -> Table:
+    """Return how preconditioned feedback at the main budget compares with dense and the best of the others."""
+    rows = []
+    for name, setting in search.settings.items():
+        for length in range(len(setting.lengths)):
+            if MAIN not in search.methods(name):
+                continue
+            dense, own = (search.repeats(name, label, length) for label in ("dense", MAIN))
+            others = {label: search.repeats(name, label, length) for label in BASELINES if label in search.rows}
+            others = {label: histories for label, histories in others.items() if histories}
+            best = max(others, key=lambda label: statistics.mean(map(goodness, others[label])), default=None)
+            rows.append(
+                Row(
+                    [
+                        where(setting, length),
+                        mean_and_std(dense) if dense else NOT_RUN,
+                        mean_and_std(own) if own else NOT_RUN,
+                        shown_beside(own, dense),
+                        fraction(share_of(own, dense)),
+                        judged(own, dense),
+                        "–" if best is None else f"{mean_and_std(others[best])} ({best})",
+                    ]
+                )
+            )
+    headings = ["setting", "dense", MAIN, "to dense", "sent, of dense", "target", "best of the others"]
+    notes = [
+        "Perplexities (less is better), or accuracies in % (CIFAR-10); mean ± deviation over the seeds. Target: a "
+        "perplexity within 1 % of dense, or an accuracy within 0.3 points."
+    ]
+    return Table(STANDING, headings, rows, notes)
+
+
+def judged(own: Sequence[History], dense: Sequence[History]) -> str:
+    """Return whether the target is met."""
+    apart = beside(own, dense)
+    if apart is None:
+        return "–"
+    lost = -apart if dense[0].score == "accuracy" else apart - 1
+    return "met" if lost <= WITHIN[dense[0].score] else "missed"
+
+
+def against_budget(search: LearningRateSearch) -> Table:
+    """Return the score at every budget, for AdamW and for SGD."""
+    shown = {"gpt": preconditioned, "resnet20": by_default}
+    names = [name for name in shown if name in search.settings]
+    found = {name: search.repeats(name, "dense", 0) for name in names}
+    rows = [Row(["dense", *(mean_and_std(own) if own else NOT_RUN for own in found.values())])]
+    for budget in BUDGETS:
+        cells = []
+        for name in names:
+            label = shown[name](budget)
+            own = search.repeats(name, label, 0) if label in search.rows else []
+            missing = NOT_RUN if label in search.rows else TOO_SMALL
+            cells.append(f"{mean_and_std(own)} ({shown_beside(own, found[name])})" if own else missing)
+        rows.append(Row([f"1/{budget}", *cells]))
+    headings = [f"{where(search.settings[name], 0)}: {kind_of(search.settings[name])}" for name in names]
+    return Table(AGAINST_BUDGET, ["budget", *headings], rows)
+
+
+def figures(search: LearningRateSearch) -> list[Figure]:
+    """Draw scores against budgets, and over epochs."""
+    made = []
+    for name, setting in search.settings.items():
+        for length, steps in enumerate(setting.lengths):
+            first = {label: search.repeats(name, label, length)[:1] for label in search.methods(name)}
+            curves = {label: histories[0] for label, histories in first.items() if histories}
+            title = f"{setting.title}, {setting.workers} workers, {steps:,} steps"
+            made += budget_figure(search, name, length, title)
+            if len(curves) > 1:
+                looks = {label: number for number, label in enumerate(search.rows)}
+                made.append(by_epoch(title, curves, "One seed of each, with its chosen rate.", looks))
+    return made
+
+
+def budget_figure(search: LearningRateSearch, name: str, length: int, title: str) -> list[Figure]:
+    """Draw the score over the bytes sent, dense as a band; nothing unless a method has several budgets."""
+    dense = search.repeats(name, "dense", length)
+    series: dict[str, list[tuple[float, list[float]]]] = {}
+    for label in search.methods(name):
+        histories = search.repeats(name, label, length)
+        share = share_of(histories, dense)
+        if share is None or not search.method(label).options:
+            continue
+        scores = [display_score(h.last, h.score) for h in histories]
+        family = label.rpartition(", 1/")[0]
+        series.setdefault(family, []).append((100 * share, scores))
+    shares = [share for points in series.values() for share, _ in points]
+    if not any(len(points) > 1 for points in series.values()):
+        return []
+    ends = [display_score(h.last, h.score) for h in dense]
+    level = [statistics.mean(ends)] * 2
+    span = [min(shares), max(shares)]
+    curves = [Curve("dense", span, level, [min(ends)] * 2, [max(ends)] * 2)]
+    for family, points in series.items():
+        points.sort()
+        x, y = [share for share, _ in points], [statistics.mean(scores) for _, scores in points]
+        low, high = [min(scores) for _, scores in points], [max(scores) for _, scores in points]
+        curves.append(Curve(family, x, y, low, high))
+    unit = "%" if dense[0].score == "accuracy" else ""
+    chart = LineChart(f"{title}: over bytes", "sent, % of dense", curves, y_unit=unit, log_x=True, log_y=not unit)
+    return [Figure(replace(chart), "Bands span the seeds; dense is drawn at all budgets.")]

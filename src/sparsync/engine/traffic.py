@@ -1,0 +1,103 @@
+"""What the exchanges of a plan cost, before there is anything to exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsync.config import ExchangePlan
+from sparsync.engine.bucketing import Bucket, BucketMapper, Unit
+from sparsync.feedback import accumulation_dtype
+from sparsync.layout import Parameter, Span
+
+CAPS = (2**20, 25 * 2**20)  # bytes at which DDP closes its first bucket, and all others
+
+
+class SketchUnit(NamedTuple):
+    """A unit of sketches, the parameters that it is about, and the unit in which these are."""
+
+    unit: Unit
+    about: tuple[Span, ...]
+    home: Unit
+
+
+def units_of(
+    plan: ExchangePlan, parameters: Sequence[Parameter], dense_names: frozenset[str], device: torch.device
+) -> tuple[list[Unit], list[SketchUnit]]:
+    """Return the units that a reducer would exchange, if DDP had all gradients in one bucket per dtype; then the units
+    of their sketches."""
+    kinds = sorted({(p.name in dense_names, str(p.dtype)) for p in parameters if p.numel})
+    # What travels dense stands apart, so that no unit has holes.
+    buckets = [[p for p in parameters if p.numel and (p.name in dense_names, str(p.dtype)) == kind] for kind in kinds]
+    units, sketches = _fill(BucketMapper(parameters, plan, dense_names, may_skip=False), buckets, device)
+    found = []
+    for sketch in sketches:
+        names = {span.name for span in sketch.spans}
+        home = next(unit for unit in units if names <= {span.name for span in unit.spans})
+        found.append(SketchUnit(sketch, tuple(span for span in home.spans if span.name in names), home))
+    return units, found
+
+
+def bytes_per_step(
+    plan: ExchangePlan, tensors: Mapping[str, Tensor], workers: int, *, whole: bool = False
+) -> Callable[[float], float]:
+    """Return the bytes that a worker sends in a step, as a function of the density of what is compressed.
+
+    No gradient is made for it: layouts alone say what messages take.
+
+    Args:
+        tensors: the parameters that are trained, by name.
+        workers: P.
+        whole: all gradients are in one bucket per dtype, as virtual workers have them. Else the buckets are those that
+            DDP makes with its own limits: with sketches, or scope ``layer`` or ``bucket``, each sends a message.
+    """
+    parameters = [Parameter.of(name, tensor) for name, tensor in tensors.items()]
+    names, meta = plan.dense_names(tensors), torch.device("meta")
+    if whole:
+        units, found = units_of(plan, parameters, names, meta)
+        units = units + [sketch.unit for sketch in found]
+    else:
+        mapper = BucketMapper(parameters, plan, names, may_skip=False)
+        units, sketches = _fill(mapper, _ddp_buckets(parameters), meta)
+        units = units + sketches
+    dtypes = [accumulation_dtype(unit.grad.dtype) if unit.keeps else unit.grad.dtype for unit in units]
+
+    def at(density: float) -> float:
+        total = 0.0
+        for unit, dtype in zip(units, dtypes, strict=True):
+            layout, _ = unit.layout_at(1.0 if unit.compressor.dense else density)
+            total += unit.traffic(layout, plan.wire, workers, dtype).mean_bytes
+        return total
+
+    return at
+
+
+def _fill(
+    mapper: BucketMapper, buckets: Sequence[Sequence[Parameter]], device: torch.device
+) -> tuple[list[Unit], list[Unit]]:
+    """Return the units that buckets of these parameters become, and those of their sketches."""
+    units, sketches = list[Unit](), list[Unit]()
+    for number, own in enumerate(buckets):
+        buffer = torch.zeros(sum(p.numel for p in own), dtype=own[0].dtype, device=device)
+        last = number == len(buckets) - 1
+        pending, complete = mapper.add(Bucket(number, buffer, tuple(p.name for p in own), last))
+        units += complete
+        sketches += [pending.plan.sketch] if pending.plan.sketch is not None else []
+    return units, sketches
+
+
+def _ddp_buckets(parameters: Sequence[Parameter]) -> list[list[Parameter]]:
+    """Return the parameters in buckets, one dtype each, as DDP fills them: the last parameters first."""
+    closed, filling = list[list[Parameter]](), dict[torch.dtype, list[Parameter]]()
+    room = {parameter.dtype: CAPS[0] for parameter in parameters}
+    for parameter in reversed([parameter for parameter in parameters if parameter.numel]):
+        dtype = parameter.dtype
+        filling.setdefault(dtype, []).append(parameter)
+        room[dtype] -= parameter.numel * dtype.itemsize
+        if room[dtype] <= 0:
+            closed.append(filling.pop(dtype))
+            room[dtype] = CAPS[1]
+    return closed + list(filling.values())

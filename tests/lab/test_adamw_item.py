@@ -1,0 +1,207 @@
+"""``beyond/adamw``: what is asked for, which rates are taken, what its tables say, and all of it in a tiny setting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparsync_lab.baselines import DeMo, FactoredAdamW, SparseLoCo
+from sparsync_lab.data import PennTreebank
+from sparsync_lab.docs import adamw as blocks
+from sparsync_lab.docs.sources import Sources
+from sparsync_lab.papers import ITEMS, RunContext, adamw, adamw_tables, run_queue, store, tasks, trainings
+from sparsync_lab.papers.adamw_sweep import (
+    ABLATIONS,
+    DEMO,
+    FACTORED_HALF,
+    GRADIENT,
+    GRID,
+    LOCO,
+    MAIN,
+    ROWS,
+    SETTINGS,
+    STAGES,
+    preconditioned,
+)
+from sparsync_lab.papers.locks import try_lock
+from sparsync_lab.papers.lr_search import LearningRateSearch
+from sparsync_lab.papers.run import History, Run
+from sparsync_lab.papers.run_queue import train_missing
+from sparsync_lab.papers.trainings import VirtualSession, train_run
+from tests.lab.generated import images
+
+COMPARED: Any = {"settings": SETTINGS, "stages": STAGES, "rows": ROWS, "ablations": ABLATIONS, "equal_bytes": False}
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
+    words = torch.arange(1200) % 7
+    monkeypatch.setattr(tasks.data, "load_ptb", lambda folder: PennTreebank(words, words, words, ("a",)))
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(3, 32)))
+    return RunContext(quick=True, output=tmp_path / "papers", scratch=tmp_path / "scratch")
+
+
+def history_of(run: Run, last: float, sent: float) -> History:
+    score = "accuracy" if run.model in ("vit", "resnet20") else "perplexity"
+    return History(run, score, [1], [last], [sent], [0.0], [sent], 0.01, 1.0, 1, [], {})
+
+
+def searched(scores: dict[tuple[str, float], float]) -> LearningRateSearch:
+    """A search in which methods have these scores by rate, and sent their budget's bytes."""
+
+    def get(run: Run) -> History | None:
+        label = run.label.partition(" ")[2].partition(", rate")[0]
+        last = scores.get((label, round(run.rate, 9)))
+        return (
+            None
+            if last is None or run.model != "gpt"
+            else history_of(run, last + run.seed, 1e6 * run.options.get("budget", 1.0))
+        )
+
+    return LearningRateSearch(get, **COMPARED)
+
+
+def bowl(label: str, best: float, floor: float, rate: float = 0.002) -> dict[tuple[str, float], float]:
+    """Scores that are best with one factor of the rate."""
+    factors = (0.25, 0.35, *GRID, 2.8, 4.0, 5.6)
+    return {(label, round(rate * factor, 9)): floor + abs(factor - best) for factor in factors}
+
+
+def test_every_stage_is_of_known_settings_and_methods() -> None:
+    search = LearningRateSearch(lambda run: None, **COMPARED)
+    asked = [(stage.model, stage.length, seed, label) for stage in STAGES for seed in stage.seeds
+             for label in stage.methods]  # fmt: skip
+    assert len(set(asked)) == len(asked)
+    first = {(model, label) for model, length, seed, label in asked if length == 0 and seed == 0}
+    assert first >= {(SETTINGS[model].like or model, label) for model, _, _, label in asked}
+    names = [run.name for stage in STAGES for part in search.runs(stage) for run in part]
+    assert len(set(names)) == len(names)
+    assert all(method.like in ROWS for method in ABLATIONS.values())
+    # The total batch is the same, whatever the workers.
+    assert {s.workers * s.batch for s in SETTINGS.values() if s.model == "gpt"} == {64}
+
+
+def test_rates_are_searched_with_16_workers_and_taken_by_all_others() -> None:
+    search = searched(bowl("dense", 1.4, 125) | bowl(MAIN, 4.0, 126))
+    assert list(search.tried("gpt", "dense")) == list(GRID)
+    assert search.chosen("gpt", "dense") == 1.4
+    assert list(search.tried("gpt", MAIN)) == [*GRID, 2.8, 4.0, 5.6]  # one after another, as the best stood at the edge
+    assert search.chosen("gpt", MAIN) == 4.0
+    assert not search.at_edge("gpt", MAIN)
+    for name in ("gpt-w4", "gpt-w64"):
+        assert list(search.tried(name, MAIN)) == [4.0]
+        assert search.chosen(name, MAIN) == 4.0
+        stage = next(stage for stage in STAGES if stage.model == name)
+        ready, waiting = search.runs(stage)
+        assert sorted(run.rate for run in ready) == pytest.approx([0.0028, 0.008])
+        assert not waiting
+        assert {(run.workers, run.batch) for run in ready} == {(SETTINGS[name].workers, SETTINGS[name].batch)}
+    unknown = searched({})
+    assert not unknown.runs(next(stage for stage in STAGES if stage.model == "gpt-w4"))[0]
+
+
+def test_tables_say_how_far_from_dense_and_for_how_many_bytes() -> None:
+    scores = bowl("dense", 1.0, 125) | bowl(MAIN, 1.4, 125.5) | bowl(DEMO, 0.5, 210) | bowl(GRADIENT, 1.0, 190)
+    scores |= bowl(preconditioned(15), 1.0, 124) | bowl(preconditioned(100), 1.0, 150)
+    search = searched(scores)
+    table = adamw_tables.score_table(search, "gpt", 0, search.methods("gpt"), "all")
+    rows = {row.cells[0]: row.cells[1:] for row in table.rows}
+    assert rows["dense"][:5] == ["126.00 ± 1.00", "–", "1", "3", "0.002"]
+    assert rows[MAIN][:5] == ["126.50 ± 1.00", "× 1.004", "1/40", "3", "0.0028"]
+    assert rows[DEMO][:2] == ["211.00 ± 1.00", "× 1.675"]
+    assert rows[LOCO[15]][0] == "not run"
+    standing = {row.cells[0]: row.cells for row in adamw_tables.standing(search).rows}
+    of_16 = standing["GPT on PTB, 16 workers of 4, 600 steps"]
+    assert of_16[5:] == ["met", f"191.00 ± 1.00 ({GRADIENT})"]
+    assert standing["ViT on CIFAR-10, 16 workers of 32, 1,400 steps"][1] == "not run"
+    budgets = {row.cells[0]: row.cells[1] for row in adamw_tables.against_budget(search).rows}
+    assert budgets["1/40"] == "126.50 ± 1.00 (× 1.004)"
+    assert budgets["1/250"] == "sketches take more"
+    drawn = adamw_tables.figures(search)[0].chart
+    curves = {curve.label: curve for curve in drawn.curves}  # type: ignore[union-attr]
+    assert list(curves["preconditioned"].x) == pytest.approx([1.0, 2.5, 100 / 15])
+    assert (curves["dense"].low[0], curves["dense"].high[0]) == (125, 127)
+    assert list(curves["DeMo"].y) == [211]
+    worse = searched(bowl("dense", 1.0, 125) | bowl(MAIN, 1.0, 127))
+    assert adamw_tables.standing(worse).rows[0].cells[5] == "missed"
+
+
+def test_an_edge_is_told() -> None:
+    scores = {("dense", round(0.002 * factor, 9)): 100.0 - factor for factor in (*GRID, 2.8, 4.0, 5.6, 8.0)}
+    table = adamw_tables.score_table(searched(scores), "gpt", 0, ["dense"], "")
+    assert table.rows[0].cells[5] == "0.016, edge"
+
+
+TINY = {"workers": 2, "batch": 2, "rate": 0.01, "steps": 6, "warmup": 0.1, "decay": None, "limit": 64,
+        "optimizer": "adamw"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("label", "kind"), [(DEMO, DeMo), (LOCO[15], SparseLoCo)])
+def test_baselines_are_trainings_like_any_other(context: RunContext, label: str, kind: type) -> None:
+    run = Run(label, "gpt", ROWS[label].name, ROWS[label].options, **TINY)
+    session = VirtualSession(run, trainings._task(run, context), 6)
+    assert isinstance(session.virtual_workers, kind)
+    history = train_run(run, context)
+    assert history is not None
+    assert sum(history.sent) == history.bytes[-1]
+    assert store.read_json(context.output / "runs" / f"{run.name}.json.gz")["run"]["method"] == run.method
+    with pytest.raises(ValueError, match="carries nothing on from step to step, as lstm-ptb must"):
+        train_run(replace(run, model="lstm-ptb"), context)
+
+
+def test_the_control_s_optimizer_and_betas(context: RunContext) -> None:
+    run = Run("control", "gpt", **{**TINY, **ROWS[FACTORED_HALF].changes})  # type: ignore[arg-type]
+    optimizer = VirtualSession(run, trainings._task(run, context), 6).virtual_workers.optimizer
+    assert isinstance(optimizer, FactoredAdamW)
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.999)
+    assert run.name != replace(run, beta1=0.9).name != replace(run, beta1=0.9, optimizer="adamw").name
+
+
+def test_one_large_training_at_a_time(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would not fit in a GPU's memory: a process waits until the other's is done."""
+    assert not Run("small", "gpt", workers=64).large
+    run = Run("large", "gpt2", **{**TINY, "workers": 16})  # type: ignore[arg-type]
+    assert run.large
+    held, lines = ExitStack(), list[str]()
+    monkeypatch.setattr(run_queue, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(run_queue, "train_run", lambda run, context: lines.append("trained"))
+
+    def said(line: str) -> None:
+        lines.append(line)
+        threading.Timer(0.2, held.close).start()
+
+    assert held.enter_context(try_lock(context.scratch / "large.lock"))
+    late = replace(context, deadline=time.monotonic() + 12, log=said)
+    train_missing(late, [replace(run, seconds=1)])
+    assert lines[:2] == [f"waiting for other processes: {run.name}", "trained"]
+
+
+def test_the_item_in_a_tiny_setting(context: RunContext) -> None:
+    result = adamw.adamw(context)
+    assert not result.missing
+    table = next(t for t in result.tables if t.caption == "GPT on PTB, 2 workers of 2, 30 steps")
+    shares = {row.cells[0]: row.cells[3] for row in table.rows}
+    assert shares["dense"] == "1"
+    for label in (MAIN, GRADIENT, DEMO):
+        assert 39.5 <= float(shares[label].removeprefix("1/")) <= 45, (label, shares)
+    assert float(shares[LOCO[15]].removeprefix("1/")) >= 40  # all entries, with two bits each, are less
+    assert set(result.rows["run"]) == set(result.runs)
+    assert adamw.order(context).rows
+    path = store.save(replace(context, quick=False), ITEMS["beyond/adamw"], result, 1.0)
+    sources = Sources(path.parent.parent, "results")
+    for block in (blocks.standing, blocks.against_budget, blocks.language_models, blocks.image_models, blocks.figure):
+        assert "Not run yet" not in block(sources)
+    assert "DeMo, 1/40" in blocks.language_models(sources)
+
+
+def test_what_is_not_run_yet_is_said(tmp_path: Path) -> None:
+    sources = Sources(tmp_path, "results")
+    for block in (blocks.standing, blocks.against_budget, blocks.ablations, blocks.figure):
+        assert block(sources) == "Not run yet: `sparsync papers run beyond/adamw`."

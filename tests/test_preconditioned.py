@@ -1,0 +1,546 @@
+"""Preconditioned feedback on real processes: Adam and AdamW whose update, not whose gradient, is exchanged."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import sparsync
+from sparsync.layout import Matrices, Parameter
+from sparsync.simulate import VirtualWorkers
+from tests.world import World
+
+EXACT = {"compressor": "topk", "density": 1.0, "scope": "global", "precondition": True, "beta": "own",
+         "second_moment": "exact"}  # fmt: skip
+SOME = {"density": 0.05}
+WORDS = 40
+
+
+class Zoo(nn.Module):
+    """Every kind of tensor: a tied embedding, experts in a stack, a convolution, norms, an odd matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(WORDS, 32)
+        self.mix = nn.Conv1d(32, 32, 3, padding=1)
+        self.norm = nn.LayerNorm(32)
+        self.experts = nn.Parameter(torch.randn(3, 32, 32) / 6)
+        self.thin = nn.Linear(32, 3)
+        self.out = nn.Linear(32, WORDS, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x)
+        h = h + self.mix(h.transpose(1, 2)).transpose(1, 2)
+        gate = self.thin(self.norm(h)).softmax(-1)
+        h = h + torch.einsum("bte,bti,eij->btj", gate, h, self.experts)
+        logits: Tensor = self.out(h)
+        return logits
+
+
+def batch(rank: int, step: int) -> Tensor:
+    rng = torch.Generator().manual_seed(1000 * step + rank)
+    # Words of one half are rare: on most ranks and in most steps their rows are not touched.
+    return (torch.rand(4, 9, generator=rng).square() * WORDS).long()
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
+    words = batch(rank, step)
+    return nn.functional.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+
+
+def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    """No weight decay for biases and norms, as everybody does; and a group with rate and betas of its own."""
+    many = [p for n, p in model.named_parameters() if p.dim() > 1 and n != "experts"]
+    few = [p for p in model.parameters() if p.dim() < 2]
+    experts = [p for n, p in model.named_parameters() if n == "experts"]
+    return [
+        {"params": many},
+        {"params": few, "weight_decay": 0.0},
+        {"params": experts, "lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6},
+    ]
+
+
+def adam(model: nn.Module, kind: str = "AdamW", **options: Any) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = getattr(torch.optim, kind)(groups_of(model), lr=1e-2, weight_decay=0.1, **options)
+    return made
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@contextmanager
+def attached(model: nn.Module, optimizer: Any, **options: Any) -> Iterator[tuple[Any, sparsync.Handle]]:
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01, **options.pop("ddp", {}))
+    handle = sparsync.attach(ddp, optimizer=optimizer, **options)
+    try:
+        yield ddp, handle
+        rows = [torch.empty_like(weights(model)) for _ in range(dist.get_world_size())]
+        dist.all_gather(rows, weights(model))
+        assert all(torch.equal(row, rows[0]) for row in rows)
+    finally:
+        handle.detach()
+        del ddp
+        gc.collect()
+
+
+def train(
+    model: nn.Module, ddp: Any, optimizer: Any, rank: int, steps: range, schedule: bool = True, clip: float = 0.0
+) -> list[float]:
+    scheduler = None
+    if schedule:
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(t, 5) / 5)  # which starts at 0
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(ddp, rank, step)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+def dense(rank: int, size: int, steps: int, make: Callable[[nn.Module], Any], **options: Any) -> nn.Module:
+    """Train with DDP and torch's own rule."""
+    model = Zoo()
+    ddp = DistributedDataParallel(model)
+    train(model, ddp, make(model), rank, range(steps), **options)
+    del ddp
+    gc.collect()
+    return model
+
+
+# ---- the oracle -----------------------------------------------------------------------------------------------------
+
+
+def case_oracle(rank: int, size: int, kind: str, options: dict[str, Any]) -> float:
+    expected = dense(rank, size, 20, lambda model: adam(model, kind, **options))
+    model = Zoo()
+    optimizer = adam(model, kind, **options)
+    with attached(model, optimizer, **EXACT) as (ddp, _):
+        train(model, ddp, optimizer, rank, range(20))
+    return float((weights(model) - weights(expected)).abs().max())
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=["loop", "foreach", "fused"])
+@pytest.mark.parametrize("kind", ["AdamW", "Adam"])
+def test_everything_sent_with_exact_moments_is_dense_training(
+    worlds: dict[int, World], kind: str, options: dict[str, Any]
+) -> None:
+    assert max(worlds[3].run(case_oracle, kind=kind, options=options)) < 1e-4
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+def test_the_oracle_holds_in_all_world_sizes(worlds: dict[int, World], size: int) -> None:
+    assert max(worlds[size].run(case_oracle, kind="AdamW", options={})) < 1e-4
+
+
+# ---- the laws -------------------------------------------------------------------------------------------------------
+
+
+def asked_for(handle: sparsync.Handle, name: str) -> Tensor:
+    """Return the update that entered this rank's residual in the last step, from the velocity and the tables."""
+    preconditioner = handle._running().worker.preconditioner
+    assert preconditioner is not None
+    moment, velocity = preconditioner.moment, handle.velocity(name)
+    tensor = moment.tensors[name]
+    assert velocity is not None
+    assert tensor.matrices is not None
+    sizes = moment.tables.sizes[tensor.place : tensor.place + tensor.size].double()
+    shape = tensor.matrices
+    cut = shape.stack * shape.rows
+    root = sizes[:cut].view(-1, shape.rows, 1) * sizes[cut:].view(-1, 1, shape.cols)
+    eps, rate = moment.tables.eps[tensor.number], moment.tables.rates[tensor.number]
+    update = velocity.double().view(root.shape) / (root + eps)
+    return (update.clamp(-moment.tables.limit, moment.tables.limit) * rate).view(velocity.shape)
+
+
+def case_law(rank: int, size: int, options: dict[str, Any]) -> None:
+    """Mean applied + mean kept = mean that came in; moments are the same bits on every rank."""
+    model = Zoo()
+    optimizer = adam(model)
+    with attached(model, optimizer, **options) as (ddp, handle):
+        sparse = [n for n, _ in model.named_parameters() if n not in handle.dense_names]
+        assert {"words.weight", "mix.weight", "experts"} <= set(sparse)
+        assert {"norm.weight", "thin.weight", "thin.bias"} <= handle.dense_names
+        came_in = {n: torch.zeros_like(model.get_parameter(n), dtype=torch.float64) for n in sparse}
+        applied = copy.deepcopy(came_in)
+        decays = {n: 0.1 * (3e-3 if n == "experts" else 1e-2) for n in sparse}
+        for step in range(8):
+            before = {n: model.get_parameter(n).detach().double() for n in sparse}
+            train(model, ddp, optimizer, rank, range(step, step + 1), schedule=False)
+            assert all(model.get_parameter(n).grad.any() for n in handle.dense_names)  # type: ignore[union-attr]
+            for n in sparse:
+                came_in[n] += asked_for(handle, n)
+                lr = next(
+                    g["lr"] for g in optimizer.param_groups if any(p is model.get_parameter(n) for p in g["params"])
+                )
+                kept = 1 - lr * decays[n] / (3e-3 if n == "experts" else 1e-2)
+                applied[n] += before[n] * kept - model.get_parameter(n).detach().double()
+        for n in sparse:
+            residual = handle.residual(n)
+            assert residual is not None
+            rest = came_in[n] - residual.double()
+            dist.all_reduce(rest)
+            torch.testing.assert_close(applied[n], rest / size, rtol=1e-3, atol=2e-6)
+        state = handle.state_dict()["moments"]
+        flat = torch.cat([t.double().flatten() for name in sorted(state) for t in state[name].values()])
+        rows = [torch.empty_like(flat) for _ in range(size)]
+        dist.all_gather(rows, flat)
+        assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize(
+    "options",
+    [SOME, {**SOME, "scope": "layer"}, {**SOME, "scope": "bucket"}, {"recipe": "balanced"},
+     {**SOME, "compressor": "topk", "precondition": True, "collective": "gtopk"},
+     {"compressor": "random", "density": 0.1, "precondition": True, "collective": "shared"}],
+    ids=["global", "layer", "bucket", "balanced", "gtopk", "random"],
+)  # fmt: skip
+def test_nothing_is_lost(worlds: dict[int, World], size: int, options: dict[str, Any]) -> None:
+    worlds[size].run(case_law, options=options)
+
+
+def case_real(rank: int, size: int) -> Tensor:
+    model = Zoo()
+    optimizer = adam(model)
+    with attached(model, optimizer, **SOME) as (ddp, _):
+        train(model, ddp, optimizer, rank, range(6))
+    return weights(model)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_virtual_workers_are_real_ones(worlds: dict[int, World], size: int) -> None:
+    real = worlds[size].run(case_real)[0]
+    model = Zoo()
+    optimizer = adam(model)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    virtual = VirtualWorkers(model, _virtual_loss, optimizer, size, **SOME)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(t, 5) / 5)
+    for step in range(6):
+        virtual.advance([(batch(rank, step),) for rank in range(size)])
+        scheduler.step()
+    torch.set_num_threads(threads)
+    assert torch.equal(real, weights(model))
+
+
+def _virtual_loss(model: nn.Module, data: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
+    words = data[0]
+    return nn.functional.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten()), ()
+
+
+# ---- steps that are not made, and what is saved ---------------------------------------------------------------------
+
+
+def case_scaled(rank: int, size: int, fused: bool) -> None:
+    """With a scaler, and steps in which it finds infinities, as if neither had been there."""
+    results = []
+    for bad in ((), (3, 4)):
+        model = Zoo()
+        optimizer = adam(model, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9)
+        # Which of equal entries go is another matter in each step: so they are the largest, exactly.
+        with attached(model, optimizer, scaler=scaler, compressor="topk", precondition=True, **SOME) as (ddp, handle):
+            step = 0
+            for turn in range(6 + len(bad)):
+                optimizer.zero_grad()
+                loss = loss_of(ddp, rank, step)
+                scaler.scale(loss * (math.inf if turn in bad and rank == size - 1 else 1.0)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                step += turn not in bad
+            assert scaler.get_scale() == 2.0 ** (9 - len(bad))
+            state = handle.state_dict()
+            kept = {**state["residuals"], **{f"v {n}": v for n, v in state["velocities"].items()}}
+            kept |= {f"m {n}": bag["squares"] for n, bag in state["moments"].items() if n}
+            results.append((weights(model), kept))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-6)
+    for name, tensor in results[0][1].items():
+        torch.testing.assert_close(tensor, results[1][1][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["loop", "fused"])
+def test_a_scaler_and_steps_it_skips_change_nothing(worlds: dict[int, World], fused: bool) -> None:
+    worlds[3].run(case_scaled, fused=fused)
+
+
+def case_non_finite(rank: int, size: int) -> None:
+    """A gradient that is not finite leaves residual, velocity and moments alone, and is seen in ``p.grad``."""
+    model = Zoo()
+    optimizer = adam(model)
+    with attached(model, optimizer, **SOME) as (ddp, handle):
+        train(model, ddp, optimizer, rank, range(3))
+        before = handle.state_dict()
+        optimizer.zero_grad()
+        loss = loss_of(ddp, rank, 3)
+        (loss * (math.nan if rank == 1 else 1.0)).backward()
+        assert any(p.grad is not None and p.grad.isnan().any() for p in model.parameters())
+        after = handle.state_dict()
+        for kind in ("velocities", "residuals"):
+            for name, tensor in before[kind].items():
+                torch.testing.assert_close(after[kind][name], tensor, rtol=1e-6, atol=1e-9)
+        for name, bag in before["moments"].items():
+            bag.pop("draws", None)  # which go on with every step
+            assert all(torch.equal(after["moments"][name][key], tensor) for key, tensor in bag.items())
+        train(model, ddp, optimizer, rank, range(4, 6))
+        assert weights(model).isfinite().all()
+
+
+def test_a_bad_gradient_poisons_nothing(worlds: dict[int, World]) -> None:
+    worlds[3].run(case_non_finite)
+
+
+def case_resumed(rank: int, size: int) -> None:
+    def start() -> tuple[nn.Module, Any]:
+        model = Zoo()
+        return model, adam(model)
+
+    model, optimizer = start()
+    with attached(model, optimizer, **SOME) as (ddp, handle):
+        train(model, ddp, optimizer, rank, range(4), schedule=False)
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), handle.state_dict()))
+        train(model, ddp, optimizer, rank, range(4, 8), schedule=False)
+    expected = weights(model)
+    for order in (0, 1):  # of the optimizer's state and the handle's
+        model, optimizer = start()
+        model.load_state_dict(saved[0])
+        with attached(model, optimizer, **SOME) as (ddp, handle):
+            for owner, state in [(optimizer, saved[1]), (handle, saved[2])][:: 1 if order else -1]:
+                owner.load_state_dict(state)
+            train(model, ddp, optimizer, rank, range(4, 8), schedule=False)
+        assert torch.equal(weights(model), expected)
+
+
+def test_a_resumed_training_makes_the_same_bits(worlds: dict[int, World]) -> None:
+    worlds[3].run(case_resumed)
+
+
+# ---- the optimizer stays the user's ---------------------------------------------------------------------------------
+
+
+def case_handed_back(rank: int, size: int) -> None:
+    """After ``detach`` the optimizer goes on as if it had always been its own."""
+    expected = Zoo()
+    plain = DistributedDataParallel(expected)
+    own = adam(expected)
+    train(expected, plain, own, rank, range(6), schedule=False)
+    between = weights(expected)
+    train(expected, plain, own, rank, range(6, 12), schedule=False)
+    del plain
+    model = Zoo()
+    optimizer = adam(model)
+    ddp = DistributedDataParallel(model)
+    train(model, ddp, optimizer, rank, range(3), schedule=False)  # its own state, which attach takes over
+    handle = sparsync.attach(ddp, optimizer=optimizer, **EXACT)
+    assert not optimizer.state
+    hyper = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    train(model, ddp, optimizer, rank, range(3, 6), schedule=False)
+    torch.testing.assert_close(weights(model), between, rtol=0, atol=1e-4)
+    assert hyper == [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    saved = optimizer.state_dict()
+    assert {k: v for k, v in saved["param_groups"][2].items() if k == "betas"} == {"betas": (0.8, 0.95)}
+    handle.detach()
+    for (_, theirs), (_, ours) in zip(
+        own.state_dict()["state"].items(), optimizer.state_dict()["state"].items(), strict=True
+    ):
+        assert set(theirs) == set(ours)
+    train(model, ddp, optimizer, rank, range(6, 12), schedule=False)
+    torch.testing.assert_close(weights(model), weights(expected), rtol=0, atol=2e-4)
+    # What was saved while attached can be loaded into a plain one.
+    fresh = adam(Zoo())
+    fresh.load_state_dict(saved)
+    assert float(fresh.state_dict()["state"][0]["step"]) == 6
+    del ddp
+    gc.collect()
+
+
+def test_state_is_taken_over_and_handed_back(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_handed_back)
+
+
+def case_closure(rank: int, size: int) -> Tensor:
+    """A closure that runs backward inside ``step``, as Lightning does."""
+    model = Zoo()
+    optimizer = adam(model)
+    with attached(model, optimizer, **SOME) as (ddp, _):
+        for step in range(4):
+
+            def closure(step: int = step) -> Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(ddp, rank, step)
+                loss.backward()
+                return loss
+
+            assert torch.is_tensor(optimizer.step(closure))
+    return weights(model)
+
+
+def case_loop(rank: int, size: int) -> Tensor:
+    model = Zoo()
+    optimizer = adam(model)
+    with attached(model, optimizer, **SOME) as (ddp, _):
+        train(model, ddp, optimizer, rank, range(4), schedule=False)
+    return weights(model)
+
+
+def test_a_closure_makes_the_same_steps(worlds: dict[int, World]) -> None:
+    assert torch.equal(worlds[2].run(case_closure)[0], worlds[2].run(case_loop)[0])
+
+
+def case_two_backwards(rank: int, size: int) -> None:
+    """Two exchanges before one step: the first one's result is no gradient of the second, and both are applied."""
+    model, twin = Zoo(), Zoo()
+    optimizer, other = adam(model), adam(twin)
+    with attached(model, optimizer, **SOME) as (ddp, handle), attached(twin, other, **SOME) as (ddp2, handle2):
+        start = weights(model)
+        loss_of(ddp, rank, 0).backward()
+        loss_of(ddp, rank, 1).backward()
+        optimizer.step()
+        # The twin makes both exchanges from the same weights with a step in between, whose update is taken back.
+        loss_of(ddp2, rank, 0).backward()
+        other.step()
+        first = weights(twin) - start
+        nn.utils.vector_to_parameters(start, twin.parameters())
+        other.zero_grad()
+        loss_of(ddp2, rank, 1).backward()
+        other.step()
+        second = weights(twin) - start
+        # Decay is made once in the one and twice in the other.
+        rates = {id(p): g["lr"] * g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+        decay = torch.cat([torch.full((p.numel(),), rates[id(p)]) for p in model.parameters()]) * start
+        torch.testing.assert_close(weights(model) - start, first + second + decay, rtol=1e-2, atol=2e-4)
+        for name, tensor in handle.state_dict()["velocities"].items():
+            torch.testing.assert_close(tensor, handle2.state_dict()["velocities"][name], rtol=1e-3, atol=1e-6)
+
+
+def test_two_backwards_before_a_step(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_two_backwards)
+
+
+def case_state_only(rank: int, size: int) -> None:
+    """A step on zero gradients with a rate of 0, as distributed checkpoints make it, changes nothing."""
+    model = Zoo()
+    optimizer = adam(model)
+    with attached(model, optimizer, **SOME) as (ddp, _):
+        before = weights(model)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        assert torch.equal(weights(model), before)
+        assert set(optimizer.state_dict()["state"][0]) == {"step", "exp_avg", "exp_avg_sq"}
+        train(model, ddp, optimizer, rank, range(2))
+
+
+def test_a_step_that_only_makes_state(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_state_only)
+
+
+def case_clipped(rank: int, size: int) -> None:
+    """The user's own clipping is learned from its first cut, and ``p.grad`` shows the mean gradient's norm."""
+    model = Zoo()
+    optimizer = adam(model)
+    with attached(model, optimizer, **EXACT) as (ddp, handle):
+        preconditioner = handle._running().worker.preconditioner
+        assert preconditioner is not None
+        for step in range(4):
+            optimizer.zero_grad()
+            twin = copy.deepcopy(model)
+            loss_of(twin, rank, step).backward()
+            mean = torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None])
+            dist.all_reduce(mean)
+            loss_of(ddp, rank, step).backward()
+            shown = nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+            torch.testing.assert_close(shown, mean.norm() / size, rtol=1e-3, atol=0.0)
+            assert shown > 0.25
+            optimizer.step()
+            torch.testing.assert_close(preconditioner.moment.max_norm, torch.tensor(0.25), rtol=1e-3, atol=0.0)
+
+
+def test_the_users_clipping_is_learned(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_clipped)
+
+
+def case_clip_like_dense(rank: int, size: int) -> float:
+    """With everything sent, clipping before the velocity is dense training with the same clip."""
+    expected = dense(rank, size, 12, adam, clip=0.25)
+    model = Zoo()
+    optimizer = adam(model)
+    with attached(model, optimizer, clip=0.25, **EXACT) as (ddp, _):
+        train(model, ddp, optimizer, rank, range(12), clip=0.25)
+    return float((weights(model) - weights(expected)).abs().max())
+
+
+def test_clipping_is_that_of_dense_training(worlds: dict[int, World]) -> None:
+    assert max(worlds[2].run(case_clip_like_dense)) < 1e-4
+
+
+@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
+def test_what_is_not_known_is_refused(option: str) -> None:
+    model = Zoo()
+    with pytest.raises(ValueError, match=option):
+        VirtualWorkers(model, _virtual_loss, torch.optim.AdamW(model.parameters(), **{option: True}), 2)
+    with pytest.raises(ValueError, match=r"Adam or AdamW, got SGD"):
+        VirtualWorkers(model, _virtual_loss, torch.optim.SGD(model.parameters(), 0.1), 2, precondition=True)
+    own = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ValueError, match="second_moment"):
+        VirtualWorkers(model, _virtual_loss, own, 2, second_moment="rough")
+
+
+def test_it_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = Zoo()
+    with caplog.at_level(logging.WARNING, logger="sparsync"):
+        VirtualWorkers(model, _virtual_loss, torch.optim.AdamW(model.parameters()), 2)
+    (record,) = caplog.records
+    assert "precondition=False" in record.message
+
+
+# ---- tensors as matrices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((100,), None),
+        ((1, 100), None),
+        ((4, 5), None),  # a sketch would be half of it
+        ((64, 32), Matrices(1, 64, 32)),
+        ((32, 16, 3, 3), Matrices(1, 32, 144)),
+        ((8, 64, 48), Matrices(8, 64, 48)),
+        ((2, 4, 64, 48), Matrices(8, 64, 48)),
+        ((64, 1, 32), Matrices(1, 64, 32)),
+    ],
+    ids=str,
+)
+def test_tensors_are_seen_as_matrices(shape: tuple[int, ...], expected: Matrices | None) -> None:
+    assert Matrices.of(Parameter.of("p", torch.empty(shape))) == expected
+
+
+def test_matrices_follow_the_order_of_memory() -> None:
+    turned = torch.empty(48, 96).t()
+    assert Matrices.of(Parameter.of("p", turned)) == Matrices(1, 48, 96)
+    last = torch.empty(32, 16, 3, 3).to(memory_format=torch.channels_last)
+    assert Matrices.of(Parameter.of("p", last)) == Matrices(1, 32, 144)
