@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +13,6 @@ from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.residual import Feedback
 from sparsync.feedback.second_moment import AdamRule
 from sparsync.layout import Parameter
-
-log = logging.getLogger("sparsync")
 
 
 def is_adam(optimizer: torch.optim.Optimizer | None) -> bool:
@@ -31,7 +28,10 @@ def check_adam(optimizer: torch.optim.Optimizer | None) -> None:
     assert optimizer is not None
     for name in ("amsgrad", "maximize", "differentiable"):
         if any(group.get(name) for group in optimizer.param_groups):
-            raise ValueError(f"preconditioned feedback does not know {name}=True; precondition=False leaves Adam as is")
+            raise ValueError(
+                f"preconditioned feedback does not know {name}=True; "
+                "precondition=False and momentum='keep' leave Adam as it is"
+            )
 
 
 class TakenAdam:
@@ -60,11 +60,6 @@ class TakenAdam:
         self._unapplied: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what its gradient showed, the factor
         self._kept_back: dict[int, Tensor] = {}
         self._take_state()
-        log.warning(
-            "%s applies what was exchanged instead of its own rule until detach(): behind a residual its moments would "
-            "lag; attach(..., precondition=False) leaves it alone",
-            type(optimizer).__name__,
-        )
         self._step = ReplacedStep(optimizer, self.apply)
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._fill_state_dict),
@@ -74,9 +69,9 @@ class TakenAdam:
     def announcement(self) -> str:
         """Return the sentence that tells a user of it: what, why, and how to refuse it."""
         return (
-            f"until detach(), {type(self.optimizer).__name__} applies updates that were made before the exchange, with "
-            "moments that all workers share, because moments made of sparse gradients learn worse; its groups and "
-            "state_dict() keep your values, and attach(..., momentum='keep') refuses this"
+            f"until detach(), {type(self.optimizer).__name__} applies what was exchanged instead of its own rule, "
+            "because behind a residual its moments would lag; its groups and state_dict() keep your values, and "
+            "attach(..., precondition=False, momentum='keep') refuses this"
         )
 
     # ---- what the exchange asks -------------------------------------------------------------------------------------
