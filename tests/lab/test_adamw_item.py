@@ -107,7 +107,7 @@ def test_no_budget_is_refused_when_its_turn_comes() -> None:
             groups = groups_of([tensor.shape for tensor in tensors.values()], torch.device("cpu"))
             assert share_within(groups, allowed, kind.value_bits, kind.block_bits) > 0
             continue
-        optimizer = trainings.run_optimizer(run, SimpleNamespace(model=nn.Linear(4, 4)))  # type: ignore[arg-type]
+        optimizer = trainings.run_optimizer(run, SimpleNamespace(model=nn.Linear(4, 4)))
         plan = within_budget(resolve(optimizer=optimizer, **trainings._options(run)), tensors, run.workers)
         assert plan.precondition == (
             run.optimizer == "adamw" and run.options.get("precondition", run.method != "dense")
@@ -168,7 +168,7 @@ def test_an_edge_is_told() -> None:
     assert table.rows[0].cells[5] == "0.016, edge"
 
 
-TINY = {"workers": 2, "batch": 2, "rate": 0.01, "steps": 6, "warmup": 0.1, "decay": None, "limit": 64,
+TINY: dict[str, Any] = {"workers": 2, "batch": 2, "rate": 0.01, "steps": 6, "warmup": 0.1, "decay": None, "limit": 64,
         "optimizer": "adamw"}  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def test_baselines_are_trainings_like_any_other(context: RunContext, label: str,
 
 
 def test_the_control_s_optimizer_and_betas(context: RunContext) -> None:
-    run = Run("control", "gpt", **{**TINY, **ROWS[FACTORED_HALF].changes})  # type: ignore[arg-type]
+    run = Run("control", "gpt", **{**TINY, **ROWS[FACTORED_HALF].changes})
     optimizer = VirtualSession(run, trainings._task(run, context), 6).virtual_workers.optimizer
     assert isinstance(optimizer, FactoredAdamW)
     assert optimizer.param_groups[0]["betas"] == (0.5, 0.999)
@@ -196,7 +196,7 @@ def test_the_control_s_optimizer_and_betas(context: RunContext) -> None:
 def test_one_large_training_at_a_time(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two would not fit in a GPU's memory: a process waits until the other's is done."""
     assert not Run("small", "gpt", workers=64).large
-    run = Run("large", "gpt2", **{**TINY, "workers": 16})  # type: ignore[arg-type]
+    run = Run("large", "gpt2", **{**TINY, "workers": 16})
     assert run.large
     held, lines = ExitStack(), list[str]()
     monkeypatch.setattr(run_queue, "POLL_SECONDS", 0.05)
