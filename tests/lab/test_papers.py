@@ -555,6 +555,11 @@ def test_a_transformer_learns_with_adamw(context: RunContext, monkeypatch: pytes
     taken = session.virtual_workers._taken
     assert isinstance(taken, TakenMomentum)
     assert "betas 0.9, 0.999 lowered to 0.5, 0.99" in taken.describe()
+    # What is stored as "default" stays what it was, with AdamW behind the residual; with a budget it is today's.
+    assert (session.virtual_workers.plan.precondition, session.virtual_workers.plan.momentum) == (False, "move")
+    today = VirtualSession(replace(run, options={"budget": 0.1}), made, 12)
+    assert today.virtual_workers.plan.precondition
+    today.virtual_workers.detach()
     assert (
         type(session.virtual_workers._passes) is SequentialPasses
     )  # on the CPU one worker after another, as real processes compute
