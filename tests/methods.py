@@ -32,7 +32,9 @@ from sparsync.compressors import Compressor, Context, State
 from sparsync.config import resolve
 from sparsync.engine.reducer import Reducer
 from sparsync.feedback import Correction, accumulation_dtype
-from sparsync.kernels import Memory, Velocity
+from sparsync.kernels import Memory, Update, Velocity
+from sparsync.kernels.precondition import Tables
+from sparsync.kernels.sketch import Sketched
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.sparse import SparseGrad
 from sparsync.wire import CODECS
@@ -137,6 +139,7 @@ class Worker:
     clip: float | None = None
     step: int = 0
     device: str = "cpu"
+    update: tuple[Sequence[Sketched], Tables] | None = None  # preconditioning: tensors and tables
     workspace: Workspace = field(default_factory=Workspace)
     residual: Tensor = field(init=False)
     velocity: Tensor = field(init=False)
@@ -165,13 +168,17 @@ class Worker:
             velocity = Velocity(self.velocity, faster, self.correction.beta, self.correction.masking)
         keeps = not self.compressor.dense or ctx.rounding is not None or velocity is not None
         memory = Memory(self.residual, after, velocity, workspace=self.workspace) if keeps else None
+        if self.update is not None:
+            assert memory is not None
+            faster = torch.full_like(self.velocity, float("nan")) if self.transactional else self.velocity
+            memory.update = Update(self.velocity, faster, *self.update)
         sent = self.compressor.compress(grad.clone(), memory, self.layout, ctx, self.state)
         self.step += 1
         if self.transactional:
             for span in self.layout.spans:
                 self.residual[span.start : span.stop] = after[span.start : span.stop]
-                if velocity is not None:
-                    self.velocity[span.start : span.stop] = velocity.after[span.start : span.stop]
+                if velocity is not None or self.update is not None:
+                    self.velocity[span.start : span.stop] = faster[span.start : span.stop]
         return sent
 
 

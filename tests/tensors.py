@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from sparsync.kernels.precondition import Tables
 from sparsync.kernels.sketch import Sketched
 from sparsync.layout import Matrices
 
@@ -23,7 +26,7 @@ TENSORS: dict[str, Shapes] = {
     "aligned": [(1, 64, 256), (1, 256, 64)],
     "odd": [(1, 317, 315), 148],
     "prime": [(1, 7, 13), 100_003],
-    "stacks": [(3, 33, 37), (2, 129, 300), (70, 2, 3)],
+    "stacks": [(3, 33, 37), (2, 40, 300), (70, 2, 3)],
     "mixed": [(1, 40, 257), 129, (2, 32, 48), 1, (1, 7, 1500)],
 }
 
@@ -42,3 +45,17 @@ def sketched(shapes: Shapes, hole: int = 3) -> list[Sketched]:
 def numel_of(tensors: Sequence[Sketched], hole: int = 3) -> int:
     """Entries of the flat gradient."""
     return tensors[-1].start + tensors[-1].numel + hole
+
+
+def tables_of(tensors: Sequence[Sketched], limit: float = 2.5) -> Tables:
+    """Tables of a model that has more tensors than these."""
+    rng = torch.Generator().manual_seed(len(tensors))
+    count, size = 1 + max(t.number for t in tensors), max(t.place + t.size for t in tensors)
+    rates, eps, betas, shares = torch.rand(4, count, generator=rng)
+    return Tables(torch.rand(size, generator=rng) + 0.1, rates, eps * 1e-3, betas, shares, limit)
+
+
+def moved(tables: Tables, device: str) -> Tables:
+    """The same on a device."""
+    tensors = (tables.sizes, tables.rates, tables.eps, tables.betas, tables.shares)
+    return Tables(*(tensor.to(device) for tensor in tensors), tables.limit)

@@ -7,34 +7,21 @@ import math
 import pytest
 import torch
 
-from sparsync.kernels import strips
-from sparsync.kernels.precondition import Tables, precondition, reference
+from sparsync.kernels import Update, strips
+from sparsync.kernels.precondition import precondition, reference
 from sparsync.kernels.precondition.launch import PreconditionBuffers
 from sparsync.workspace import Workspace
 from tests.methods import gradient
 from tests.pairs import DEVICE, MARKS, within_bounds  # noqa: F401
-from tests.tensors import TENSORS, Shapes, numel_of, sketched
+from tests.tensors import TENSORS, Shapes, moved, numel_of, sketched, tables_of
 
 pytestmark = MARKS
-
-
-def tables_of(tensors, limit=2.5):
-    """Tables of a model that has more tensors than these."""
-    rng = torch.Generator().manual_seed(len(tensors))
-    count, size = 1 + max(t.number for t in tensors), max(t.place + t.size for t in tensors)
-    rates, eps, betas, shares = torch.rand(4, count, generator=rng)
-    return Tables(torch.rand(size, generator=rng) + 0.1, rates, eps * 1e-3, betas, shares, limit)
-
-
-def moved(tables):
-    tensors = (tables.sizes, tables.rates, tables.eps, tables.betas, tables.shares)
-    return Tables(*(tensor.to(DEVICE) for tensor in tensors), tables.limit)
 
 
 def assert_same(shapes: Shapes, dtype=torch.float32, limit=2.5, odd=None, undoable=False, steps=2):
     """Some steps of both; the second goes on from the velocity of the first."""
     tensors, workspace, tables = sketched(shapes), Workspace(), tables_of(sketched(shapes), limit)
-    numel, ours = numel_of(tensors), moved(tables)
+    numel, ours = numel_of(tensors), moved(tables, DEVICE)
     velocities = [torch.zeros(numel), torch.zeros(numel, device=DEVICE)]
     for step in range(steps):
         grad = gradient("heavy", numel, dtype, step)
@@ -44,8 +31,8 @@ def assert_same(shapes: Shapes, dtype=torch.float32, limit=2.5, odd=None, undoab
         if dtype == torch.float32:
             outs = [grad, mine]  # in its own place
         after = [torch.full_like(v, 5.0) if undoable else v for v in velocities]
-        reference.precondition(grad, velocities[0], after[0], tensors, tables, outs[0])
-        precondition(mine, velocities[1], after[1], tensors, ours, outs[1], workspace)
+        reference.precondition(grad, Update(velocities[0], after[0], tensors, tables), outs[0])
+        precondition(mine, Update(velocities[1], after[1], tensors, ours), outs[1], workspace)
         for a, b in (after, outs):
             torch.testing.assert_close(b.cpu(), a, rtol=0, atol=0, equal_nan=True)
         velocities = after
@@ -84,7 +71,8 @@ def test_an_update_that_is_not_finite():
         torch.zeros(106, device=DEVICE),
         torch.zeros(106, device=DEVICE),
     )
-    precondition(torch.ones(106, device=DEVICE), before, after, tensors, moved(tables), out, Workspace())
+    update = Update(before, after, tensors, moved(tables, DEVICE))
+    precondition(torch.ones(106, device=DEVICE), update, out, Workspace())
     assert out[3:103].isnan().all()
     assert torch.equal(after[3:103], before[3:103])
 
@@ -105,7 +93,8 @@ def test_other_tensors_in_the_same_workspace():
         tensors = sketched(shapes)
         tables, grad = tables_of(tensors), gradient("normal", numel_of(tensors), torch.float32, 0)
         out, zeros = grad.clone(), torch.zeros_like(grad)
-        reference.precondition(grad, zeros, torch.zeros_like(grad), tensors, tables, out)
+        reference.precondition(grad, Update(zeros, torch.zeros_like(grad), tensors, tables), out)
         mine = grad.to(DEVICE, copy=True)
-        precondition(mine, zeros.to(DEVICE), zeros.to(DEVICE), tensors, moved(tables), mine, workspace)
+        update = Update(zeros.to(DEVICE), zeros.to(DEVICE), tensors, moved(tables, DEVICE))
+        precondition(mine, update, mine, workspace)
         assert torch.equal(mine.cpu(), out)

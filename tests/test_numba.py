@@ -14,14 +14,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsync.feedback.residual import Correction
-from sparsync.kernels import KernelPath, Memory, Velocity, choose_path, cpu
+from sparsync.kernels import KernelPath, Memory, Update, Velocity, choose_path, cpu
 from sparsync.kernels.accumulate import Rows, accumulate
 from sparsync.kernels.accumulate import reference as accumulate_reference
+from sparsync.kernels.precondition import precondition
+from sparsync.kernels.precondition import reference as precondition_reference
 from sparsync.kernels.threshold import histogram
 from sparsync.kernels.threshold import reference as threshold_reference
 from sparsync.kernels.topk import above, largest
 from sparsync.kernels.topk import reference as topk_reference
+from sparsync.workspace import Workspace
 from tests.methods import DTYPES, KINDS, SIZES, gradient, worker
+from tests.tensors import TENSORS, numel_of, sketched, tables_of
 
 BAD = (float("nan"), float("inf"), -float("inf"))
 seeds = st.integers(0, 2**31)
@@ -300,3 +304,31 @@ def test_compiled_without_a_place_to_keep_it(monkeypatch):
 
 def abs_of(number):
     return number if number > 0 else -number
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shapes", TENSORS.values(), ids=TENSORS)
+def test_precondition(shapes, dtype, threads, monkeypatch):
+    """The same bits, whatever is not finite; in the gradient's own place where it is fp32."""
+    from sparsync.kernels.precondition import cpu as loops
+
+    calls, real = [], loops.precondition
+    monkeypatch.setattr(loops, "threads_for", lambda numel: threads)
+    monkeypatch.setattr(loops, "precondition", lambda *a: calls.append(1) or real(*a))
+    tensors = sketched(shapes)
+    tables, numel = tables_of(tensors), numel_of(tensors)
+    velocities = [torch.zeros(numel), torch.zeros(numel)]
+    for step in range(3):
+        grad = gradient("heavy", numel, dtype, step)
+        if step == 1:
+            grad[:: max(7, numel // 50)] = BAD[step]
+        outs = [torch.zeros(numel), torch.zeros(numel)] if dtype != torch.float32 else [grad, grad.clone()]
+        mine = outs[1] if dtype == torch.float32 else grad
+        updates = [Update(v, v.clone() if step == 2 else v, tensors, tables) for v in velocities]
+        precondition_reference.precondition(grad, updates[0], outs[0])
+        precondition(mine, updates[1], outs[1], Workspace())
+        velocities = [update.after for update in updates]
+        for a, b in (velocities, outs):
+            torch.testing.assert_close(b, a, rtol=0, atol=0, equal_nan=True)
+    assert len(calls) == 3

@@ -258,4 +258,20 @@ MUTANTS = [
         "tests/test_kernel_sketch.py",
         interpreted=True,
     ),
+    Mutant(
+        "in the one pass, an update that is not finite enters the residual",
+        "src/sparsync/kernels/candidates/triton.py",
+        'u = r + tl.where(finite, update, float("nan"))',
+        "u = r + update",
+        "tests/test_kernel_preconditioned_pass.py::test_what_is_not_finite_stays_out_and_is_told[topk-inf]",
+        interpreted=True,
+    ),
+    Mutant(
+        "the first thresholds come from the gradient, not from the update",
+        "src/sparsync/kernels/threshold/launch.py",
+        "grad = came_in(grad, memory, Workspace())",
+        "grad = grad",
+        "tests/test_kernel_preconditioned_pass.py::test_thresholds_are_estimated_from_updates",
+        interpreted=True,
+    ),
 ]

@@ -59,12 +59,15 @@ class Compressor(Protocol):
     ``block``: when ``ctx.whole``, the k entries of every segment are neighbours, wrapping round at its end.
     ``graph_safe``: on a GPU, compressing neither waits for the host nor depends on the step's number (but by
     ``ctx.key``), so that a CUDA graph may replay it.
+    ``fuses_precondition``: it makes the update that ``memory.update`` describes in the pass that adds it to the
+    residual; for others the update is made before.
     """
 
     dense: bool = False
     random: bool = False
     block: bool = False
     graph_safe: bool = False
+    fuses_precondition: bool = False
 
     @property
     def density(self) -> float: ...

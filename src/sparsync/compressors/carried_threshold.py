@@ -17,6 +17,8 @@ from sparsync.layout import Layout
 class CarriedThreshold(Selecting):
     """Holds the thresholds. On the CPU those of an exact compressor stay as they were: it needs none there."""
 
+    fuses_precondition = True
+
     @property
     def kernel_limit(self) -> int:
         return ENTRIES

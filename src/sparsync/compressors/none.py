@@ -22,6 +22,7 @@ class NoCompression:
     random = False
     block = False
     graph_safe = True
+    fuses_precondition = False
     density = 1.0
 
     def capacity(self, k: int, numel: int) -> int:

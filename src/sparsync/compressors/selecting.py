@@ -12,6 +12,7 @@ from sparsync.kernels import KernelPath, Memory
 from sparsync.kernels.accumulate import Rows, accumulate, take
 from sparsync.kernels.clip import clip_scale, clip_scales
 from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.precondition import came_in
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import SparseGrad
 
@@ -29,6 +30,7 @@ class Selecting:
     random = False
     block = False
     graph_safe = False
+    fuses_precondition = False
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -76,6 +78,7 @@ class Selecting:
         path = self.path(grad, memory, layout, ctx)
         if path is KernelPath.TRITON:
             return self.launch(grad, memory, layout, ctx, state)
+        grad = came_in(grad, memory, ctx.workspace)
         chosen, worst = [], -1
         for segment in layout.segments:
             rows, bad = accumulate_segment(grad, memory, segment, ctx, path)

@@ -22,6 +22,7 @@ from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Unit
 from sparsync.engine.worker import WorkerState
 from sparsync.kernels import Memory
+from sparsync.kernels.precondition import came_in
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.workspace import Workspace
@@ -61,7 +62,9 @@ def compress_unit(
         memory = worker.feedback.memory(unit.key, layout.spans, grad.numel(), grad.device)
         if worker.preconditioner is not None:
             velocity = worker.feedback.velocity_buffer(unit.key, layout.spans, grad.numel(), grad.device)
-            grad = worker.preconditioner.came_in(layout.spans, grad, velocity, workspace)
+            memory.update = worker.preconditioner.update_of(layout.spans, velocity, workspace)
+            if not unit.compressor.fuses_precondition:
+                grad = came_in(grad, memory, workspace)
     ctx = Context(
         step=moment.step,
         rank=worker.rank,

@@ -12,7 +12,9 @@ from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.residual import Feedback
 from sparsync.feedback.second_moment import AdamRule
+from sparsync.kernels.apply_update import Change, apply_update
 from sparsync.layout import Parameter
+from sparsync.workspace import Workspace
 
 
 def is_adam(optimizer: torch.optim.Optimizer | None) -> bool:
@@ -59,6 +61,7 @@ class TakenAdam:
         self._names = names
         self._unapplied: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what its gradient showed, the factor
         self._kept_back: dict[int, Tensor] = {}
+        self._workspace = Workspace()
         self._take_state()
         self._step = ReplacedStep(optimizer, self.apply)
         self._hooks = [
@@ -132,19 +135,18 @@ class TakenAdam:
         moment.pending = False
         undo = self._recognise_factor()
         found_inf = getattr(self.optimizer, "found_inf", None)
+        factors, changes = dict[int, Tensor](), list[Change]()
         for group in self.optimizer.param_groups:
-            own = [p for p in group["params"] if p.grad is not None and id(p) in self._names]
-            kept = 1 - float(group["lr"]) * float(group["weight_decay"])
-            if _decoupled(self.optimizer, group) and kept != 1:
-                if found_inf is not None:
-                    kept = torch.where(found_inf > 0, 1.0, kept)  # type: ignore[assignment]
-                torch._foreach_mul_(own, kept)
-            for parameter in own:
-                factor = undo / moment.shown[self._names[id(parameter)]]
-                grad: Tensor = parameter.grad
-                if found_inf is not None:
-                    grad = torch.where(found_inf > 0, torch.zeros_like(grad), grad)
-                parameter.addcmul_(grad, factor.to(grad.dtype), value=-1)
+            decoupled = _decoupled(self.optimizer, group)
+            kept = 1 - float(group["lr"]) * float(group["weight_decay"]) if decoupled else 1.0
+            for parameter in group["params"]:
+                if parameter.grad is not None and id(parameter) in self._names:
+                    shown = moment.shown[self._names[id(parameter)]]  # the same one for all parameters of a unit
+                    factor = factors.get(id(shown))
+                    if factor is None:
+                        factor = factors[id(shown)] = undo / shown
+                    changes.append(Change(parameter, parameter.grad, kept, factor))
+        apply_update(changes, found_inf, self._workspace)
         for parameter, held, shown in self._unapplied:
             parameter.addcmul_(held, (1 / shown).to(held.dtype), value=-1)
         self._unapplied, self._kept_back = [], {}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsync.feedback.residual import FlatBuffer
 from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
-from sparsync.kernels.precondition import precondition
+from sparsync.kernels import Update
 from sparsync.kernels.sketch import Sketched, sketch
 from sparsync.layout import Parameter, Span
 from sparsync.workspace import Workspace
@@ -25,13 +25,6 @@ class TensorPlaces:
 
     def __init__(self, tensors: list[Sketched]) -> None:
         self.tensors = tensors
-
-
-class UpdateBuffer:
-    """The update that a half-precision gradient asks for, in full precision."""
-
-    def __init__(self, numel: int, device: torch.device) -> None:
-        self.values = torch.empty(numel, device=device)
 
 
 class Preconditioner:
@@ -107,20 +100,16 @@ class Preconditioner:
             out[span.start : span.stop] = self.moment.dense_update(span.name)
         self.show(spans, out)
 
-    def came_in(self, spans: Sequence[Span], grad: Tensor, velocity: FlatBuffer, workspace: Workspace) -> Tensor:
-        """Return the update that a flat gradient asks for: in its own place, or in fp32 beside it.
+    def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
+        """Return how a flat gradient becomes the update that it asks for.
 
         Args:
             spans: of the gradient's tensors.
             velocity: of this worker, which moves on.
             workspace: of this worker and the gradient's layout.
         """
-        places, out = workspace.get(TensorPlaces, None, lambda: TensorPlaces(self.places(spans))), grad
-        if grad.dtype != torch.float32:
-            out = workspace.get(UpdateBuffer, None, lambda: UpdateBuffer(grad.numel(), grad.device)).values
-        tables = self.moment.tables
-        precondition(grad, velocity.committed, velocity.working, places.tensors, tables, out, workspace)
-        return out
+        places = workspace.get(TensorPlaces, None, lambda: TensorPlaces(self.places(spans)))
+        return Update(velocity.committed, velocity.working, places.tensors, self.moment.tables)
 
     def show(self, spans: Sequence[Span], result: Tensor) -> None:
         """Give a result the mean gradient's norm, in the gradient's scale: so logged norms mean what they always do."""

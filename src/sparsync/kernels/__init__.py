@@ -4,7 +4,7 @@
 them, ``cpu.py`` has compiled loops for the CPU. ``path.py`` decides which of them works on a gradient.
 """
 
-from sparsync.kernels.memory import Memory, Velocity
+from sparsync.kernels.memory import Memory, Update, Velocity
 from sparsync.kernels.path import KernelPath, choose_path
 
-__all__ = ["KernelPath", "Memory", "Velocity", "choose_path"]
+__all__ = ["KernelPath", "Memory", "Update", "Velocity", "choose_path"]

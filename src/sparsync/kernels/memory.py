@@ -1,10 +1,18 @@
 """What a pass over a gradient reads and writes beside it."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from sparsync.workspace import Workspace
+
+if TYPE_CHECKING:  # which import this
+    from sparsync.kernels.precondition.reference import Tables
+    from sparsync.kernels.sketch.reference import Sketched
 
 
 @dataclass
@@ -21,6 +29,20 @@ class Velocity:
 
 
 @dataclass
+class Update:
+    """Preconditioned feedback: the update that a gradient asks for enters the residual in the gradient's place.
+
+    ``before`` and ``after``: velocity. ``tensors``: what the flat gradient consists of, the same object from step to
+    step. ``tables``: the step's preconditioner.
+    """
+
+    before: Tensor
+    after: Tensor
+    tensors: Sequence[Sketched]
+    tables: Tables
+
+
+@dataclass
 class Memory:
     """The residual of one flat gradient, aligned with it entry by entry.
 
@@ -32,5 +54,6 @@ class Memory:
     before: Tensor
     after: Tensor
     velocity: Velocity | None = None
+    update: Update | None = None
     energy: float = 0.0
     workspace: Workspace = field(default_factory=Workspace)

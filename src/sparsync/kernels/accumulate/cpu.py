@@ -141,7 +141,7 @@ def _share(
     beta, momentum = velocity.beta if velocity else 0.0, velocity is not None
     energy, first = 0.0, -1
     for start, stop, row in pieces:
-        for a, b, came in _as_fp32(grad, start, stop):
+        for a, b, came in as_fp32(grad, start, stop):
             own = peaks[row + (a - start) // ROW :]
             residuals, velocities = (before[a:b], after[a:b]), (velocity_before[a:b], velocity_after[a:b])
             factors = np.float32(scale), np.float32(beta)
@@ -151,7 +151,8 @@ def _share(
     return energy, first
 
 
-def _as_fp32(grad: Tensor, start: int, stop: int) -> Iterator[tuple[int, int, Array]]:
+def as_fp32(grad: Tensor, start: int, stop: int) -> Iterator[tuple[int, int, Array]]:
+    """Return entries in full precision: where they start and stop, piece by piece where they are converted."""
     if grad.dtype == torch.float32:
         yield start, stop, array(grad[start:stop])
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from operator import is_
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.memory import Memory
+from sparsync.kernels.precondition.places import any_stack, place_strips
+from sparsync.kernels.sketch import Sketched
 from sparsync.kernels.strips import BLOCK, STATE, ChoiceRow, SegmentRow, Strips, blocks_for, table
 from sparsync.kernels.threshold.reference import BINS, room_for, sample_positions, target_for
 from sparsync.layout import Layout, locate
@@ -73,8 +76,7 @@ class Candidates(EntryLists):
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         blocks = blocks_for(layout.numel, BLOCKS)
-        spans = ([(span.start, span.stop) for span in segment.spans] for segment in layout.segments)
-        strips = Strips(spans, blocks)
+        strips = _strips_of(layout, blocks)
         rows, samples = _regions_of(layout, strips)
         super().__init__(layout, device, blocks, strips, rows, sum(row.regions for row in rows))
         self.samples = samples.to(device)
@@ -100,6 +102,19 @@ class Candidates(EntryLists):
         self._bags = [dict(zip(STATE, row, strict=True)) for row in (r.unbind() for r in self.state.unbind())]
         state.update(zip(names, self._bags, strict=True))
         return True
+
+
+class CandidatePlaces:
+    """Where the strips of a gradient that is preconditioned are among the moments."""
+
+    def __init__(self, space: Candidates, tensors: Sequence[Sketched]) -> None:
+        self.space, self.tensors, self.stacked = space, tensors, any_stack(tensors)
+        self.table = table(place_strips(_strips_of(space.layout, space.blocks).rows, tensors), space.device)
+
+
+def _strips_of(layout: Layout, blocks: int) -> Strips:
+    """Return strips that each lie in one parameter."""
+    return Strips(([(span.start, span.stop) for span in segment.spans] for segment in layout.segments), blocks)
 
 
 def _regions_of(layout: Layout, strips: Strips) -> tuple[list[SegmentRow], Tensor]:
@@ -130,7 +145,8 @@ def candidates_of(memory: Memory, layout: Layout, device: torch.device) -> Candi
 
 
 def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | None, zero: bool) -> None:
-    """Launch the pass over the gradient, and the histogram of its candidates.
+    """Launch the pass over the gradient, which makes the update that ``memory`` asks for, and the histogram of its
+    candidates.
 
     Args:
         scales: of every segment, what its gradient is multiplied by.
@@ -138,15 +154,22 @@ def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | No
     """
     from sparsync.kernels.candidates import triton as kernels
 
-    velocity, strips = memory.velocity, space.strip_count
+    velocity, update, strips = memory.velocity, memory.update, space.strip_count
+    kept, places, stacked = velocity or update, space.strips, False
+    tables: tuple[Tensor | float, ...] = (*(5 * [space.scales]), 0.0)
+    if update is not None:
+        assert velocity is None
+        made_for, make = (id(space), id(update.tensors)), partial(CandidatePlaces, space, update.tensors)
+        own, t = memory.workspace.get(CandidatePlaces, made_for, make), update.tables
+        places, stacked, tables = own.table, own.stacked, (t.sizes, t.rates, t.eps, t.betas, t.shares, t.limit)
     space.launch(
         kernels.collect, (strips,), grad, memory.before, memory.after,
-        velocity.before if velocity else grad, velocity.after if velocity else grad, velocity.beta if velocity else 0.0,
-        scales if scales is not None else space.scales, space.strips, space.segments, space.state, space.rotation,
-        space.counts, space.indices, space.values, space.out_indices, space.out_values, space.total, strips,
-        space.layout.capacity, space.entries,
+        kept.before if kept else grad, kept.after if kept else grad, velocity.beta if velocity else 0.0,
+        scales if scales is not None else space.scales, places, *tables, space.strips, space.segments, space.state,
+        space.rotation, space.counts, space.indices, space.values, space.out_indices, space.out_values, space.total,
+        strips, space.layout.capacity, space.entries,
         BLOCK=BLOCK, BLOCKS=space.blocks, MOMENTUM=velocity is not None, SCALED=scales is not None, ZERO=zero,
-        num_warps=PASS_WARPS, enable_fp_fusion=False,
+        UPDATE=update is not None, STACKED=stacked, num_warps=PASS_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     space.launch(
         kernels.make_histogram, (space.regions,),

@@ -15,6 +15,18 @@ import triton
 import triton.language as tl
 
 from sparsync.kernels import strips as tables
+from sparsync.kernels.precondition.triton import (
+    COL,
+    COL_AT,
+    COLS,
+    EXACT,
+    NUMBER,
+    PLACE,
+    ROW,
+    ROW_AT,
+    ROWS,
+    make_update,
+)
 from sparsync.kernels.threshold import reference
 
 BINS = tl.constexpr(reference.BINS)
@@ -93,14 +105,58 @@ def accumulate(
 
 
 @triton.jit
+def _accumulate_update(
+    grad, before, after, velocity_before, velocity_after, beta, offs, low, high, row_sizes, col_sizes, row, col, rows,
+    cols, exact, share, rate, eps, limit,
+    MASKED: tl.constexpr, ZERO: tl.constexpr, STACKED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Do as ``accumulate``, with the update that the gradient asks for in its place: as ``precondition`` makes it."""
+    inside = (offs >= low) & (offs < high)
+    if MASKED:
+        g = tl.load(grad + offs, mask=inside, other=0.0).to(tl.float32)
+        r = tl.load(before + offs, mask=inside, other=0.0)
+        old = tl.load(velocity_before + offs, mask=inside, other=0.0)
+    else:
+        g = tl.load(grad + offs).to(tl.float32)
+        r, old = tl.load(before + offs), tl.load(velocity_before + offs)
+    local = tl.maximum((offs - low).to(tl.int32), 0)
+    velocity, update, finite = make_update(
+        g, old, local, inside, row_sizes, col_sizes, row, col, rows, cols, exact, beta, share, rate, eps, limit,
+        MASKED, SIZE, STACKED,
+    )  # fmt: skip
+    u = r + tl.where(finite, update, float("nan"))
+    nonfinite = bits_of(u) >= INFINITE
+    u, velocity = tl.where(nonfinite, r, u), tl.where(finite, velocity, old)
+    if MASKED:
+        tl.store(after + offs, u, mask=inside)
+        tl.store(velocity_after + offs, velocity, mask=inside)
+        if ZERO:
+            tl.store(grad + offs, tl.zeros_like(u).to(grad.dtype.element_ty), mask=inside)
+    else:
+        tl.store(after + offs, u)
+        tl.store(velocity_after + offs, velocity)
+        if ZERO:
+            tl.store(grad + offs, tl.zeros_like(u).to(grad.dtype.element_ty))
+    return u, nonfinite
+
+
+@triton.jit
 def _block(
     grad, before, after, velocity_before, velocity_after, beta, scale, offs, low, high, threshold, bit,
-    MASKED: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr,
+    row_sizes, col_sizes, row, col, rows, cols, exact, share, rate, eps, limit,
+    MASKED: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr, UPDATE: tl.constexpr,
+    STACKED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Return what a lane notes of a block, to be added up: of candidates ``bit`` in the lowest byte, and how many in
     the third; of what was not finite ``bit`` in the second."""
-    u, nonfinite = accumulate(grad, before, after, velocity_before, velocity_after, beta, scale, offs, low, high,
-                              MASKED, MOMENTUM, SCALED, ZERO)  # fmt: skip
+    if UPDATE:
+        u, nonfinite = _accumulate_update(
+            grad, before, after, velocity_before, velocity_after, beta, offs, low, high, row_sizes, col_sizes, row, col,
+            rows, cols, exact, share, rate, eps, limit, MASKED, ZERO, STACKED, SIZE,
+        )  # fmt: skip
+    else:
+        u, nonfinite = accumulate(grad, before, after, velocity_before, velocity_after, beta, scale, offs, low, high,
+                                  MASKED, MOMENTUM, SCALED, ZERO)  # fmt: skip
     # Outside, u is 0: below every threshold, and finite.
     return tl.where(bits_of(u) >= threshold, HIT + bit, 0) + tl.where(nonfinite, NONFINITE * bit, 0)
 
@@ -114,9 +170,11 @@ def _offset(word, BLOCK: tl.constexpr):
 
 @triton.jit
 def collect(
-    grad, before, after, velocity_before, velocity_after, beta, scales, strips, segments, state, rotation, counts,
-    indices, values, out_indices, out_values, total, strip_count, out_size, last,
+    grad, before, after, velocity_before, velocity_after, beta, scales, places, sizes, rates, eps, betas, shares, limit,
+    strips, segments, state, rotation, counts, indices, values, out_indices, out_values, total, strip_count, out_size,
+    last,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr,
+    UPDATE: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
     """Add the gradient and list candidates: one strip a program. On the side, clear the last message, a piece each.
 
@@ -138,15 +196,28 @@ def collect(
     scale = 1.0
     if SCALED:
         scale = tl.load(scales + segment)
+    row_sizes, col_sizes, line, col, rows, cols, exact, share, rate, least = sizes, sizes, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0
+    if UPDATE:
+        place = places + strip * PLACE
+        number, exact = tl.load(place + NUMBER), tl.load(place + EXACT)
+        row_sizes, col_sizes = sizes + tl.load(place + ROW_AT), sizes + tl.load(place + COL_AT)
+        line, col = tl.load(place + ROW).to(tl.int32), tl.load(place + COL).to(tl.int32)
+        rows, cols = tl.load(place + ROWS).to(tl.int32), tl.load(place + COLS).to(tl.int32)
+        beta, share = tl.load(betas + number), tl.load(shares + number)
+        rate, least = tl.load(rates + number), tl.load(eps + number)
     noted = tl.zeros([BLOCK], tl.int32)
     if (low == start) & (high == start + BLOCK * BLOCKS):
         for i in range(BLOCKS):
             noted += _block(grad, before, after, velocity_before, velocity_after, beta, scale, start + i * BLOCK + lane,
-                            low, high, threshold, 1 << i, False, MOMENTUM, SCALED, ZERO)  # fmt: skip
+                            low, high, threshold, 1 << i, row_sizes, col_sizes, line, col, rows, cols, exact, share,
+                            rate, least, limit, False, MOMENTUM, SCALED, ZERO, UPDATE, STACKED,
+                            BLOCK * BLOCKS)  # fmt: skip
     else:
         for i in range(BLOCKS):
             noted += _block(grad, before, after, velocity_before, velocity_after, beta, scale, start + i * BLOCK + lane,
-                            low, high, threshold, 1 << i, True, MOMENTUM, SCALED, ZERO)  # fmt: skip
+                            low, high, threshold, 1 << i, row_sizes, col_sizes, line, col, rows, cols, exact, share,
+                            rate, least, limit, True, MOMENTUM, SCALED, ZERO, UPDATE, STACKED,
+                            BLOCK * BLOCKS)  # fmt: skip
     row = segments + segment * SEGMENT
     base, regions = tl.load(row + FIRST_REGION), tl.load(row + REGIONS)
     room, first = tl.load(row + ROOM).to(tl.int32), tl.load(row + FIRST_ENTRY)

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import torch
 from torch import Tensor
 
-from sparsync.kernels.memory import Memory
+from sparsync.kernels.memory import Memory, Update
 from sparsync.kernels.path import UNLIMITED, KernelPath, choose_path
 from sparsync.kernels.precondition import reference
 from sparsync.kernels.precondition.reference import Tables
-from sparsync.kernels.sketch import Sketched
 from sparsync.workspace import Workspace
 
 
-def precondition(
-    grad: Tensor,
-    before: Tensor,
-    after: Tensor,
-    tensors: Sequence[Sketched],
-    tables: Tables,
-    out: Tensor,
-    workspace: Workspace,
-) -> None:
-    """Do as ``reference.precondition``, by what is fastest for this gradient.
+class UpdateBuffer:
+    """The update that a half-precision gradient asks for, in full precision."""
+
+    def __init__(self, numel: int, device: torch.device) -> None:
+        self.values = torch.empty(numel, device=device)
+
+
+def came_in(grad: Tensor, memory: Memory, workspace: Workspace) -> Tensor:
+    """Return what enters the residual: the gradient, or the update that it asks for, which ``memory`` then has no more.
+
+    That takes the gradient's own place, or is in fp32 beside it.
 
     Args:
         workspace: of the gradient's layout; keeps the buffers.
     """
-    path = choose_path(grad, Memory(before, after, workspace=workspace), UNLIMITED)
+    update, out = memory.update, grad
+    if update is None:
+        return grad
+    if grad.dtype != update.after.dtype:
+        out = workspace.get(UpdateBuffer, None, lambda: UpdateBuffer(grad.numel(), grad.device)).values
+    precondition(grad, update, out, workspace)
+    memory.update = None
+    return out
+
+
+def precondition(grad: Tensor, update: Update, out: Tensor, workspace: Workspace) -> None:
+    """Do as ``reference.precondition``, by what is fastest for this gradient."""
+    path = choose_path(grad, Memory(update.before, update.after), UNLIMITED)
     if path is KernelPath.TRITON:
         from sparsync.kernels.precondition import launch
 
-        launch.precondition(grad, before, after, tensors, tables, out, workspace)
+        launch.precondition(grad, update, out, workspace)
+    elif path is KernelPath.NUMBA:
+        from sparsync.kernels.precondition import cpu
+
+        cpu.precondition(grad, update, out)
     else:
-        reference.precondition(grad, before, after, tensors, tables, out)
+        reference.precondition(grad, update, out)
 
 
-__all__ = ["Tables", "precondition"]
+__all__ = ["Tables", "came_in", "precondition"]

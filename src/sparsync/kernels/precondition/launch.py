@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.launcher import Launcher
-from sparsync.kernels.precondition.places import place_strips
-from sparsync.kernels.precondition.reference import Tables
+from sparsync.kernels.memory import Update
+from sparsync.kernels.precondition.places import any_stack, place_strips
 from sparsync.kernels.sketch import Sketched
 from sparsync.kernels.strips import BLOCK, Strips, blocks_for, table
 from sparsync.workspace import Workspace
@@ -27,27 +27,20 @@ class PreconditionBuffers:
         strips = Strips(([(tensor.start, tensor.start + tensor.numel)] for tensor in tensors), self.blocks)
         self.count = len(strips.rows)
         self.strips, self.places = table(strips.rows, device), table(place_strips(strips.rows, tensors), device)
-        self.stacked = any(tensor.matrices is not None and tensor.matrices.stack > 1 for tensor in tensors)
+        self.stacked = any_stack(tensors)
 
 
-def precondition(
-    grad: Tensor,
-    before: Tensor,
-    after: Tensor,
-    tensors: Sequence[Sketched],
-    tables: Tables,
-    out: Tensor,
-    workspace: Workspace,
-) -> None:
+def precondition(grad: Tensor, update: Update, out: Tensor, workspace: Workspace) -> None:
     """Do as ``reference.precondition``: nothing waits for the host."""
     from sparsync.kernels.precondition import triton as kernels
 
+    tensors, tables = update.tensors, update.tables
     made_for = (id(tensors), grad.device)
     space = workspace.get(PreconditionBuffers, made_for, lambda: PreconditionBuffers(tensors, grad.device))
     with on_device_of(grad):
         space.launch(
             kernels.precondition, (space.count,),
-            grad, before, after, out, space.strips, space.places, tables.sizes, tables.rates, tables.eps, tables.betas,
-            tables.shares, tables.limit,
+            grad, update.before, update.after, out, space.strips, space.places, tables.sizes, tables.rates, tables.eps,
+            tables.betas, tables.shares, tables.limit,
             BLOCK=BLOCK, BLOCKS=space.blocks, STACKED=space.stacked, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

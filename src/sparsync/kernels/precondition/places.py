@@ -45,3 +45,8 @@ def _place(tensor: Sketched, strip: Strip) -> PlaceRow:
     matrix, row = divmod(line, shape.rows)
     columns = tensor.place + shape.stack * shape.rows + matrix * shape.cols
     return PlaceRow(tensor.number, 0, tensor.place + line, columns, row, col, shape.rows, shape.cols)
+
+
+def any_stack(tensors: Sequence[Sketched]) -> bool:
+    """Return whether one of ``tensors`` is a stack of matrices."""
+    return any(tensor.matrices is not None and tensor.matrices.stack > 1 for tensor in tensors)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sparsync.kernels.sketch import Sketched
+from sparsync.kernels.memory import Update
 
 
 @dataclass
@@ -32,15 +31,14 @@ class Tables:
     limit: float
 
 
-def precondition(
-    grad: Tensor, before: Tensor, after: Tensor, tensors: Sequence[Sketched], tables: Tables, out: Tensor
-) -> None:
-    """Write the velocity ``after = beta before + share gradient`` of all ``tensors``, and into ``out`` the update
+def precondition(grad: Tensor, update: Update, out: Tensor) -> None:
+    """Write the velocity ``after = beta before + share gradient`` of all tensors, and into ``out`` the update
     rate velocity / (sqrt(v) + eps), within its limit.
 
     Where either is not finite, the velocity stays as it was and ``out`` is NaN. ``out`` may be ``grad``.
     """
-    for tensor in tensors:
+    before, after, tables = update.before, update.after, update.tables
+    for tensor in update.tensors:
         shape, number = tensor.matrices, tensor.number
         own = slice(tensor.start, tensor.start + tensor.numel)
         sizes = tables.sizes[tensor.place : tensor.place + tensor.size]
@@ -48,8 +46,8 @@ def precondition(
         if shape is not None:
             cut = shape.stack * shape.rows
             sizes = (sizes[:cut].view(-1, shape.rows, 1) * sizes[cut:].view(-1, 1, shape.cols)).flatten()
-        update = (velocity / (sizes + tables.eps[number])).clamp_(-tables.limit, tables.limit)
-        update *= tables.rates[number]
-        finite = torch.isfinite(velocity) & torch.isfinite(update)
+        asked = (velocity / (sizes + tables.eps[number])).clamp_(-tables.limit, tables.limit)
+        asked *= tables.rates[number]
+        finite = torch.isfinite(velocity) & torch.isfinite(asked)
         torch.where(finite, velocity, before[own], out=after[own])
-        out[own].copy_(update.masked_fill_(~finite, torch.nan))
+        out[own].copy_(asked.masked_fill_(~finite, torch.nan))

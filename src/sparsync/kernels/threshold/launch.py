@@ -9,9 +9,11 @@ from sparsync.kernels.candidates.launch import CHUNK, TAKE, Candidates, EntryLis
 from sparsync.kernels.codecs import CODECS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.memory import Memory
+from sparsync.kernels.precondition import came_in
 from sparsync.kernels.threshold.reference import Threshold, estimate
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
+from sparsync.workspace import Workspace
 
 
 def select(
@@ -35,6 +37,7 @@ def select(
     with on_device_of(grad):
         space = candidates_of(memory, layout, grad.device)
         if space.adopt(state):
+            grad = came_in(grad, memory, Workspace())  # before the pass, this time: thresholds are estimated from it
             _first_thresholds(grad, memory, space, scales)
         collect(grad, memory, space, scales, zero)
         space.launch(
