@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.residual import Feedback
-from sparsync.feedback.second_moment import AdamRule
+from sparsync.feedback.second_moment import FEW, AdamRule
 from sparsync.kernels.apply_update import Change, apply_update
 from sparsync.layout import Parameter
 from sparsync.workspace import Workspace
@@ -230,8 +230,8 @@ class TakenAdam:
                     continue
                 tensor, own, steps = moment.tensors[name], self._parameters[name], float(state["step"])
                 if float(moment.steps[tensor.number]) != steps:
-                    first = group["betas"][0] if name in moment.dense else moment.preconditioning.beta
-                    first = float(group["betas"][0] if first is None else first)
+                    own_beta = float(group["betas"][0])
+                    first = own_beta if name in moment.dense else moment.preconditioning.beta_for(own_beta, FEW)
                     ours, theirs = 1 - first**steps, 1 - float(group["betas"][0]) ** steps
                     mean = state["exp_avg"].float() * (ours / theirs if theirs else 1.0)
                     flat = [_in_memory_order(t, own) for t in (state["exp_avg_sq"].float(), mean)]
