@@ -7,15 +7,21 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from sparsync_lab.baselines import DeMo, FactoredAdamW, SparseLoCo
+from sparsync.config import resolve
+from sparsync.engine.budget import within_budget
+from sparsync_lab.baselines import BASELINES, DeMo, FactoredAdamW, SparseLoCo
+from sparsync_lab.baselines.blocks import groups_of, share_within
 from sparsync_lab.data import PennTreebank
 from sparsync_lab.docs import adamw as blocks
 from sparsync_lab.docs.sources import Sources
+from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import ITEMS, RunContext, adamw, adamw_tables, run_queue, store, tasks, trainings
 from sparsync_lab.papers.adamw_sweep import (
     ABLATIONS,
@@ -88,6 +94,29 @@ def test_every_stage_is_of_known_settings_and_methods() -> None:
     assert {s.workers * s.batch for s in SETTINGS.values() if s.model == "gpt"} == {64}
 
 
+def test_no_budget_is_refused_when_its_turn_comes() -> None:
+    """Before hours of a GPU are spent: every method fits its optimizer and every budget its model."""
+    search = LearningRateSearch(lambda run: None, **COMPARED)
+    for model, label in sorted({(stage.model, label) for stage in STAGES for label in stage.methods}):
+        run = search.run(model, label, 1.0, 0)
+        with torch.device("meta"):
+            tensors = dict(CATALOGUE[run.model].make().named_parameters())
+        if run.method in BASELINES:
+            kind, share = BASELINES[run.method], run.options["budget"] * run.options.get("local_steps", 1)
+            allowed = share * 8 / run.workers * sum(tensor.numel() for tensor in tensors.values())
+            groups = groups_of([tensor.shape for tensor in tensors.values()], torch.device("cpu"))
+            assert share_within(groups, allowed, kind.value_bits, kind.block_bits) > 0
+            continue
+        optimizer = trainings.run_optimizer(run, SimpleNamespace(model=nn.Linear(4, 4)))
+        plan = within_budget(resolve(optimizer=optimizer, **trainings._options(run)), tensors, run.workers)
+        assert plan.precondition == (
+            run.optimizer == "adamw" and run.options.get("precondition", run.method != "dense")
+        )
+        if "budget" in run.options:
+            assert plan.spending is not None
+            assert 0.9 < plan.spending.mean / plan.spending.dense / run.options["budget"] <= 1
+
+
 def test_rates_are_searched_with_16_workers_and_taken_by_all_others() -> None:
     search = searched(bowl("dense", 1.4, 125) | bowl(MAIN, 4.0, 126))
     assert list(search.tried("gpt", "dense")) == list(GRID)
@@ -139,7 +168,7 @@ def test_an_edge_is_told() -> None:
     assert table.rows[0].cells[5] == "0.016, edge"
 
 
-TINY = {"workers": 2, "batch": 2, "rate": 0.01, "steps": 6, "warmup": 0.1, "decay": None, "limit": 64,
+TINY: dict[str, Any] = {"workers": 2, "batch": 2, "rate": 0.01, "steps": 6, "warmup": 0.1, "decay": None, "limit": 64,
         "optimizer": "adamw"}  # fmt: skip
 
 
@@ -157,7 +186,7 @@ def test_baselines_are_trainings_like_any_other(context: RunContext, label: str,
 
 
 def test_the_control_s_optimizer_and_betas(context: RunContext) -> None:
-    run = Run("control", "gpt", **{**TINY, **ROWS[FACTORED_HALF].changes})  # type: ignore[arg-type]
+    run = Run("control", "gpt", **{**TINY, **ROWS[FACTORED_HALF].changes})
     optimizer = VirtualSession(run, trainings._task(run, context), 6).virtual_workers.optimizer
     assert isinstance(optimizer, FactoredAdamW)
     assert optimizer.param_groups[0]["betas"] == (0.5, 0.999)
@@ -167,7 +196,7 @@ def test_the_control_s_optimizer_and_betas(context: RunContext) -> None:
 def test_one_large_training_at_a_time(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two would not fit in a GPU's memory: a process waits until the other's is done."""
     assert not Run("small", "gpt", workers=64).large
-    run = Run("large", "gpt2", **{**TINY, "workers": 16})  # type: ignore[arg-type]
+    run = Run("large", "gpt2", **{**TINY, "workers": 16})
     assert run.large
     held, lines = ExitStack(), list[str]()
     monkeypatch.setattr(run_queue, "POLL_SECONDS", 0.05)

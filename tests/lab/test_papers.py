@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from sparsync.feedback import TakenMomentum
 from sparsync.simulate.sequential import SequentialPasses
 from sparsync_lab.cli.app import run as command
 from sparsync_lab.cli.papers import unfinished
@@ -551,7 +552,14 @@ def test_a_transformer_learns_with_adamw(context: RunContext, monkeypatch: pytes
     made = trainings._task(run, context)
     session = VirtualSession(run, made, 12)
     assert session.virtual_workers.optimizer.param_groups[0]["betas"] == (0.9, 0.999)
-    assert session.virtual_workers.plan.precondition
+    taken = session.virtual_workers._taken
+    assert isinstance(taken, TakenMomentum)
+    assert "betas 0.9, 0.999 lowered to 0.5, 0.99" in taken.describe()
+    # What is stored as "default" stays what it was, with AdamW behind the residual; with a budget it is today's.
+    assert (session.virtual_workers.plan.precondition, session.virtual_workers.plan.momentum) == (False, "move")
+    today = VirtualSession(replace(run, options={"budget": 0.1}), made, 12)
+    assert today.virtual_workers.plan.precondition
+    today.virtual_workers.detach()
     assert (
         type(session.virtual_workers._passes) is SequentialPasses
     )  # on the CPU one worker after another, as real processes compute

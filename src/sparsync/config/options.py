@@ -102,7 +102,7 @@ class ExchangePlan:
         """Preconditioned feedback, if any."""
         if not self.precondition:
             return None
-        return Preconditioning(None if self.beta == "own" else float(self.beta), self.second_moment)
+        return Preconditioning(self.beta, self.second_moment)
 
     @property
     def unit_scope(self) -> str:
@@ -170,7 +170,7 @@ class ExchangePlan:
             momentum.append(f"{self.correction.beta:g} before the residual, {masking} masking")
         if self.preconditioning is not None:
             beta, kind = self.preconditioning.beta, self.preconditioning.second_moment
-            own = "the optimizer's own" if beta is None else f"{beta:g}"
+            own = {"own": "the optimizer's own", "auto": "as the density asks for,"}.get(str(beta), f"{beta}")
             momentum.append(f"{own} before the residual, over the shared second moment ({kind}); rate in the residual")
         if self.optimizer is None and self.recipe in OURS:
             momentum.append("the optimizer's is not known here and stays; pass optimizer=")

@@ -30,8 +30,9 @@ from sparsync.compressors import NoCompression
 from sparsync.config import ExchangePlan
 from sparsync.config.budget import MOST, Budget, Spending, share_text
 from sparsync.engine.traffic import bytes_per_step
+from sparsync.feedback.second_moment import FEW
 from sparsync.layout import Parameter
-from sparsync.schedule import as_schedule
+from sparsync.schedule import FrontLoaded, as_schedule
 
 DENSE_PART = 1 / 5  # of the budget, for what travels dense
 VALUES = {"fp16": (1 / 2, 1.0), "levels": (1 / 4, 1.0), "sign": (0.0, 1 / 2)}  # densities: from, and at most
@@ -207,11 +208,17 @@ class BudgetSearch:
                 return finer
         return best
 
+    def _schedule(self, found: Candidate, density: float) -> FrontLoaded:
+        """Return the densities that end with this one. Updates that are preconditioned begin with few entries, too: of
+        many, the first steps' would be the worst."""
+        most = max(density, FEW) if found.plan.precondition else 1.0
+        return self.budget.schedule(density, min(most, found.most))
+
     def _last_density(self, found: Candidate, allowed: float) -> float:
         """Return the density with which a training within the budget ends."""
 
         def spent(density: float) -> float:
-            stages = self.budget.schedule(density, found.most).stages()
+            stages = self._schedule(found, density).stages()
             sent = [(found.cost(now), count) for now, count in stages if count]
             mean = sum(cost * count for cost, count in sent) / self.budget.steps
             return max(mean / allowed, max(cost for cost, _ in sent) / min(MOST * allowed, self.dense))
@@ -221,7 +228,7 @@ class BudgetSearch:
 
     def _spent(self, found: Candidate, share: float, density: float) -> ExchangePlan:
         """Return the candidate's plan, ending with a density, and what it spends."""
-        schedule = self.budget.schedule(density, found.most)
+        schedule = self._schedule(found, density)
         mean = sum(found.cost(now) * count for now, count in schedule.stages()) / schedule.steps
         spending = Spending(
             share, self.asked_workers, self.dense, (schedule(0), density), found.cost(schedule(0)), found.cost(density),

@@ -256,9 +256,12 @@ class Reducer:
         self._open = self._unsettled = True
         self._next_bucket, self._pending_buckets, self._held = 0, [], []
         scale = self.plan.scaler.get_scale() if self.plan.scaler is not None else None
-        self.worker.begin_step(scale, self._rates() if self._rates is not None else None)
+        rates = self._rates() if self._rates is not None else None
         if self.worker.preconditioner is not None:
-            self.worker.preconditioner.begin_step(self.rules(), scale)
+            rules = self.rules()
+            rates = {name: rule.rate for name, rule in rules.items()}
+            self.worker.preconditioner.begin_step(rules, self.plan.density_at(self.step), scale)
+        self.worker.begin_step(scale, rates)
         self.completion.begin_step(self._streams.use)
         self.stats.begin()
 

@@ -48,7 +48,7 @@ class WorkerState:
 
         Args:
             loss_scale: of this step, if losses are scaled; the residual follows its changes.
-            rates: learning rates by parameter name, if the residual is divided by their changes.
+            rates: learning rates by parameter name, if the residual is divided by their changes, or holds updates.
         """
         if loss_scale is not None:
             # What is preconditioned is in units of the update, whatever the loss is multiplied by.
@@ -58,7 +58,8 @@ class WorkerState:
                 self.plan.compressor.rescale(self.compressor_state, ratio)
             self.loss_scale = loss_scale
         if rates is not None:
-            self.rates = self.feedback.follow(self.rates, rates)
+            follow = self.feedback.shrink if self.plan.precondition else self.feedback.follow
+            self.rates = follow(self.rates, rates)
         if self.plan.transactional:  # saved in the new scale, which the residual keeps if the step is undone
             self._snapshot.take(self.compressor_state)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +11,10 @@ from torch import Tensor
 from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.residual import Feedback
-from sparsync.feedback.second_moment import AdamRule
+from sparsync.feedback.second_moment import FEW, AdamRule
 from sparsync.kernels.apply_update import Change, apply_update
 from sparsync.layout import Parameter
 from sparsync.workspace import Workspace
-
-log = logging.getLogger("sparsync")
 
 
 def is_adam(optimizer: torch.optim.Optimizer | None) -> bool:
@@ -33,7 +30,10 @@ def check_adam(optimizer: torch.optim.Optimizer | None) -> None:
     assert optimizer is not None
     for name in ("amsgrad", "maximize", "differentiable"):
         if any(group.get(name) for group in optimizer.param_groups):
-            raise ValueError(f"preconditioned feedback does not know {name}=True; precondition=False leaves Adam as is")
+            raise ValueError(
+                f"preconditioned feedback does not know {name}=True; "
+                "precondition=False and momentum='keep' leave Adam as it is"
+            )
 
 
 class TakenAdam:
@@ -63,11 +63,6 @@ class TakenAdam:
         self._kept_back: dict[int, Tensor] = {}
         self._workspace = Workspace()
         self._take_state()
-        log.warning(
-            "%s applies what was exchanged instead of its own rule until detach(): behind a residual its moments would "
-            "lag; attach(..., precondition=False) leaves it alone",
-            type(optimizer).__name__,
-        )
         self._step = ReplacedStep(optimizer, self.apply)
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._fill_state_dict),
@@ -77,9 +72,9 @@ class TakenAdam:
     def announcement(self) -> str:
         """Return the sentence that tells a user of it: what, why, and how to refuse it."""
         return (
-            f"until detach(), {type(self.optimizer).__name__} applies updates that were made before the exchange, with "
-            "moments that all workers share, because moments made of sparse gradients learn worse; its groups and "
-            "state_dict() keep your values, and attach(..., momentum='keep') refuses this"
+            f"until detach(), {type(self.optimizer).__name__} applies what was exchanged instead of its own rule, "
+            "because behind a residual its moments would lag; its groups and state_dict() keep your values, and "
+            "attach(..., precondition=False, momentum='keep') refuses this"
         )
 
     # ---- what the exchange asks -------------------------------------------------------------------------------------
@@ -235,8 +230,8 @@ class TakenAdam:
                     continue
                 tensor, own, steps = moment.tensors[name], self._parameters[name], float(state["step"])
                 if float(moment.steps[tensor.number]) != steps:
-                    first = group["betas"][0] if name in moment.dense else moment.preconditioning.beta
-                    first = float(group["betas"][0] if first is None else first)
+                    own_beta = float(group["betas"][0])
+                    first = own_beta if name in moment.dense else moment.preconditioning.beta_for(own_beta, FEW)
                     ours, theirs = 1 - first**steps, 1 - float(group["betas"][0]) ** steps
                     mean = state["exp_avg"].float() * (ours / theirs if theirs else 1.0)
                     flat = [_in_memory_order(t, own) for t in (state["exp_avg_sq"].float(), mean)]

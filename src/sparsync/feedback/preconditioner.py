@@ -68,12 +68,12 @@ class Preconditioner:
             at += placed[-1].size
         return placed
 
-    def begin_step(self, rules: Mapping[str, AdamRule], loss_scale: float | None) -> None:
+    def begin_step(self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None) -> None:
         """Begin a step: read the optimizer's hyperparameters, draw signs."""
         if self.transactional:
             self.moment.save()
         self.loss_scale = loss_scale or 1.0
-        self._signs.copy_(self.moment.begin_step(rules))  # in their place, which kernels know
+        self._signs.copy_(self.moment.begin_step(rules, density))  # in their place, which kernels know
 
     def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor, workspace: Workspace) -> None:
         """Write the sketch of a flat gradient; ``workspace``: of its layout, for those who sketch one after another."""

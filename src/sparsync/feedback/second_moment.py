@@ -19,6 +19,7 @@ from sparsync.kernels.sketch import Sketched, draw_signs
 from sparsync.layout import Matrices, Parameter
 
 SECOND_MOMENTS = ("sketch", "exact")
+LEAST_BETA, FEW = 0.5, 0.04  # momentum that is enough where no more than this share of the entries is sent
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Preconditioning:
     """Preconditioned feedback: what enters the residual is the update that an adaptive optimizer would make.
 
     Args:
-        beta: momentum of the velocity; ``None``: the optimizer's own.
+        beta: momentum of the velocity; ``"own"``: the optimizer's, ``"auto"``: less of it the fewer entries are sent,
+            since what waits in the residual is averaged there.
         second_moment: ``"sketch"``: of rows and columns, from random signs; ``"exact"``: of every entry, for which the
             whole gradient is sent beside the entries: to compare with.
         floor: least second moment of a row or column, as a share of the mean's; in the first steps it is more.
@@ -34,16 +36,26 @@ class Preconditioning:
             is that much noisier than the mean, whose second moment it is divided by.
     """
 
-    beta: float | None = 0.5
+    beta: float | str = "auto"
     second_moment: str = "sketch"
     floor: float = 0.01
     limit: float = 2.5
 
     def __post_init__(self) -> None:
-        if self.beta is not None and not 0 <= self.beta < 1:
-            raise ValueError(f"beta must be from 0 to below 1, got {self.beta!r}")
+        number = isinstance(self.beta, int | float) and 0 <= self.beta < 1
+        if not number and self.beta not in ("auto", "own"):
+            raise ValueError(f"beta must be from 0 to below 1, 'auto' or 'own', got {self.beta!r}")
         if self.second_moment not in SECOND_MOMENTS:
             raise ValueError(f"second_moment must be one of {', '.join(SECOND_MOMENTS)}, got {self.second_moment!r}")
+
+    def beta_for(self, own: float, density: float) -> float:
+        """Return the velocity's momentum for an optimizer's own, at a density: 0.5 up to 4 %, and its own at 1."""
+        if self.beta == "own":
+            return own
+        if self.beta == "auto":
+            part = max(0.0, 1 + math.log(density) / math.log(1 / FEW))
+            return min(own, LEAST_BETA) + max(0.0, own - LEAST_BETA) * part
+        return float(self.beta)
 
     def limit_for(self, workers: int) -> float:
         """Return the largest magnitude of a worker's update over its rate; none where nothing is estimated."""
@@ -115,7 +127,7 @@ class SecondMoment:
         self._pairs, self._entries = self._find_pairs()
         rates, eps, betas, shares = (torch.zeros(count, device=device) for _ in range(4))
         self.tables = Tables(zeros.clone(), rates, eps, betas, shares, preconditioning.limit_for(workers))
-        self._rules: list[AdamRule] = []
+        self._known: tuple[list[AdamRule], float] = [], 0.0
         self._hyper = torch.zeros(5, count, device=device)
         self.draws = 0  # steps that signs were drawn for; one that is undone does not count
         self._saved: list[Tensor] | None = None
@@ -133,19 +145,24 @@ class SecondMoment:
 
     # ---- a step ---------------------------------------------------------------------------------------------------
 
-    def begin_step(self, rules: Mapping[str, AdamRule]) -> Tensor:
-        """Begin a step; returns its signs. ``rules``: by parameter name; who has none is left alone."""
+    def begin_step(self, rules: Mapping[str, AdamRule], density: float) -> Tensor:
+        """Begin a step; returns its signs.
+
+        Args:
+            rules: by parameter name; who has none is left alone.
+            density: share of the entries that is going to be sent.
+        """
         own = [rules.get(name, AdamRule(0.0, (1.0, 1.0), 1.0)) for name in self.tensors]
-        if own != self._rules:
-            beta = self.preconditioning.beta
+        if (own, density) != self._known:
+            beta_for = self.preconditioning.beta_for
             first = [
-                rule.betas[0] if beta is None or name in self.dense or name not in rules else beta
+                rule.betas[0] if name in self.dense or name not in rules else beta_for(rule.betas[0], density)
                 for name, rule in zip(self.tensors, own, strict=True)
             ]
             rows = [[r.rate for r in own], first, [r.betas[1] for r in own], [r.eps for r in own]]
             hyper = torch.tensor([*rows, [float(name in rules) for name in self.tensors]])
             self._hyper.copy_(hyper.pin_memory() if self.device.type == "cuda" else hyper, non_blocking=True)
-            self._rules, self.first_betas = own, first
+            self._known = own, density
         self.sums.zero_()
         self.draws += 1
         return draw_signs(self.sums.numel(), self.seed, self.draws, self.device)

@@ -91,6 +91,8 @@ class VirtualExchange:
             rules: the optimizer's hyperparameters by parameter name, if there is a preconditioner.
         """
         step, done = self.tally.steps, list[tuple[VirtualUnit, Layout, Outcome]]()
+        if rules is not None:
+            rates = {name: rule.rate for name, rule in rules.items()}
         for worker in self.workers:
             worker.begin_step(None, rates)
         if self._keys:
@@ -98,7 +100,7 @@ class VirtualExchange:
         if self.preconditioner is None:
             done += [self._step(virtual, step) for virtual in self.units]
         else:
-            self.preconditioner.begin_step(rules or {}, None)
+            self.preconditioner.begin_step(rules or {}, self.plan.density_at(step), None)
             for sketch, spans, source in self.sketches:
                 done.append(self._step(sketch, step, (spans, source)))
             known = [virtual for virtual in self.units if virtual.unit.statistics]

@@ -110,8 +110,8 @@ class VirtualWorkers:
         else:
             self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density_at(0))
         told = momentum_notice(self._taken, optimizer, plan.momentum_asked or plan.compressor.dense)
-        if told:  # a change that was made is no warning here, where many trainings are made one after another
-            log.log(logging.WARNING if self._taken is None else logging.INFO, "%s", told)
+        if told:
+            log.warning("%s", told)
 
     @property
     def workers(self) -> int:

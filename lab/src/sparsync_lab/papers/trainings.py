@@ -261,10 +261,6 @@ def _options(run: Run) -> dict[str, Any]:
     if run.front != 1:
         assert run.steps is not None
         options["density"] = FrontLoaded(run.options["density"], run.steps, run.front)
-    if "budget" in options:
-        options.setdefault("total_steps", run.steps)
-    elif run.optimizer == "adamw":
-        options.setdefault("precondition", False)  # trainings at equal bytes have AdamW behind the residual
     if run.settings:
         name = run.method.partition("+")[0]
         if name in RECIPES:
