@@ -1,4 +1,4 @@
-"""What hook and update of preconditioned feedback cost together, against torch's own AdamW step, measured in one run."""
+"""What hook and update of preconditioned feedback cost together, against torch's own AdamW step, in one run."""
 
 from __future__ import annotations
 
