@@ -81,14 +81,12 @@ class Preconditioner:
 
     def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
         """Take the mean over the workers of a sketch."""
-        for tensor in tensors:
-            self.moment.sums[tensor.place : tensor.place + tensor.size] = mean[tensor.at : tensor.at + tensor.size]
+        self.moment.sums.index_copy_(0, self.moment.index_of(tensors), mean)
 
     def add_dense(self, spans: Sequence[Span], mean: Tensor) -> None:
-        """Take the mean gradient of tensors that travel dense."""
-        for span in spans:
-            tensor = self.moment.tensors[span.name]
-            self.moment.sums[tensor.place : tensor.place + tensor.size] = mean[span.start : span.stop]
+        """Take the mean gradient of tensors that travel dense, and lie one after another."""
+        index = self.moment.index_of([self.moment.tensors[span.name] for span in spans])
+        self.moment.sums.index_copy_(0, index, mean.float())
 
     def update(self) -> None:
         """Make this step's preconditioner, once the means of all sketches are there."""
@@ -97,8 +95,7 @@ class Preconditioner:
 
     def write_dense(self, spans: Sequence[Span], out: Tensor) -> None:
         """Write the updates of tensors that travel dense."""
-        for span in spans:
-            out[span.start : span.stop] = self.moment.dense_update(span.name)
+        out.copy_(self.moment.dense_updates([span.name for span in spans]))
         self.show(spans, out, give_norm)
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
