@@ -129,7 +129,7 @@ def test_rates_are_searched_with_16_workers_and_taken_by_all_others() -> None:
         assert search.chosen(name, MAIN) == 4.0
         stage = next(stage for stage in STAGES if stage.model == name)
         ready, waiting = search.runs(stage)
-        assert sorted(run.rate for run in ready) == pytest.approx([0.0028, 0.008])
+        assert sorted({run.rate for run in ready}) == pytest.approx([0.0028, 0.008])
         assert not waiting
         assert {(run.workers, run.batch) for run in ready} == {(SETTINGS[name].workers, SETTINGS[name].batch)}
     unknown = searched({})
