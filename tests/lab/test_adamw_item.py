@@ -195,7 +195,7 @@ def test_the_control_s_optimizer_and_betas(context: RunContext) -> None:
 
 def test_one_large_training_at_a_time(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two would not fit in a GPU's memory: a process waits until the other's is done."""
-    assert not Run("small", "gpt", workers=64).large
+    assert not Run("small", "gpt", workers=16).large
     run = Run("large", "gpt2", **{**TINY, "workers": 16})
     assert run.large
     held, lines = ExitStack(), list[str]()
