@@ -15,7 +15,10 @@ from sparsync.collectives import AllGather, Channel
 from sparsync.compressors import Context, GaussianK
 from sparsync.engine.bucketing import Bucket
 from sparsync.engine.completion import Deferred
-from sparsync.kernels import Memory, Velocity
+from sparsync.kernels import Memory, Update, Velocity
+from sparsync.kernels.apply_update import Change, apply_update
+from sparsync.kernels.precondition import reference
+from sparsync.kernels.sketch import draw_signs, sketch
 from sparsync.layout import Parameter
 from sparsync.schedule import Constant
 from sparsync.wire import CODECS, Wire
@@ -23,6 +26,7 @@ from sparsync.workspace import Workspace
 from tests.methods import SPARSE, Worker, gradient, make, reducer_of, worker
 from tests.models import net, weights
 from tests.pairs import layout_of, nothing_waited_for_nor_allocated
+from tests.tensors import moved, sketched, tables_of
 from tests.world import World
 
 pytestmark = [
@@ -74,6 +78,44 @@ def test_once_settled_compress_waits_for_nothing_and_allocates_nothing(name, val
     assert torch.equal(sent.densify() + one.residual, kept + grads[0])
     least = 0.5 * one.layout.k if name != "gaussian" else 0  # its count is anything
     assert least < int(sent.count) <= one.layout.capacity
+
+
+@pytest.mark.parametrize("name", ["threshold", "topk", "dgc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_once_settled_preconditioning_waits_for_nothing_and_allocates_nothing(name, dtype):
+    """Sketch, the one pass, and the update of parameters; and all of it from a graph."""
+    tensors = sketched([(1, 1024, 1000), (3, 300, 401), 70_000], hole=0)
+    compressor = make(name, 0.001)
+    layout = layout_of([tensor.numel for tensor in tensors], compressor, "global", hole=0)
+    spare, tables = torch.zeros(layout.numel, device="cuda"), moved(tables_of(tensors), "cuda")
+    one = Worker(compressor, layout, dtype, device="cuda")
+    update = Update(one.velocity, one.velocity, tensors, tables)
+    memory, ctx = Memory(one.residual, one.residual), Context()
+    grads = [torch.randn(layout.numel, device="cuda").to(dtype) for _ in range(2)]
+    signs = draw_signs(tables.sizes.numel(), 0, 0, torch.device("cuda"))
+    out, parameters = torch.zeros(tensors[-1].at + tensors[-1].size, device="cuda"), torch.ones_like(spare)
+    changes = [Change(parameters, spare, 0.99, torch.ones((), device="cuda"))]
+
+    def act(step):
+        sketch(grads[step % 2], tensors, signs, out, ctx.workspace)
+        memory.update = update
+        sent = one.compressor.compress(grads[step % 2], memory, layout, ctx, one.state)
+        apply_update(changes, None, ctx.workspace)
+        return sent
+
+    for step in range(25):
+        act(step)
+    with nothing_waited_for_nor_allocated(name):
+        for step in range(5):
+            act(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sent = act(0)
+    before, came = one.residual.clone(), torch.zeros_like(spare)
+    reference.precondition(grads[0], replace(update, after=one.velocity.clone()), came)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(sent.densify() + one.residual, before + came)
 
 
 @pytest.mark.parametrize("name", ["random", "block"])

@@ -9,7 +9,7 @@ import torch
 
 from sparsync.collectives.base import shape_of
 from sparsync.layout import Layout
-from sparsync.sparse import SparseGrad, write_mean
+from sparsync.sparse import SparseGrad, give_norm, write_mean
 from sparsync.wire import CODECS, Wire
 from sparsync.wire.device import TILE, DeviceMessage, carries
 from tests.fence import fenced
@@ -114,8 +114,30 @@ def test_the_mean_is_that_of_the_wire(workers, indices, values, dtype):
     device.write_mean(rows.to(DEVICE), fine, out, overflow)
     assert torch.equal(out.cpu(), whole)
     assert int(overflow) == 0
+    norm = torch.tensor(3.0)
+    factor = device.give_norm(rows.to(DEVICE), out, norm.to(DEVICE), 2.0)
+    expected = give_norm(whole, norm, 2.0)
+    torch.testing.assert_close(factor.cpu(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-3, atol=0)
+    torch.testing.assert_close(out.cpu(), whole, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0)
     device.write_mean(rows.to(DEVICE), fine + 1, out, overflow)
     assert not out.any()
+    assert device.give_norm(rows.to(DEVICE), out, norm.to(DEVICE), 2.0) == 2
+    assert not out.any()
+
+
+def test_a_mean_that_is_poisoned_is_not_multiplied():
+    """Its norm is unknown; and the ranks' own entries are where they were."""
+    layout, wire, shape, device = setting([900], "layer", "fp32", "int", 2)
+    sents = [in_order(some(layout, "fp32", seed)) for seed in (0, 2)]
+    rows = torch.stack(
+        [wire.encode(s, layout.segment_of, shape, wire.header(s, 1, layout.id, layout.digest)) for s in sents]
+    )
+    out, fine = torch.zeros(layout.numel, device=DEVICE), torch.zeros((), dtype=torch.int32, device=DEVICE)
+    device.write_mean(rows.to(DEVICE), fine, out, None)
+    out[int(sents[0].indices[3])] = torch.nan
+    before = out.clone()
+    assert device.give_norm(rows.to(DEVICE), out, torch.tensor(3.0, device=DEVICE), 1.0) == 1
+    torch.testing.assert_close(out, before, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter can be watched")

@@ -101,3 +101,16 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
         start += term.values.numel()
     out[unique] = quotients = (sums / divisor).to(out.dtype)
     return quotients
+
+
+def give_norm(out: Tensor, norm: Tensor, scale: float) -> Tensor:
+    """Multiply ``out``, in place, by what makes its norm ``scale * norm``; returns that: ``scale`` itself, where
+    either norm is 0 or unknown."""
+    factor = factor_for(torch.linalg.vector_norm(out, dtype=torch.float32), norm, scale)
+    out.mul_(factor)
+    return factor
+
+
+def factor_for(own: Tensor, norm: Tensor, scale: float) -> Tensor:
+    """Return what makes a norm ``own`` the norm ``scale * norm``."""
+    return torch.where((own > 0) & (norm > 0), norm / own, 1.0) * scale

@@ -20,7 +20,10 @@ from sparsync_lab.cli.app import run
 from tests.methods import KINDS, gradient
 
 ROOT = Path(__file__).parent.parent.parent
-METHODS = ["threshold", *(f"{name} (PyTorch)" for name in BASELINES), *flat_methods.OURS]
+FLOORS = ["e += g", "e += g; g.zero_()", "e += g; m += g"]
+METHODS = [
+    "threshold", *(f"{name} (PyTorch)" for name in BASELINES), *flat_methods.OURS, "threshold, AdamW", "topk, AdamW"
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -59,7 +62,7 @@ def test_the_command_writes_its_columns_and_a_figure(tmp_path: Path) -> None:
     assert "…" not in done.stdout  # 80 columns are enough
     with out.open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["method"] for row in rows] == 2 * ["e += g", "e += g; g.zero_()", *METHODS]
+    assert [row["method"] for row in rows] == 2 * [*FLOORS, *METHODS]
     for key in ("p20_ms", "p50_ms", "p80_ms", "host_p50_ms", "floor_p50_ms", "ratio_to_floor", "pytorch_topk_to_this"):
         assert all(float(row[key]) > 0 for row in rows), key
     for key in ("device", "cpus", "torch", "sparsync", "date", "threads", "load", "rounds", "settling_steps"):
@@ -82,8 +85,8 @@ def test_one_after_another_as_interleaved(monkeypatch: pytest.MonkeyPatch) -> No
     alone, missed = measure(SelectBench(size=2000, density=0.01, rounds=4), Budget(60))
     assert [row.method for row in alone] == [row.method for row in together]
     assert missed == []
-    assert all(len(row.times) == len(row.floors) == 4 for row in [*together, *alone[2:]])
-    assert {row.floor for row in together} == {row.floor for row in alone} == {flat_methods.FLOOR}
+    assert all(len(row.times) == len(row.floors) == 4 for row in [*together, *alone[3:]])
+    assert {row.floor for row in together} == {row.floor for row in alone} == {FLOORS[0], FLOORS[2]}
     assert len(alone[0].times) == 4 * len(METHODS)  # before and after each
 
 
@@ -97,9 +100,9 @@ def test_a_spent_budget_starts_nothing_new() -> None:
 def test_half_precision_gradients_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "small", (lambda: [(30, 20), (30,), (7, 5)], 665))
     rows, _ = measure(SelectBench(density=0.1, dtype="bf16", rounds=3, model="small"), Budget(60))
-    assert [(row.method, row.scope) for row in rows[2:]] == [("threshold", "global"), ("threshold", "layer")]
-    assert all(row.count is not None and 0.5 < row.count <= 1 for row in rows[2:])
-    assert all(row.energy is not None and 0.5 < row.energy <= 1 for row in rows[2:])
+    assert [(row.method, row.scope) for row in rows[3:]] == [("threshold", "global"), ("threshold", "layer")]
+    assert all(row.count is not None and 0.5 < row.count <= 1 for row in rows[3:])
+    assert all(row.energy is not None and 0.5 < row.energy <= 1 for row in rows[3:])
 
 
 def test_shapes_of_models() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsync.collectives.comm.channel import Channel
 from sparsync.layout import Layout
-from sparsync.sparse import NONFINITE, SparseGrad, write_mean
+from sparsync.sparse import NONFINITE, SparseGrad, give_norm, write_mean
 from sparsync.wire import Header, Shape, Wire
 from sparsync.workspace import Workspace
 
@@ -46,9 +46,13 @@ class Mean(Protocol):
         """Overwrite the flat tensor ``out``; ``flag`` is told if that is not finite (a sum may overflow)."""
         ...
 
+    def give_norm(self, out: Tensor, norm: Tensor, scale: float) -> Tensor:
+        """Multiply what was just written into ``out`` as ``sparse.give_norm`` does, on every rank alike."""
+        return give_norm(out, norm, scale)
+
 
 @dataclass
-class MeanOf:
+class MeanOf(Mean):
     """The sum of ``terms``, in their order, divided once by ``divisor``."""
 
     terms: Sequence[SparseGrad]

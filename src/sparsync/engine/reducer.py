@@ -217,7 +217,7 @@ class Reducer:
                 reduced = unit.collective.reduce(sent, layout, self.channel, unit.workspace)
                 record.exchanged = time.perf_counter()
                 self.completion.finish(unit, layout, sent, reduced, record, step)
-                keep_result(unit, unit.grad, self.worker)
+                keep_result(unit, unit.grad, self.worker, reduced)
                 written = [] if unit.statistics else self._write_back(unit)
                 record.decoded, record.bytes = time.perf_counter(), self.channel.take_count()
                 record.traffic = unit.traffic(layout, self.plan.wire, self.channel.size, sent.values.dtype).mean_bytes

@@ -96,8 +96,13 @@ def sketch_unit(unit: Unit, spans: Sequence[Span], source: Tensor, out: Tensor, 
     worker.preconditioner.sketch(places.tensors, source, out, unit.workspace)
 
 
-def keep_result(unit: Unit, mean: Tensor, worker: WorkerState) -> None:
-    """Give the preconditioner the mean of what it is made of, and let it show the mean of what it has made."""
+def keep_result(unit: Unit, mean: Tensor, worker: WorkerState, reduced: Reduced) -> None:
+    """Give the preconditioner the mean of what it is made of, and let it show the mean of what it has made.
+
+    Args:
+        mean: as it was written.
+        reduced: where it came from.
+    """
     if worker.preconditioner is None:
         return
     places = unit.workspace.find(SketchPlaces)
@@ -106,7 +111,7 @@ def keep_result(unit: Unit, mean: Tensor, worker: WorkerState) -> None:
     elif unit.statistics:
         worker.preconditioner.add_dense(unit.spans, mean)
     else:
-        worker.preconditioner.show(unit.spans, mean)
+        worker.preconditioner.show(unit.spans, mean, reduced.mean.give_norm)
 
 
 def finish_unit(

@@ -6,7 +6,7 @@ layers; and the mean of what the workers send *is* the update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,7 @@ from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMom
 from sparsync.kernels import Update
 from sparsync.kernels.sketch import Sketched, sketch
 from sparsync.layout import Parameter, Span
+from sparsync.sparse import give_norm
 from sparsync.workspace import Workspace
 
 
@@ -80,14 +81,12 @@ class Preconditioner:
 
     def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
         """Take the mean over the workers of a sketch."""
-        for tensor in tensors:
-            self.moment.sums[tensor.place : tensor.place + tensor.size] = mean[tensor.at : tensor.at + tensor.size]
+        self.moment.sums.index_copy_(0, self.moment.index_of(tensors), mean)
 
     def add_dense(self, spans: Sequence[Span], mean: Tensor) -> None:
-        """Take the mean gradient of tensors that travel dense."""
-        for span in spans:
-            tensor = self.moment.tensors[span.name]
-            self.moment.sums[tensor.place : tensor.place + tensor.size] = mean[span.start : span.stop]
+        """Take the mean gradient of tensors that travel dense, and lie one after another."""
+        index = self.moment.index_of([self.moment.tensors[span.name] for span in spans])
+        self.moment.sums.index_copy_(0, index, mean.float())
 
     def update(self) -> None:
         """Make this step's preconditioner, once the means of all sketches are there."""
@@ -96,9 +95,8 @@ class Preconditioner:
 
     def write_dense(self, spans: Sequence[Span], out: Tensor) -> None:
         """Write the updates of tensors that travel dense."""
-        for span in spans:
-            out[span.start : span.stop] = self.moment.dense_update(span.name)
-        self.show(spans, out)
+        out.copy_(self.moment.dense_updates([span.name for span in spans]))
+        self.show(spans, out, give_norm)
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
         """Return how a flat gradient becomes the update that it asks for.
@@ -111,12 +109,13 @@ class Preconditioner:
         places = workspace.get(TensorPlaces, None, lambda: TensorPlaces(self.places(spans)))
         return Update(velocity.committed, velocity.working, places.tensors, self.moment.tables)
 
-    def show(self, spans: Sequence[Span], result: Tensor) -> None:
-        """Give a result the mean gradient's norm, in the gradient's scale: so logged norms mean what they always do."""
-        norm = self.moment.norm_of([span.name for span in spans])
-        own = torch.linalg.vector_norm(result, dtype=torch.float32)
-        factor = torch.where((own > 0) & (norm > 0), norm / own, 1.0) * self.loss_scale
-        result.mul_(factor)
+    def show(self, spans: Sequence[Span], result: Tensor, multiply: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+        """Give a result the mean gradient's norm, in the gradient's scale: so logged norms mean what they always do.
+
+        Args:
+            multiply: does as ``give_norm``.
+        """
+        factor = multiply(result, self.moment.norm_of([span.name for span in spans]), self.loss_scale)
         self.shown.update((span.name, factor) for span in spans)
 
     def undo(self) -> None:

@@ -132,6 +132,7 @@ class SecondMoment:
         self.draws = 0  # steps that signs were drawn for; one that is undone does not count
         self._saved: list[Tensor] | None = None
         self._numbers: dict[tuple[str, ...], Tensor] = {}
+        self._indices: dict[tuple[int, ...], Tensor] = {}
 
     def _find_pairs(self) -> tuple[Tensor, Tensor]:
         """Return of every group the one that it makes entries with, and 1 for groups of entries themselves."""
@@ -178,9 +179,9 @@ class SecondMoment:
         sums.mul_(1 / loss_scale).masked_fill_(~self.good, 0)
         squares = sums * sums
         # A group's sum of squares is that of its matrix, of rows and of columns alike.
-        energy = torch.segment_reduce(squares, "sum", lengths=self._lengths)
+        energy = _sums(squares, self._lengths)
         energy *= 0.5 + 0.5 * self._entries
-        self.norms = torch.segment_reduce(energy, "sum", lengths=self._groups_of).sqrt_()
+        self.norms = _sums(energy, self._groups_of).sqrt_()
         clip = (self.max_norm / (self.norm + 1e-6)).clamp_(max=1.0)
         squares *= clip * clip
         active = self.good & (self.norms > 0) & (known > 0)
@@ -190,7 +191,7 @@ class SecondMoment:
         self.squares.lerp_(squares, torch.where(active, 1 - second, 0.0)[self._owner])
         # Where nothing has come in yet everything is 0, and divided by what is not.
         now = self.squares / (1 - self.powers2).clamp_(min=1e-300).float()[self._owner]
-        total = torch.segment_reduce(now, "sum", lengths=self._lengths).clamp_(min=1e-37)
+        total = _sums(now, self._lengths).clamp_(min=1e-37)
         # A single draw of signs may cancel a row by chance: the first steps know its size less well than the mean's.
         least = (0.5 / self.steps.square().clamp(min=0.5)).clamp_(min=self.preconditioning.floor).float()
         least = least[self._tensor] * total / self._lengths * (1 - self._entries)
@@ -250,12 +251,20 @@ class SecondMoment:
         self.steps[tensor.number] = steps
         self.powers1[tensor.number], self.powers2[tensor.number] = betas[0] ** steps, betas[1] ** steps
 
-    def dense_update(self, name: str) -> Tensor:
-        """Return what the optimizer's own rule makes of a gradient that travels dense; NaN in a bad step."""
-        tensor = self.tensors[name]
-        place = slice(tensor.place, tensor.place + tensor.size)
-        rate, eps = self.tables.rates[tensor.number], self.tables.eps[tensor.number]
-        update = self.means[place] * rate / (self.tables.sizes[place] + eps)
+    def index_of(self, tensors: Sequence[Sketched]) -> Tensor:
+        """Return where in the flat vectors the sketches of ``tensors`` are, or their entries, one after another."""
+        key = tuple(tensor.number for tensor in tensors)
+        if key not in self._indices:
+            places = [torch.arange(t.place, t.place + t.size, device=self.device) for t in tensors]
+            self._indices[key] = torch.cat(places)
+        return self._indices[key]
+
+    def dense_updates(self, names: Sequence[str]) -> Tensor:
+        """Return what the optimizer's own rule makes of gradients that travel dense, flat, one after another; NaN in a
+        bad step."""
+        index, tables = self.index_of([self.tensors[name] for name in names]), self.tables
+        owner = self._owner[index]
+        update = self.means[index] * tables.rates[owner] / (tables.sizes[index] + tables.eps[owner])
         return torch.where(self.good, update, torch.nan)
 
     # ---- what is kept ---------------------------------------------------------------------------------------------
@@ -307,3 +316,8 @@ class SecondMoment:
                 mean.copy_(bag["mean"]) if bag else mean.zero_()
         self.max_norm.copy_(state[""]["max_norm"])
         self.draws = int(state[""]["draws"])
+
+
+def _sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return the sums of parts of these lengths; they are not checked, for which the host would have to wait."""
+    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)

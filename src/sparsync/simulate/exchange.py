@@ -138,7 +138,7 @@ class VirtualExchange:
         for worker, sent, result in zip(self.workers, outcome.sents, outcome.results, strict=True):
             worker.ledger.record_sent(virtual.unit, sent)
             worker.ledger.record_rejected(virtual.unit, result.rejected)
-        keep_result(virtual.unit, virtual.mean, self.workers[0])
+        keep_result(virtual.unit, virtual.mean, self.workers[0], outcome.results[0])
         self._count(virtual, layout, outcome.sents)
         return virtual, layout, outcome
 

@@ -14,7 +14,7 @@ from sparsync.kernels.device import on_device_of, usable_on
 from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.message.header import HEADER
 from sparsync.layout import Layout
-from sparsync.sparse import SparseGrad
+from sparsync.sparse import SparseGrad, factor_for
 from sparsync.wire.bits import words_for
 from sparsync.wire.indices import ef_width, ef_words
 from sparsync.wire.message import MAGIC, VERSION, Wire
@@ -66,6 +66,7 @@ class DeviceMessage:
         self.message = zeros(self.words)
         self.message16 = self.message.view(torch.int16)
         self._read: tuple[Tensor, Tensor, Tensor] | None = None
+        self.gathered: Tensor | None = None
         self.bitmap, self.lines, self.sums = zeros(self.pieces * 4096), zeros(self.pieces * 128), zeros(self.pieces)
         self.begins = zeros(workers, self.tiles + 1)
         self.programs = min(PROGRAMS, self.tiles)
@@ -135,6 +136,38 @@ class DeviceMessage:
                 TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
                 CHECK=overflow is not None, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
             )  # fmt: skip
+
+    def give_norm(self, rows: Tensor, out: Tensor, norm: Tensor, scale: float) -> Tensor:
+        """Do as ``sparse.give_norm`` on the mean that was just written, where it has entries: the others are 0.
+
+        The sum of squares of a mean is that of each rank's values times it, over the ranks.
+        """
+        from sparsync.kernels.message import triton as kernels
+
+        rows, rows16, indices = self._views(rows)
+        index_stride = self.words
+        if self.width >= 0:
+            indices, index_stride = self.indices, self.shape.capacity
+        grid = (self.entries, self.workers)
+        if self.gathered is None:
+            self.gathered = torch.zeros(self.workers, self.shape.capacity, device=out.device)
+            self.products = torch.zeros(self.workers, self.entries, device=out.device, dtype=torch.float64)
+            self.factor = torch.ones((), device=out.device)
+        with on_device_of(out):
+            self.launch(
+                kernels.gather_mean, grid,
+                rows, rows16, self.words, indices, index_stride, self.begins, out, self.gathered, self.products,
+                self.starts, self.owners, self.spans, len(self.layout.segments), self.tiles, self.shape.capacity,
+                self.entries, self.values_at, self.plane, BLOCK=BLOCK, CODEC=self.codec, STEPS=self.steps,
+            )  # fmt: skip
+            factor = factor_for((self.products.sum() / self.workers).sqrt().float(), norm, scale)
+            self.factor.copy_(factor)  # in its place, which the kernel knows
+            self.launch(
+                kernels.multiply_mean, grid,
+                indices, index_stride, self.begins, self.gathered, self.factor, out, self.tiles, self.shape.capacity,
+                BLOCK=BLOCK,
+            )  # fmt: skip
+        return factor
 
     def _views(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return messages, the same in 16-bit words, and their entries' indices."""

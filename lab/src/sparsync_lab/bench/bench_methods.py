@@ -48,6 +48,10 @@ class BenchMethod:
         """Return how many entries it wants."""
         return 0
 
+    def came_in(self, grad: Tensor) -> Tensor:
+        """Return what a gradient adds to the residual; it may be overwritten."""
+        return grad
+
     def step(self, grad: Tensor) -> Sent | None:
         """Add ``grad``, select, take out: the call that is timed."""
         raise NotImplementedError

@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsync_lab.bench.bench_methods import BenchMethod, MethodEntry, Sent, flat_methods, floors, scoped_methods
 from sparsync_lab.bench.clock import FLUSH, Clock, allocations, synchronizes
 from sparsync_lab.bench.model_shapes import MODELS, shape_spans
+from sparsync_lab.bench.preconditioned_methods import PreconditionedFloor, preconditioned_methods
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GRADIENTS, SHIFT = 256, 4096  # different gradients in turn: the same random numbers, each time this many further on
@@ -21,7 +22,7 @@ WATCHED_STEPS = 5  # steps that are watched for allocations and waiting
 MOST_SECONDS = 15.0  # seconds of settling, and of timing, after which a slow method is asked for no more than it must
 LEAST_STEPS = 3  # steps of each that it must
 ALONE_FROM = 100_000_000  # from this size on, methods run one after another
-ENTRY_BYTES = 64  # GPU memory for each entry of the gradient: residuals, gradients and what methods need beside
+ENTRY_BYTES = 72  # GPU memory for each entry of the gradient: residuals, gradients and what methods need beside
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ class SelectBench:
         device = torch.device(self.device)
         if self.model:
             return scoped_methods(shape_spans(self.model), self.density, device)
-        return flat_methods(self.size, self.density, device)
+        return [
+            *flat_methods(self.size, self.density, device),
+            *preconditioned_methods(self.size, self.density, device),
+        ]
 
 
 def fits(numel: int) -> bool:
@@ -148,7 +152,8 @@ class SelectSession:
         self.grads = [bank[i * SHIFT : i * SHIFT + bench.numel] for i in range(GRADIENTS)]
         self.spare = torch.empty_like(self.grads[0])
         self.clock, self.turn = Clock(self.device), 0
-        self.floors = [(SelectRow.of(bench, floor), floor) for floor in floors(bench.numel, self.device)]
+        own = [*floors(bench.numel, self.device), PreconditionedFloor(bench.numel, self.device)]
+        self.floors = [(SelectRow.of(bench, floor), floor) for floor in own]
         for row, floor in self.floors:  # memory is there only once it has been written to
             while row.warmed_up < LEAST_STEPS:
                 self.step(row, floor)
@@ -169,7 +174,7 @@ class SelectSession:
         while row.warmed_up < WARM_UP and (row.warmed_up < LEAST_STEPS or time.monotonic() - begun < MOST_SECONDS):
             self.step(row, method)
         grad = self.gradient(method)
-        total = method.residual + grad
+        total = method.residual + method.came_in(grad.clone())
         sent = method.step(grad)
         if sent is not None:
             row.count, row.energy = selection_quality(total, sent, method.k)

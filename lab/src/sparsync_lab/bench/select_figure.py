@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsync_lab.bench.bench_methods import FLOOR, ZEROING_FLOOR
+from sparsync_lab.bench.preconditioned_methods import PRECONDITIONED_FLOOR
 from sparsync_lab.bench.select import SelectRow
 
 USUAL = 0.001  # the density of the papers
@@ -31,11 +32,12 @@ Coordinate = Callable[[SelectRow], float]
 
 
 def draw(rows: Sequence[SelectRow], path: Path, caption: str) -> None:
-    """Write the figure: a line of panels for each dtype. What zeroes the gradient is left to the table."""
+    """Write the figure: a line of panels for each dtype. Only what is compared with ``e += g``."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    rows = [row for row in rows if row.floor == FLOOR and row.method != ZEROING_FLOOR]
+    others = (ZEROING_FLOOR, PRECONDITIONED_FLOOR)
+    rows = [row for row in rows if row.floor == FLOOR and row.method not in others]
     dtypes = list(dict.fromkeys(row.bench.dtype for row in rows))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 0.4 + 3.7 * len(dtypes)), dpi=160, layout="constrained")

@@ -18,6 +18,7 @@ from rich.table import Table
 from sparsync.kernels import cpu
 from sparsync_lab.bench.bench_methods import FLOOR
 from sparsync_lab.bench.model_shapes import MODELS
+from sparsync_lab.bench.preconditioned_methods import PRECONDITIONED_FLOOR
 from sparsync_lab.bench.select import DTYPES, Budget, SelectBench, SelectRow, fits, measure, quantile
 from sparsync_lab.bench.select_figure import draw
 from sparsync_lab.cli.progress import progress_bar
@@ -128,8 +129,9 @@ def _over(row: SelectRow, rows: Sequence[SelectRow], form: str) -> str:
 
 def _notes(missed: Sequence[str]) -> list[str]:
     notes = [
-        f"ratio: to {FLOOR}, and of what zeroes the gradient to the addition that zeroes it too. topk/: how many times "
-        "longer torch.topk with error feedback takes. energy: of what is sent, over that of the k largest."
+        f"ratio: to {FLOOR}; of what zeroes the gradient to the addition that zeroes it too; of AdamW's rows, which "
+        f"are preconditioned, to {PRECONDITIONED_FLOOR}: as many bytes. topk/: how many times longer torch.topk with "
+        "error feedback takes. energy: of what is sent, over that of the k largest."
     ]
     if missed:
         notes.append(f"The budget was spent before {len(missed)} rows: {'; '.join(missed)}.")

@@ -7,6 +7,7 @@ import typer
 from sparsync.cli.info import info
 from sparsync.version import __version__
 from sparsync_lab.cli import (
+    bench_adamw,
     bench_follow,
     bench_momentum,
     bench_select,
@@ -31,6 +32,7 @@ app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("info")(info)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
+bench.command("adamw")(bench_adamw.adamw)
 bench.command("follow")(bench_follow.follow_command)
 bench.command("momentum")(bench_momentum.momentum)
 bench.command("select")(bench_select.select)

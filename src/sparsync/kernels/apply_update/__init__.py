@@ -19,13 +19,13 @@ def apply_update(changes: Sequence[Change], skip: Tensor | None, workspace: Work
     Args:
         workspace: of the optimizer; keeps the buffers.
     """
-    ours = [change for change in changes if _simple(change)]
-    if ours:
+    simple = list(map(_simple, changes))
+    if any(simple):
         from sparsync.kernels.apply_update import launch
 
-        launch.apply_update(ours, skip, workspace)
-    if len(ours) < len(changes):
-        reference.apply_update([change for change in changes if not _simple(change)], skip)
+        launch.apply_update([change for change, own in zip(changes, simple, strict=True) if own], skip, workspace)
+    if not all(simple):
+        reference.apply_update([change for change, own in zip(changes, simple, strict=True) if not own], skip)
 
 
 def _simple(change: Change) -> bool:
@@ -33,8 +33,9 @@ def _simple(change: Change) -> bool:
     parameter, grad = change.parameter, change.grad
     if not (usable_on(parameter.device) and parameter.numel() and parameter.dtype == grad.dtype == torch.float32):
         return False
-    formats = (torch.contiguous_format, torch.channels_last)
-    return any(all(t.is_contiguous(memory_format=kind) for t in (parameter, grad)) for kind in formats)
+    if parameter.is_contiguous():
+        return grad.is_contiguous()
+    return all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (parameter, grad))
 
 
 __all__ = ["Change", "apply_update"]

@@ -231,17 +231,22 @@ def _value(
 
 
 @triton.jit
+def _rounded(mean, out):
+    """Return fp32 that ``out`` holds exactly."""
+    if out.dtype.element_ty == tl.bfloat16:  # to the nearest, ties to even: the interpreter would cut off
+        word = mean.to(tl.int32, bitcast=True)
+        word = (word + 0x7FFF + ((word >> 16) & 1)) & -0x10000
+        return tl.where((_magnitude(mean) < INFINITE), word.to(tl.float32, bitcast=True), mean)
+    else:
+        return mean.to(out.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
 def _write_mean(own, out, index, base, real, divisor, overflow, CHECK: tl.constexpr):
     """Write the mean of entries that are summed up, and clear their sums: of ranks that share one, the first does."""
     total = tl.atomic_xchg(own + (index - base), tl.zeros_like(index), mask=real, sem="relaxed")
     total = tl.where(real, total, 0).to(tl.float32, bitcast=True)
-    mean = tl.div_rn(total, divisor)
-    if out.dtype.element_ty == tl.bfloat16:  # to the nearest, ties to even: the interpreter would cut off
-        word = mean.to(tl.int32, bitcast=True)
-        word = (word + 0x7FFF + ((word >> 16) & 1)) & -0x10000
-        mean = tl.where((_magnitude(total) < INFINITE), word.to(tl.float32, bitcast=True), mean)
-    else:
-        mean = mean.to(out.dtype.element_ty).to(tl.float32)
+    mean = _rounded(tl.div_rn(total, divisor), out)
     tl.store(out + index, mean.to(out.dtype.element_ty), mask=real & (total != 0.0))
     if CHECK:
         nonfinite = real & (_magnitude(mean) >= INFINITE)
@@ -316,3 +321,32 @@ def sum_tiles(
                     index = tl.load(indices + near + i + lane, mask=real, other=0)
                     _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
         tl.debug_barrier()
+
+
+@triton.jit
+def gather_mean(
+    rows, rows16, stride, indices, index_stride, begins, out, gathered, products, starts, owners, spans, segments,
+    tiles, capacity, pieces, values_at, plane, BLOCK: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Gather what was written for the entries of every message, and sum up its products with their values."""
+    piece, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    entry = piece * BLOCK + tl.arange(0, BLOCK)
+    real = entry < tl.load(begins + rank * (tiles + 1) + tiles)
+    index = tl.load(indices + rank * index_stride + entry, mask=real, other=0)
+    value = _value(rows, rows16, rank * stride, entry, index, real, starts, owners, spans, segments, values_at, plane,
+                   CODEC, STEPS)  # fmt: skip
+    mean = tl.load(out + index, mask=real, other=0.0).to(tl.float32)
+    tl.store(gathered + rank * capacity + entry, mean, mask=real)
+    product = tl.where(real, value, 0.0).to(tl.float64) * mean.to(tl.float64)
+    tl.store(products + rank * pieces + piece, tl.sum(product))
+
+
+@triton.jit
+def multiply_mean(indices, index_stride, begins, gathered, factor, out, tiles, capacity, BLOCK: tl.constexpr):
+    """Write what was gathered, multiplied: of ranks that share an entry, all write the same."""
+    rank = tl.program_id(1).to(tl.int64)
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = entry < tl.load(begins + rank * (tiles + 1) + tiles)
+    index = tl.load(indices + rank * index_stride + entry, mask=real, other=0)
+    mean = _rounded(tl.load(gathered + rank * capacity + entry, mask=real, other=0.0) * tl.load(factor), out)
+    tl.store(out + index, mean.to(out.dtype.element_ty), mask=real)
