@@ -7,7 +7,8 @@ All of it follows from what a plan's own messages take (``bytes_per_step``), for
    them are compressed until the others do. With a preconditioner they always travel dense.
 3. *Collective*: all-gather, whose result holds up to P k entries, or balanced, which takes about 3 k whatever P is for
    2 k of them: the one whose result holds more. Balanced must hold a quarter more, as on a GPU it waits for the host.
-   Where both hold all entries, the one to which every worker sends more.
+   Where both hold all entries, the one to which every worker sends more. With a preconditioner all-gather, if with it
+   a worker can send 1 % of the entries: signs of sums lose more than signs of updates.
 4. *Values*: the most exact with which enough entries travel: fp16 from a half of all entries on, levels from a quarter
    on, else signs, and these for at most half of the entries. With Laplacian entries that is about where the next one
    brings more of their energy for the same bytes.
@@ -30,7 +31,6 @@ from sparsync.compressors import NoCompression
 from sparsync.config import ExchangePlan
 from sparsync.config.budget import MOST, Budget, Spending, share_text
 from sparsync.engine.traffic import bytes_per_step
-from sparsync.feedback.second_moment import FEW
 from sparsync.layout import Parameter
 from sparsync.schedule import FrontLoaded, as_schedule
 
@@ -40,6 +40,8 @@ COLLECTIVES: tuple[tuple[Collective, Callable[[int], float]], ...] = (  # entrie
     (AllGather(), lambda workers: workers),
     (Balanced(2.0), lambda workers: 2.0 / 1.25),
 )
+FIRST = 0.04  # the largest density that a training begins with because bytes are spent early, if it is preconditioned
+ENOUGH = 0.01  # entries that a worker sends by all-gather, if it is preconditioned, where nothing else is asked
 NEAR = 3e-5  # a search ends so near to the whole budget, or to the largest density
 
 
@@ -197,9 +199,11 @@ class BudgetSearch:
             found = self._candidate(collective, coarsest, names)
             if found.cost(self.least) <= allowed:
                 spent = lambda density, cost=found.cost: cost(density) / allowed  # noqa: E731
-                entries = self.numel * largest_density(spent, self.least, 1.0)
-                reaches = min(self.numel, counts(self.workers) * entries), entries
+                density = largest_density(spent, self.least, 1.0)
+                reaches = min(self.numel, counts(self.workers) * self.numel * density), self.numel * density
                 best, most = (found, reaches) if reaches > most else (best, most)
+                if self.plan.precondition and density >= ENOUGH:
+                    break
         if best is None:
             return None
         for values, (since, _) in self.values.items():
@@ -211,7 +215,7 @@ class BudgetSearch:
     def _schedule(self, found: Candidate, density: float) -> FrontLoaded:
         """Return the densities that end with this one. Updates that are preconditioned begin with few entries, too: of
         many, the first steps' would be the worst."""
-        most = max(density, FEW) if found.plan.precondition else 1.0
+        most = max(density, FIRST) if found.plan.precondition else 1.0
         return self.budget.schedule(density, min(most, found.most))
 
     def _last_density(self, found: Candidate, allowed: float) -> float:

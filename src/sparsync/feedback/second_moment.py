@@ -19,7 +19,7 @@ from sparsync.kernels.sketch import Sketched, draw_signs
 from sparsync.layout import Matrices, Parameter
 
 SECOND_MOMENTS = ("sketch", "exact")
-LEAST_BETA, FEW = 0.5, 0.04  # momentum that is enough where no more than this share of the entries is sent
+LEAST_BETA, FEW = 0.5, 0.01  # momentum that is enough where no more than this share of the entries is sent
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Preconditioning:
             raise ValueError(f"second_moment must be one of {', '.join(SECOND_MOMENTS)}, got {self.second_moment!r}")
 
     def beta_for(self, own: float, density: float) -> float:
-        """Return the velocity's momentum for an optimizer's own, at a density: 0.5 up to 4 %, and its own at 1."""
+        """Return the velocity's momentum for an optimizer's own, at a density: 0.5 up to 1 %, and its own at 1."""
         if self.beta == "own":
             return own
         if self.beta == "auto":

@@ -95,6 +95,7 @@ ABLATIONS: Mapping[str, Method] = {
         _change("values levels", values="levels"),
         _change("values fp16", values="fp16"),
         _change("balanced", collective="balanced"),
+        _change("all-gather", collective="allgather"),
         _change("scope layer", scope="layer"),
     )
 }
@@ -105,7 +106,7 @@ STAGES = (
     Stage("gpt", 0, FIRST, (GRADIENT, DEMO, FACTORED, FACTORED_HALF)),
     Stage("gpt", 0, OTHERS, ("dense", MAIN)),
     Stage("gpt-w4", 0, FIRST, ("dense", MAIN)),
-    Stage("gpt-w64", 0, FIRST, ("dense", MAIN)),
+    Stage("gpt-w64", 0, FIRST, (MAIN, "ablation: all-gather", "dense")),
     Stage("gpt", 0, FIRST, (preconditioned(100), preconditioned(15), *LOCO.values())),
     Stage("gpt", 1, FIRST, ("dense", MAIN, GRADIENT, DEMO)),
     Stage("vit", 0, FIRST, ("dense", MAIN, GRADIENT)),

@@ -19,7 +19,7 @@ from sparsync_lab.training.methods import DENSE
 OPTIMIZERS = ("sgd", "adamw", "factored-adamw")
 SUFFIX = ".json.gz"
 SEEDS = (0, 1, 2)  # of trainings that are made more than once
-MOST_ENTRIES = 10**9  # of the gradients of all workers; with more, a training has a GPU's memory to itself
+MOST_ENTRIES = 3 * 10**8  # of the gradients of all workers; with more, a training has a GPU's memory to itself
 # Came later: where they are left alone, names are what they were.
 LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999}
 
