@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
+from sparsync.config import resolve
+from sparsync.engine.traffic import units_of
 from sparsync.layout import Matrices, Parameter
 from sparsync.simulate import VirtualWorkers
 from tests.world import World
@@ -544,3 +546,25 @@ def test_matrices_follow_the_order_of_memory() -> None:
     assert Matrices.of(Parameter.of("p", turned)) == Matrices(1, 48, 96)
     last = torch.empty(32, 16, 3, 3).to(memory_format=torch.channels_last)
     assert Matrices.of(Parameter.of("p", last)) == Matrices(1, 32, 144)
+
+
+# ---- what sketches cost ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1024, 4096])
+def test_sketches_take_a_twentieth_of_a_sixtieth(width: int) -> None:
+    """Of a transformer's layers, wide as today's are: what the sketches take is at most 5 % of a budget of 1/60."""
+    with torch.device("meta"):
+        layer = nn.TransformerEncoderLayer(width, 16, 4 * width, batch_first=True)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    plan = resolve(optimizer=optimizer, budget=1 / 60)
+    named = dict(layer.named_parameters())
+    parameters = [Parameter.of(name, p) for name, p in named.items()]
+    units, sketches = units_of(plan, parameters, plan.dense_names(named), torch.device("meta"))
+    taken = 0.0
+    for unit, *_ in sketches:
+        layout, _ = unit.layout_at(1.0)
+        taken += unit.collective.traffic(layout, plan.wire, 16).mean_bytes
+    dense = 2 * 15 / 16 * 4 * sum(p.numel for p in parameters)
+    assert 0 < taken <= 0.05 * dense / 60
+    assert units
