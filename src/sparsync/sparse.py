@@ -106,7 +106,8 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
 def give_norm(out: Tensor, norm: Tensor, scale: float) -> Tensor:
     """Multiply ``out``, in place, by what makes its norm ``scale * norm``; returns that: ``scale`` itself, where
     either norm is 0 or unknown."""
-    factor = factor_for(torch.linalg.vector_norm(out, dtype=torch.float32), norm, scale)
+    dtype = torch.promote_types(out.dtype, torch.float32)
+    factor = factor_for(torch.linalg.vector_norm(out, dtype=dtype), norm, scale)
     out.mul_(factor)
     return factor
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.replaced_step import ReplacedStep
@@ -61,9 +63,10 @@ class TakenAdam:
         self._names = names
         self._unapplied: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what its gradient showed, the factor
         self._kept_back: dict[int, Tensor] = {}
+        self._watched: dict[int, RemovableHandle] = {}
         self._workspace = Workspace()
         self._take_state()
-        self._step = ReplacedStep(optimizer, self.apply)
+        self._step = ReplacedStep(optimizer, self.apply, names)
         self._hooks = [
             optimizer.register_state_dict_post_hook(self._fill_state_dict),
             optimizer.register_load_state_dict_post_hook(lambda _: self._take_state()),
@@ -103,8 +106,17 @@ class TakenAdam:
         if not (self.preconditioner.pending and torch.is_grad_enabled()):
             return
         for parameter in self._tracked():
-            if parameter.grad is not None:
-                self._kept_back[id(parameter)] = parameter.grad.clone()
+            if parameter.grad is not None and parameter.requires_grad and id(parameter) not in self._watched:
+                self._watched[id(parameter)] = parameter.register_hook(partial(self._keep_back, parameter))
+
+    def _keep_back(self, parameter: Tensor, _: Tensor) -> None:
+        """Keep what a parameter's gradient shows just before another is added to it; nothing, if it was zeroed since
+        or is kept already."""
+        self._watched.pop(id(parameter)).remove()
+        if parameter.grad is None or not self.preconditioner.pending:
+            self._kept_back.pop(id(parameter), None)
+        elif id(parameter) not in self._kept_back:
+            self._kept_back[id(parameter)] = parameter.grad.clone()
 
     def correct_gradient(self, buffer: Tensor, parameters: Sequence[Tensor], loss_scale: Callable[[], float]) -> None:
         """Make a bucket what the last backward gave: without an update that still waits for its step, and with Adam's
@@ -120,7 +132,8 @@ class TakenAdam:
             kept = self._kept_back.pop(id(parameter), None)
             if kept is not None:
                 grad.sub_(kept.view(own.shape))
-                self._unapplied.append((parameter, kept, self.preconditioner.shown[self._names[id(parameter)]]))
+                shown = self.preconditioner.shown[self._names[id(parameter)]]
+                self._unapplied.append((parameter, kept, shown.clone()))  # which the next exchange may overwrite
             if id(parameter) in decays:
                 grad.add_(parameter.detach().view(own.shape), alpha=decays[id(parameter)] * loss_scale())
             start += own.numel
@@ -140,8 +153,8 @@ class TakenAdam:
             decoupled = _decoupled(self.optimizer, group)
             kept = 1 - float(group["lr"]) * float(group["weight_decay"]) if decoupled else 1.0
             for parameter in group["params"]:
-                if parameter.grad is not None and id(parameter) in self._names:
-                    shown = moment.shown[self._names[id(parameter)]]  # the same one for all parameters of a unit
+                shown = moment.shown.get(self._names.get(id(parameter), ""))  # one for all parameters of a unit
+                if parameter.grad is not None and shown is not None:
                     factor = factors.get(id(shown))
                     if factor is None:
                         factor = factors[id(shown)] = undo / shown
@@ -159,15 +172,16 @@ class TakenAdam:
         on its ``max_norm`` acts before the velocity.
         """
         moment = self.preconditioner.moment
-        probes = [p for p in self._tracked() if self._names[id(p)] in moment.dense] or self._tracked()
-        probes = [p for p in probes if p.grad is not None]
-        grads = [p.grad for p in probes if p.grad is not None]
-        if not probes:
+        known = self.preconditioner.norms
+        probes = [(p.grad, known[self._names[id(p)]]) for p in self._tracked() if self._names[id(p)] in known]
+        grads = [grad for grad, _ in probes if grad is not None]
+        if not grads:
             return torch.ones((), device=moment.device)
-        expected = moment.norm_of([self._names[id(p)] for p in probes]) * self.preconditioner.loss_scale
-        norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
-        factor = torch.stack(norms).square().sum().sqrt() / expected
-        factor = torch.where((expected > 0) & (factor > 0) & factor.isfinite(), factor, 1.0)
+        dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
+        found = torch.stack(torch._foreach_norm(grads, 2, dtype=dtype)).float()
+        shown = torch.stack([norm for grad, norm in probes if grad is not None]).float()
+        factor = torch.linalg.vector_norm(found) / torch.linalg.vector_norm(shown)
+        factor = torch.where((factor > 0) & factor.isfinite(), factor, 1.0)
         waits = getattr(self.optimizer, "grad_scale", None) is not None  # the scaler leaves dividing to the step
         clip = factor if waits else factor * self.preconditioner.loss_scale
         power = torch.log2(clip)
@@ -187,7 +201,7 @@ class TakenAdam:
             mean_of: makes a tensor its mean over the ranks: velocities are a rank's own.
         """
         self._step.undo()
-        for hook in self._hooks:
+        for hook in [*self._hooks, *self._watched.values()]:
             hook.remove()
         for parameter in self._tracked():
             state = self._state_of(parameter, mean_of)

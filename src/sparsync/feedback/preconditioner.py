@@ -57,6 +57,7 @@ class Preconditioner:
             self.moment.max_norm.fill_(clip)
         self.transactional, self.loss_scale = transactional, 1.0
         self.shown: dict[str, Tensor] = {}  # by parameter name: what its update was multiplied by, for all to see
+        self.norms: dict[str, Tensor] = {}  # of what is shown, where a change of it is looked for
         self.pending = False  # an exchange's result waits for the optimizer's step
         self._signs = torch.empty_like(self.moment.sums)
 
@@ -117,6 +118,11 @@ class Preconditioner:
         """
         factor = multiply(result, self.moment.norm_of([span.name for span in spans]), self.loss_scale)
         self.shown.update((span.name, factor) for span in spans)
+        dense = self.moment.dense
+        if not dense or spans[0].name in dense:
+            parts = [result[span.start : span.stop] for span in spans]
+            norms = torch._foreach_norm(parts, 2, dtype=torch.promote_types(result.dtype, torch.float32))
+            self.norms.update((span.name, norm) for span, norm in zip(spans, norms, strict=True))
 
     def undo(self) -> None:
         """Make everything what it was before the last step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -19,10 +19,13 @@ class ReplacedStep:
     Args:
         optimizer: whose rule is replaced.
         apply: makes the update from the gradients that it finds.
+        ours: ids of the parameters that it updates, all by default; the others are left to the optimizer's own rule.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, apply: Callable[[], None]) -> None:
-        self.optimizer, self._apply = optimizer, apply
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, apply: Callable[[], None], ours: Container[int] | None = None
+    ) -> None:
+        self.optimizer, self._apply, self._ours = optimizer, apply, ours
         self._hidden: list[tuple[Tensor, Tensor]] = []
         self._hooks = [
             optimizer.register_step_pre_hook(self._before),
@@ -55,7 +58,7 @@ class ReplacedStep:
             self._apply()
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                if parameter.grad is not None and (self._ours is None or id(parameter) in self._ours):
                     self._hidden.append((parameter, parameter.grad))
                     parameter.grad = None
 

@@ -190,7 +190,7 @@ class SecondMoment:
         self.steps += active
         self.squares.lerp_(squares, torch.where(active, 1 - second, 0.0)[self._owner])
         # Where nothing has come in yet everything is 0, and divided by what is not.
-        now = self.squares / (1 - self.powers2).clamp_(min=1e-300).float()[self._owner]
+        now = self.squares / (1 - self.powers2).float().clamp_(min=1e-30)[self._owner]
         total = _sums(now, self._lengths).clamp_(min=1e-37)
         # A single draw of signs may cancel a row by chance: the first steps know its size less well than the mean's.
         least = (0.5 / self.steps.square().clamp(min=0.5)).clamp_(min=self.preconditioning.floor).float()
@@ -201,7 +201,7 @@ class SecondMoment:
         torch.sqrt(now, out=tables.sizes)
         tables.rates.copy_(torch.where(active, rate / (1 - self.powers1).clamp_(min=1e-300), 0.0))
         tables.eps.copy_(eps)
-        tables.betas.copy_(torch.where(self.good, first, 1.0))
+        tables.betas.copy_(torch.where(self.good & (self.norms > 0), first, 1.0))  # who has no gradient rests
         tables.shares.copy_(torch.where(self.good, (1 - first) * clip / loss_scale, 0.0))
         self._update_means(active, first, clip)
 

@@ -1,0 +1,203 @@
+"""Preconditioned feedback under what trainings do with parameters and gradients: unused, frozen, empty, cut, kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.test_preconditioned import EXACT, attached, weights
+from tests.world import World
+
+TOPK = {"compressor": "topk", "density": 0.1, "scope": "global", "precondition": True}
+
+
+class Layers(nn.Module):
+    """Layers on top of each other, of which some can be left out."""
+
+    def __init__(self, dtypes: tuple[torch.dtype, ...] = 4 * (torch.float32,)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(40, 40).to(dtype) for dtype in dtypes)
+        self.leave_out: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            if number not in self.leave_out:
+                x = x + layer(x.to(layer.weight.dtype)).tanh()
+        return x
+
+
+class Empty(Layers):
+    """Has a parameter without entries."""
+
+    def __init__(self) -> None:
+        super().__init__((torch.float32, torch.float64))
+        self.none = nn.Parameter(torch.zeros(0, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x) + self.none.sum()
+        return out
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
+    out = model(torch.randn(8, 40, generator=torch.Generator().manual_seed(1000 * step + rank)))
+    return out.square().mean()
+
+
+def adamw(model: nn.Module, *extra: Tensor) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([*model.parameters(), *extra], lr=1e-2, weight_decay=0.1)
+
+
+Step = Callable[[Any, torch.optim.Optimizer, int, int], None]
+
+
+def plain(ddp: Any, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    optimizer.zero_grad()
+    loss_of(ddp, rank, step).backward()
+    optimizer.step()
+
+
+def left_out(ddp: Any, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    ddp.module.leave_out = (2,)
+    plain(ddp, optimizer, rank, step)
+
+
+def now_and_then(ddp: Any, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    ddp.module.leave_out = (2,) if step % 3 == 1 else ()
+    plain(ddp, optimizer, rank, step)
+
+
+def frozen(ddp: Any, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    for parameter in ddp.module.layers[1].parameters():
+        parameter.requires_grad_(not 2 <= step < 5)
+    plain(ddp, optimizer, rank, step)
+
+
+UNUSED = {"find_unused_parameters": True}
+AS_DENSE: dict[str, tuple[Callable[[], nn.Module], Step, dict[str, Any]]] = {
+    "never used": (Layers, left_out, UNUSED),
+    "never used, static": (Layers, left_out, {"static_graph": True}),
+    "sometimes unused": (Layers, now_and_then, UNUSED),
+    "frozen and thawed": (Layers, frozen, UNUSED),
+    "fp64": (lambda: Layers(4 * (torch.float64,)), plain, {}),
+    "empty": (Empty, plain, {}),
+}
+
+
+def case_as_dense(rank: int, size: int, name: str) -> float:
+    make, step_of, ddp_options = AS_DENSE[name]
+    expected = make()
+    own = adamw(expected)
+    dense = DistributedDataParallel(expected, **ddp_options)
+    for step in range(8):
+        step_of(dense, own, rank, step)
+    del dense
+    model = make()
+    optimizer = adamw(model)
+    with attached(model, optimizer, ddp=ddp_options, **EXACT) as (ddp, _):
+        for step in range(8):
+            step_of(ddp, optimizer, rank, step)
+    return float((weights(model) - weights(expected)).abs().max())
+
+
+@pytest.mark.parametrize("name", AS_DENSE)
+def test_training_is_that_of_dense(worlds: dict[int, World], name: str) -> None:
+    assert max(worlds[2].run(case_as_dense, name=name)) < 1e-4
+
+
+def case_extra(rank: int, size: int) -> Tensor:
+    model, extra = Layers(), nn.Parameter(torch.zeros(3))
+    optimizer = adamw(model, extra)
+    with attached(model, optimizer, **TOPK) as (ddp, _):
+        for step in range(4):
+            optimizer.zero_grad()
+            (loss_of(ddp, rank, step) + (extra - 1).square().sum()).backward()
+            optimizer.step()
+        assert "exp_avg" in optimizer.state_dict()["state"][8]
+    return extra.detach()
+
+
+def test_other_parameters_of_the_optimizer_keep_its_rule(worlds: dict[int, World]) -> None:
+    extra = nn.Parameter(torch.zeros(3))
+    own = torch.optim.AdamW([extra], lr=1e-2, weight_decay=0.1)
+    for _ in range(4):
+        own.zero_grad()
+        (extra - 1).square().sum().backward()
+        own.step()
+    torch.testing.assert_close(worlds[2].run(case_extra)[1], extra.detach())
+
+
+def case_none(rank: int, size: int) -> None:
+    """Who takes a layer's gradient away leaves the others' update alone, and that is not taken for clipping."""
+    results = []
+    for taken in (False, True):
+        model = Layers()
+        optimizer = adamw(model)
+        with attached(model, optimizer, **TOPK) as (ddp, handle):
+            loss_of(ddp, rank, 0).backward()
+            if taken:
+                model.layers[1].weight.grad = model.layers[1].bias.grad = None
+            optimizer.step()
+            preconditioner = handle._running().worker.preconditioner
+            assert preconditioner is not None
+            assert preconditioner.moment.max_norm.isinf()
+        results.append(torch.cat([weights(model.layers[number]) for number in (0, 2, 3)]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-8)
+
+
+def test_a_gradient_that_is_taken_away(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_none)
+
+
+def case_skipped(rank: int, size: int) -> None:
+    """A step that is left out, with gradients zeroed before the forward pass or after it: the same training."""
+    results = []
+    for early in (True, False):
+        model = Layers()
+        optimizer = adamw(model)
+        with attached(model, optimizer, **TOPK) as (ddp, _):
+            for step in range(5):
+                if early:
+                    optimizer.zero_grad()
+                loss = loss_of(ddp, rank, step)
+                if not early:
+                    optimizer.zero_grad()
+                loss.backward()
+                if step != 2:
+                    optimizer.step()
+        results.append(weights(model))
+    assert torch.equal(results[0], results[1])
+
+
+def test_gradients_may_be_zeroed_after_the_forward_pass(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_skipped)
+
+
+def case_accumulated(rank: int, size: int) -> None:
+    """Gradients that are added up without an exchange, between two exchanges of one step, are gradients."""
+    results = []
+    for at_once in (True, False):
+        model = Layers()
+        optimizer = adamw(model)
+        with attached(model, optimizer, **EXACT) as (ddp, _):
+            plain(ddp, optimizer, rank, 0)
+            optimizer.zero_grad()
+            loss_of(ddp, rank, 1).backward()
+            if at_once:
+                (loss_of(ddp, rank, 2) + loss_of(model, rank, 3)).backward()
+            else:
+                with ddp.no_sync():
+                    loss_of(ddp, rank, 2).backward()
+                loss_of(ddp, rank, 3).backward()
+            optimizer.step()
+        results.append(weights(model))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+def test_accumulation_between_two_exchanges(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_accumulated)
