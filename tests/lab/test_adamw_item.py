@@ -230,7 +230,9 @@ def test_the_item_in_a_tiny_setting(context: RunContext) -> None:
     assert "DeMo, 1/40" in blocks.language_models(sources)
     standing = next(t for t in result.tables if t.caption == adamw_tables.STANDING)
     judged = {row.cells[0]: row.cells[5] for row in standing.rows}
-    assert [name in blocks.losses(sources) for name in judged] == [judgement == "missed" for judgement in judged.values()]
+    assert [name in blocks.losses(sources) for name in judged] == [
+        judgement == "missed" for judgement in judged.values()
+    ]
 
 
 def test_what_is_not_run_yet_is_said(tmp_path: Path) -> None:
