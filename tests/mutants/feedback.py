@@ -106,7 +106,7 @@ MUTANTS = [
     Mutant(
         "velocities that a bad step reaches",
         "src/sparsync/feedback/second_moment.py",
-        "torch.where(self.good, first, 1.0)",
+        "torch.where(self.good & (self.norms > 0), first, 1.0)",
         "first",
         f"{PRECONDITIONED}::test_a_bad_gradient_poisons_nothing",
     ),
