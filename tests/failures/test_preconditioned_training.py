@@ -56,8 +56,9 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
     return out.square().mean()
 
 
-def adamw(model: nn.Module, *extra: Tensor) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([*model.parameters(), *extra], lr=1e-2, weight_decay=0.1)
+def adamw(model: nn.Module, *extra: Tensor, kind: str = "AdamW") -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = getattr(torch.optim, kind)([*model.parameters(), *extra], lr=1e-2, weight_decay=0.1)
+    return made
 
 
 Step = Callable[[Any, torch.optim.Optimizer, int, int], None]
@@ -96,25 +97,26 @@ AS_DENSE: dict[str, tuple[Callable[[], nn.Module], Step, dict[str, Any]]] = {
 }
 
 
-def case_as_dense(rank: int, size: int, name: str) -> float:
+def case_as_dense(rank: int, size: int, name: str, kind: str) -> float:
     make, step_of, ddp_options = AS_DENSE[name]
     expected = make()
-    own = adamw(expected)
+    own = adamw(expected, kind=kind)
     dense = DistributedDataParallel(expected, **ddp_options)
     for step in range(8):
         step_of(dense, own, rank, step)
     del dense
     model = make()
-    optimizer = adamw(model)
+    optimizer = adamw(model, kind=kind)
     with attached(model, optimizer, ddp=ddp_options, **EXACT) as (ddp, _):
         for step in range(8):
             step_of(ddp, optimizer, rank, step)
     return float((weights(model) - weights(expected)).abs().max())
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "Adam"])
 @pytest.mark.parametrize("name", AS_DENSE)
-def test_training_is_that_of_dense(worlds: dict[int, World], name: str) -> None:
-    assert max(worlds[2].run(case_as_dense, name=name)) < 1e-4
+def test_training_is_that_of_dense(worlds: dict[int, World], name: str, kind: str) -> None:
+    assert max(worlds[2].run(case_as_dense, name=name, kind=kind)) < 1e-4
 
 
 def case_extra(rank: int, size: int) -> Tensor:

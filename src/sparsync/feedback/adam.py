@@ -132,12 +132,15 @@ class TakenAdam:
         elif id(parameter) not in self._kept_back:
             self._kept_back[id(parameter)] = parameter.grad.clone()
 
-    def correct_gradient(self, buffer: Tensor, parameters: Sequence[Tensor], loss_scale: Callable[[], float]) -> None:
+    def correct_gradient(
+        self, buffer: Tensor, parameters: Sequence[Tensor], loss_scale: Callable[[], float], may_skip: bool = False
+    ) -> None:
         """Make a bucket what the last backward gave: without an update that still waits for its step, and with Adam's
         weight decay in it.
 
         Args:
             buffer: holds the gradients of ``parameters``, one after another.
+            may_skip: parameters may be unused: those whose gradient is all zero do not decay.
         """
         decays, start = self.decays(), 0
         for parameter in parameters if decays or self._kept_back else ():
@@ -148,7 +151,7 @@ class TakenAdam:
                 grad.sub_(kept.view(own.shape))
                 shown = self.preconditioner.shown[self._names[id(parameter)]]
                 self._unapplied.append((parameter, kept, shown.clone()))  # which the next exchange may overwrite
-            if id(parameter) in decays:
+            if id(parameter) in decays and not (may_skip and not grad.any()):
                 grad.add_(parameter.detach().view(own.shape), alpha=decays[id(parameter)] * loss_scale())
             start += own.numel
 
