@@ -167,8 +167,11 @@ def attach(
             entry, for which all of the gradient is sent, too: to compare with; sketch.
         beta, masking: of momentum correction: its momentum, and whether sent entries clear theirs; 0.5 and ``True``.
             Refused where momentum is not corrected, as where a recipe finds none in the optimizer (Adam has betas).
+            Of a preconditioned update ``beta`` is the velocity's momentum: a number, ``"own"`` (the optimizer's) or
+            ``"auto"``: 0.5 up to 1 % of the entries, the optimizer's own at all of them; auto.
         clip: largest norm that each worker's gradient may have in a segment (a layer, a bucket or the model, by
-            ``scope``; the tensors that travel dense are one), before it is added to the residual; none.
+            ``scope``; the tensors that travel dense are one), before it is added to the residual; of preconditioned
+            updates, largest norm of the mean gradient; none.
         scaler: the ``GradScaler``, if one is used: the residual follows the loss scale and skipped steps are undone.
         transactional: steps can be undone (one more residual of memory); always so with ``scaler``.
         dense_below: tensors of fewer entries travel dense; 1024.

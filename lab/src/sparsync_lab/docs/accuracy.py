@@ -99,8 +99,8 @@ def losses(sources: Sources) -> str:
     steps, own = next(iter(standings(sources, "GPT on PTB, AdamW").items()))
     found = scores(own)
     return (
-        f"- Adam *behind* the residual (`precondition=False`): a small GPT ends at a perplexity of {found[EARLY]} instead "
-        f"of dense's {found['dense']} ({steps} steps, less is better)."
+        f"- Adam *behind* the residual (`precondition=False`): a small GPT ends at a perplexity of {found[EARLY]} "
+        f"instead of dense's {found['dense']} ({steps} steps, less is better)."
     )
 
 
