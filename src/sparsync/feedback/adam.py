@@ -39,7 +39,14 @@ def check_adam(optimizer: torch.optim.Optimizer | None) -> None:
 
 
 def _refuse_others(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
-    """Refuse parameters that another optimizer may have: updates are exchanged, and it would find no gradient."""
+    """Refuse complex parameters, and those that another optimizer may have: updates are exchanged, and it would find
+    no gradient."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter.is_complex() and id(parameter) in names:
+            raise ValueError(
+                f"preconditioned feedback does not know complex parameters, and {names[id(parameter)]!r} is one; "
+                "pass precondition=False"
+            )
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     missing = [name for key, name in names.items() if key not in held]
     if missing:
