@@ -1,13 +1,17 @@
-"""Parameters changed by a kernel, against the specification: the same but for rounding."""
+"""Parameters changed by a kernel, against the specification; and a training by all kernels of this feedback."""
 
 from __future__ import annotations
+
+import warnings
 
 import pytest
 import torch
 
-from sparsync.kernels import strips
+from sparsync.kernels import apply_update as room
+from sparsync.kernels import path, strips
 from sparsync.kernels.apply_update import Change, apply_update, reference
 from sparsync.kernels.apply_update.launch import ParameterTables
+from sparsync.simulate import VirtualWorkers
 from sparsync.workspace import Workspace
 from tests.pairs import DEVICE, MARKS
 
@@ -101,3 +105,32 @@ def test_others_are_changed_as_well(kind):
     reference.apply_update([own], None)
     close(ours.parameter, own.parameter)
     assert (workspace.find(ParameterTables) is not None) == (kind == "channels last")
+
+
+def trained(steps=3):
+    """Weights after some steps of virtual workers that send everything."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 64), torch.nn.Tanh(), torch.nn.Linear(64, 40)).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+    def loss_fn(own, batch, carried):
+        return (own(batch[0]) - batch[0].roll(1, 1)).square().mean(), carried
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        workers = VirtualWorkers(
+            model, loss_fn, optimizer, 2, compressor="topk", density=1.0, precondition=True, dense_below=0
+        )
+    for step in range(steps):
+        rng = torch.Generator().manual_seed(step)
+        workers.advance([(torch.randn(8, 40, generator=rng).to(DEVICE),) for _ in range(2)])
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+def test_a_training_is_that_without_kernels(monkeypatch):
+    """Sketches are summed in another order, so within rounding."""
+    ours = trained()
+    for module in (path, room):
+        monkeypatch.setattr(module, "usable_on", lambda device: False)
+    for a, b in zip(ours, trained(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

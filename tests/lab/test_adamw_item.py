@@ -228,6 +228,11 @@ def test_the_item_in_a_tiny_setting(context: RunContext) -> None:
     for block in (blocks.standing, blocks.against_budget, blocks.language_models, blocks.image_models, blocks.figure):
         assert "Not run yet" not in block(sources)
     assert "DeMo, 1/40" in blocks.language_models(sources)
+    standing = next(t for t in result.tables if t.caption == adamw_tables.STANDING)
+    judged = {row.cells[0]: row.cells[5] for row in standing.rows}
+    assert [name in blocks.losses(sources) for name in judged] == [
+        judgement == "missed" for judgement in judged.values()
+    ]
 
 
 def test_what_is_not_run_yet_is_said(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 
 from sparsync_lab.docs.sources import Sources, plain, stored_table
+from sparsync_lab.papers.adamw_sweep import MAIN
 from sparsync_lab.papers.adamw_tables import ABLATIONS, AGAINST_BUDGET, STANDING
 from sparsync_lab.report import Table
 
@@ -37,6 +38,14 @@ def _captioned(tables: list[Table]) -> str:
 def standing(sources: Sources) -> str:
     """Return where preconditioned feedback stands against dense and the best of the others."""
     return stored_table(next(own for own in _tables(sources) if own.caption == STANDING))
+
+
+def losses(sources: Sources) -> str:
+    """Return in a line the settings in which preconditioned feedback misses its target."""
+    own = next(own for own in _tables(sources) if own.caption == STANDING)
+    missed = [row.cells for row in own.rows if row.cells[own.headings.index("target")] == "missed"]
+    told = (f"{plain(cells[0])}: {cells[2]} instead of dense's {cells[1]}" for cells in missed)
+    return f"- AdamW, {MAIN}: {'; '.join(told) or 'its target was met in every setting that was run'}."
 
 
 @_if_run

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sparsync_lab.docs import accuracy, adamw, demo, examples, items, selection, steps, traffic
+from sparsync_lab.docs import accuracy, adamw, demo, examples, items, selection, sketches, steps, traffic
 from sparsync_lab.docs.sources import Sources
 
 Block = Callable[[Sources], str]
@@ -24,6 +24,7 @@ BLOCKS: Mapping[str, Block] = {
     "AdamW, language models": adamw.language_models,
     "AdamW, image models": adamw.image_models,
     "AdamW, ablations": adamw.ablations,
+    "cost of sketches": sketches.cost,
     "papers": items.papers,
     "demo": demo.demo_table,
     "demo, where": demo.where,

@@ -22,6 +22,13 @@ BLOCK = tl.constexpr(launch.WIDE[0] * launch.WIDE[1])
 
 
 @triton.jit
+def _aligned(number):
+    """Return a multiple of VECTOR as a value that is known for one. ``tl.multiple_of`` would say so of the number
+    itself, and so in all branches."""
+    return number // VECTOR * VECTOR
+
+
+@triton.jit
 def _add_tile(
     grad, row_signs, col_signs, row_parts, col_parts, stride, rows, cols,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURNS: tl.constexpr,
@@ -57,8 +64,8 @@ def add_tiles(grad, signs, tiles, parts, out, TURNS: tl.constexpr):
             g = tl.load(grad + start + at, mask=at < cols, other=0.0).to(tl.float32)
             tl.store(out + row_at + at, g, mask=at < cols)
     elif kind == ALIGNED:  # what follows is the same, but for loads that are wide
-        _add_tile(grad + tl.multiple_of(start, VECTOR), row_signs, col_signs, row_parts, col_parts,
-                  tl.multiple_of(stride, VECTOR), rows, tl.multiple_of(cols, VECTOR), HEIGHT, WIDTH, TURNS)  # fmt: skip
+        _add_tile(grad + _aligned(start), row_signs, col_signs, row_parts, col_parts,
+                  _aligned(stride), rows, _aligned(cols), HEIGHT, WIDTH, TURNS)  # fmt: skip
     elif kind == ANY:
         _add_tile(grad + start, row_signs, col_signs, row_parts, col_parts, stride, rows, cols,
                   HEIGHT, WIDTH, TURNS)  # fmt: skip
@@ -66,8 +73,8 @@ def add_tiles(grad, signs, tiles, parts, out, TURNS: tl.constexpr):
         _add_tile(grad + start, row_signs, col_signs, row_parts, col_parts, stride, rows, cols,
                   NARROW_HEIGHT, NARROW_WIDTH, TURNS)  # fmt: skip
     else:
-        _add_tile(grad + tl.multiple_of(start, VECTOR), row_signs, col_signs, row_parts, col_parts,
-                  tl.multiple_of(stride, VECTOR), rows, tl.multiple_of(cols, VECTOR),
+        _add_tile(grad + _aligned(start), row_signs, col_signs, row_parts, col_parts,
+                  _aligned(stride), rows, _aligned(cols),
                   NARROW_HEIGHT, NARROW_WIDTH, TURNS)  # fmt: skip
 
 
