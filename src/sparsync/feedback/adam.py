@@ -128,7 +128,8 @@ class TakenAdam:
             return
         for parameter in self._tracked():
             if parameter.grad is not None and parameter.requires_grad and id(parameter) not in self._watched:
-                self._watched[id(parameter)] = parameter.register_hook(partial(self._keep_back, parameter))
+                watch = parameter.register_hook(partial(self._keep_back, parameter))  # type: ignore[no-untyped-call]
+                self._watched[id(parameter)] = watch
 
     def _keep_back(self, parameter: Tensor, _: Tensor) -> None:
         """Keep what a parameter's gradient shows just before another is added to it; nothing, if it was zeroed since
