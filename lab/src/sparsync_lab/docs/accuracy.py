@@ -86,7 +86,7 @@ def gains(sources: Sources) -> str:
     return (
         f"At **{less:.0f} times fewer bytes** ResNet-20 on CIFAR-10, with 16 workers, ends at **{found[EARLY]} %** "
         f"where tuned dense training ends at {found['dense']} % and TopK-SGD, as published and at the same bytes, at "
-        f"{found['TopK-SGD']} % ({steps} steps, virtual workers)."
+        f"{found['TopK-SGD']} % ({steps} steps, virtual workers). {adamw.gains(sources)}"
         f"\nSelecting entries out of 100 million on an {select['device']} takes {float(select['p50_ms']):.2f} ms, "
         f"{float(select['ratio_to_floor']):.2f} times the addition that error feedback needs anyway."
     )
