@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync.config import resolve
 from sparsync.engine.traffic import units_of
+from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
+from sparsync.kernels.sketch.reference import sketch
 from sparsync.layout import Matrices, Parameter
 from sparsync.simulate import VirtualWorkers
 from tests.world import World
@@ -546,6 +548,43 @@ def test_matrices_follow_the_order_of_memory() -> None:
     assert Matrices.of(Parameter.of("p", turned)) == Matrices(1, 48, 96)
     last = torch.empty(32, 16, 3, 3).to(memory_format=torch.channels_last)
     assert Matrices.of(Parameter.of("p", last)) == Matrices(1, 32, 144)
+
+
+def virtual_training(rates: list[float], **options: Any) -> VirtualWorkers:
+    model = Zoo()
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    virtual = VirtualWorkers(model, _virtual_loss, optimizer, 2, **options)
+    for step, rate in enumerate(rates):
+        optimizer.param_groups[0]["lr"] = rate
+        virtual.advance([(batch(rank, step),) for rank in range(2)])
+    return virtual
+
+
+def test_signs_are_others_in_every_step() -> None:
+    """A gradient that stays the same is seen from other sides: its rows' estimates come nearer to the truth."""
+    parameter = Parameter.of("p", torch.empty(48, 64))
+    moment = SecondMoment([parameter], frozenset(), Preconditioning(), torch.device("cpu"), 0, 2)
+    grad = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
+    rules = {"p": AdamRule(0.1, (0.9, 0.999), 1e-8)}
+    for _ in range(200):
+        signs = moment.begin_step(rules, 0.01)
+        sketch(grad.flatten(), list(moment.tensors.values()), signs, moment.sums)
+        moment.update(1.0)
+    rows = moment.squares[:48] / (1 - 0.999**200)
+    errors = (rows / grad.square().sum(1) - 1).abs()
+    assert errors.max() < 0.6  # one draw of a sign may be off by any factor; of 200 the deviation is 0.1
+    assert errors.mean() < 0.15
+
+
+def test_residuals_shrink_with_the_rate() -> None:
+    falls = virtual_training([0.01] * 4 + [1e-9], **SOME)
+    stays = virtual_training([0.01] * 4, **SOME)
+    for name in ("words.weight", "experts"):
+        after, before = falls.residual(0, name), stays.residual(0, name)
+        assert after is not None
+        assert before is not None
+        assert before.abs().max() > 1e-3
+        assert after.abs().max() < 1e-7
 
 
 # ---- what sketches cost ---------------------------------------------------------------------------------------------

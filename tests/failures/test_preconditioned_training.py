@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import sparsync
+from sparsync.collectives import ReduceByParts
+from sparsync.layout import Layout, Span
+from sparsync.sparse import SparseGrad
+from sparsync.wire import Wire
 from tests.test_preconditioned import EXACT, attached, weights
 from tests.world import World
 
@@ -49,8 +56,9 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
     return out.square().mean()
 
 
-def adamw(model: nn.Module, *extra: Tensor) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([*model.parameters(), *extra], lr=1e-2, weight_decay=0.1)
+def adamw(model: nn.Module, *extra: Tensor, kind: str = "AdamW") -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = getattr(torch.optim, kind)([*model.parameters(), *extra], lr=1e-2, weight_decay=0.1)
+    return made
 
 
 Step = Callable[[Any, torch.optim.Optimizer, int, int], None]
@@ -89,25 +97,26 @@ AS_DENSE: dict[str, tuple[Callable[[], nn.Module], Step, dict[str, Any]]] = {
 }
 
 
-def case_as_dense(rank: int, size: int, name: str) -> float:
+def case_as_dense(rank: int, size: int, name: str, kind: str) -> float:
     make, step_of, ddp_options = AS_DENSE[name]
     expected = make()
-    own = adamw(expected)
+    own = adamw(expected, kind=kind)
     dense = DistributedDataParallel(expected, **ddp_options)
     for step in range(8):
         step_of(dense, own, rank, step)
     del dense
     model = make()
-    optimizer = adamw(model)
+    optimizer = adamw(model, kind=kind)
     with attached(model, optimizer, ddp=ddp_options, **EXACT) as (ddp, _):
         for step in range(8):
             step_of(ddp, optimizer, rank, step)
     return float((weights(model) - weights(expected)).abs().max())
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "Adam"])
 @pytest.mark.parametrize("name", AS_DENSE)
-def test_training_is_that_of_dense(worlds: dict[int, World], name: str) -> None:
-    assert max(worlds[2].run(case_as_dense, name=name)) < 1e-4
+def test_training_is_that_of_dense(worlds: dict[int, World], name: str, kind: str) -> None:
+    assert max(worlds[2].run(case_as_dense, name=name, kind=kind)) < 1e-4
 
 
 def case_extra(rank: int, size: int) -> Tensor:
@@ -201,3 +210,103 @@ def case_accumulated(rank: int, size: int) -> None:
 
 def test_accumulation_between_two_exchanges(worlds: dict[int, World]) -> None:
     worlds[2].run(case_accumulated)
+
+
+def case_first_clip(rank: int, size: int) -> None:
+    """The first gradient came in before clipping was known, and does not stay in the moments as it was."""
+    moments = []
+    for ours in (False, True):
+        model = Layers()
+        optimizer = adamw(model)
+        with (
+            attached(model, optimizer, **EXACT) if ours else nullcontext((DistributedDataParallel(model), None)) as (
+                ddp,
+                _,
+            )
+        ):
+            for step in range(3):
+                optimizer.zero_grad()
+                loss_of(ddp, rank, step).backward()
+                assert nn.utils.clip_grad_norm_(model.parameters(), 0.01) > 0.1
+                optimizer.step()
+            moments.append(optimizer.state_dict()["state"])
+    for number, own in moments[0].items():
+        squares = moments[1][number]["exp_avg_sq"]
+        torch.testing.assert_close(squares, own["exp_avg_sq"], rtol=1e-2, atol=1e-2 * float(squares.mean()))
+
+
+def test_clipping_is_right_from_the_first_step(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_first_clip)
+
+
+def case_clip_some(rank: int, size: int) -> None:
+    """Who cuts a single layer's gradient changes nothing of the others' update."""
+    results = []
+    for max_norm in (1e9, 1e-3):
+        model = Layers()
+        optimizer = adamw(model)
+        with attached(model, optimizer, **TOPK) as (ddp, _):
+            loss_of(ddp, rank, 0).backward()
+            nn.utils.clip_grad_norm_(model.layers[1].parameters(), max_norm)
+            optimizer.step()
+        results.append(torch.cat([weights(model.layers[number]) for number in (0, 2, 3)]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-8)
+
+
+def test_a_cut_of_some_gradients_is_no_cut_of_the_others(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_clip_some)
+
+
+def case_two_optimizers(rank: int, size: int) -> None:
+    model = Layers()
+    optimizer = torch.optim.AdamW(model.layers[0].parameters())
+    ddp = DistributedDataParallel(model)
+    with pytest.raises(ValueError, match=r"does not hold 'layers.1.weight' \(6 of 8"):
+        sparsync.attach(ddp, optimizer=optimizer, **TOPK)
+    sparsync.attach(ddp, optimizer=optimizer, density=0.1, precondition=False).detach()
+
+
+def test_parameters_of_another_optimizer_are_refused(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_two_optimizers)
+
+
+def case_unfinished(rank: int, size: int) -> float:
+    """Backward raises on one rank, which detaches: all others hear of it at once."""
+    model = Layers()
+    optimizer = adamw(model)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    handle = sparsync.attach(ddp, optimizer=optimizer, deadline=60.0, **TOPK)
+    plain(ddp, optimizer, rank, 0)
+
+    def fail(grad: Tensor) -> None:
+        raise KeyError("of the user")
+
+    if rank == 0:
+        model.layers[0].weight.register_hook(fail)
+    start = time.monotonic()
+    with pytest.raises(KeyError if rank == 0 else RuntimeError):
+        plain(ddp, optimizer, rank, 1)
+    handle.detach()
+    assert "exp_avg" in optimizer.state[model.layers[0].weight]
+    return time.monotonic() - start
+
+
+def test_a_backward_that_did_not_end_keeps_nobody_waiting() -> None:
+    outcome = World.once(3, case_unfinished)
+    assert all(finished for finished, _ in outcome), outcome
+    assert max(seconds for _, seconds in outcome) < 30
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bf16", "fp64"])
+def test_virtual_sums_of_dense_tensors_are_real_ones(dtype: torch.dtype) -> None:
+    """Values of any dtype are summed in fp32, as they travel."""
+    rows = torch.randn(5, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
+    layout = Layout.cut([Span("p", 0, 33)], numel=33, scope="global", density=1.0)
+    none = torch.zeros((), dtype=torch.int32)
+    sents = [SparseGrad(None, row, torch.tensor(33), 33, none, none) for row in rows]
+    out = torch.empty(33)
+    ReduceByParts().reduce_local(sents, layout, Wire())[0].mean.write(out)
+    total = rows[0].float()
+    for row in rows[1:]:
+        total = total + row.float()
+    assert torch.equal(out, total / 5)

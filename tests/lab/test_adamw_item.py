@@ -230,8 +230,9 @@ def test_the_item_in_a_tiny_setting(context: RunContext) -> None:
     assert "DeMo, 1/40" in blocks.language_models(sources)
     standing = next(t for t in result.tables if t.caption == adamw_tables.STANDING)
     judged = {row.cells[0]: row.cells[5] for row in standing.rows}
-    for setting, result_of in judged.items():
-        assert (setting in blocks.losses(sources)) == (result_of == "missed")
+    assert [name in blocks.losses(sources) for name in judged] == [
+        judgement == "missed" for judgement in judged.values()
+    ]
 
 
 def test_what_is_not_run_yet_is_said(tmp_path: Path) -> None:

@@ -138,4 +138,11 @@ MUTANTS = [
         "total += 0 if unit.compressor.dense else unit.traffic(layout, plan.wire, workers, dtype).mean_bytes",
         f"{BUDGET}::test_virtual_workers_send_what_was_predicted_and_stay_within[layers-3-sgd]",
     ),
+    Mutant(
+        "moments that are not undone",
+        "src/sparsync/engine/worker.py",
+        "            self.preconditioner.undo()",
+        "            pass",
+        "tests/test_preconditioned.py::test_a_scaler_and_steps_it_skips_change_nothing[loop]",
+    ),
 ]

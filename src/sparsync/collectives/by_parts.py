@@ -75,7 +75,7 @@ class ReduceByParts:
         return words.contiguous().view(torch.bfloat16 if self.half else torch.float32).float()
 
     def _rounded(self, values: Tensor) -> Tensor:
-        return values.to(torch.bfloat16).float() if self.half else values
+        return values.to(torch.bfloat16).float() if self.half else values.float()
 
     @staticmethod
     def _sum(rows: Sequence[Tensor]) -> Tensor:

@@ -378,6 +378,8 @@ class Reducer:
 
     def mean_of(self, tensor: Tensor) -> Tensor:
         """Return a tensor's mean over the ranks, in its place; as it is once a rank is gone."""
+        if self._open:  # backward did not end here, and the others wait for what it never sent
+            self.fail(StepFailed(UNFINISHED))
         if self.error is None and self.channel.size > 1:
             try:
                 self.channel.unit = "handing back"

@@ -38,6 +38,18 @@ def check_adam(optimizer: torch.optim.Optimizer | None) -> None:
             )
 
 
+def _refuse_others(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+    """Refuse parameters that another optimizer may have: updates are exchanged, and it would find no gradient."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    missing = [name for key, name in names.items() if key not in held]
+    if missing:
+        raise ValueError(
+            f"the {type(optimizer).__name__} does not hold {missing[0]!r} ({len(missing)} of {len(names)} parameters), "
+            "and with preconditioned feedback these would get no gradient: add them to it, freeze them "
+            "(requires_grad_(False)), or pass precondition=False"
+        )
+
+
 class TakenAdam:
     """An Adam or AdamW that applies what was exchanged, until ``undo``.
 
@@ -58,11 +70,13 @@ class TakenAdam:
         feedbacks: Sequence[Feedback],
     ) -> None:
         check_adam(optimizer)
+        _refuse_others(optimizer, names)
         self.optimizer, self._parameters = optimizer, parameters
         self.preconditioner, self.feedbacks = preconditioner, list(feedbacks)
         self._names = names
         self._unapplied: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what its gradient showed, the factor
         self._kept_back: dict[int, Tensor] = {}
+        self._stepped = False
         self._watched: dict[int, RemovableHandle] = {}
         self._workspace = Workspace()
         self._take_state()
@@ -118,12 +132,15 @@ class TakenAdam:
         elif id(parameter) not in self._kept_back:
             self._kept_back[id(parameter)] = parameter.grad.clone()
 
-    def correct_gradient(self, buffer: Tensor, parameters: Sequence[Tensor], loss_scale: Callable[[], float]) -> None:
+    def correct_gradient(
+        self, buffer: Tensor, parameters: Sequence[Tensor], loss_scale: Callable[[], float], may_skip: bool = False
+    ) -> None:
         """Make a bucket what the last backward gave: without an update that still waits for its step, and with Adam's
         weight decay in it.
 
         Args:
             buffer: holds the gradients of ``parameters``, one after another.
+            may_skip: parameters may be unused: those whose gradient is all zero do not decay.
         """
         decays, start = self.decays(), 0
         for parameter in parameters if decays or self._kept_back else ():
@@ -134,7 +151,7 @@ class TakenAdam:
                 grad.sub_(kept.view(own.shape))
                 shown = self.preconditioner.shown[self._names[id(parameter)]]
                 self._unapplied.append((parameter, kept, shown.clone()))  # which the next exchange may overwrite
-            if id(parameter) in decays:
+            if id(parameter) in decays and not (may_skip and not grad.any()):
                 grad.add_(parameter.detach().view(own.shape), alpha=decays[id(parameter)] * loss_scale())
             start += own.numel
 
@@ -182,12 +199,25 @@ class TakenAdam:
         shown = torch.stack([norm for grad, norm in probes if grad is not None]).float()
         factor = torch.linalg.vector_norm(found) / torch.linalg.vector_norm(shown)
         factor = torch.where((factor > 0) & factor.isfinite(), factor, 1.0)
+        uniform = ((found - factor * shown).abs() <= 1e-2 * factor * shown).all()
         waits = getattr(self.optimizer, "grad_scale", None) is not None  # the scaler leaves dividing to the step
-        clip = factor if waits else factor * self.preconditioner.loss_scale
+        scale = 1.0 if waits else self.preconditioner.loss_scale
+        factor = torch.where(uniform, factor, 1 / scale)  # what is cut in part stays as it was cut
+        clip = factor * scale
         power = torch.log2(clip)
         cut = (clip < 0.999) & ((power - power.round()).abs() > 1e-4) & moment.good
+        if not self._stepped:  # the first gradient came in before anybody knew, and the second moment keeps it for long
+            self._stepped = True
+            fresh = cut & (moment.steps.max() == 1)
+            self._scale_moments(torch.where(fresh, clip / moment.clip, 1.0))
         moment.max_norm.copy_(torch.where(cut, clip * moment.norm, moment.max_norm))
         return 1 / factor
+
+    def _scale_moments(self, ratio: Tensor) -> None:
+        """Make all moments those of gradients ``ratio`` times as large."""
+        self.preconditioner.moment.scale(ratio)
+        for feedback in self.feedbacks:
+            feedback.scale_velocities(ratio)
 
     def _tracked(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"] if id(p) in self._names]

@@ -158,6 +158,11 @@ class Feedback:
         """Return the velocity likewise."""
         return self._velocities.get(name, newest)
 
+    def scale_velocities(self, ratio: Tensor) -> None:
+        """Multiply the velocities as the last step left them; ``ratio``: a 0-d tensor."""
+        for buffer in self._velocities.flat.values():
+            buffer.working.mul_(ratio)
+
     def load_velocities(self, velocities: Mapping[str, Tensor]) -> None:
         """Replace the velocities of these parameters alone."""
         self._velocities.check(velocities)

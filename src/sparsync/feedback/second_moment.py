@@ -182,7 +182,7 @@ class SecondMoment:
         energy = _sums(squares, self._lengths)
         energy *= 0.5 + 0.5 * self._entries
         self.norms = _sums(energy, self._groups_of).sqrt_()
-        clip = (self.max_norm / (self.norm + 1e-6)).clamp_(max=1.0)
+        clip = self.clip
         squares *= clip * clip
         active = self.good & (self.norms > 0) & (known > 0)
         self.powers1.mul_(torch.where(active, first.double(), 1.0))
@@ -209,6 +209,16 @@ class SecondMoment:
         """Take the gradients that travel dense into their first moments."""
         if self.means.numel():
             self.means.lerp_(self.sums * clip, torch.where(active, 1 - first, 0.0)[self._owner])
+
+    @property
+    def clip(self) -> Tensor:
+        """What the mean gradient is multiplied by, so that its norm is not above the largest."""
+        return (self.max_norm / (self.norm + 1e-6)).clamp_(max=1.0)
+
+    def scale(self, ratio: Tensor) -> None:
+        """Make the moments those of gradients ``ratio`` times as large."""
+        self.squares.mul_(ratio * ratio)
+        self.means.mul_(ratio)
 
     @property
     def norm(self) -> Tensor:

@@ -166,7 +166,8 @@ class Handle:
             raise SparsyncError("this hook state belongs to another model; make one for each model") from None
         if self._adam is not None:
             scaler = self.plan.scaler
-            self._adam.correct_gradient(buffer, parameters, scaler.get_scale if scaler else lambda: 1.0)
+            scale = scaler.get_scale if scaler else lambda: 1.0
+            self._adam.correct_gradient(buffer, parameters, scale, self._may_skip)
         return reducer.push(Bucket(index, buffer, names, last))
 
     def start(self) -> Reducer:
