@@ -64,6 +64,6 @@ def load_state_dict(worker: WorkerState, workers: int, state: Mapping[str, Any] 
                 sums[name] = sums[name] + share if name in sums else share
     worker.load(**kept, compressor=first["compressor"], loss_scale=first["loss_scale"], rates=first["rates"])
     if worker.preconditioner is not None:
-        worker.preconditioner.moment.load_state_dict(first["moments"])
+        worker.preconditioner.load_state_dict(first["moments"])
     step: int = first["step"]
     return step

@@ -39,7 +39,14 @@ def check_adam(optimizer: torch.optim.Optimizer | None) -> None:
 
 
 def _refuse_others(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
-    """Refuse parameters that another optimizer may have: updates are exchanged, and it would find no gradient."""
+    """Refuse complex parameters, and those that another optimizer may have: updates are exchanged, and it would find
+    no gradient."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter.is_complex() and id(parameter) in names:
+            raise ValueError(
+                f"preconditioned feedback does not know complex parameters, and {names[id(parameter)]!r} is one; "
+                "pass precondition=False"
+            )
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     missing = [name for key, name in names.items() if key not in held]
     if missing:
@@ -121,7 +128,8 @@ class TakenAdam:
             return
         for parameter in self._tracked():
             if parameter.grad is not None and parameter.requires_grad and id(parameter) not in self._watched:
-                self._watched[id(parameter)] = parameter.register_hook(partial(self._keep_back, parameter))
+                watch = parameter.register_hook(partial(self._keep_back, parameter))  # type: ignore[no-untyped-call]
+                self._watched[id(parameter)] = watch
 
     def _keep_back(self, parameter: Tensor, _: Tensor) -> None:
         """Keep what a parameter's gradient shows just before another is added to it; nothing, if it was zeroed since

@@ -6,6 +6,7 @@ layers; and the mean of what the workers send *is* the update.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -53,6 +54,7 @@ class Preconditioner:
         workers: int = 1,
     ) -> None:
         self.moment = SecondMoment(parameters, dense_names, preconditioning, device, seed, workers)
+        self.clip = clip
         if clip is not None:
             self.moment.max_norm.fill_(clip)
         self.transactional, self.loss_scale = transactional, 1.0
@@ -123,6 +125,12 @@ class Preconditioner:
             parts = [result[span.start : span.stop] for span in spans]
             norms = torch._foreach_norm(parts, 2, dtype=torch.promote_types(result.dtype, torch.float32))
             self.norms.update((span.name, norm) for span, norm in zip(spans, norms, strict=True))
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Go on from the moments of a checkpoint; a ``clip`` that is not the checkpoint's holds."""
+        self.moment.load_state_dict(state)
+        if self.clip is not None and not math.isclose(float(self.moment.max_norm), self.clip, rel_tol=0.01):
+            self.moment.max_norm.fill_(self.clip)
 
     def undo(self) -> None:
         """Make everything what it was before the last step."""

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync.collectives import ReduceByParts
 from sparsync.layout import Layout, Span
+from sparsync.simulate import VirtualWorkers
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Wire
 from tests.test_preconditioned import EXACT, attached, weights
@@ -310,3 +311,23 @@ def test_virtual_sums_of_dense_tensors_are_real_ones(dtype: torch.dtype) -> None
     for row in rows[1:]:
         total = total + row.float()
     assert torch.equal(out, total / 5)
+
+
+def test_complex_parameters_are_refused() -> None:
+    model = nn.Linear(40, 40, dtype=torch.complex64)
+    with pytest.raises(ValueError, match="complex"):
+        VirtualWorkers(model, lambda *_: (torch.zeros(()), ()), adamw(model), 2, **TOPK)
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), [(None, 0.5, 0.5), (1.0, 0.5, 0.5), (1.0, None, 1.0)])
+def test_a_clip_that_is_given_goes_before_that_of_a_checkpoint(
+    before: float | None, after: float | None, expected: float
+) -> None:
+    made = []
+    for clip in (before, after):
+        model = Layers()
+        made.append(VirtualWorkers(model, lambda *_: (torch.zeros(()), ()), adamw(model), 2, clip=clip, **TOPK))
+    made[1].load_state_dict(made[0].state_dict())
+    preconditioner = made[1]._exchange.preconditioner
+    assert preconditioner is not None
+    assert float(preconditioner.moment.max_norm) == expected
