@@ -247,6 +247,12 @@ def test_points_at_zero_do_not_disturb_a_logarithmic_axis() -> None:
     assert svg(with_zero, "f") == svg(without, "f")
 
 
+def test_a_logarithmic_axis_within_a_decade_has_plain_numbers() -> None:
+    drawn = svg(LineChart("t", "x", [Curve("a", [1.0, 2.5, 6.7], [1, 2, 3])], log_x=True), "f")
+    assert "mathdefault" not in drawn
+    assert all(f">{number}<" in drawn for number in (1, 2, 5))
+
+
 def test_a_picture_of_two_charts_is_wide(tmp_path: Path) -> None:
     charts = [LineChart("t", "x", curves()), LineChart("t", "x", curves(), log_x=True)]
     png(charts, tmp_path / "two.png")

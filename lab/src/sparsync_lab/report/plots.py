@@ -113,6 +113,10 @@ class LineChart:
                 axes.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
         if self.log_x:
             axes.set_xscale("log")
+            first, last = axes.get_xlim()
+            if last < 100 * first:  # as below
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.xaxis.set_minor_formatter(NullFormatter())
         if self.log_y:
             axes.set_yscale("log", nonpositive="mask")
             least, most = axes.get_ylim()
