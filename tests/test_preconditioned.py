@@ -512,6 +512,10 @@ def test_what_is_not_known_is_refused(option: str) -> None:
     own = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="second_moment"):
         VirtualWorkers(model, _virtual_loss, own, 2, second_moment="rough")
+    with pytest.raises(ValueError, match="masking= is of momentum='correct'"):
+        VirtualWorkers(model, _virtual_loss, own, 2, masking=False)
+    with pytest.raises(ValueError, match="second_moment= needs precondition=True"):
+        VirtualWorkers(model, _virtual_loss, own, 2, precondition=False, second_moment="exact")
 
 
 def test_it_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:

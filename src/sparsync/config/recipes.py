@@ -97,10 +97,14 @@ def fill_in(recipe: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     filled["momentum_asked"] = "momentum" in chosen or preset.get("momentum") == "keep"
     adam = recipe in OURS and "momentum" not in chosen and is_adam(chosen.get("optimizer"))
     if filled.setdefault("precondition", adam):
+        if "masking" in chosen:
+            raise ValueError("masking= is of momentum='correct', and this optimizer's updates are preconditioned")
         return {**filled, "momentum": chosen.get("momentum", "keep"), "beta": chosen.get("beta", "auto")}
     if "momentum" not in chosen and recipe in OURS:
         filled["momentum"] = possible(wanted, chosen.get("optimizer"))
     _refuse_unused(chosen, wanted, filled.get("momentum", "keep"))
+    if "second_moment" in chosen:
+        raise ValueError("second_moment= needs precondition=True, which optimizer= of torch's Adam or AdamW brings")
     return filled
 
 
