@@ -167,8 +167,12 @@ class Reducer:
         """Compress and exchange, on the communication thread: the preconditioner is known only there."""
         if self.error is not None:
             return
-        with self._on_thread(unit.grad.device):
-            jobs = self._compress(unit, step)
+        try:
+            with self._on_thread(unit.grad.device):
+                jobs = self._compress(unit, step)
+        except Exception as error:  # before there is a message: nobody else would hear of it
+            self.fail(error)
+            return
         for job in jobs:
             job()
 
