@@ -260,15 +260,19 @@ class TakenAdam:
         else:
             kept = [v for v in (own.velocity(name, newest=True) for own in self.feedbacks) if v is not None]
             velocity = mean_of(sum(kept, velocity) / max(1, len(kept)))
-        # Torch divides by the bias correction of its own beta.
+        # Torch divides by the bias corrections of its own betas.
         group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
-        ours, theirs = 1 - float(moment.powers1[tensor.number]), 1 - float(group["betas"][0]) ** steps
-        second = moment.sizes_of(name).as_strided(own.shape, own.stride)
+        ours = [1 - float(powers[tensor.number]) for powers in (moment.powers1, moment.powers2)]
+        first, second = (
+            (1 - float(beta) ** steps) / own_share if own_share else 1.0
+            for beta, own_share in zip(group["betas"], ours, strict=True)
+        )
+        sizes = moment.sizes_of(name).as_strided(own.shape, own.stride)
         fused = group.get("fused") or group.get("capturable")
         return {
             "step": torch.tensor(steps, dtype=torch.float32, device=parameter.device if fused else None),
-            "exp_avg": like.copy_(velocity * (theirs / ours if ours else 1.0)),
-            "exp_avg_sq": torch.empty_like(like).copy_(second),
+            "exp_avg": like.copy_(velocity * first),
+            "exp_avg_sq": torch.empty_like(like).copy_(sizes * second),
         }
 
     def _take_state(self) -> None:
