@@ -11,7 +11,7 @@ from sparsync.feedback.momentum import (
 )
 from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.residual import Correction, Feedback, accumulation_dtype
-from sparsync.feedback.second_moment import AdamRule, Preconditioning
+from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
 
 __all__ = [
     "MOMENTA",
@@ -20,6 +20,7 @@ __all__ = [
     "Feedback",
     "Preconditioner",
     "Preconditioning",
+    "SecondMoment",
     "TakenAdam",
     "TakenMomentum",
     "accumulation_dtype",
