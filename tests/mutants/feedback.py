@@ -112,14 +112,14 @@ MUTANTS = [
     ),
     Mutant(
         "updates that wait are gradients",
-        "src/sparsync/feedback/adam.py",
+        "src/sparsync/feedback/taken_optimizer.py",
         "                grad.sub_(kept.view(own.shape))",
         "                pass",
         f"{PRECONDITIONED}::test_two_backwards_before_a_step",
     ),
     Mutant(
         "clipping behind the residual",
-        "src/sparsync/feedback/adam.py",
+        "src/sparsync/feedback/taken_optimizer.py",
         "        return 1 / factor",
         "        return torch.ones_like(factor)",
         f"{PRECONDITIONED}::test_clipping_is_that_of_dense_training",
@@ -140,7 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         "Adam's decay beside its update",
-        "src/sparsync/feedback/adam.py",
+        "src/sparsync/feedback/taken_optimizer.py",
         "    return isinstance(optimizer, torch.optim.AdamW) or ",
         "    return True or ",
         f"{PRECONDITIONED}::test_everything_sent_with_exact_moments_is_dense_training[Adam-loop]",
