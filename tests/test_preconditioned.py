@@ -84,8 +84,8 @@ def adam(model: nn.Module, kind: str = "AdamW", **options: Any) -> torch.optim.O
 
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    options = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01, **options}
-    return torch.optim.SGD(groups_of(model, lr=0.1, momentum=0.8), **options)
+    options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, **options}
+    return torch.optim.SGD(groups_of(model, lr=0.02, momentum=0.8), **options)
 
 
 Make = Callable[..., torch.optim.Optimizer]

@@ -145,4 +145,18 @@ MUTANTS = [
         "    return True or ",
         f"{PRECONDITIONED}::test_everything_sent_with_exact_moments_is_dense_training[Adam-loop]",
     ),
+    Mutant(
+        "SGD's updates as large as Adam's",
+        "src/sparsync/feedback/second_moment.py",
+        "            rate, eps = rate * size, eps * size",
+        "            eps = eps * size",
+        "tests/test_preconditioned_sgd.py::test_rows_are_evened_out_and_the_tensor_keeps_its_size[1e-06]",
+    ),
+    Mutant(
+        "SGD's first update before its clipping",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "                factor = factor / fresh",
+        "                pass",
+        "tests/test_preconditioned_sgd.py::test_clipping_is_plain_sgds_from_the_first_step",
+    ),
 ]
