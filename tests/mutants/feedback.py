@@ -35,9 +35,9 @@ MUTANTS = [
     ),
     Mutant(
         "dampening forgotten",
-        "src/sparsync/feedback/momentum.py",
-        "(1 - beta) * (1 - dampening) / (1 - momentum)",
-        "(1 - beta) / (1 - momentum)",
+        "src/sparsync/feedback/optimizer_rules.py",
+        "return (1 - dampening) / (1 - momentum)",
+        "return 1 / (1 - momentum)",
         "tests/test_honest_optimizers.py::test_in_the_long_run_updates_are_the_optimizers_own[0.0-dampening]",
     ),
     Mutant(
