@@ -1,4 +1,4 @@
-"""Adam and AdamW whose moments are the exchange's: the object stays the user's, its update rule is ours for a while."""
+"""An optimizer whose moments are the exchange's: the object stays the user's, its update rule is ours for a while."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from sparsync.feedback.optimizer_rules import Moments, rules_of
 from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.residual import Feedback
@@ -17,25 +18,6 @@ from sparsync.feedback.second_moment import FEW, AdamRule
 from sparsync.kernels.apply_update import Change, apply_update
 from sparsync.layout import Parameter
 from sparsync.workspace import Workspace
-
-
-def is_adam(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Return whether this is torch's own Adam or AdamW, whose rule is known."""
-    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
-
-
-def check_adam(optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuse, with a sentence, what cannot be preconditioned."""
-    if not is_adam(optimizer):
-        kind = "none" if optimizer is None else type(optimizer).__name__
-        raise ValueError(f"precondition=True needs optimizer= of torch's Adam or AdamW, got {kind}")
-    assert optimizer is not None
-    for name in ("amsgrad", "maximize", "differentiable"):
-        if any(group.get(name) for group in optimizer.param_groups):
-            raise ValueError(
-                f"preconditioned feedback does not know {name}=True; "
-                "precondition=False and momentum='keep' leave Adam as it is"
-            )
 
 
 def _refuse_others(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
@@ -57,11 +39,11 @@ def _refuse_others(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -
         )
 
 
-class TakenAdam:
-    """An Adam or AdamW that applies what was exchanged, until ``undo``.
+class TakenOptimizer:
+    """An optimizer that applies what was exchanged, until ``undo``.
 
     Args:
-        optimizer: of torch's Adam or AdamW.
+        optimizer: of torch's Adam, AdamW or SGD.
         names: of the model's parameters, by ``id``.
         parameters: of the model, by name.
         preconditioner: whose moments are the optimizer's meanwhile.
@@ -76,7 +58,7 @@ class TakenAdam:
         preconditioner: Preconditioner,
         feedbacks: Sequence[Feedback],
     ) -> None:
-        check_adam(optimizer)
+        self._rules = rules_of(optimizer)
         _refuse_others(optimizer, names)
         self.optimizer, self._parameters = optimizer, parameters
         self.preconditioner, self.feedbacks = preconditioner, list(feedbacks)
@@ -97,7 +79,7 @@ class TakenAdam:
         """Return the sentence that tells a user of it: what, why, and how to refuse it."""
         return (
             f"until detach(), {type(self.optimizer).__name__} applies what was exchanged instead of its own rule, "
-            "because behind a residual its moments would lag; its groups and state_dict() keep your values, and "
+            f"because {self._rules.why}; its groups and state_dict() keep your values, and "
             "attach(..., precondition=False, momentum='keep') refuses this"
         )
 
@@ -107,14 +89,14 @@ class TakenAdam:
         """Return what the optimizer says now, by parameter name."""
         rules = {}
         for group in self.optimizer.param_groups:
-            rule = AdamRule(float(group["lr"]), tuple(map(float, group["betas"])), float(group["eps"]))  # type: ignore[arg-type]
+            rule = self._rules.hyperparameters(group)
             for parameter in group["params"]:
                 if id(parameter) in self._names:
                     rules[self._names[id(parameter)]] = rule
         return rules
 
     def decays(self) -> dict[int, float]:
-        """Return, by ``id``, what of a parameter enters its gradient: weight decay of Adam, not of AdamW."""
+        """Return, by ``id``, what of a parameter enters its gradient: weight decay of Adam and SGD, not of AdamW."""
         return {
             id(parameter): float(group["weight_decay"])
             for group in self.optimizer.param_groups
@@ -143,8 +125,8 @@ class TakenAdam:
     def correct_gradient(
         self, buffer: Tensor, parameters: Sequence[Tensor], loss_scale: Callable[[], float], may_skip: bool = False
     ) -> None:
-        """Make a bucket what the last backward gave: without an update that still waits for its step, and with Adam's
-        weight decay in it.
+        """Make a bucket what the last backward gave: without an update that still waits for its step, and with the
+        weight decay of Adam and SGD in it.
 
         Args:
             buffer: holds the gradients of ``parameters``, one after another.
@@ -216,8 +198,12 @@ class TakenAdam:
         cut = (clip < 0.999) & ((power - power.round()).abs() > 1e-4) & moment.good
         if not self._stepped:  # the first gradient came in before anybody knew, and the second moment keeps it for long
             self._stepped = True
-            fresh = cut & (moment.steps.max() == 1)
-            self._scale_moments(torch.where(fresh, clip / moment.clip, 1.0))
+            fresh = torch.where(cut & (moment.steps.max() == 1), clip / moment.clip, 1.0)
+            self._scale_moments(fresh)
+            if moment.preconditioning.sgd:  # whose update is as large as the gradient: it is made smaller afterwards
+                for feedback in self.feedbacks:
+                    feedback.scale_residuals(fresh)
+                factor = factor / fresh
         moment.max_norm.copy_(torch.where(cut, clip * moment.norm, moment.max_norm))
         return 1 / factor
 
@@ -247,52 +233,43 @@ class TakenAdam:
                 self.optimizer.state[parameter] = state
 
     def _state_of(self, parameter: Tensor, mean_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor] | None:
-        """Return a parameter's state as torch's Adam would have it; ``None`` if it never had a gradient."""
+        """Return a parameter's state as torch's own rule would have it; ``None`` if that keeps nothing."""
         name, moment = self._names[id(parameter)], self.preconditioner.moment
         tensor = moment.tensors.get(name)
         if tensor is None:
             return None
-        own, like = self._parameters[name], torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        steps = float(moment.steps[tensor.number])
-        velocity = like.float()
+        own = self._parameters[name]
+        velocity = torch.zeros_like(parameter, memory_format=torch.preserve_format).float()
         if name in moment.dense:
             velocity = moment.means[tensor.place : tensor.place + tensor.size].as_strided(own.shape, own.stride)
         else:
             kept = [v for v in (own.velocity(name, newest=True) for own in self.feedbacks) if v is not None]
             velocity = mean_of(sum(kept, velocity) / max(1, len(kept)))
-        # Torch divides by the bias corrections of its own betas.
         group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
-        ours = [1 - float(powers[tensor.number]) for powers in (moment.powers1, moment.powers2)]
-        first, second = (
-            (1 - float(beta) ** steps) / own_share if own_share else 1.0
-            for beta, own_share in zip(group["betas"], ours, strict=True)
-        )
-        sizes = moment.sizes_of(name).as_strided(own.shape, own.stride)
-        fused = group.get("fused") or group.get("capturable")
-        return {
-            "step": torch.tensor(steps, dtype=torch.float32, device=parameter.device if fused else None),
-            "exp_avg": like.copy_(velocity * first),
-            "exp_avg_sq": torch.empty_like(like).copy_(sizes * second),
-        }
+        squares = moment.sizes_of(name).as_strided(own.shape, own.stride)
+        steps, *powers = (float(kept[tensor.number]) for kept in (moment.steps, moment.powers1, moment.powers2))
+        return self._rules.to_state(group, parameter, Moments(velocity, squares, steps, (powers[0], powers[1])))
 
     def _take_state(self) -> None:
         """Make the optimizer's state ours, and free it; what is ours already stays."""
         moment, velocities = self.preconditioner.moment, {}
         for group in self.optimizer.param_groups:
+            rule = self._rules.hyperparameters(group)
             for parameter in group["params"]:
                 state = self.optimizer.state.get(parameter)
                 name = self._names.get(id(parameter))
-                if not state or name is None or name not in moment.tensors or "exp_avg" not in state:
+                if not state or name is None or name not in moment.tensors or self._rules.key not in state:
                     continue
-                tensor, own, steps = moment.tensors[name], self._parameters[name], float(state["step"])
-                if float(moment.steps[tensor.number]) != steps:
-                    own_beta = float(group["betas"][0])
-                    first = own_beta if name in moment.dense else moment.preconditioning.beta_for(own_beta, FEW)
-                    ours, theirs = 1 - first**steps, 1 - float(group["betas"][0]) ** steps
-                    mean = state["exp_avg"].float() * (ours / theirs if theirs else 1.0)
-                    flat = [_in_memory_order(t, own) for t in (state["exp_avg_sq"].float(), mean)]
-                    moment.load(name, flat[0], flat[1], steps, (first, float(group["betas"][1])))
-                    velocities[name] = mean
+                first = rule.betas[0]
+                if name not in moment.dense:
+                    first = moment.preconditioning.beta_for(first, FEW)
+                taken = self._rules.from_state(group, state, first, float(moment.steps[moment.tensors[name].number]))
+                if taken is not None:
+                    own = self._parameters[name]
+                    squares = None if taken.squares is None else _in_memory_order(taken.squares, own)
+                    mean = _in_memory_order(taken.velocity, own)
+                    moment.load(name, squares, mean, taken.steps, taken.powers)
+                    velocities[name] = taken.velocity
                 del self.optimizer.state[parameter]
         if velocities:
             for feedback in self.feedbacks:
