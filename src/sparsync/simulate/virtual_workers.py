@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ class VirtualWorkers:
             ``random`` and ``block`` by all of these and ``shared``, unless they are clipped.
         streams: in the graph, as many workers run side by side.
         passes: how forward and backward run: one worker after another, or another class of the same interface.
+        exchange: makes what exchanges the gradients; another class of the same interface may exchange them otherwise.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class VirtualWorkers:
         graph: bool | None = None,
         streams: int = 1,
         passes: type[SequentialPasses] = SequentialPasses,
+        exchange: Callable[..., VirtualExchange] = VirtualExchange,
         **options: Any,
     ) -> None:
         if not (isinstance(workers, int) and workers >= 1):
@@ -94,7 +96,7 @@ class VirtualWorkers:
         if graph and device.type != "cuda":
             raise ValueError("graph=True needs the model on a GPU")
         parameters = [Parameter.of(name, p) for name, p in named.items()]
-        self._exchange = VirtualExchange(plan, parameters, plan.dense_names(named), workers, device, graph, streams)
+        self._exchange = exchange(plan, parameters, plan.dense_names(named), workers, device, graph, streams)
         trained = [p for p in parameters if p.numel]
         self._parameters = [model.get_parameter(p.name) for p in trained]
         places = [self._exchange.place(p) for p in trained]
