@@ -125,6 +125,13 @@ MUTANTS = [
         f"{PRECONDITIONED}::test_clipping_is_that_of_dense_training",
     ),
     Mutant(
+        "a clip that is never learned",
+        "src/sparsync/feedback/adam.py",
+        "cut = (clip < 0.999)",
+        "cut = (clip < 0.0)",
+        "tests/test_preconditioned_clipping.py::test_a_clip_that_is_active_in_most_steps_ends_where_dense_does",
+    ),
+    Mutant(
         "the same signs in every step",
         "src/sparsync/feedback/second_moment.py",
         "draw_signs(self.sums.numel(), self.seed, self.draws, self.device)",
