@@ -577,17 +577,48 @@ def virtual_training(rates: list[float], **options: Any) -> VirtualWorkers:
 def test_signs_are_others_in_every_step() -> None:
     """A gradient that stays the same is seen from other sides: its rows' estimates come nearer to the truth."""
     parameter = Parameter.of("p", torch.empty(48, 64))
-    moment = SecondMoment([parameter], frozenset(), Preconditioning(), torch.device("cpu"), 0, 2)
+    moment = SecondMoment([parameter], frozenset(), Preconditioning(rise=1.0), torch.device("cpu"), 0, 2)
     grad = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
     rules = {"p": AdamRule(0.1, (0.9, 0.999), 1e-8)}
     for _ in range(200):
         signs = moment.begin_step(rules, 0.01)
         sketch(grad.flatten(), list(moment.tensors.values()), signs, moment.sums)
         moment.update(1.0)
-    rows = moment.squares[:48] / (1 - 0.999**200)
+    rows = moment.squares[:48] / (1 - moment.powers2)
     errors = (rows / grad.square().sum(1) - 1).abs()
     assert errors.max() < 0.6  # one draw of a sign may be off by any factor; of 200 the deviation is 0.1
     assert errors.mean() < 0.15
+
+
+def test_a_matrix_remembers_little_at_first() -> None:
+    """Its beta rises as 1 - t^-0.6 to the optimizer's own; that of a vector is the optimizer's from the first step."""
+    parameters = [Parameter.of("p", torch.empty(48, 64)), Parameter.of("b", torch.empty(16))]
+    moment = SecondMoment(parameters, frozenset({"b"}), Preconditioning(), torch.device("cpu"), 0, 2)
+    matrix, vector, power = torch.zeros(48 + 64), torch.zeros(16), 1.0
+    for step in range(1, 9):
+        moment.begin_step({name: AdamRule(0.1, (0.9, 0.6), 1e-8) for name in "pb"}, 0.01)
+        moment.sums.copy_(step * torch.linspace(-1, 1, 48 + 64 + 16))
+        sums = moment.sums.clone()
+        moment.update(1.0)
+        beta = min(0.6, 1 - step**-0.6)
+        matrix.lerp_(sums[:112].square(), 1 - beta)
+        vector.lerp_(sums[112:].square(), 1 - 0.6)
+        power *= beta
+    assert beta == 0.6  # and less up to the fourth step
+    torch.testing.assert_close(moment.squares, torch.cat([matrix, vector]))
+    assert moment.powers2.tolist() == pytest.approx([power, 0.6**8])
+
+
+def test_torch_goes_on_from_the_second_moment() -> None:
+    """Divided by torch's own bias correction, what ``state_dict`` holds is what we divide by."""
+    virtual = virtual_training([0.01] * 5, **SOME)
+    moment = virtual._exchange.preconditioner.moment
+    names = [name for name, _ in virtual.model.named_parameters()]
+    for number, state in virtual.optimizer.state_dict()["state"].items():
+        tensor = moment.tensors[names[number]]
+        theirs = state["exp_avg_sq"].sum() / (1 - 0.999 ** float(state["step"]))
+        ours = moment.sizes_of(names[number]).sum() / (1 - float(moment.powers2[tensor.number]))
+        torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=0.0)
 
 
 def test_residuals_shrink_with_the_rate() -> None:

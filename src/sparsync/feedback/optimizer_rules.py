@@ -24,13 +24,13 @@ class Moments:
         velocity: in the parameter's shape.
         squares: second moment of every entry, in its shape; ``None`` if the optimizer does not know it.
         steps: in which the tensor had a gradient.
-        power: product of the velocity's momenta over these steps.
+        powers: products over these steps of the momenta of both.
     """
 
     velocity: Tensor
     squares: Tensor | None
     steps: float
-    power: float
+    powers: tuple[float, float]
 
 
 class OptimizerRule(Protocol):
@@ -73,14 +73,17 @@ class AdamRules:
         return AdamRule(float(group["lr"]), (first, second), float(group["eps"]))
 
     def to_state(self, group: Mapping[str, Any], parameter: Tensor, kept: Moments) -> dict[str, Tensor] | None:
-        # Torch divides by the bias correction of its own beta.
-        ours, theirs = 1 - kept.power, 1 - float(group["betas"][0]) ** kept.steps
+        # Torch divides by the bias corrections of its own betas.
+        first, second = (
+            (1 - float(beta) ** kept.steps) / (1 - power) if power != 1 else 1.0
+            for beta, power in zip(group["betas"], kept.powers, strict=True)
+        )
         fused = group.get("fused") or group.get("capturable")
         assert kept.squares is not None
         return {
             "step": torch.tensor(kept.steps, dtype=torch.float32, device=parameter.device if fused else None),
-            "exp_avg": torch.empty_like(parameter).copy_(kept.velocity * (theirs / ours if ours else 1.0)),
-            "exp_avg_sq": torch.empty_like(parameter).copy_(kept.squares),
+            "exp_avg": torch.empty_like(parameter).copy_(kept.velocity * first),
+            "exp_avg_sq": torch.empty_like(parameter).copy_(kept.squares * second),
         }
 
     def from_state(
@@ -91,7 +94,7 @@ class AdamRules:
             return None
         ours, theirs = 1 - beta**steps, 1 - float(group["betas"][0]) ** steps
         mean = state["exp_avg"].float() * (ours / theirs if theirs else 1.0)
-        return Moments(mean, state["exp_avg_sq"].float(), steps, beta**steps)
+        return Moments(mean, state["exp_avg_sq"].float(), steps, (beta**steps, float(group["betas"][1]) ** steps))
 
 
 class SgdRules:
@@ -115,7 +118,7 @@ class SgdRules:
     ) -> Moments | None:
         """Do as the protocol says: a buffer does not tell its step, so it is taken while there is none of ours."""
         buffer = state["momentum_buffer"]
-        return None if buffer is None or steps else Moments(buffer.float() / self._gain(group), None, 0.0, 1.0)
+        return None if buffer is None or steps else Moments(buffer.float() / self._gain(group), None, 0.0, (1.0, 1.0))
 
     def _gain(self, group: Mapping[str, Any]) -> float:
         momentum, dampening = float(group["momentum"]), float(group["dampening"])

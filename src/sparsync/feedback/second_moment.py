@@ -34,6 +34,9 @@ class Preconditioning:
         floor: least second moment of a row or column, as a share of the mean's; in the first steps it is more.
         limit: largest update of one worker, over the learning rate and the root of the number of workers: its gradient
             is that much noisier than the mean, whose second moment it is divided by.
+        rise: the second moment of a matrix remembers little at first: in step t its beta is at most 1 - t^-rise, and
+            the optimizer's own from then on. In the first steps gradients grow, and one that remembers how small they
+            were gives updates that are too large.
         sgd: the optimizer is SGD: the second moment evens out rows and columns of a tensor alone, whose update as a
             whole has the size that SGD's has.
     """
@@ -42,6 +45,7 @@ class Preconditioning:
     second_moment: str = "sketch"
     floor: float = 0.01
     limit: float = 2.5
+    rise: float = 0.6
     sgd: bool = False
 
     def __post_init__(self) -> None:
@@ -124,6 +128,7 @@ class SecondMoment:
         owners = torch.tensor([number for number, _ in groups], device=device)
         self._tensor = owners
         self._groups_of = torch.bincount(owners, minlength=count)
+        self._matrix = torch.tensor([t.matrices is not None for t in self.tensors.values()], device=device)
         self._lengths = torch.tensor([length for _, length in groups], device=device)
         self._group = torch.repeat_interleave(self._lengths)
         self._owner = owners[self._group]
@@ -190,6 +195,8 @@ class SecondMoment:
         clip = self.clip
         squares *= clip * clip
         active = self.good & (self.norms > 0) & (known > 0)
+        risen = 1 - (self.steps + 1).pow_(-self.preconditioning.rise)
+        second = torch.where(self._matrix, torch.minimum(second, risen.float()), second)
         self.powers1.mul_(torch.where(active, first.double(), 1.0))
         self.powers2.mul_(torch.where(active, second.double(), 1.0))
         self.steps += active

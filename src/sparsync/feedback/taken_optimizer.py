@@ -247,8 +247,8 @@ class TakenOptimizer:
             velocity = mean_of(sum(kept, velocity) / max(1, len(kept)))
         group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
         squares = moment.sizes_of(name).as_strided(own.shape, own.stride)
-        steps, power = float(moment.steps[tensor.number]), float(moment.powers1[tensor.number])
-        return self._rules.to_state(group, parameter, Moments(velocity, squares, steps, power))
+        steps, *powers = (float(kept[tensor.number]) for kept in (moment.steps, moment.powers1, moment.powers2))
+        return self._rules.to_state(group, parameter, Moments(velocity, squares, steps, (powers[0], powers[1])))
 
     def _take_state(self) -> None:
         """Make the optimizer's state ours, and free it; what is ours already stays."""
@@ -260,15 +260,15 @@ class TakenOptimizer:
                 name = self._names.get(id(parameter))
                 if not state or name is None or name not in moment.tensors or self._rules.key not in state:
                     continue
-                first, second = rule.betas
+                beta = rule.betas[0]
                 if name not in moment.dense:
-                    first = moment.preconditioning.beta_for(first, FEW)
-                taken = self._rules.from_state(group, state, first, float(moment.steps[moment.tensors[name].number]))
+                    beta = moment.preconditioning.beta_for(beta, FEW)
+                taken = self._rules.from_state(group, state, beta, float(moment.steps[moment.tensors[name].number]))
                 if taken is not None:
                     own = self._parameters[name]
                     squares = None if taken.squares is None else _in_memory_order(taken.squares, own)
                     mean = _in_memory_order(taken.velocity, own)
-                    moment.load(name, squares, mean, taken.steps, (taken.power, second**taken.steps))
+                    moment.load(name, squares, mean, taken.steps, taken.powers)
                     velocities[name] = taken.velocity
                 del self.optimizer.state[parameter]
         if velocities:
