@@ -21,7 +21,7 @@ SUFFIX = ".json.gz"
 SEEDS = (0, 1, 2)  # of trainings that are made more than once
 MOST_ENTRIES = 3 * 10**8  # of the gradients of all workers; with more, a training has a GPU's memory to itself
 # Came later: where they are left alone, names are what they were.
-LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999}
+LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999, "variant": {}}
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Run:
         optimizer: ``"sgd"``, or ``"adamw"`` with ``beta1`` and ``beta2`` for ``momentum``, or ``"factored-adamw"``, the
             same with a row x column second moment.
         front: how many times the density begins with; above 1 it falls over the first tenth of ``steps``.
+        variant: what is changed of preconditioned feedback, as ``FeedbackVariant`` takes it.
         autocast: passes compute in bfloat16 where torch takes that to be safe; images only. Weights and gradients are
             fp32 as ever.
         watch: snapshots: ``"shape"`` or ``"gtopk"``, every ``watch_every`` steps; none if it is empty.
@@ -76,6 +77,7 @@ class Run:
     autocast: bool = False
     beta1: float = 0.9
     beta2: float = 0.999
+    variant: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = field(default=0, compare=False)
 
     def __post_init__(self) -> None:

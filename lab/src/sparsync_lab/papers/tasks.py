@@ -17,6 +17,7 @@ from sparsync_lab.bench.workloads import BPTT, CONTEXT
 from sparsync_lab.data import Images, PennTreebank, Speech
 from sparsync_lab.data.an4 import Utterance
 from sparsync_lab.models import CATALOGUE, GPT, LSTMAN4, LSTMPTB, ViT
+from sparsync_lab.models.gpt import DROPOUT
 from sparsync_lab.packages import require
 
 Batch = tuple[Tensor, ...]
@@ -82,7 +83,7 @@ def make_task(
     """
     kind = CATALOGUE[name].data
     torch.manual_seed(seed)
-    if name in ("gpt", "gpt2"):
+    if name in ("gpt", "gpt-dropout", "gpt2"):
         return _transformer_task(name, data.load_ptb(folder), device, workers, batch, limit)
     if kind == "ptb":
         return _lstm_task(data.load_ptb(folder), device, workers, batch, limit)
@@ -163,8 +164,11 @@ def _transformer_task(
     name: str, text: PennTreebank, device: torch.device, workers: int, batch: int, limit: int | None
 ) -> Task:
     """Return the task of a transformer: every window stands for itself, and several are evaluated at once."""
-    tiny = GPT(layers=1, width=TINY_WIDTH, context=TINY_LENGTH) if limit is not None else None
-    model = (tiny or CATALOGUE[name].make()).to(device)
+    if limit is None:
+        model = CATALOGUE[name].make().to(device)
+    else:
+        dropout = DROPOUT if name == "gpt-dropout" else 0.0
+        model = GPT(layers=1, width=TINY_WIDTH, context=TINY_LENGTH, dropout=dropout).to(device)
 
     def loss(model: nn.Module, batch: Batch, carried: Batch) -> tuple[Tensor, Batch]:
         here, after = batch
