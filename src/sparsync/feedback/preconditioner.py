@@ -33,7 +33,7 @@ class Preconditioner:
     """The step of preconditioned feedback, between a gradient and its residual; virtual workers share one.
 
     Args:
-        moment: what it divides by; an optimizer whose state it is meanwhile reads and writes it (``adam.py``), others
+        moment: what it divides by; an optimizer whose state it is meanwhile reads and writes it (``taken_optimizer.py``), others
             come here.
         transactional: a step can be undone.
         clip: largest norm of the mean gradient; one that the user's own clipping shows is taken over.
