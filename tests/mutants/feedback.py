@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "a clip that is never learned",
-        "src/sparsync/feedback/adam.py",
+        "src/sparsync/feedback/taken_optimizer.py",
         "cut = (clip < 0.999)",
         "cut = (clip < 0.0)",
         "tests/test_preconditioned_clipping.py::test_a_clip_that_is_active_in_most_steps_ends_where_dense_does",
