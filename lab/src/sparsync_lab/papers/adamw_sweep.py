@@ -1,4 +1,4 @@
-"""What is compared with AdamW: preconditioned feedback at several budgets, dense, and what others published."""
+"""What is compared with AdamW: preconditioned feedback at several budgets, dense, what others published; and SGD."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ GRID = (0.5, 0.7, 1.0, 1.4, 2.0)
 BEYOND = (0.12, 0.18, 0.25, 0.35, 2.8, 4.0, 5.6, 8.0)
 BUDGETS = (250, 100, 40, 15)  # a worker sends one part in so many of what it would send dense
 ADAMW_BUDGETS = BUDGETS[1:]  # the sketches of so small a GPT take a 210th with 16 workers
+SGD_BUDGETS: Mapping[str, tuple[int, ...]] = {"resnet20": (40, 15), "vgg16": (250, 100, 40)}  # that hold sketches
 MAIN_BUDGET = 40
 
 GPT = Setting(
@@ -34,6 +35,7 @@ SETTINGS: Mapping[str, Setting] = {
     "gpt2": replace(GPT, title="GPT-2 small on PTB", model="gpt2", rate=0.0006, lengths=(300,), seconds=(0.15, 0.25),
                     factors=(0.5, 1.0, 2.0), further=(0.25, 4.0)),
     "resnet20": replace(sweep.SETTINGS["resnet20"], title="ResNet-20 on CIFAR-10, SGD", lengths=(1400,)),
+    "vgg16": replace(sweep.SETTINGS["vgg16"], title="VGG-16 on CIFAR-10, SGD"),
 }  # fmt: skip
 
 
@@ -45,6 +47,11 @@ def preconditioned(budget: int) -> str:
 def by_default(budget: int) -> str:
     """Return the label of what ``attach`` does with SGD at a budget."""
     return f"default, 1/{budget}"
+
+
+def preconditioned_sgd(budget: int) -> str:
+    """Return the label of preconditioned feedback with SGD, which has to be asked for, at a budget."""
+    return f"preconditioned SGD, 1/{budget}"
 
 
 def _at(budget: int, **options: Any) -> dict[str, Any]:
@@ -65,6 +72,7 @@ ROWS: Mapping[str, Method] = {
         Method(FACTORED_HALF, "dense", changes={"optimizer": "factored-adamw", "beta1": 0.5}),
         *(Method(preconditioned(budget), "default", _at(budget)) for budget in ADAMW_BUDGETS),
         *(Method(by_default(budget), "default", _at(budget)) for budget in BUDGETS),
+        *(Method(preconditioned_sgd(budget), "default", _at(budget, precondition=True)) for budget in BUDGETS),
         Method(GRADIENT, "default", _at(40, precondition=False)),
         Method(DEMO, "demo", _at(40)),
         *(Method(label, "sparse-loco", _at(40, local_steps=steps)) for steps, label in LOCO.items()),
@@ -120,6 +128,8 @@ ABLATIONS: Mapping[str, Method] = {
 FIRST, OTHERS = (0,), (1, 2)
 OF_GPT = tuple(label for label in ABLATIONS if label != ALL_GATHER.label)
 BY_DEFAULT = tuple(map(by_default, (40, 100, 15, 250)))
+OF_RESNET = tuple(map(preconditioned_sgd, SGD_BUDGETS["resnet20"]))
+OF_VGG = ("dense", *(label(budget) for budget in SGD_BUDGETS["vgg16"] for label in (by_default, preconditioned_sgd)))
 STAGES = (
     Stage("gpt", 0, FIRST, ("dense", MAIN)),
     Stage("gpt", 0, FIRST, (GRADIENT, DEMO, FACTORED, FACTORED_HALF)),
@@ -131,13 +141,16 @@ STAGES = (
     Stage("resnet20-adamw", 0, FIRST, ("dense", MAIN, GRADIENT)),
     Stage("gpt2", 0, FIRST, ("dense", MAIN, DEMO)),
     Stage("resnet20", 0, FIRST, ("dense", *BY_DEFAULT)),
+    Stage("resnet20", 0, FIRST, OF_RESNET),
     Stage("gpt", 0, FIRST, OF_GPT),
+    Stage("vgg16", 0, FIRST, OF_VGG),
     Stage("gpt-long", 0, FIRST, ("dense", MAIN, GRADIENT)),
     Stage("vit", 0, OTHERS, ("dense", MAIN, GRADIENT)),
     Stage("gpt-w64", 0, OTHERS, ("dense", MAIN)),
     Stage("gpt-w4", 0, OTHERS, ("dense", MAIN)),
     Stage("resnet20-adamw", 0, OTHERS, ("dense", MAIN, GRADIENT)),
-    Stage("resnet20", 0, OTHERS, ("dense", *BY_DEFAULT)),
+    Stage("resnet20", 0, OTHERS, ("dense", *BY_DEFAULT, *OF_RESNET)),
+    Stage("vgg16", 0, OTHERS, OF_VGG),
     Stage("gpt", 0, OTHERS, (FACTORED, FACTORED_HALF, preconditioned(100), preconditioned(15), *BASELINES)),
     Stage("gpt-long", 0, OTHERS, ("dense", MAIN)),
     Stage("gpt-w4", 0, FIRST, (GRADIENT, DEMO)),
@@ -150,11 +163,13 @@ QUICK: Mapping[str, Any] = {
         "gpt": replace(GPT, **_TINY),
         "vit": replace(SETTINGS["vit"], **_TINY | {"lengths": (4,)}),
         "gpt-long": replace(SETTINGS["gpt-long"], **_TINY | {"lengths": (6,)}),
+        "resnet20": replace(SETTINGS["resnet20"], **_TINY | {"lengths": (4,)}),
     },
     "stages": (
         Stage("gpt", 0, FIRST, ("dense", FACTORED_HALF, MAIN, preconditioned(15), GRADIENT, DEMO, LOCO[15])),
         Stage("vit", 0, FIRST, ("dense",)),
         Stage("gpt", 0, FIRST, tuple(m.label for m in VARIANTS)),
         Stage("gpt-long", 0, FIRST, ("dense", MAIN)),
+        Stage("resnet20", 0, FIRST, ("dense", by_default(15), preconditioned_sgd(15))),
     ),
 }
