@@ -223,9 +223,9 @@ def test_it_takes_no_time_and_no_memory_for_a_billion_parameters() -> None:
     tensors = tensors_of((50_000, width), *(layer * 19))
     assert sum(map(Tensor.numel, tensors.values())) > 1e9
     for scope in ("global", "layer"):
-        begun = time.perf_counter()
+        begun = time.process_time()  # other processes' work is not its own
         plan = within_budget(resolve(budget=1 / 60, scope=scope), tensors, 16)
-        assert time.perf_counter() - begun < 1
+        assert time.process_time() - begun < 1
         assert plan.spending.mean == pytest.approx(plan.spending.dense / 60, rel=1e-3)
 
 
