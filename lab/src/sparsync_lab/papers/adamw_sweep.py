@@ -150,11 +150,12 @@ QUICK: Mapping[str, Any] = {
         "gpt": replace(GPT, **_TINY),
         "vit": replace(SETTINGS["vit"], **_TINY | {"lengths": (4,)}),
         "gpt-long": replace(SETTINGS["gpt-long"], **_TINY | {"lengths": (6,)}),
+        "gpt-ablations": replace(GPT, **_TINY | {"lengths": (6,)}, like="gpt"),
     },
     "stages": (
         Stage("gpt", 0, FIRST, ("dense", FACTORED_HALF, MAIN, preconditioned(15), GRADIENT, DEMO, LOCO[15])),
         Stage("vit", 0, FIRST, ("dense",)),
-        Stage("gpt", 0, FIRST, tuple(m.label for m in VARIANTS)),
+        Stage("gpt-ablations", 0, FIRST, (MAIN, *(m.label for m in VARIANTS))),
         Stage("gpt-long", 0, FIRST, ("dense", MAIN)),
     ),
 }
