@@ -30,6 +30,9 @@ NOTES = (
     "All schedules: linear warm-up over 10 % (ResNet-20: 3 %) of the steps, then a cosine to 0; weight decay 0.01, "
     "decoupled. Gradients are clipped at norm 1 (not ResNet-20's): dense, gradient feedback, DeMo and SparseLoCo clip "
     "each worker's own, preconditioned feedback the mean gradient's norm as its sketches give it.",
+    "The text is 64 streams, read on window by window, which all epochs cut alike. Random windows are from other "
+    "places in every step; 0.7, 1 and 1.4 times the same rate are tried there. Rows of dense with another beta2 are "
+    "tuned like all others; preconditioned feedback has the optimizer's own, 0.999, which was not tuned.",
     "dense, row x column v is the control: dense AdamW with the second moment that preconditioned feedback has (row x "
     "column of the mean gradient, with the same floor, exact for tensors of one dimension), but without sparsity.",
     "Gradient feedback + AdamW: the same entries' codecs and budget, with AdamW behind the residual, its betas lowered "
