@@ -35,7 +35,7 @@ from sparsync_lab.virtual import (
 )
 from tests.models import net
 
-STEPS = 24
+STEPS = 16
 ALL_SPARSE = {"dense_below": 0, "dense_1d": False}
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from sparsync.feedback.residual import FlatBuffer
-from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
+from sparsync.feedback.second_moment import AdamRule, SecondMoment
 from sparsync.kernels import Update
 from sparsync.kernels.sketch import Sketched, sketch
-from sparsync.layout import Parameter, Span
+from sparsync.layout import Span
 from sparsync.sparse import give_norm
 from sparsync.workspace import Workspace
 
@@ -33,28 +33,14 @@ class Preconditioner:
     """The step of preconditioned feedback, between a gradient and its residual; virtual workers share one.
 
     Args:
-        parameters: of the model, in its order.
-        dense_names: those that travel dense.
-        device: of all of them.
-        seed: shared by all ranks.
+        moment: what it divides by; an optimizer whose state it is meanwhile reads and writes it (``adam.py``), others
+            come here.
         transactional: a step can be undone.
         clip: largest norm of the mean gradient; one that the user's own clipping shows is taken over.
-        workers: how many there are.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[Parameter],
-        dense_names: frozenset[str],
-        preconditioning: Preconditioning,
-        device: torch.device,
-        seed: int,
-        transactional: bool = False,
-        clip: float | None = None,
-        workers: int = 1,
-    ) -> None:
-        self.moment = SecondMoment(parameters, dense_names, preconditioning, device, seed, workers)
-        self.clip = clip
+    def __init__(self, moment: SecondMoment, transactional: bool = False, clip: float | None = None) -> None:
+        self.moment, self.clip = moment, clip
         if clip is not None:
             self.moment.max_norm.fill_(clip)
         self.transactional, self.loss_scale = transactional, 1.0
@@ -62,6 +48,11 @@ class Preconditioner:
         self.norms: dict[str, Tensor] = {}  # of what is shown, where a change of it is looked for
         self.pending = False  # an exchange's result waits for the optimizer's step
         self._signs = torch.empty_like(self.moment.sums)
+
+    @property
+    def device(self) -> torch.device:
+        """That of all tensors that are preconditioned."""
+        return self.moment.device
 
     def places(self, spans: Sequence[Span]) -> list[Sketched]:
         """Return where in the moments the tensors of a flat gradient are, and where in its own sketch."""
@@ -125,6 +116,10 @@ class Preconditioner:
             parts = [result[span.start : span.stop] for span in spans]
             norms = torch._foreach_norm(parts, 2, dtype=torch.promote_types(result.dtype, torch.float32))
             self.norms.update((span.name, norm) for span, norm in zip(spans, norms, strict=True))
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return copies of the moments by parameter name."""
+        return self.moment.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on from the moments of a checkpoint; a ``clip`` that is not the checkpoint's holds."""

@@ -24,7 +24,7 @@ LEAST_BETA, FEW = 0.5, 0.01  # momentum that is enough where no more than this s
 
 @dataclass(frozen=True)
 class Preconditioning:
-    """Preconditioned feedback: what enters the residual is the update that an adaptive optimizer would make.
+    """Preconditioned feedback: what enters the residual is the update that the optimizer would make.
 
     Args:
         beta: momentum of the velocity; ``"own"``: the optimizer's, ``"auto"``: less of it the fewer entries are sent,
@@ -34,12 +34,19 @@ class Preconditioning:
         floor: least second moment of a row or column, as a share of the mean's; in the first steps it is more.
         limit: largest update of one worker, over the learning rate and the root of the number of workers: its gradient
             is that much noisier than the mean, whose second moment it is divided by.
+        rise: the second moment of a matrix remembers little at first: in step t its beta is at most 1 - t^-rise, and
+            the optimizer's own from then on. In the first steps gradients grow, and one that remembers how small they
+            were gives updates that are too large.
+        sgd: the optimizer is SGD: the second moment evens out rows and columns of a tensor alone, whose update as a
+            whole has the size that SGD's has.
     """
 
     beta: float | str = "auto"
     second_moment: str = "sketch"
     floor: float = 0.01
     limit: float = 2.5
+    rise: float = 0.6
+    sgd: bool = False
 
     def __post_init__(self) -> None:
         number = isinstance(self.beta, int | float) and 0 <= self.beta < 1
@@ -121,10 +128,13 @@ class SecondMoment:
         owners = torch.tensor([number for number, _ in groups], device=device)
         self._tensor = owners
         self._groups_of = torch.bincount(owners, minlength=count)
+        self._matrix = torch.tensor([t.matrices is not None for t in self.tensors.values()], device=device)
         self._lengths = torch.tensor([length for _, length in groups], device=device)
         self._group = torch.repeat_interleave(self._lengths)
         self._owner = owners[self._group]
         self._pairs, self._entries = self._find_pairs()
+        self._numels = torch.tensor([tensor.numel for tensor in self.tensors.values()], device=device)
+        self._plain = torch.tensor([name in self.dense for name in self.tensors], device=device)
         rates, eps, betas, shares = (torch.zeros(count, device=device) for _ in range(4))
         self.tables = Tables(zeros.clone(), rates, eps, betas, shares, preconditioning.limit_for(workers))
         self._known: tuple[list[AdamRule], float] = [], 0.0
@@ -185,6 +195,8 @@ class SecondMoment:
         clip = self.clip
         squares *= clip * clip
         active = self.good & (self.norms > 0) & (known > 0)
+        risen = 1 - (self.steps + 1).pow_(-self.preconditioning.rise)
+        second = torch.where(self._matrix, torch.minimum(second, risen.float()), second)
         self.powers1.mul_(torch.where(active, first.double(), 1.0))
         self.powers2.mul_(torch.where(active, second.double(), 1.0))
         self.steps += active
@@ -199,11 +211,22 @@ class SecondMoment:
         whole = ((total + total[self._pairs]) / 2).sqrt() / total  # each side has the root of the matrix's sum
         now *= torch.where(self._entries > 0, 1.0, whole)[self._group]
         torch.sqrt(now, out=tables.sizes)
-        tables.rates.copy_(torch.where(active, rate / (1 - self.powers1).clamp_(min=1e-300), 0.0))
+        if self.preconditioning.sgd:
+            size = self._tensor_sizes(total)
+            rate, eps = rate * size, eps * size
+        else:
+            rate = rate / (1 - self.powers1).clamp_(min=1e-300)
+        tables.rates.copy_(torch.where(active, rate, 0.0))
         tables.eps.copy_(eps)
         tables.betas.copy_(torch.where(self.good & (self.norms > 0), first, 1.0))  # who has no gradient rests
         tables.shares.copy_(torch.where(self.good, (1 - first) * clip / loss_scale, 0.0))
         self._update_means(active, first, clip)
+
+    def _tensor_sizes(self, total: Tensor) -> Tensor:
+        """Return the root mean square of every tensor's second moment, which SGD's rate is multiplied by; 1 for tensors
+        that travel dense, whose rule is plain. ``total``: of every group its sum."""
+        energy = _sums(total * (0.5 + 0.5 * self._entries), self._groups_of)
+        return torch.where(self._plain, 1.0, (energy / self._numels).sqrt_().clamp_(min=1e-20))
 
     def _update_means(self, active: Tensor, first: Tensor, clip: Tensor) -> None:
         """Take the gradients that travel dense into their first moments."""
@@ -243,23 +266,26 @@ class SecondMoment:
         totals = [side.sum((1, 2), keepdim=True).clamp_(min=1e-37) for side in (rows, cols)]
         return ((rows / totals[0]) * (cols / totals[1]) * (totals[0] + totals[1]) / 2).flatten()
 
-    def load(self, name: str, squares: Tensor, mean: Tensor, steps: float, betas: tuple[float, float]) -> None:
+    def load(self, name: str, squares: Tensor | None, mean: Tensor, steps: float, powers: tuple[float, float]) -> None:
         """Go on from an optimizer's moments of one tensor, flat, in the order of its memory.
 
         Args:
-            betas: those of the velocity and of the second moment.
+            squares: the second moment, if it has one.
+            powers: products of the momenta of velocity and second moment.
         """
         tensor = self.tensors[name]
         own, shape = self.squares[tensor.place : tensor.place + tensor.size], tensor.matrices
+        if name in self.dense:
+            self.means[tensor.place : tensor.place + tensor.size].copy_(mean)
+        if squares is None:
+            return
         if shape is None:
             own.copy_(squares)
-            if self.means.numel():
-                self.means[tensor.place : tensor.place + tensor.size].copy_(mean)
         else:
             matrices = squares.to(own.device, own.dtype).view(shape.stack, shape.rows, shape.cols)
             own.copy_(torch.cat([matrices.sum(2).flatten(), matrices.sum(1).flatten()]))
         self.steps[tensor.number] = steps
-        self.powers1[tensor.number], self.powers2[tensor.number] = betas[0] ** steps, betas[1] ** steps
+        self.powers1[tensor.number], self.powers2[tensor.number] = powers
 
     def index_of(self, tensors: Sequence[Sketched]) -> Tensor:
         """Return where in the flat vectors the sketches of ``tensors`` are, or their entries, one after another."""
@@ -274,7 +300,9 @@ class SecondMoment:
         bad step."""
         index, tables = self.index_of([self.tensors[name] for name in names]), self.tables
         owner = self._owner[index]
-        update = self.means[index] * tables.rates[owner] / (tables.sizes[index] + tables.eps[owner])
+        update = self.means[index] * tables.rates[owner]
+        if not self.preconditioning.sgd:
+            update /= tables.sizes[index] + tables.eps[owner]
         return torch.where(self.good, update, torch.nan)
 
     # ---- what is kept ---------------------------------------------------------------------------------------------

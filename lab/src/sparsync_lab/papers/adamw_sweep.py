@@ -1,4 +1,4 @@
-"""What is compared with AdamW: preconditioned feedback at several budgets, dense, and what others published."""
+"""What is compared with AdamW: preconditioned feedback at several budgets, dense, what others published; and SGD."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ GRID = (0.5, 0.7, 1.0, 1.4, 2.0)
 BEYOND = (0.12, 0.18, 0.25, 0.35, 2.8, 4.0, 5.6, 8.0)
 BUDGETS = (250, 100, 40, 15)  # a worker sends one part in so many of what it would send dense
 ADAMW_BUDGETS = BUDGETS[1:]  # the sketches of so small a GPT take a 210th with 16 workers
+SGD_BUDGETS: Mapping[str, tuple[int, ...]] = {"resnet20": (40, 15), "vgg16": (250, 100, 40)}  # that hold sketches
 MAIN_BUDGET = 40
 
 GPT = Setting(
@@ -37,6 +38,7 @@ SETTINGS: Mapping[str, Setting] = {
     "gpt2": replace(GPT, title="GPT-2 small on PTB", model="gpt2", rate=0.0006, lengths=(300,), seconds=(0.15, 0.25),
                     factors=(0.5, 1.0, 2.0), further=(0.25, 4.0)),
     "resnet20": replace(sweep.SETTINGS["resnet20"], title="ResNet-20 on CIFAR-10, SGD", lengths=(1400,)),
+    "vgg16": replace(sweep.SETTINGS["vgg16"], title="VGG-16 on CIFAR-10, SGD"),
 }  # fmt: skip
 
 
@@ -48,6 +50,11 @@ def preconditioned(budget: int) -> str:
 def by_default(budget: int) -> str:
     """Return the label of what ``attach`` does with SGD at a budget."""
     return f"default, 1/{budget}"
+
+
+def preconditioned_sgd(budget: int) -> str:
+    """Return the label of preconditioned feedback with SGD, which has to be asked for, at a budget."""
+    return f"preconditioned SGD, 1/{budget}"
 
 
 def _at(budget: int, **options: Any) -> dict[str, Any]:
@@ -70,6 +77,7 @@ ROWS: Mapping[str, Method] = {
         Method(FACTORED_HALF, "dense", changes={"optimizer": "factored-adamw", "beta1": 0.5}),
         *(Method(preconditioned(budget), "default", _at(budget)) for budget in ADAMW_BUDGETS),
         *(Method(by_default(budget), "default", _at(budget)) for budget in BUDGETS),
+        *(Method(preconditioned_sgd(budget), "default", _at(budget, precondition=True)) for budget in BUDGETS),
         Method(GRADIENT, "default", _at(40, precondition=False)),
         Method(DEMO, "demo", _at(40)),
         *(Method(label, "sparse-loco", _at(40, local_steps=steps)) for steps, label in LOCO.items()),
@@ -83,9 +91,9 @@ def _change(what: str, budget: int = MAIN_BUDGET, changes: Mapping[str, Any] | N
     return Method(label, "default", _at(budget, **options), like=preconditioned(budget), changes=changes or {})
 
 
-def _variant(what: str, **variant: Any) -> Method:
-    """Return an ablation that the library has no option for: fields of ``FeedbackVariant``."""
-    return _change(what, changes={"variant": variant})
+def _variant(what: str, beta2: float = 0.999, **variant: Any) -> Method:
+    """Return an ablation that the library has no option for: fields of ``FeedbackVariant``, and the optimizer's."""
+    return _change(what, changes={"variant": variant, "beta2": beta2})
 
 
 # What the main budget comes to without bytes spent early: entries alone, chosen with the same density in every step.
@@ -104,6 +112,8 @@ VARIANTS = (
     *(_variant(f"limit {limit:g}", limit=limit) for limit in (1.0, 5.0)),
     *(_variant(f"floor {floor:g}", floor=floor) for floor in (0.0, 0.001, 0.1)),
     _variant("residual keeps its size when the rate falls", shrink=False),
+    _variant("beta2 rises as 1 - t^-0.8", rise=0.8),
+    *(_variant(f"beta2 {beta:g} from the start", beta2=beta, rise=None) for beta in (0.999, 0.99, 0.95)),
 )
 ALL_GATHER = _change("all-gather", collective="allgather")  # which 16 workers do anyway
 
@@ -112,7 +122,7 @@ ABLATIONS: Mapping[str, Method] = {
     for m in (
         *VARIANTS,
         *(_change(f"beta1 {beta:g}", budget, beta=beta) for budget, betas in BETAS.items() for beta in betas),
-        *(_change(f"beta2 {beta:g}", changes={"beta2": beta}) for beta in (0.95, 0.99)),
+        _change("beta2 rises to 0.95", changes={"beta2": 0.95}),  # to 0.99 it would in 2,154 steps
         _change("values levels", values="levels"),
         _change("values fp16", values="fp16"),
         _change("balanced", collective="balanced"),
@@ -125,6 +135,8 @@ ABLATIONS: Mapping[str, Method] = {
 FIRST, OTHERS = (0,), (1, 2)
 OF_GPT = tuple(label for label in ABLATIONS if label != ALL_GATHER.label)
 BY_DEFAULT = tuple(map(by_default, (40, 100, 15, 250)))
+OF_RESNET = tuple(map(preconditioned_sgd, SGD_BUDGETS["resnet20"]))
+OF_VGG = ("dense", *(label(budget) for budget in SGD_BUDGETS["vgg16"] for label in (by_default, preconditioned_sgd)))
 STAGES = (
     Stage("gpt", 0, FIRST, ("dense", MAIN)),
     Stage("gpt", 0, FIRST, (GRADIENT, DEMO, FACTORED, FACTORED_HALF)),
@@ -138,13 +150,16 @@ STAGES = (
     Stage("gpt2", 0, FIRST, ("dense", MAIN, DEMO)),
     Stage("resnet20", 0, FIRST, ("dense", *BY_DEFAULT)),
     Stage("gpt", 0, FIRST, tuple(DENSE_BETA2.values())),
+    Stage("resnet20", 0, FIRST, OF_RESNET),
     Stage("gpt", 0, FIRST, OF_GPT),
+    Stage("vgg16", 0, FIRST, OF_VGG),
     Stage("gpt-long", 0, FIRST, ("dense", MAIN, GRADIENT)),
     Stage("vit", 0, OTHERS, ("dense", MAIN, GRADIENT)),
     Stage("gpt-w64", 0, OTHERS, ("dense", MAIN)),
     Stage("gpt-w4", 0, OTHERS, ("dense", MAIN)),
     Stage("resnet20-adamw", 0, OTHERS, ("dense", MAIN, GRADIENT)),
-    Stage("resnet20", 0, OTHERS, ("dense", *BY_DEFAULT)),
+    Stage("resnet20", 0, OTHERS, ("dense", *BY_DEFAULT, *OF_RESNET)),
+    Stage("vgg16", 0, OTHERS, OF_VGG),
     Stage("gpt", 0, OTHERS, (FACTORED, FACTORED_HALF, preconditioned(100), preconditioned(15), *BASELINES)),
     Stage("gpt-windows", 0, OTHERS, ("dense", MAIN)),
     Stage("gpt-long", 0, OTHERS, ("dense", MAIN)),
@@ -160,6 +175,7 @@ QUICK: Mapping[str, Any] = {
         "gpt-long": replace(SETTINGS["gpt-long"], **_TINY | {"lengths": (6,)}),
         "gpt-windows": replace(SETTINGS["gpt-windows"], **_TINY | {"lengths": (6,)}),
         "gpt-ablations": replace(GPT, **_TINY | {"lengths": (6,)}, like="gpt"),
+        "resnet20": replace(SETTINGS["resnet20"], **_TINY | {"lengths": (4,)}),
     },
     "stages": (
         Stage("gpt", 0, FIRST, ("dense", FACTORED_HALF, MAIN, preconditioned(15), GRADIENT, DEMO, LOCO[15])),
@@ -167,5 +183,6 @@ QUICK: Mapping[str, Any] = {
         Stage("gpt-ablations", 0, FIRST, (MAIN, *(m.label for m in VARIANTS))),
         Stage("gpt-windows", 0, FIRST, (MAIN,)),
         Stage("gpt-long", 0, FIRST, ("dense", MAIN)),
+        Stage("resnet20", 0, FIRST, ("dense", by_default(15), preconditioned_sgd(15))),
     ),
 }
