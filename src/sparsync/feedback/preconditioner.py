@@ -33,8 +33,8 @@ class Preconditioner:
     """The step of preconditioned feedback, between a gradient and its residual; virtual workers share one.
 
     Args:
-        moment: what it divides by; an optimizer whose state it is meanwhile reads and writes it (``adam.py``), others
-            come here.
+        moment: what it divides by; an optimizer whose state it is meanwhile (``taken_optimizer.py``) reads and writes
+            it, others come here.
         transactional: a step can be undone.
         clip: largest norm of the mean gradient; one that the user's own clipping shows is taken over.
     """
