@@ -202,7 +202,7 @@ class TakenOptimizer:
             self._scale_moments(fresh)
             if moment.preconditioning.sgd:  # whose update is as large as the gradient: it is made smaller afterwards
                 for feedback in self.feedbacks:
-                    feedback.scale_residuals(fresh)
+                    feedback.scale_residuals(fresh, but=self.preconditioner.dense_names)
                 factor = factor / fresh
         moment.max_norm.copy_(torch.where(cut, clip * moment.norm, moment.max_norm))
         return 1 / factor
