@@ -264,7 +264,7 @@ class Reducer:
         if self.worker.preconditioner is not None:
             rules = self.rules()
             rates = {name: rule.rate for name, rule in rules.items()}
-            self.worker.preconditioner.begin_step(rules, self.plan.density_at(self.step), scale)
+            self.worker.preconditioner.begin_step(rules, self.plan.density_at(self.step), scale, self.worker.rates)
         self.worker.begin_step(scale, rates)
         self.completion.begin_step(self._streams.use)
         self.stats.begin()

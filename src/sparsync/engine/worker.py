@@ -41,6 +41,7 @@ class WorkerState:
         self.compressor_state: State = {}
         self.loss_scale: float | None = None
         self.rates: dict[str, float] = {}
+        self._last_rates = self.rates
         self._snapshot = Snapshot()
 
     def begin_step(self, loss_scale: float | None, rates: Mapping[str, float] | None) -> None:
@@ -57,9 +58,11 @@ class WorkerState:
                 self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio), velocity=True)
                 self.plan.compressor.rescale(self.compressor_state, ratio)
             self.loss_scale = loss_scale
-        if rates is not None:
-            follow = self.feedback.shrink if self.plan.precondition else self.feedback.follow
-            self.rates = follow(self.rates, rates)
+        if self.plan.precondition:  # the pass that adds to the residual lets it follow
+            self._last_rates, now = self.rates, {name: rate for name, rate in (rates or {}).items() if rate}
+            self.rates = self.rates if now.items() <= self.rates.items() else {**self.rates, **now}
+        elif rates is not None:
+            self.rates = self.feedback.follow(self.rates, rates)
         if self.plan.transactional:  # saved in the new scale, which the residual keeps if the step is undone
             self._snapshot.take(self.compressor_state)
 
@@ -98,6 +101,7 @@ class WorkerState:
         self.ledger.restore(Cause.UNDONE)
         if self.preconditioner is not None:
             self.preconditioner.undo()
+            self.rates = self._last_rates
         self._snapshot.restore(self.compressor_state)
 
 

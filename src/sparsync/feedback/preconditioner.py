@@ -16,9 +16,9 @@ from torch import Tensor
 from sparsync.feedback.residual import FlatBuffer
 from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
 from sparsync.kernels import Update
+from sparsync.kernels.second_moment import write_dense
 from sparsync.kernels.sketch import Sketched, sketch
 from sparsync.layout import Parameter, Span
-from sparsync.sparse import give_norm
 from sparsync.workspace import Workspace
 
 
@@ -27,6 +27,19 @@ class TensorPlaces:
 
     def __init__(self, tensors: list[Sketched]) -> None:
         self.tensors = tensors
+
+
+class UnitNorms:
+    """The norms of a unit's mean gradients, tensor by tensor, in a place that stays."""
+
+    def __init__(self, spans: Sequence[Span], tensors: list[Sketched], norms: Tensor) -> None:
+        self.spans, self.tensors, self.workspace = spans, tensors, Workspace()
+        self.numbers = torch.tensor([tensor.number for tensor in tensors], device=norms.device)
+        self.norms = torch.zeros(len(tensors), device=norms.device)
+
+    def read(self, norms: Tensor) -> Tensor:
+        """Return them, as they are now among those of all tensors."""
+        return torch.index_select(norms, 0, self.numbers, out=self.norms)
 
 
 class Preconditioner:
@@ -59,9 +72,10 @@ class Preconditioner:
             self.moment.max_norm.fill_(clip)
         self.transactional, self.loss_scale = transactional, 1.0
         self.shown: dict[str, Tensor] = {}  # by parameter name: what its update was multiplied by, for all to see
-        self.norms: dict[str, Tensor] = {}  # of what is shown, where a change of it is looked for
+        self.norms = torch.zeros_like(self.moment.norms)  # of what is shown, where a change of it is looked for
+        self.probes = self.moment.dense or frozenset(self.moment.tensors)  # where that is
         self.pending = False  # an exchange's result waits for the optimizer's step
-        self._signs = torch.empty_like(self.moment.sums)
+        self._units: dict[int, UnitNorms] = {}  # by the id of its spans
 
     def places(self, spans: Sequence[Span]) -> list[Sketched]:
         """Return where in the moments the tensors of a flat gradient are, and where in its own sketch."""
@@ -71,16 +85,18 @@ class Preconditioner:
             at += placed[-1].size
         return placed
 
-    def begin_step(self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None) -> None:
-        """Begin a step: read the optimizer's hyperparameters, draw signs."""
+    def begin_step(
+        self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None, last: Mapping[str, float]
+    ) -> None:
+        """Begin a step: read the optimizer's hyperparameters, draw signs; ``last``: rates that the residuals are in."""
         if self.transactional:
             self.moment.save()
         self.loss_scale = loss_scale or 1.0
-        self._signs.copy_(self.moment.begin_step(rules, density))  # in their place, which kernels know
+        self.moment.begin_step(rules, density, last)
 
     def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor, workspace: Workspace) -> None:
         """Write the sketch of a flat gradient; ``workspace``: of its layout, for those who sketch one after another."""
-        sketch(grad, tensors, self._signs, out, workspace)
+        sketch(grad, tensors, self.moment.moments.signs, out, workspace)
 
     def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
         """Take the mean over the workers of a sketch."""
@@ -88,8 +104,7 @@ class Preconditioner:
 
     def add_dense(self, spans: Sequence[Span], mean: Tensor) -> None:
         """Take the mean gradient of tensors that travel dense, and lie one after another."""
-        index = self.moment.index_of([self.moment.tensors[span.name] for span in spans])
-        self.moment.sums.index_copy_(0, index, mean.float())
+        self.moment.sums.index_copy_(0, self.moment.index_of(self._unit(spans).tensors), mean.float())
 
     def update(self) -> None:
         """Make this step's preconditioner, once the means of all sketches are there."""
@@ -97,9 +112,10 @@ class Preconditioner:
         self.pending = True
 
     def write_dense(self, spans: Sequence[Span], out: Tensor) -> None:
-        """Write the updates of tensors that travel dense."""
-        out.copy_(self.moment.dense_updates([span.name for span in spans]))
-        self.show(spans, out, give_norm)
+        """Write the updates of tensors that travel dense, with the mean gradient's norm as ``show`` gives it."""
+        unit = self._unit(spans)
+        factor = write_dense(self.moment.moments, unit.tensors, out, self.loss_scale, self.norms, unit.workspace)
+        self.shown.update((span.name, factor) for span in spans)
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
         """Return how a flat gradient becomes the update that it asks for.
@@ -118,13 +134,18 @@ class Preconditioner:
         Args:
             multiply: does as ``give_norm``.
         """
-        factor = multiply(result, self.moment.norm_of([span.name for span in spans]), self.loss_scale)
+        unit = self._unit(spans)
+        factor = multiply(result, unit.read(self.moment.norms), self.loss_scale)
         self.shown.update((span.name, factor) for span in spans)
-        dense = self.moment.dense
-        if not dense or spans[0].name in dense:
+        if spans[0].name in self.probes:
             parts = [result[span.start : span.stop] for span in spans]
             norms = torch._foreach_norm(parts, 2, dtype=torch.promote_types(result.dtype, torch.float32))
-            self.norms.update((span.name, norm) for span, norm in zip(spans, norms, strict=True))
+            self.norms.index_copy_(0, unit.numbers, torch.stack(norms).float())
+
+    def _unit(self, spans: Sequence[Span]) -> UnitNorms:
+        if id(spans) not in self._units:
+            self._units[id(spans)] = UnitNorms(spans, self.places(spans), self.moment.norms)
+        return self._units[id(spans)]
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on from the moments of a checkpoint; a ``clip`` that is not the checkpoint's holds."""

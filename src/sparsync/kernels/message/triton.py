@@ -341,6 +341,23 @@ def gather_mean(
     tl.store(products + rank * pieces + piece, tl.sum(product))
 
 
+@triton.jit(do_not_specialize=["scale"])
+def find_factor(products, size, workers, norms, parts, scale, factor, BLOCK: tl.constexpr):
+    """Store what gives a mean ``scale`` times the norm of ``norms``; ``scale``, where either norm is 0 or unknown. One
+    program."""
+    lane = tl.arange(0, BLOCK)
+    squares, wanted = tl.full([BLOCK], 0.0, tl.float64), tl.full([BLOCK], 0.0, tl.float64)
+    for i in range(0, size, BLOCK):
+        squares += tl.load(products + i + lane, mask=i + lane < size, other=0.0)
+    for i in range(0, parts, BLOCK):
+        norm = tl.load(norms + i + lane, mask=i + lane < parts, other=0.0).to(tl.float64)
+        wanted += norm * norm
+    own = tl.sqrt(tl.maximum(tl.sum(squares), 0.0) / workers).to(tl.float32)
+    norm = tl.sqrt(tl.sum(wanted)).to(tl.float32)
+    known = (own > 0.0) & (norm > 0.0)
+    tl.store(factor, tl.where(known, tl.div_rn(norm, tl.where(known, own, 1.0)), 1.0) * scale)
+
+
 @triton.jit
 def multiply_mean(indices, index_stride, begins, gathered, factor, out, tiles, capacity, BLOCK: tl.constexpr):
     """Write what was gathered, multiplied: of ranks that share an entry, all write the same."""

@@ -37,10 +37,14 @@ class Sketched:
         return self.numel if self.matrices is None else self.matrices.sums
 
 
+def sign_key(seed: int, step: int) -> int:
+    """Return the 32 bits that a step's signs are drawn from."""
+    return scramble((scramble((seed * STRIDE + 1) & WORD) + step * STRIDE) & WORD)
+
+
 def draw_signs(count: int, seed: int, step: int, device: torch.device) -> Tensor:
     """Return so many random signs: the same on every device, others in each step."""
-    key = scramble((scramble((seed * STRIDE + 1) & WORD) + step * STRIDE) & WORD)
-    bits = scramble(torch.arange(count, dtype=torch.int64, device=device) ^ key)
+    bits = scramble(torch.arange(count, dtype=torch.int64, device=device) ^ sign_key(seed, step))
     return 1.0 - 2.0 * (bits & 1).float()
 
 
