@@ -9,12 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
+from sparsync.collectives.base import FiniteFlag, Mean, MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
+from sparsync.kernels.by_parts.launch import PartBuffers
+from sparsync.kernels.device import usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, WORD, Wire
 from sparsync.workspace import Workspace
+
+
+@dataclass
+class MeanOfParts(Mean):
+    """The mean of whole vectors, from the sums of all parts."""
+
+    buffers: PartBuffers
+    sums: Tensor
+
+    def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
+        self.buffers.write_mean(self.sums, out, None if flag is None else flag.bad)
 
 
 @dataclass(frozen=True)
@@ -43,12 +56,24 @@ class ReduceByParts:
         whole = sent.values if sent.indices is None else sent.densify()
         header = channel.checks.header(channel.wire, sent, channel.sequence, layout, workspace)
         part = self._part(layout.numel, channel.size)
+        if whole.dtype != torch.float64 and usable_on(whole.device):
+            return self._by_kernels(whole, header.to(whole.device), part, channel, workspace)
         words = self._words(pad(whole, (0, part * channel.size - layout.numel)).view(channel.size, part))
         rows = channel.all_to_all(torch.cat([header.to(words.device).expand(channel.size, HEADER), words], 1))
         headers = channel.verify(rows)
         own = self._words(self._sum(self._values(rows[:, HEADER:]).unbind()).unsqueeze(0))
         total = self._values(channel.all_gather(own[0])).view(-1)[: layout.numel]
         return Reduced(MeanOf([self._dense(total, sent)], channel.size), bad_ranks=bad_ranks(headers))
+
+    def _by_kernels(self, whole: Tensor, header: Tensor, part: int, channel: Channel, workspace: Workspace) -> Reduced:
+        make = lambda: PartBuffers(part, channel.size, self.half, whole.device)  # noqa: E731
+        buffers = workspace.get(PartBuffers, (part, channel.size, whole.device), make)
+        rows = channel.all_to_all(buffers.pack(whole, header), buffers.received)
+        headers, own = channel.verify(rows), buffers.add(rows)
+        if buffers.gathered is None:
+            buffers.gathered = channel.room_for(own)
+        sums = channel.all_gather(own, buffers.gathered)
+        return Reduced(MeanOfParts(buffers, sums), bad_ranks=bad_ranks(headers))
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
         total = self._rounded(self._sum([self._rounded(sent.densify()) for sent in sents]))

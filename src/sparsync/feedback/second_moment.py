@@ -253,4 +253,3 @@ class SecondMoment:
                 mean.copy_(bag["mean"]) if bag else mean.zero_()
         self.max_norm.copy_(state[""]["max_norm"])
         self.draws = int(state[""]["draws"])
-

@@ -231,7 +231,7 @@ def _value(
 
 
 @triton.jit
-def _rounded(mean, out):
+def rounded(mean, out):
     """Return fp32 that ``out`` holds exactly."""
     if out.dtype.element_ty == tl.bfloat16:  # to the nearest, ties to even: the interpreter would cut off
         word = mean.to(tl.int32, bitcast=True)
@@ -246,7 +246,7 @@ def _write_mean(own, out, index, base, real, divisor, overflow, CHECK: tl.conste
     """Write the mean of entries that are summed up, and clear their sums: of ranks that share one, the first does."""
     total = tl.atomic_xchg(own + (index - base), tl.zeros_like(index), mask=real, sem="relaxed")
     total = tl.where(real, total, 0).to(tl.float32, bitcast=True)
-    mean = _rounded(tl.div_rn(total, divisor), out)
+    mean = rounded(tl.div_rn(total, divisor), out)
     tl.store(out + index, mean.to(out.dtype.element_ty), mask=real & (total != 0.0))
     if CHECK:
         nonfinite = real & (_magnitude(mean) >= INFINITE)
@@ -365,5 +365,5 @@ def multiply_mean(indices, index_stride, begins, gathered, factor, out, tiles, c
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = entry < tl.load(begins + rank * (tiles + 1) + tiles)
     index = tl.load(indices + rank * index_stride + entry, mask=real, other=0)
-    mean = _rounded(tl.load(gathered + rank * capacity + entry, mask=real, other=0.0) * tl.load(factor), out)
+    mean = rounded(tl.load(gathered + rank * capacity + entry, mask=real, other=0.0) * tl.load(factor), out)
     tl.store(out + index, mean.to(out.dtype.element_ty), mask=real)
