@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsync.kernels import second_moment
-from sparsync.kernels.second_moment import HYPER, Moments, begin_step, launch, reference, update, write_dense
+from sparsync.kernels.second_moment import HYPER, MomentVectors, begin_step, launch, reference, update, write_dense
 from sparsync.kernels.second_moment.launch import BLOCK, DenseBuffers, MomentBuffers
 from sparsync.kernels.sketch import Sketched, draw_signs
 from sparsync.layout import Matrices
@@ -36,10 +36,11 @@ def tensors_of(shapes: Shapes) -> list[Sketched]:
 class Pair:
     """The same moments twice: by kernels, and by the specification."""
 
-    def __init__(self, shapes: Shapes, keeps_means: bool = True, floor: float = 0.01) -> None:
+    def __init__(self, shapes: Shapes, keeps_means: bool = True, sgd: bool = False) -> None:
         self.tensors = tensors_of(shapes)
+        dense = [tensor.number for tensor in self.tensors if keeps_means and tensor.matrices is None]
         devices = torch.device(DEVICE), torch.device("cpu")
-        self.fused, self.plain = (Moments(self.tensors, keeps_means, floor, 2.5, device) for device in devices)
+        self.fused, self.plain = (MomentVectors(self.tensors, dense, 0.01, 2.5, 0.6, sgd, d) for d in devices)
         count = len(self.tensors)
         self.set(rate=torch.linspace(0.1, 0.2, count), first=torch.linspace(0.5, 0.9, count), second=0.95, eps=1e-3,
                  known=1.0)  # fmt: skip
@@ -76,8 +77,9 @@ FEW_GROUPS = {name: shapes for name, shapes in TENSORS.items() if name != "stack
 
 
 @pytest.mark.parametrize("shapes", FEW_GROUPS.values(), ids=FEW_GROUPS)
-def test_the_moments_of_the_specification(shapes: Shapes) -> None:
-    pair = Pair(shapes, keeps_means=shapes is DENSE)
+@pytest.mark.parametrize("sgd", [False, True], ids=["adam", "sgd"])
+def test_the_moments_of_the_specification(shapes: Shapes, sgd: bool) -> None:
+    pair = Pair(shapes, shapes is DENSE, sgd)
     for step in range(3):
         pair.step(pair.sums(step, 10.0**step))
 
@@ -132,7 +134,7 @@ def test_a_moment_without_memory() -> None:
 
 
 def test_signs_are_those_of_every_device_and_sums_are_cleared() -> None:
-    moments = Moments(tensors_of(DENSE), True, 0.01, 2.5, torch.device(DEVICE))
+    moments = MomentVectors(tensors_of(DENSE), [1], 0.01, 2.5, 0.6, False, torch.device(DEVICE))
     for step in (1, 2, 77):
         moments.sums.fill_(3)
         begin_step(moments, 5, step)
@@ -141,8 +143,9 @@ def test_signs_are_those_of_every_device_and_sums_are_cleared() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_dense_updates_of_the_specification(dtype: torch.dtype) -> None:
-    pair, workspace = Pair(DENSE), Workspace()
+@pytest.mark.parametrize("sgd", [False, True], ids=["adam", "sgd"])
+def test_the_dense_updates_of_the_specification(dtype: torch.dtype, sgd: bool) -> None:
+    pair, workspace = Pair(DENSE, sgd=sgd), Workspace()
     dense, start = [], 0
     for tensor in (pair.tensors[i] for i in (1, 2, 4)):
         dense.append(Sketched(tensor.number, tensor.numel, None, tensor.place, start))

@@ -65,21 +65,30 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
     return nn.functional.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
 
 
-def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    """No weight decay for biases and norms, as everybody does; and a group with rate and betas of its own."""
+def groups_of(model: nn.Module, **own: Any) -> list[dict[str, Any]]:
+    """No weight decay for biases and norms, as everybody does; and a group with hyperparameters of its ``own``."""
     many = [p for n, p in model.named_parameters() if p.dim() > 1 and n != "experts"]
     few = [p for p in model.parameters() if p.dim() < 2]
     experts = [p for n, p in model.named_parameters() if n == "experts"]
     return [
         {"params": many},
         {"params": few, "weight_decay": 0.0},
-        {"params": experts, "lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6},
+        {"params": experts, **own},
     ]
 
 
 def adam(model: nn.Module, kind: str = "AdamW", **options: Any) -> torch.optim.Optimizer:
-    made: torch.optim.Optimizer = getattr(torch.optim, kind)(groups_of(model), lr=1e-2, weight_decay=0.1, **options)
+    groups = groups_of(model, lr=3e-3, betas=(0.8, 0.95), eps=1e-6)
+    made: torch.optim.Optimizer = getattr(torch.optim, kind)(groups, lr=1e-2, weight_decay=0.1, **options)
     return made
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, **options}
+    return torch.optim.SGD(groups_of(model, lr=0.02, momentum=0.8), **options)
+
+
+Make = Callable[..., torch.optim.Optimizer]
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -143,8 +152,11 @@ def case_oracle(rank: int, size: int, kind: str, options: dict[str, Any]) -> flo
     return float((weights(model) - weights(expected)).abs().max())
 
 
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=["loop", "foreach", "fused"])
-@pytest.mark.parametrize("kind", ["AdamW", "Adam"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("AdamW", {}), ("AdamW", {"foreach": True}), ("AdamW", {"fused": True}), ("Adam", {}), ("Adam", {"fused": True})],
+    ids=["AdamW-loop", "AdamW-foreach", "AdamW-fused", "Adam-loop", "Adam-fused"],
+)
 def test_everything_sent_with_exact_moments_is_dense_training(
     worlds: dict[int, World], kind: str, options: dict[str, Any]
 ) -> None:
@@ -176,27 +188,24 @@ def asked_for(handle: sparsync.Handle, name: str) -> Tensor:
     return (update.clamp(-moment.tables.limit, moment.tables.limit) * rate).view(velocity.shape)
 
 
-def case_law(rank: int, size: int, options: dict[str, Any]) -> None:
+def case_law(rank: int, size: int, options: dict[str, Any], make: Make = adam) -> None:
     """Mean applied + mean kept = mean that came in; moments are the same bits on every rank."""
     model = Zoo()
-    optimizer = adam(model)
+    optimizer = make(model)
     with attached(model, optimizer, **options) as (ddp, handle):
         sparse = [n for n, _ in model.named_parameters() if n not in handle.dense_names]
         assert {"words.weight", "mix.weight", "experts"} <= set(sparse)
         assert {"norm.weight", "thin.weight", "thin.bias"} <= handle.dense_names
         came_in = {n: torch.zeros_like(model.get_parameter(n), dtype=torch.float64) for n in sparse}
         applied = copy.deepcopy(came_in)
-        decays = {n: 0.1 * (3e-3 if n == "experts" else 1e-2) for n in sparse}
         for step in range(8):
             before = {n: model.get_parameter(n).detach().double() for n in sparse}
             train(model, ddp, optimizer, rank, range(step, step + 1), schedule=False)
             assert all(model.get_parameter(n).grad.any() for n in handle.dense_names)  # type: ignore[union-attr]
             for n in sparse:
                 came_in[n] += asked_for(handle, n)
-                lr = next(
-                    g["lr"] for g in optimizer.param_groups if any(p is model.get_parameter(n) for p in g["params"])
-                )
-                kept = 1 - lr * decays[n] / (3e-3 if n == "experts" else 1e-2)
+                own = [g for g in optimizer.param_groups if any(p is model.get_parameter(n) for p in g["params"])]
+                kept = 1 - own[0]["lr"] * own[0]["weight_decay"] if make is adam else 1.0
                 applied[n] += before[n] * kept - model.get_parameter(n).detach().double()
         for n in sparse:
             residual = handle.residual(n)
@@ -211,40 +220,50 @@ def case_law(rank: int, size: int, options: dict[str, Any]) -> None:
         assert all(torch.equal(row, rows[0]) for row in rows)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+LAWFUL: dict[str, dict[str, Any]] = {
+    "global": SOME,
+    "layer": {**SOME, "scope": "layer"},
+    "bucket": {**SOME, "scope": "bucket"},
+    "balanced": {"recipe": "balanced"},
+    "gtopk": {**SOME, "compressor": "topk", "precondition": True, "collective": "gtopk"},
+    "random": {"compressor": "random", "density": 0.1, "precondition": True, "collective": "shared"},
+}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [SOME, {**SOME, "scope": "layer"}, {**SOME, "scope": "bucket"}, {"recipe": "balanced"},
-     {**SOME, "compressor": "topk", "precondition": True, "collective": "gtopk"},
-     {"compressor": "random", "density": 0.1, "precondition": True, "collective": "shared"}],
-    ids=["global", "layer", "bucket", "balanced", "gtopk", "random"],
-)  # fmt: skip
-def test_nothing_is_lost(worlds: dict[int, World], size: int, options: dict[str, Any]) -> None:
-    worlds[size].run(case_law, options=options)
+    ("name", "size"),
+    [*((name, 3) for name in LAWFUL), ("global", 2), ("bucket", 2), ("global", 5), ("balanced", 5), ("gtopk", 5)],
+)
+def test_nothing_is_lost(worlds: dict[int, World], name: str, size: int) -> None:
+    worlds[size].run(case_law, options=LAWFUL[name])
 
 
-def case_real(rank: int, size: int) -> Tensor:
+def case_real(rank: int, size: int, make: Make = adam) -> Tensor:
     model = Zoo()
-    optimizer = adam(model)
-    with attached(model, optimizer, **SOME) as (ddp, _):
+    optimizer = make(model)
+    with attached(model, optimizer, precondition=True, **SOME) as (ddp, _):
         train(model, ddp, optimizer, rank, range(6))
     return weights(model)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_virtual_workers_are_real_ones(worlds: dict[int, World], size: int) -> None:
-    real = worlds[size].run(case_real)[0]
+def virtual_weights(size: int, make: Make = adam) -> Tensor:
+    """Return what ``case_real`` does, of virtual workers."""
     model = Zoo()
-    optimizer = adam(model)
+    optimizer = make(model)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    virtual = VirtualWorkers(model, _virtual_loss, optimizer, size, **SOME)
+    virtual = VirtualWorkers(model, _virtual_loss, optimizer, size, precondition=True, **SOME)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(t, 5) / 5)
     for step in range(6):
         virtual.advance([(batch(rank, step),) for rank in range(size)])
         scheduler.step()
     torch.set_num_threads(threads)
-    assert torch.equal(real, weights(model))
+    return weights(model)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_virtual_workers_are_real_ones(worlds: dict[int, World], size: int) -> None:
+    assert torch.equal(worlds[size].run(case_real)[0], virtual_weights(size))
 
 
 def _virtual_loss(model: nn.Module, data: tuple[Tensor, ...], carried: Any) -> tuple[Tensor, Any]:
@@ -255,12 +274,12 @@ def _virtual_loss(model: nn.Module, data: tuple[Tensor, ...], carried: Any) -> t
 # ---- steps that are not made, and what is saved ---------------------------------------------------------------------
 
 
-def case_scaled(rank: int, size: int, fused: bool) -> None:
+def case_scaled(rank: int, size: int, fused: bool, make: Make = adam) -> None:
     """With a scaler, and steps in which it finds infinities, as if neither had been there."""
     results = []
     for bad in ((), (3, 4)):
         model = Zoo()
-        optimizer = adam(model, fused=fused)
+        optimizer = make(model, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9)
         # Which of equal entries go is another matter in each step: so they are the largest, exactly.
         with attached(model, optimizer, scaler=scaler, compressor="topk", precondition=True, **SOME) as (ddp, handle):
@@ -287,11 +306,11 @@ def test_a_scaler_and_steps_it_skips_change_nothing(worlds: dict[int, World], fu
     worlds[3].run(case_scaled, fused=fused)
 
 
-def case_non_finite(rank: int, size: int) -> None:
+def case_non_finite(rank: int, size: int, make: Make = adam) -> None:
     """A gradient that is not finite leaves residual, velocity and moments alone, and is seen in ``p.grad``."""
     model = Zoo()
-    optimizer = adam(model)
-    with attached(model, optimizer, **SOME) as (ddp, handle):
+    optimizer = make(model)
+    with attached(model, optimizer, precondition=True, **SOME) as (ddp, handle):
         train(model, ddp, optimizer, rank, range(3))
         before = handle.state_dict()
         optimizer.zero_grad()
@@ -313,13 +332,13 @@ def test_a_bad_gradient_poisons_nothing(worlds: dict[int, World]) -> None:
     worlds[3].run(case_non_finite)
 
 
-def case_resumed(rank: int, size: int) -> None:
+def case_resumed(rank: int, size: int, make: Make = adam) -> None:
     def start() -> tuple[nn.Module, Any]:
         model = Zoo()
-        return model, adam(model)
+        return model, make(model)
 
     model, optimizer = start()
-    with attached(model, optimizer, **SOME) as (ddp, handle):
+    with attached(model, optimizer, precondition=True, **SOME) as (ddp, handle):
         train(model, ddp, optimizer, rank, range(4), schedule=False)
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), handle.state_dict()))
         train(model, ddp, optimizer, rank, range(4, 8), schedule=False)
@@ -327,7 +346,7 @@ def case_resumed(rank: int, size: int) -> None:
     for order in (0, 1):  # of the optimizer's state and the handle's
         model, optimizer = start()
         model.load_state_dict(saved[0])
-        with attached(model, optimizer, **SOME) as (ddp, handle):
+        with attached(model, optimizer, precondition=True, **SOME) as (ddp, handle):
             for owner, state in [(optimizer, saved[1]), (handle, saved[2])][:: 1 if order else -1]:
                 owner.load_state_dict(state)
             train(model, ddp, optimizer, rank, range(4, 8), schedule=False)
@@ -381,11 +400,11 @@ def test_state_is_taken_over_and_handed_back(worlds: dict[int, World]) -> None:
     worlds[2].run(case_handed_back)
 
 
-def case_closure(rank: int, size: int) -> Tensor:
+def case_closure(rank: int, size: int, make: Make = adam) -> Tensor:
     """A closure that runs backward inside ``step``, as Lightning does."""
     model = Zoo()
-    optimizer = adam(model)
-    with attached(model, optimizer, **SOME) as (ddp, _):
+    optimizer = make(model)
+    with attached(model, optimizer, precondition=True, **SOME) as (ddp, _):
         for step in range(4):
 
             def closure(step: int = step) -> Tensor:
@@ -398,10 +417,10 @@ def case_closure(rank: int, size: int) -> Tensor:
     return weights(model)
 
 
-def case_loop(rank: int, size: int) -> Tensor:
+def case_loop(rank: int, size: int, make: Make = adam) -> Tensor:
     model = Zoo()
-    optimizer = adam(model)
-    with attached(model, optimizer, **SOME) as (ddp, _):
+    optimizer = make(model)
+    with attached(model, optimizer, precondition=True, **SOME) as (ddp, _):
         train(model, ddp, optimizer, rank, range(4), schedule=False)
     return weights(model)
 
@@ -507,8 +526,8 @@ def test_what_is_not_known_is_refused(option: str) -> None:
     model = Zoo()
     with pytest.raises(ValueError, match=option):
         VirtualWorkers(model, _virtual_loss, torch.optim.AdamW(model.parameters(), **{option: True}), 2)
-    with pytest.raises(ValueError, match=r"Adam or AdamW, got SGD"):
-        VirtualWorkers(model, _virtual_loss, torch.optim.SGD(model.parameters(), 0.1), 2, precondition=True)
+    with pytest.raises(ValueError, match=r"Adam, AdamW or SGD, got RMSprop"):
+        VirtualWorkers(model, _virtual_loss, torch.optim.RMSprop(model.parameters()), 2, precondition=True)
     own = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="second_moment"):
         VirtualWorkers(model, _virtual_loss, own, 2, second_moment="rough")
@@ -567,17 +586,48 @@ def virtual_training(rates: list[float], **options: Any) -> VirtualWorkers:
 def test_signs_are_others_in_every_step() -> None:
     """A gradient that stays the same is seen from other sides: its rows' estimates come nearer to the truth."""
     parameter = Parameter.of("p", torch.empty(48, 64))
-    moment = SecondMoment([parameter], frozenset(), Preconditioning(), torch.device("cpu"), 0, 2)
+    moment = SecondMoment([parameter], frozenset(), Preconditioning(rise=1.0), torch.device("cpu"), 0, 2)
     grad = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
     rules = {"p": AdamRule(0.1, (0.9, 0.999), 1e-8)}
     for _ in range(200):
         signs = moment.begin_step(rules, 0.01)
         sketch(grad.flatten(), list(moment.tensors.values()), signs, moment.sums)
         moment.update(1.0)
-    rows = moment.squares[:48] / (1 - 0.999**200)
+    rows = moment.squares[:48] / (1 - moment.powers2)
     errors = (rows / grad.square().sum(1) - 1).abs()
     assert errors.max() < 0.6  # one draw of a sign may be off by any factor; of 200 the deviation is 0.1
     assert errors.mean() < 0.15
+
+
+def test_a_matrix_remembers_little_at_first() -> None:
+    """Its beta rises as 1 - t^-0.6 to the optimizer's own; that of a vector is the optimizer's from the first step."""
+    parameters = [Parameter.of("p", torch.empty(48, 64)), Parameter.of("b", torch.empty(16))]
+    moment = SecondMoment(parameters, frozenset({"b"}), Preconditioning(), torch.device("cpu"), 0, 2)
+    matrix, vector, power = torch.zeros(48 + 64), torch.zeros(16), 1.0
+    for step in range(1, 9):
+        moment.begin_step({name: AdamRule(0.1, (0.9, 0.6), 1e-8) for name in "pb"}, 0.01)
+        moment.sums.copy_(step * torch.linspace(-1, 1, 48 + 64 + 16))
+        sums = moment.sums.clone()
+        moment.update(1.0)
+        beta = min(0.6, 1 - step**-0.6)
+        matrix.lerp_(sums[:112].square(), 1 - beta)
+        vector.lerp_(sums[112:].square(), 1 - 0.6)
+        power *= beta
+    assert beta == 0.6  # and less up to the fourth step
+    torch.testing.assert_close(moment.squares, torch.cat([matrix, vector]))
+    assert moment.powers2.tolist() == pytest.approx([power, 0.6**8])
+
+
+def test_torch_goes_on_from_the_second_moment() -> None:
+    """Divided by torch's own bias correction, what ``state_dict`` holds is what we divide by."""
+    virtual = virtual_training([0.01] * 5, **SOME)
+    moment = virtual._exchange.preconditioner.moment
+    names = [name for name, _ in virtual.model.named_parameters()]
+    for number, state in virtual.optimizer.state_dict()["state"].items():
+        tensor = moment.tensors[names[number]]
+        theirs = state["exp_avg_sq"].sum() / (1 - 0.999 ** float(state["step"]))
+        ours = moment.sizes_of(names[number]).sum() / (1 - float(moment.powers2[tensor.number]))
+        torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=0.0)
 
 
 def test_residuals_shrink_with_the_rate() -> None:

@@ -213,7 +213,7 @@ def test_factored_adamw_equals_adamw_where_v_has_rank_one() -> None:
     shapes = [(5, 7), (9,), (3, 2, 4)]
     ours, theirs = ([nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
     how = {"lr": 0.1, "betas": (0.5, 0.9), "weight_decay": 0.1}
-    pair = FactoredAdamW(ours, **how), torch.optim.AdamW(theirs, **how)  # type: ignore[arg-type]
+    pair = FactoredAdamW(ours, **how, rise=None), torch.optim.AdamW(theirs, **how)  # type: ignore[arg-type]
     rows, columns, vector, tall, wide = (torch.rand(n) + 0.5 for n in (5, 7, 9, 3, 8))
     for step in range(4):
         scale = 1.0 + step

@@ -25,6 +25,7 @@ SIZES = {
     "lstm-an4": 27_569_568,
     "resnet18": 11_173_962,
     "gpt": 5_752_320,
+    "gpt-dropout": 5_752_320,
     "gpt2": 124_439_808,
     "vit": 2_693_194,
 }
@@ -162,6 +163,19 @@ def test_gpt_is_normal() -> None:
         assert is_normal(block.project.weight, 0.02)
         assert is_normal(block.merge.weight, 0.02 / math.sqrt(8))
         assert is_normal(block.narrow.weight, 0.02 / math.sqrt(8))
+
+
+def test_dropout_is_of_training_alone_and_draws_nothing_where_there_is_none() -> None:
+    words = torch.arange(12).view(1, 12)
+    model = GPT(50, 2, 16, 2, 12, dropout=0.2)
+    assert not torch.equal(model(words), model(words))
+    model.eval()
+    assert torch.equal(model(words), model(words))
+    with torch.device("meta"):
+        assert [d.p for d in made("gpt-dropout").modules() if isinstance(d, nn.Dropout)] == 5 * [0.2]
+    plain, before = GPT(50, 2, 16, 2, 12), torch.get_rng_state()
+    assert torch.equal(plain(words), plain(words))
+    assert torch.equal(before, torch.get_rng_state())
 
 
 # ---- sequences ------------------------------------------------------------------------------------------------------

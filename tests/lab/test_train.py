@@ -142,6 +142,7 @@ def test_more_workers_may_go_on(copy: Path) -> None:
         assert torch.cosine_similarity(run_folder.flatten(), then.flatten(), dim=0) > 0.8
 
 
+@pytest.mark.slow
 def test_torchrun_goes_on_where_the_command_ended(straight: Path, copy: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "-m", "sparsync_lab", "train", "--resume", "--steps", "20", "--out", str(copy)]
@@ -167,13 +168,18 @@ def test_bad_input_under_a_launcher_is_one_sentence_and_code_2(tmp_path: Path) -
 # ---- interrupted and killed -----------------------------------------------------------------------------------------
 
 
+def heed_ctrl_c() -> None:
+    """Let Ctrl-C interrupt, which it does not where a shell started the tests in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def end_in_the_middle(folder: Path, end: Callable[[int], None], *arguments: str) -> tuple[int, str]:
     """Start a training, call ``end`` with its process id after the first checkpoint; its exit code and stderr."""
     command = [*TRAIN, "--workers", "2", "--steps", "100000", "--out", str(folder), *arguments]
     scratch = tempfile.TemporaryDirectory()  # a process that is killed leaves its temporary files
     process = subprocess.Popen(
         command, cwd=ROOT, env=os.environ | {"TMPDIR": scratch.name}, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=heed_ctrl_c,
     )  # fmt: skip
     try:
         until = time.monotonic() + LIMIT / 2
@@ -218,12 +224,14 @@ def test_a_killed_worker_ends_the_others(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_terminated_command_says_how_to_go_on(tmp_path: Path) -> None:
     code, errors = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGTERM), "--method", "dense")
     assert code == 1
     assert errors == f"sparsync: stopped by SIGTERM; go on with: sparsync train --out {tmp_path} --resume\n"
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_killed_command(tmp_path: Path) -> None:
     code, _ = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL), "--method", "dense")
     assert code == -signal.SIGKILL

@@ -62,7 +62,7 @@ MUTANTS = [
         "src/sparsync/engine/completion.py",
         "status.poison(unit.grad, positions.starts, self.plan.transactional)",
         "pass",
-        "tests/test_deferred.py::test_the_same_steps[('a', nan)-plain]",
+        "tests/test_deferred.py::test_the_same_steps[plain-('a', nan)]",
         interpreted=True,
     ),
     Mutant(

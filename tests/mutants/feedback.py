@@ -35,9 +35,9 @@ MUTANTS = [
     ),
     Mutant(
         "dampening forgotten",
-        "src/sparsync/feedback/momentum.py",
-        "(1 - beta) * (1 - dampening) / (1 - momentum)",
-        "(1 - beta) / (1 - momentum)",
+        "src/sparsync/feedback/optimizer_rules.py",
+        "return (1 - dampening) / (1 - momentum)",
+        "return 1 / (1 - momentum)",
         "tests/test_honest_optimizers.py::test_in_the_long_run_updates_are_the_optimizers_own[0.0-dampening]",
     ),
     Mutant(
@@ -105,10 +105,17 @@ MUTANTS = [
     ),
     Mutant(
         "updates that wait are gradients",
-        "src/sparsync/feedback/adam.py",
+        "src/sparsync/feedback/taken_optimizer.py",
         "                grad.sub_(kept.view(own.shape))",
         "                pass",
         f"{PRECONDITIONED}::test_two_backwards_before_a_step",
+    ),
+    Mutant(
+        "a clip that is never learned",
+        "src/sparsync/kernels/learn_clip/reference.py",
+        "cut = (clip < SOME)",
+        "cut = (clip < 0.0)",
+        "tests/test_preconditioned_clipping.py::test_a_clip_that_is_active_in_most_steps_ends_where_dense_does",
     ),
     Mutant(
         "the same signs in every step",
@@ -126,9 +133,23 @@ MUTANTS = [
     ),
     Mutant(
         "Adam's decay beside its update",
-        "src/sparsync/feedback/adam.py",
+        "src/sparsync/feedback/taken_optimizer.py",
         "    return isinstance(optimizer, torch.optim.AdamW) or ",
         "    return True or ",
         f"{PRECONDITIONED}::test_everything_sent_with_exact_moments_is_dense_training[Adam-loop]",
+    ),
+    Mutant(
+        "SGD's updates as large as Adam's",
+        "src/sparsync/feedback/second_moment.py",
+        "            rate, eps = rate * size, eps * size",
+        "            eps = eps * size",
+        "tests/test_preconditioned_sgd.py::test_rows_are_evened_out_and_the_tensor_keeps_its_size[1e-06]",
+    ),
+    Mutant(
+        "SGD's first update before its clipping",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "                factor = factor / fresh",
+        "                pass",
+        "tests/test_preconditioned_sgd.py::test_clipping_is_plain_sgds_from_the_first_step",
     ),
 ]

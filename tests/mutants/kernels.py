@@ -295,7 +295,7 @@ MUTANTS = [
         "src/sparsync/kernels/second_moment/triton.py",
         "tl.maximum(now, least) * ",
         "now * ",
-        "tests/test_kernel_second_moment.py::test_the_moments_of_the_specification[odd]",
+        "tests/test_kernel_second_moment.py::test_the_moments_of_the_specification[adam-odd]",
         interpreted=True,
     ),
     Mutant(
@@ -332,7 +332,7 @@ MUTANTS = [
     Mutant(
         "velocities that a bad step reaches",
         "src/sparsync/kernels/second_moment/reference.py",
-        "torch.where(good & (moments.norms > 0), first, 1.0)",
+        "torch.where(good & (vectors.norms > 0), first, 1.0)",
         "first",
         "tests/test_preconditioned.py::test_a_bad_gradient_poisons_nothing",
     ),

@@ -15,7 +15,7 @@ from sparsync.compressors import Compressor
 from sparsync.config.budget import Budget, Spending
 from sparsync.config.recipes import OURS, fill_in, take_budget
 from sparsync.config.registry import make_collective, make_compressor
-from sparsync.feedback import MOMENTA, Correction, Preconditioning, check_adam
+from sparsync.feedback import MOMENTA, Correction, Preconditioning, is_sgd, rules_of
 from sparsync.layout import SCOPES, Matrices, Parameter
 from sparsync.schedule import Schedule, as_schedule
 from sparsync.wire import Wire
@@ -80,7 +80,7 @@ class ExchangePlan:
         self.collective.check(self.wire, self.compressor.dense, self.compressor.random)
 
     def _check_preconditioning(self) -> None:
-        check_adam(self.optimizer)
+        rules_of(self.optimizer)  # which refuses what is not known
         assert self.preconditioning is not None  # which refuses a bad beta
         if self.momentum != "keep" or self.follow_lr:
             raise ValueError("precondition=True has momentum and learning rate before the residual by itself")
@@ -102,7 +102,7 @@ class ExchangePlan:
         """Preconditioned feedback, if any."""
         if not self.precondition:
             return None
-        return Preconditioning(self.beta, self.second_moment)
+        return Preconditioning(self.beta, self.second_moment, sgd=is_sgd(self.optimizer))
 
     @property
     def unit_scope(self) -> str:

@@ -44,7 +44,7 @@ class Unit:
     Args:
         rounding: values -> values as they travel, or ``None`` when they travel unchanged.
         keeps: something of it may stay in the residual.
-        statistics: its result goes to the preconditioner, not back to where the gradient came from.
+        feeds_preconditioner: its result goes to the preconditioner, not back to where the gradient came from.
         workspace: of the layout: buffers that stay.
         unused: parameters whose gradient was all zero on this rank, and that must not be sent from.
         delivered: parameters that buckets have brought in this step.
@@ -59,7 +59,7 @@ class Unit:
     collective: Collective
     rounding: Rounding | None
     keeps: bool
-    statistics: bool = False
+    feeds_preconditioner: bool = False
     cut: tuple[float, Layout] | None = None  # by density
     workspace: Workspace = field(default_factory=Workspace)
     unused: set[str] = field(default_factory=set)
@@ -189,7 +189,7 @@ class BucketMapper:
         self._gathered_by: dict[str, Unit] = {}  # parameter -> the unit it is gathered into
         if plan.unit_scope == "global":
             self._gather("global", [p for p in parameters if p.name not in dense_names], dense=False)
-        self._gather("small", [p for p in parameters if p.name in dense_names], dense=True)
+        self._gather("dense", [p for p in parameters if p.name in dense_names], dense=True)
 
     def add(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
         """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
@@ -278,7 +278,7 @@ class BucketMapper:
         collective = ReduceByParts(half=preconditioning.second_moment == "sketch")
         return Unit(
             f"sketch {bucket.index}", SKETCHES - bucket.index, "global", tuple(places), grad, NoCompression(),
-            collective, None, keeps=False, statistics=True,
+            collective, None, keeps=False, feeds_preconditioner=True,
         )  # fmt: skip
 
     def _gather(self, kind: str, parameters: Sequence[Parameter], dense: bool) -> None:
@@ -303,7 +303,7 @@ class BucketMapper:
         plan = self.plan
         if dense and plan.preconditioning is not None:
             collective, none = ReduceByParts(), NoCompression()
-            return Unit(key, number, scope, spans, grad, none, collective, None, keeps=False, statistics=True)
+            return Unit(key, number, scope, spans, grad, none, collective, None, keeps=False, feeds_preconditioner=True)
         if dense:
             keeps = plan.correction is not None
             return Unit(key, number, scope, spans, grad, NoCompression(), DenseAllReduce(exact=True), None, keeps)

@@ -21,7 +21,7 @@ def state_dict(worker: WorkerState, workers: int, step: int) -> dict[str, Any]:
         "compressor": {n: {key: t.clone() for key, t in bag.items()} for n, bag in worker.compressor_state.items()},
         "loss_scale": worker.loss_scale,
         "rates": dict(worker.rates),
-        **({"moments": worker.preconditioner.moment.state_dict()} if worker.preconditioner else {}),
+        **({"moments": worker.preconditioner.state_dict()} if worker.preconditioner else {}),
     }
 
 

@@ -1,8 +1,9 @@
 """The whole path of a gradient: bucket -> compress -> exchange -> mean -> bucket.
 
 ``push`` is called from backward, bucket by bucket, and compresses; the communication thread exchanges and writes the
-result back. On a GPU all of it runs on a stream of its own, beside backward's. Whether the host waits for an exchange,
-so that a thread is needed at all, is the ``completion``'s to know. Backward waits for every bucket's future before it
+result back. On a GPU all of it runs on a stream of its own, beside backward's. In which order units go is the
+``step_order``'s to know; whether the host waits for an exchange, so that a thread is needed at all, the
+``completion``'s. Backward waits for every bucket's future before it
 ends: so the two threads never work on the same step's end. Nothing here knows the framework that buckets come from.
 """
 
@@ -27,11 +28,12 @@ from sparsync.engine.bucketing import Bucket, BucketMapper, PendingBucket, Unit,
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
+from sparsync.engine.step_order import Job, choose_order
 from sparsync.engine.streams import SideStreams
-from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, keep_result, sketch_unit
+from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit
 from sparsync.engine.worker import WorkerState, preconditioner_for
 from sparsync.errors import Mismatch, SparsyncError, StepFailed
-from sparsync.feedback import AdamRule, accumulation_dtype
+from sparsync.feedback import AdamRule
 from sparsync.layout import Layout, Parameter
 from sparsync.sparse import SparseGrad
 
@@ -50,7 +52,7 @@ class Reducer:
         parameters: in the model's order, which is the same on every rank.
         dense_names: parameters that travel dense: all in one message, once a step, in full precision.
         may_skip: parameters may be unused, and what is sent for them is then lost.
-        rates: gives the learning rate by parameter name.
+        rates: gives the learning rate by parameter name, if residuals follow it.
         device: of the parameters, if they are preconditioned.
 
     Attributes:
@@ -68,7 +70,7 @@ class Reducer:
         rates: Callable[[], Mapping[str, float]] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.plan, self.channel, self._rates = plan, channel, rates
+        self.plan, self.channel, self.rates = plan, channel, rates
         self.buckets = BucketMapper(parameters, plan, dense_names, may_skip)
         self._streams = SideStreams()
         preconditioner = preconditioner_for(plan, parameters, dense_names, device or torch.device("cpu"), channel.size)
@@ -77,11 +79,11 @@ class Reducer:
         self.stats = Stats()
         self.step = 0
         self.error: SparsyncError | None = None
+        self._order = choose_order(self)
         self.completion = choose_completion(plan, list(parameters), channel, self.worker, self.stats)
         # Where nothing is waited for, no thread is needed to wait; a single worker never waits.
         self._comm_thread = CommThread(threaded=channel.group is not None and self.completion.waits)
         self._pending_buckets: list[PendingBucket] = []
-        self._held: list[Unit] = []  # complete, and waiting for the preconditioner
         self._next_bucket = 0
         self._open = False  # between the first bucket of a step and its last
         self._unsettled = False  # a step is done, and neither committed nor undone
@@ -101,9 +103,7 @@ class Reducer:
             pending, complete = self.buckets.add(bucket)
             self._pending_buckets.append(pending)
             with self._streams.use(bucket.buffer.device, after_caller=True):
-                if pending.plan.sketch is not None:
-                    self._submit(self._compress(pending.plan.sketch, self.step, pending))
-                self._start(complete, bucket.last)
+                self._order.add(pending, complete, self.step)
                 if bucket.last:
                     self._comm_thread.submit(partial(self._close_step, bucket.buffer.device, self.step))
             if bucket.last:
@@ -118,43 +118,25 @@ class Reducer:
             future.set_exception(error)  # type: ignore[arg-type]
             return future
 
-    def _start(self, complete: Sequence[Unit], last: bool) -> None:
-        """Compress units whose gradients are there; with a preconditioner, once all sketches are summed."""
-        if self.worker.preconditioner is None:
-            for unit in complete:
-                self._submit(self._compress(unit, self.step))
-            return
-        self._held += complete
-        if last:
-            known = [unit for unit in self._held if unit.statistics]
-            for unit in known:
-                self._submit(self._compress(unit, self.step))
-            self._comm_thread.submit(partial(self._precondition, known))
-            for unit in self._held:
-                if not unit.statistics:
-                    self._comm_thread.submit(partial(self._compress_late, unit, self.step))
-            # Last, as a bucket that is a unit is overwritten as a whole.
-            self._comm_thread.submit(partial(self._give_dense, known))
-            self._held = []
-
-    def _submit(self, jobs: Sequence[Callable[[], None]]) -> None:
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Run jobs on the communication thread, after all earlier ones."""
         for job in jobs:
             self._comm_thread.submit(job)
 
-    def _compress(self, unit: Unit, step: int, source: PendingBucket | None = None) -> list[Callable[[], None]]:
+    def compress(self, unit: Unit, step: int, fill: Job | None = None) -> list[Job]:
         """Take out of the residual what is sent; return what is left to do on the communication thread.
 
         Args:
-            source: the bucket that a unit of sketches is about.
+            fill: writes the unit's gradient, where no bucket brought it.
         """
-        record, jobs = ExchangeRecord(unit.key), list[Callable[[], None]]()
+        record, jobs = ExchangeRecord(unit.key), list[Job]()
         layout, fresh = cut_unit(unit, self.plan, step, [self.worker])
         if fresh:
             # Messages of different sizes would abort Gloo, so the ranks compare a layout before its first exchange.
             jobs.append(partial(self._compare_layout, unit, "\n".join(map(str, layout.segments))))
         try:
-            if source is not None:
-                sketch_unit(unit, source.plan.sketched, source.bucket.buffer, unit.grad, self.worker)
+            if fill is not None:
+                fill()
             sent, memory = compress_unit(unit, unit.grad, layout, self.plan, self.worker, Moment(step), unit.workspace)
             record.energy = memory.energy if memory else 0.0
         except Exception as error:  # travels as a flag: every rank raises, none waits
@@ -163,44 +145,15 @@ class Reducer:
         record.compressed = time.perf_counter()
         return [*jobs, partial(self._exchange, unit, layout, sent, record, step)]
 
-    def _compress_late(self, unit: Unit, step: int) -> None:
-        """Compress and exchange, on the communication thread: the preconditioner is known only there."""
-        if self.error is not None:
-            return
-        try:
-            with self._on_thread(unit.grad.device):
-                jobs = self._compress(unit, step)
-        except Exception as error:  # before there is a message: nobody else would hear of it
-            self.fail(error)
-            return
-        for job in jobs:
-            job()
-
-    def _precondition(self, known: Sequence[Unit]) -> None:
-        """Make the step's preconditioner, and the updates of the tensors that travel dense."""
-        preconditioner = self.worker.preconditioner
-        assert preconditioner is not None
-        if self.error is not None:
-            return
-        try:
-            with self._on_thread(preconditioner.moment.device):
-                preconditioner.update()
-                for unit in known:
-                    preconditioner.write_dense(unit.spans, unit.grad)
-        except Exception as error:
-            self._stop(error)
-
-    def _give_dense(self, known: Sequence[Unit]) -> None:
-        """Write the updates of the tensors that travel dense into their buckets."""
-        if self.error is not None:
-            return
-        try:
-            for unit in known:
-                with self._on_thread(unit.grad.device):
-                    for bucket in self._write_back(unit):
-                        bucket.complete()
-        except Exception as error:
-            self._stop(error)
+    def run(self, device: torch.device, job: Job) -> None:
+        """Do a job of the communication thread that sends no message yet, unless the step has failed; all ranks hear of
+        what goes wrong in it."""
+        if self.error is None:
+            try:
+                with self._on_thread(device):
+                    job()
+            except Exception as error:
+                self.fail(error)
 
     def _on_thread(self, device: torch.device) -> AbstractContextManager[Any]:
         """Make our stream current on the communication thread; elsewhere ``push`` has done it."""
@@ -221,8 +174,7 @@ class Reducer:
                 reduced = unit.collective.reduce(sent, layout, self.channel, unit.workspace)
                 record.exchanged = time.perf_counter()
                 self.completion.finish(unit, layout, sent, reduced, record, step)
-                keep_result(unit, unit.grad, self.worker, reduced)
-                written = [] if unit.statistics else self._write_back(unit)
+                written = self._order.finish(unit, reduced)
                 record.decoded, record.bytes = time.perf_counter(), self.channel.take_count()
                 record.traffic = unit.traffic(layout, self.plan.wire, self.channel.size, sent.values.dtype).mean_bytes
                 self.stats.add(record)
@@ -231,7 +183,7 @@ class Reducer:
         except Exception as error:  # a future that never completes would hang backward
             self._stop(error)
 
-    def _write_back(self, unit: Unit) -> list[PendingBucket]:
+    def write_back(self, unit: Unit) -> list[PendingBucket]:
         """Write a unit's result into the buckets it came from, and return those."""
         pending = [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
         scatter_result(unit, pending)
@@ -258,14 +210,9 @@ class Reducer:
         self._streams.join()  # what follows touches what the last step may still be writing
         self._settle()
         self._open = self._unsettled = True
-        self._next_bucket, self._pending_buckets, self._held = 0, [], []
+        self._next_bucket, self._pending_buckets = 0, []
         scale = self.plan.scaler.get_scale() if self.plan.scaler is not None else None
-        rates = self._rates() if self._rates is not None else None
-        if self.worker.preconditioner is not None:
-            rules = self.rules()
-            rates = {name: rule.rate for name, rule in rules.items()}
-            self.worker.preconditioner.begin_step(rules, self.plan.density_at(self.step), scale, self.worker.rates)
-        self.worker.begin_step(scale, rates)
+        self.worker.begin_step(scale, self._order.begin_step(self.step, scale))
         self.completion.begin_step(self._streams.use)
         self.stats.begin()
 
@@ -352,9 +299,7 @@ class Reducer:
         """Return a message without entries that says this rank failed."""
         cause = f"failed to compress {unit.key}: {type(error).__name__}: {error}"
         self.channel.monitor.tell(f"rank {self.channel.rank}: {cause}")
-        # As the others send: a sum of different dtypes may be under way before anybody hears of this.
-        dtype = accumulation_dtype(unit.grad.dtype) if unit.keeps else unit.grad.dtype
-        return SparseGrad.failed(layout.capacity, layout.numel, dtype, unit.grad.device)
+        return failed_unit(unit, layout)
 
     # ---- what a handle asks for -------------------------------------------------------------------------------------
 

@@ -21,8 +21,10 @@ from sparsync.compressors import Context
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Unit
 from sparsync.engine.worker import WorkerState
+from sparsync.feedback import Preconditioner, accumulation_dtype
 from sparsync.kernels import Memory
 from sparsync.kernels.precondition import came_in
+from sparsync.kernels.sketch import Sketched
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.workspace import Workspace
@@ -81,37 +83,40 @@ def compress_unit(
     return unit.compressor.compress(grad, memory, layout, ctx, worker.compressor_state), memory
 
 
+def failed_unit(unit: Unit, layout: Layout) -> SparseGrad:
+    """Return a message without entries that says this rank failed, in the dtype that the others send: a sum of
+    different ones may be under way before anybody hears of this."""
+    dtype = accumulation_dtype(unit.grad.dtype) if unit.keeps else unit.grad.dtype
+    return SparseGrad.failed(layout.capacity, layout.numel, dtype, unit.grad.device)
+
+
 class SketchPlaces:
     """Where in the moments the tensors of a unit of sketches are."""
 
-    def __init__(self, worker: WorkerState, spans: Sequence[Span]) -> None:
-        assert worker.preconditioner is not None
-        self.tensors = worker.preconditioner.places(spans)
+    def __init__(self, tensors: list[Sketched]) -> None:
+        self.tensors = tensors
 
 
-def sketch_unit(unit: Unit, spans: Sequence[Span], source: Tensor, out: Tensor, worker: WorkerState) -> None:
+def sketch_unit(unit: Unit, spans: Sequence[Span], source: Tensor, out: Tensor, preconditioner: Preconditioner) -> None:
     """Sketch the tensors at ``spans`` of the flat gradient ``source``."""
-    assert worker.preconditioner is not None
-    places = unit.workspace.get(SketchPlaces, None, lambda: SketchPlaces(worker, spans))
-    worker.preconditioner.sketch(places.tensors, source, out, unit.workspace)
+    places = unit.workspace.get(SketchPlaces, None, lambda: SketchPlaces(preconditioner.places(spans)))
+    preconditioner.sketch(places.tensors, source, out, unit.workspace)
 
 
-def keep_result(unit: Unit, mean: Tensor, worker: WorkerState, reduced: Reduced) -> None:
+def keep_result(unit: Unit, mean: Tensor, preconditioner: Preconditioner, reduced: Reduced) -> None:
     """Give the preconditioner the mean of what it is made of, and let it show the mean of what it has made.
 
     Args:
         mean: as it was written.
         reduced: where it came from.
     """
-    if worker.preconditioner is None:
-        return
     places = unit.workspace.find(SketchPlaces)
     if places is not None:
-        worker.preconditioner.add_sketch(places.tensors, mean)
-    elif unit.statistics:
-        worker.preconditioner.add_dense(unit.spans, mean)
+        preconditioner.add_sketch(places.tensors, mean)
+    elif unit.feeds_preconditioner:
+        preconditioner.add_dense(unit.spans, mean)
     else:
-        worker.preconditioner.show(unit.spans, mean, reduced.mean.give_norm)
+        preconditioner.show(unit.spans, mean, reduced.mean.give_norm)
 
 
 def finish_unit(

@@ -13,7 +13,7 @@ from sparsync.compressors import State
 from sparsync.config import ExchangePlan
 from sparsync.engine.ledger import Cause, Ledger
 from sparsync.engine.snapshot import Snapshot
-from sparsync.feedback import Feedback, Preconditioner
+from sparsync.feedback import Feedback, Preconditioner, SecondMoment
 from sparsync.layout import Parameter
 
 
@@ -115,6 +115,5 @@ def preconditioner_for(
     """Return the preconditioner that a plan asks for."""
     if plan.preconditioning is None:
         return None
-    return Preconditioner(
-        parameters, dense_names, plan.preconditioning, device, plan.seed, plan.transactional, plan.clip, workers
-    )
+    moment = SecondMoment(parameters, dense_names, plan.preconditioning, device, plan.seed, workers)
+    return Preconditioner(moment, plan.transactional, plan.clip)

@@ -1,6 +1,5 @@
 """What is kept: residuals and velocities by parameter name, and what is taken out of the optimizer."""
 
-from sparsync.feedback.adam import TakenAdam, check_adam, is_adam
 from sparsync.feedback.momentum import (
     MOMENTA,
     TakenMomentum,
@@ -9,9 +8,11 @@ from sparsync.feedback.momentum import (
     refuse_other_model,
     take_momentum,
 )
+from sparsync.feedback.optimizer_rules import is_adam, is_sgd, rules_of
 from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.residual import Correction, Feedback, accumulation_dtype
-from sparsync.feedback.second_moment import AdamRule, Preconditioning
+from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
+from sparsync.feedback.taken_optimizer import TakenOptimizer
 
 __all__ = [
     "MOMENTA",
@@ -20,13 +21,15 @@ __all__ = [
     "Feedback",
     "Preconditioner",
     "Preconditioning",
-    "TakenAdam",
+    "SecondMoment",
     "TakenMomentum",
+    "TakenOptimizer",
     "accumulation_dtype",
-    "check_adam",
     "is_adam",
+    "is_sgd",
     "momentum_notice",
     "rates_by_name",
     "refuse_other_model",
+    "rules_of",
     "take_momentum",
 ]

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, Optimizer
 
-from sparsync.feedback.adam import TakenAdam
+from sparsync.feedback.optimizer_rules import momentum_gain
 from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.shadow_optimizer import ShadowOptimizer
+from sparsync.feedback.taken_optimizer import TakenOptimizer
 
 MOMENTA = ("keep", "move", "correct")
 KNOWN = "torch's SGD, Adam and AdamW"
@@ -129,7 +130,7 @@ def _rate_factor(group: Mapping[str, Any], beta: float, missing: float) -> float
     if not momentum < 1:
         raise ValueError(f"momentum must be below 1 to be moved or corrected, got {momentum!r}")
     dampening = group["dampening"] if group["momentum"] else 0.0  # torch ignores it without momentum
-    return float((1 - beta) * (1 - dampening) / (1 - momentum))
+    return float((1 - beta) * momentum_gain(momentum, dampening))
 
 
 def _lowered(betas: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -194,7 +195,9 @@ def take_momentum(optimizer: Optimizer | None, mode: str, beta: float, density: 
     return None
 
 
-def momentum_notice(taken: TakenMomentum | TakenAdam | None, optimizer: Optimizer | None, asked: bool) -> str | None:
+def momentum_notice(
+    taken: TakenMomentum | TakenOptimizer | None, optimizer: Optimizer | None, asked: bool
+) -> str | None:
     """Return what a user is to be told once of the optimizer's momentum, in one sentence; ``None`` for nothing.
 
     Args:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from sparsync.feedback.residual import FlatBuffer
-from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
+from sparsync.feedback.second_moment import AdamRule, SecondMoment
 from sparsync.kernels import Update
 from sparsync.kernels.second_moment import write_dense
 from sparsync.kernels.sketch import Sketched, sketch
-from sparsync.layout import Parameter, Span
+from sparsync.layout import Span
 from sparsync.workspace import Workspace
 
 
@@ -46,28 +46,14 @@ class Preconditioner:
     """The step of preconditioned feedback, between a gradient and its residual; virtual workers share one.
 
     Args:
-        parameters: of the model, in its order.
-        dense_names: those that travel dense.
-        device: of all of them.
-        seed: shared by all ranks.
+        moment: what it divides by; an optimizer whose state it is meanwhile (``taken_optimizer.py``) reads and writes
+            it, others come here.
         transactional: a step can be undone.
         clip: largest norm of the mean gradient; one that the user's own clipping shows is taken over.
-        workers: how many there are.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[Parameter],
-        dense_names: frozenset[str],
-        preconditioning: Preconditioning,
-        device: torch.device,
-        seed: int,
-        transactional: bool = False,
-        clip: float | None = None,
-        workers: int = 1,
-    ) -> None:
-        self.moment = SecondMoment(parameters, dense_names, preconditioning, device, seed, workers)
-        self.clip = clip
+    def __init__(self, moment: SecondMoment, transactional: bool = False, clip: float | None = None) -> None:
+        self.moment, self.clip = moment, clip
         if clip is not None:
             self.moment.max_norm.fill_(clip)
         self.transactional, self.loss_scale = transactional, 1.0
@@ -76,6 +62,11 @@ class Preconditioner:
         self.probes = self.moment.dense or frozenset(self.moment.tensors)  # where that is
         self.pending = False  # an exchange's result waits for the optimizer's step
         self._units: dict[int, UnitNorms] = {}  # by the id of its spans
+
+    @property
+    def device(self) -> torch.device:
+        """That of all tensors that are preconditioned."""
+        return self.moment.device
 
     def places(self, spans: Sequence[Span]) -> list[Sketched]:
         """Return where in the moments the tensors of a flat gradient are, and where in its own sketch."""
@@ -96,7 +87,7 @@ class Preconditioner:
 
     def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor, workspace: Workspace) -> None:
         """Write the sketch of a flat gradient; ``workspace``: of its layout, for those who sketch one after another."""
-        sketch(grad, tensors, self.moment.moments.signs, out, workspace)
+        sketch(grad, tensors, self.moment.vectors.signs, out, workspace)
 
     def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
         """Take the mean over the workers of a sketch."""
@@ -114,7 +105,7 @@ class Preconditioner:
     def write_dense(self, spans: Sequence[Span], out: Tensor) -> None:
         """Write the updates of tensors that travel dense, with the mean gradient's norm as ``show`` gives it."""
         unit = self._unit(spans)
-        factor = write_dense(self.moment.moments, unit.tensors, out, self.loss_scale, self.norms, unit.workspace)
+        factor = write_dense(self.moment.vectors, unit.tensors, out, self.loss_scale, self.norms, unit.workspace)
         self.shown.update((span.name, factor) for span in spans)
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
@@ -146,6 +137,10 @@ class Preconditioner:
         if id(spans) not in self._units:
             self._units[id(spans)] = UnitNorms(spans, self.places(spans), self.moment.norms)
         return self._units[id(spans)]
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return copies of the moments by parameter name."""
+        return self.moment.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on from the moments of a checkpoint; a ``clip`` that is not the checkpoint's holds."""

@@ -151,6 +151,11 @@ class Feedback:
         for buffer in self._velocities.flat.values():
             buffer.working.mul_(ratio)
 
+    def scale_residuals(self, ratio: Tensor) -> None:
+        """Multiply the residuals likewise."""
+        for buffer in self._residuals.flat.values():
+            buffer.working.mul_(ratio)
+
     def load_velocities(self, velocities: Mapping[str, Tensor]) -> None:
         """Replace the velocities of these parameters alone."""
         self._velocities.check(velocities)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsync.kernels.second_moment import Moments, begin_step, update
+from sparsync.kernels.second_moment import MomentVectors, begin_step, update
 from sparsync.kernels.sketch import Sketched
 from sparsync.layout import Matrices, Parameter
 
@@ -25,7 +25,7 @@ LEAST_BETA, FEW = 0.5, 0.01  # momentum that is enough where no more than this s
 
 @dataclass(frozen=True)
 class Preconditioning:
-    """Preconditioned feedback: what enters the residual is the update that an adaptive optimizer would make.
+    """Preconditioned feedback: what enters the residual is the update that the optimizer would make.
 
     Args:
         beta: momentum of the velocity; ``"own"``: the optimizer's, ``"auto"``: less of it the fewer entries are sent,
@@ -35,12 +35,19 @@ class Preconditioning:
         floor: least second moment of a row or column, as a share of the mean's; in the first steps it is more.
         limit: largest update of one worker, over the learning rate and the root of the number of workers: its gradient
             is that much noisier than the mean, whose second moment it is divided by.
+        rise: the second moment of a matrix remembers little at first: in step t its beta is at most 1 - t^-rise, and
+            the optimizer's own from then on. In the first steps gradients grow, and one that remembers how small they
+            were gives updates that are too large.
+        sgd: the optimizer is SGD: the second moment evens out rows and columns of a tensor alone, whose update as a
+            whole has the size that SGD's has.
     """
 
     beta: float | str = "auto"
     second_moment: str = "sketch"
     floor: float = 0.01
     limit: float = 2.5
+    rise: float = 0.6
+    sgd: bool = False
 
     def __post_init__(self) -> None:
         number = isinstance(self.beta, int | float) and 0 <= self.beta < 1
@@ -105,16 +112,20 @@ class SecondMoment:
             tensor = Sketched(len(self.tensors), parameter.numel, shape, place)
             self.tensors[parameter.name] = tensor
             place += tensor.size
+        dense = [self.tensors[name].number for name in self.dense]
         limit = preconditioning.limit_for(workers)
-        self.moments = Moments(list(self.tensors.values()), bool(self.dense), preconditioning.floor, limit, device)
-        self.sums, self.squares, self.means = self.moments.sums, self.moments.squares, self.moments.means
-        self.powers1, self.powers2, self.steps = self.moments.powers1, self.moments.powers2, self.moments.steps
-        self.norms, self.max_norm, self.tables = self.moments.norms, self.moments.max_norm, self.moments.tables
-        self.norm, self.clip, self.good = self.moments.summary.unbind()
+        self.vectors = vectors = MomentVectors(
+            list(self.tensors.values()), dense, preconditioning.floor, limit, preconditioning.rise, preconditioning.sgd,
+            device,
+        )  # fmt: skip
+        self.sums, self.squares, self.means = vectors.sums, vectors.squares, vectors.means
+        self.powers1, self.powers2, self.steps = vectors.powers1, vectors.powers2, vectors.steps
+        self.norms, self.max_norm, self.tables = vectors.norms, vectors.max_norm, vectors.tables
+        self.norm, self.clip, self.good = vectors.summary.unbind()
         self.draws = 0  # steps that signs were drawn for; one that is undone does not count
         self._known: tuple[Any, Any, float] = None, None, 0.0
         self._saved: list[Tensor] | None = None
-        self._indices: dict[int, tuple[Sequence[Sketched], Tensor]] = {}
+        self._indices: dict[tuple[int, ...], Tensor] = {}
 
     # ---- a step ---------------------------------------------------------------------------------------------------
 
@@ -133,8 +144,8 @@ class SecondMoment:
             self._send_hyper(rules, density, last or {})
             self._known = rules, last, density
         self.draws += 1
-        begin_step(self.moments, self.seed, self.draws)
-        return self.moments.signs
+        begin_step(self.vectors, self.seed, self.draws)
+        return self.vectors.signs
 
     def _send_hyper(self, rules: Mapping[str, AdamRule], density: float, last: Mapping[str, float]) -> None:
         """Bring the optimizer's hyperparameters to the device, without waiting for it."""
@@ -150,14 +161,14 @@ class SecondMoment:
             rows.append((rule.rate, first, rule.betas[1], rule.eps, 1.0, ratio))
         self.tables.shrinks = any(row[-1] < 1 for row in rows)
         hyper = torch.tensor(rows).t().contiguous()
-        self.moments.hyper.copy_(hyper.pin_memory() if self.device.type == "cuda" else hyper, non_blocking=True)
+        self.vectors.hyper.copy_(hyper.pin_memory() if self.device.type == "cuda" else hyper, non_blocking=True)
 
     def update(self, loss_scale: float) -> None:
         """Take this step's gradient into the moments, and make its tables; a step that is not finite changes nothing.
 
         ``sums`` holds the mean over the workers of all sketches, and of the gradients that travel dense.
         """
-        update(self.moments, loss_scale)
+        update(self.vectors, loss_scale)
 
     def scale(self, ratio: Tensor) -> None:
         """Make the moments those of gradients ``ratio`` times as large."""
@@ -175,34 +186,34 @@ class SecondMoment:
         totals = [side.sum((1, 2), keepdim=True).clamp_(min=1e-37) for side in (rows, cols)]
         return ((rows / totals[0]) * (cols / totals[1]) * (totals[0] + totals[1]) / 2).flatten()
 
-    def load(self, name: str, squares: Tensor, mean: Tensor, steps: float, betas: tuple[float, float]) -> None:
+    def load(self, name: str, squares: Tensor | None, mean: Tensor, steps: float, powers: tuple[float, float]) -> None:
         """Go on from an optimizer's moments of one tensor, flat, in the order of its memory.
 
         Args:
-            betas: those of the velocity and of the second moment.
+            squares: the second moment, if it has one.
+            powers: products of the momenta of velocity and second moment.
         """
         tensor = self.tensors[name]
         own, shape = self.squares[tensor.place : tensor.place + tensor.size], tensor.matrices
+        if name in self.dense:
+            self.means[tensor.place : tensor.place + tensor.size].copy_(mean)
+        if squares is None:
+            return
         if shape is None:
             own.copy_(squares)
-            if self.means.numel():
-                self.means[tensor.place : tensor.place + tensor.size].copy_(mean)
         else:
             matrices = squares.to(own.device, own.dtype).view(shape.stack, shape.rows, shape.cols)
             own.copy_(torch.cat([matrices.sum(2).flatten(), matrices.sum(1).flatten()]))
         self.steps[tensor.number] = steps
-        self.powers1[tensor.number], self.powers2[tensor.number] = betas[0] ** steps, betas[1] ** steps
+        self.powers1[tensor.number], self.powers2[tensor.number] = powers
 
     def index_of(self, tensors: Sequence[Sketched]) -> Tensor:
-        """Return where in the flat vectors the sketches of ``tensors`` are, or their entries, one after another.
-
-        Args:
-            tensors: the same object from step to step.
-        """
-        if id(tensors) not in self._indices:
+        """Return where in the flat vectors the sketches of ``tensors`` are, or their entries, one after another."""
+        key = tuple(tensor.number for tensor in tensors)
+        if key not in self._indices:
             places = [torch.arange(t.place, t.place + t.size, device=self.device) for t in tensors]
-            self._indices[id(tensors)] = tensors, torch.cat(places)
-        return self._indices[id(tensors)][1]
+            self._indices[key] = torch.cat(places)
+        return self._indices[key]
 
     # ---- what is kept ---------------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
 from sparsync.feedback import (
-    TakenAdam,
     TakenMomentum,
+    TakenOptimizer,
     momentum_notice,
     rates_by_name,
     refuse_other_model,
@@ -59,7 +59,7 @@ class Handle:
         self.detached = False
         self._reducer: Reducer | None = None
         self._taken: TakenMomentum | None = None
-        self._adam: TakenAdam | None = None
+        self._preconditioned: TakenOptimizer | None = None
         self._releases: list[Callable[[], None]] = []
 
     # ---- what a user calls ----------------------------------------------------------------------------------------
@@ -135,9 +135,9 @@ class Handle:
         ``detach()``, delete the DDP model, then ``torch.distributed.destroy_process_group()``.
         """
         self.detached = True
-        if self._adam is not None and self._reducer is not None:
-            self._adam.undo(self._reducer.mean_of)
-            self._adam = None
+        if self._preconditioned is not None and self._reducer is not None:
+            self._preconditioned.undo(self._reducer.mean_of)
+            self._preconditioned = None
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = None
@@ -154,8 +154,8 @@ class Handle:
     def check_start(self) -> None:
         """Raise, before a forward pass, what ended an earlier step."""
         self._running().check(starting=True)
-        if self._adam is not None:
-            self._adam.before_forward()
+        if self._preconditioned is not None:
+            self._preconditioned.before_forward()
 
     def push(self, index: int, buffer: Tensor, parameters: Sequence[Tensor], last: bool) -> Future[Tensor]:
         """Take a bucket: ``buffer`` holds the gradients of ``parameters``. The future gives it back with the result."""
@@ -164,10 +164,10 @@ class Handle:
             names = tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
             raise SparsyncError("this hook state belongs to another model; make one for each model") from None
-        if self._adam is not None:
+        if self._preconditioned is not None:
             scaler = self.plan.scaler
             scale = scaler.get_scale if scaler else lambda: 1.0
-            self._adam.correct_gradient(buffer, parameters, scale, self._may_skip)
+            self._preconditioned.correct_gradient(buffer, parameters, scale, self._may_skip)
         return reducer.push(Bucket(index, buffer, names, last))
 
     def start(self) -> Reducer:
@@ -199,7 +199,7 @@ class Handle:
         beta = plan.correction.beta if plan.correction else 0.0
         try:
             if plan.precondition:
-                self._take_adam(self._reducer)
+                self._take_optimizer(self._reducer)
             else:
                 self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0))
         except Exception:
@@ -210,18 +210,22 @@ class Handle:
             self.on_detach(self._taken.undo)
         if plan.optimizer is not None and plan.scaler is None:
             self.on_detach(notice_scaler(plan.optimizer, self._tell))
-        told = momentum_notice(self._adam or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense)
+        told = momentum_notice(
+            self._preconditioned or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense
+        )
         if told:
             self._tell(told)
         return self._reducer
 
-    def _take_adam(self, reducer: Reducer) -> None:
+    def _take_optimizer(self, reducer: Reducer) -> None:
         preconditioner, optimizer = reducer.worker.preconditioner, self.plan.optimizer
         assert preconditioner is not None
         assert optimizer is not None
         parameters = {p.name: p for p in self.parameters}
-        self._adam = TakenAdam(optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback])
-        reducer.rules = self._adam.rules
+        self._preconditioned = TakenOptimizer(
+            optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback]
+        )
+        reducer.rules = self._preconditioned.rules
 
     def _tell(self, sentence: str) -> None:
         """Warn the user; what holds for all ranks is said by the first."""

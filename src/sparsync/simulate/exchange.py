@@ -105,12 +105,12 @@ class VirtualExchange:
         else:
             for sketch, spans, source in self.sketches:
                 done.append(self._step(sketch, step, (spans, source)))
-            known = [virtual for virtual in self.units if virtual.unit.statistics]
+            known = [virtual for virtual in self.units if virtual.unit.feeds_preconditioner]
             done += [self._step(virtual, step) for virtual in known]
             self.preconditioner.update()
             for virtual in known:
                 self.preconditioner.write_dense(virtual.unit.spans, virtual.mean)
-            done += [self._step(virtual, step) for virtual in self.units if not virtual.unit.statistics]
+            done += [self._step(virtual, step) for virtual in self.units if not virtual.unit.feeds_preconditioner]
         bad_step = False
         words = torch.stack([outcome.words for _, _, outcome in done]).tolist()  # once in a step the host waits
         for (virtual, layout, _), (flags, where, counts, overflow) in zip(done, words, strict=True):
@@ -133,14 +133,15 @@ class VirtualExchange:
     ) -> tuple[VirtualUnit, Layout, Outcome]:
         """Exchange one unit; ``source``: what a unit of sketches is about, and where the gradients are."""
         layout, _ = cut_unit(virtual.unit, self.plan, step, self.workers)
-        if source is not None:
-            for worker, own, out in zip(self.workers, source[1], virtual.grads, strict=True):
-                sketch_unit(virtual.unit, source[0], own, out, worker)
+        if source is not None and self.preconditioner is not None:
+            for own, out in zip(source[1], virtual.grads, strict=True):
+                sketch_unit(virtual.unit, source[0], own, out, self.preconditioner)
         outcome = self._exchange(virtual, layout)
         for worker, sent, result in zip(self.workers, outcome.sents, outcome.results, strict=True):
             worker.ledger.record_sent(virtual.unit, sent)
             worker.ledger.record_rejected(virtual.unit, result.rejected)
-        keep_result(virtual.unit, virtual.mean, self.workers[0], outcome.results[0])
+        if self.preconditioner is not None:
+            keep_result(virtual.unit, virtual.mean, self.preconditioner, outcome.results[0])
         self._count(virtual, layout, outcome.sents)
         return virtual, layout, outcome
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from sparsync.compressors import Compressor
 from sparsync.config import resolve
 from sparsync.engine.budget import within_budget
 from sparsync.feedback import (
-    TakenAdam,
     TakenMomentum,
+    TakenOptimizer,
     momentum_notice,
     rates_by_name,
     refuse_other_model,
@@ -56,6 +56,7 @@ class VirtualWorkers:
             ``random`` and ``block`` by all of these and ``shared``, unless they are clipped.
         streams: in the graph, as many workers run side by side.
         passes: how forward and backward run: one worker after another, or another class of the same interface.
+        exchange: makes what exchanges the gradients; another class of the same interface may exchange them otherwise.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class VirtualWorkers:
         graph: bool | None = None,
         streams: int = 1,
         passes: type[SequentialPasses] = SequentialPasses,
+        exchange: Callable[..., VirtualExchange] = VirtualExchange,
         **options: Any,
     ) -> None:
         if not (isinstance(workers, int) and workers >= 1):
@@ -94,7 +96,7 @@ class VirtualWorkers:
         if graph and device.type != "cuda":
             raise ValueError("graph=True needs the model on a GPU")
         parameters = [Parameter.of(name, p) for name, p in named.items()]
-        self._exchange = VirtualExchange(plan, parameters, plan.dense_names(named), workers, device, graph, streams)
+        self._exchange = exchange(plan, parameters, plan.dense_names(named), workers, device, graph, streams)
         trained = [p for p in parameters if p.numel]
         self._parameters = [model.get_parameter(p.name) for p in trained]
         places = [self._exchange.place(p) for p in trained]
@@ -103,10 +105,10 @@ class VirtualWorkers:
         views = [[rows[rank] for rows, _ in places] for rank in range(workers)]
         self._passes = passes(model, loss_fn, self._parameters, views, carried, graph, streams)
         beta = plan.correction.beta if plan.correction else 0.0
-        self._taken: TakenAdam | TakenMomentum | None
+        self._taken: TakenOptimizer | TakenMomentum | None
         if self._exchange.preconditioner is not None:
             by_name, feedbacks = {p.name: p for p in parameters}, [w.feedback for w in self._exchange.workers]
-            self._taken = TakenAdam(optimizer, self._names, by_name, self._exchange.preconditioner, feedbacks)
+            self._taken = TakenOptimizer(optimizer, self._names, by_name, self._exchange.preconditioner, feedbacks)
         else:
             self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density_at(0))
         told = momentum_notice(self._taken, optimizer, plan.momentum_asked or plan.compressor.dense)
@@ -140,13 +142,13 @@ class VirtualWorkers:
         """
         loss = self._passes.run(batches).mean()
         with torch.no_grad():
-            adam = self._taken if isinstance(self._taken, TakenAdam) else None
-            for parameter in self._parameters if adam else ():
-                decay = adam.decays().get(id(parameter)) if adam else None
+            taken = self._taken if isinstance(self._taken, TakenOptimizer) else None
+            for parameter in self._parameters if taken else ():
+                decay = taken.decays().get(id(parameter)) if taken else None
                 for row in self._gradients[self._names[id(parameter)]] if decay else ():
                     row.add_(parameter, alpha=decay)
             rates = rates_by_name(self.optimizer, self._names) if self.plan.follow_lr else None
-            self._exchange.reduce(rates, adam.rules() if adam else None)
+            self._exchange.reduce(rates, taken.rules() if taken else None)
         for parameter, mean in zip(self._parameters, self._means, strict=True):
             parameter.grad = mean
         return loss

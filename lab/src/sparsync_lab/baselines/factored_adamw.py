@@ -10,18 +10,20 @@ from torch import Tensor
 
 from sparsync.feedback import Preconditioning
 
-FLOOR = Preconditioning.floor
+FLOOR, RISE = Preconditioning.floor, Preconditioning.rise
 
 
 class FactoredAdamW(torch.optim.Optimizer):
     """AdamW with v = r cᵀ / mean(r) for matrices, of the exponential means r and c of the squared gradient's rows and
-    columns, none of them below a share of their mean; tensors of one dimension have their exact v.
+    columns, none of them below a share of their mean; tensors of one dimension have their exact v. A matrix's beta2
+    is at most 1 - t^-rise in step t.
 
     A tensor of several dimensions is a matrix of its first dimension x the rest.
 
     Args:
         parameters, lr, betas, eps, weight_decay: as ``torch.optim.AdamW`` takes them.
-        floor: least r and c, as a share of their mean; preconditioned feedback's own.
+        floor, rise: least r and c, as a share of their mean, and how fast beta2 rises, if at all; preconditioned
+            feedback's own.
     """
 
     def __init__(
@@ -32,8 +34,9 @@ class FactoredAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         floor: float = FLOOR,
+        rise: float | None = RISE,
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "floor": floor}
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "floor": floor, "rise": rise}
         super().__init__(parameters, defaults)
 
     @torch.no_grad()
@@ -57,6 +60,9 @@ class FactoredAdamW(torch.optim.Optimizer):
         state["step"] += 1
         state["exp_avg"].lerp_(grad, 1 - beta1)
         squares, moments = grad.square(), state["moments"]
+        correction = 1 - beta2 ** state["step"]
+        if len(moments) == 2 and group["rise"] is not None:
+            beta2, correction = min(beta2, 1 - state["step"] ** -group["rise"]), 1.0  # 0 at first: no bias
         if len(moments) == 2:
             squares = squares.flatten(1)
             moments[0].lerp_(squares.mean(1, keepdim=True), 1 - beta2)
@@ -66,6 +72,6 @@ class FactoredAdamW(torch.optim.Optimizer):
             v = (rows / mean.clamp(min=torch.finfo(grad.dtype).tiny) * columns).view_as(grad)
         else:
             v = moments[0].lerp_(squares, 1 - beta2)
-        rooted = (v / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
+        rooted = (v / correction).sqrt_().add_(group["eps"])
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.addcdiv_(state["exp_avg"], rooted, value=-group["lr"] / (1 - beta1 ** state["step"]))

@@ -62,7 +62,7 @@ def cost_of(make: Callable[[], nn.Module], workers: int = WORKERS) -> Cost:
         entries=entries,
         numbers=sum(sketch.unit.grad.numel() for sketch in sketches),
         sketches=sum(share(sketch.unit) for sketch in sketches),
-        exact=sum(share(unit) for unit in units if unit.statistics),
+        exact=sum(share(unit) for unit in units if unit.feeds_preconditioner),
         least=bytes_per_step(plan, tensors, workers)(0.5 / entries) / dense,
     )
 

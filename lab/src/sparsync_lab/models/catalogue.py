@@ -10,7 +10,7 @@ from torch import nn
 
 from sparsync_lab.models.convolutional import resnet18, resnet20, vgg16
 from sparsync_lab.models.fnn_lenet import fnn3, lenet5
-from sparsync_lab.models.gpt import GPT, ViT, gpt2_small
+from sparsync_lab.models.gpt import GPT, ViT, gpt2_small, gpt_with_dropout
 from sparsync_lab.models.imagenet import IMAGENET, imagenet
 from sparsync_lab.models.recurrent import LSTMAN4, LSTMPTB
 
@@ -53,6 +53,9 @@ CATALOGUE = {
     "lstm-an4": ModelSpec("LSTM-AN4", LSTMAN4, 27_569_568, "an4", 4, 0.0002, clip=400.0),
     "resnet18": ModelSpec("ResNet-18", resnet18, 11_173_962, "cifar10", 128, 0.1),
     "gpt": ModelSpec("GPT, 4 layers of 256", GPT, 5_752_320, "ptb", 32, 0.001, clip=1.0),
+    "gpt-dropout": ModelSpec(
+        "GPT, 4 layers of 256, dropout 0.2", gpt_with_dropout, 5_752_320, "ptb", 32, 0.001, clip=1.0
+    ),
     "gpt2": ModelSpec("GPT-2 small", gpt2_small, 124_439_808, "ptb", 4, 0.0006, clip=1.0),
     "vit": ModelSpec("ViT, 6 layers of 192", ViT, 2_693_194, "cifar10", 32, 0.001, clip=1.0),
 }

@@ -7,23 +7,35 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+DROPOUT = 0.2  # of the GPT that is trained for many epochs
+
 
 class GPT(nn.Module):
     """A decoder-only transformer whose output is tied to its embedding: 5,752,320 parameters as it stands here.
 
     Weights are normal with deviation 0.02, those that end a residual branch with 0.02 / √(2 layers); GELU. Words go in
     as ``(batch, time)``, at most ``context`` of them, scores come out as ``(batch, time, words)``.
+
+    Args:
+        dropout: share of what enters the first block, and of what each residual branch adds, that training drops.
     """
 
     def __init__(
-        self, words: int = 10_000, layers: int = 4, width: int = 256, heads: int = 4, context: int = 128
+        self,
+        words: int = 10_000,
+        layers: int = 4,
+        width: int = 256,
+        heads: int = 4,
+        context: int = 128,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width must be a multiple of heads = {heads}, got {width}")
         self.embedding = nn.Embedding(words, width)
         self.positions = nn.Embedding(context, width)
-        blocks = [_TransformerBlock(width, heads, causal=True) for _ in range(layers)]
+        blocks = [_TransformerBlock(width, heads, causal=True, dropout=dropout) for _ in range(layers)]
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
         self.scores = TiedOutput(self.embedding)
@@ -31,7 +43,7 @@ class GPT(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         positions = torch.arange(words.shape[1], device=words.device).expand_as(words)
-        x = self.embedding(words) + self.positions(positions)
+        x = self.drop(self.embedding(words) + self.positions(positions))
         for block in self.blocks:
             x = block(x)
         scores: Tensor = self.scores(self.norm(x))
@@ -81,14 +93,20 @@ class ViT(nn.Module):
         return scores
 
 
+def gpt_with_dropout() -> GPT:
+    """Build the GPT for trainings of many epochs."""
+    return GPT(dropout=DROPOUT)
+
+
 def gpt2_small() -> GPT:
     """Build a model of GPT-2 small's shape: 124,439,808 parameters."""
     return GPT(words=50_257, layers=12, width=768, heads=12, context=1024)
 
 
 class _TransformerBlock(nn.Module):
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
+    def __init__(self, width: int, heads: int, causal: bool, dropout: float = 0.0) -> None:
         super().__init__()
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         self.heads, self.causal = heads, causal
         self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.project, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -99,8 +117,8 @@ class _TransformerBlock(nn.Module):
         parts = self.project(self.attention_norm(x)).view(batch, time, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
-        x = x + self.merge(seen.transpose(1, 2).reshape(batch, time, width))
-        x = x + self.narrow(nn.functional.gelu(self.widen(self.norm(x))))
+        x = x + self.drop(self.merge(seen.transpose(1, 2).reshape(batch, time, width)))
+        x = x + self.drop(self.narrow(nn.functional.gelu(self.widen(self.norm(x)))))
         return x
 
 

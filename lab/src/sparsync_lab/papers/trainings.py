@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from sparsync_lab.papers.tasks import Task
 from sparsync_lab.training.methods import DENSE, method_options
 from sparsync_lab.training.run_folder import load_verified, one_line
 from sparsync_lab.virtual import BatchedPasses, SequentialPasses, VirtualWorkers, can_be_batched
+from sparsync_lab.virtual.feedback_variants import FeedbackVariant, VariantExchange
 
 POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
 STREAMS = 8  # of a GPU: as many workers run side by side
@@ -123,7 +125,7 @@ def _resume(session: VirtualSession, saved: Path, device: torch.device) -> None:
 
 
 def _task(run: Run, context: RunContext) -> Task:
-    how = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
+    how: dict[str, Any] = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
     if run.autocast and (run.model in IMAGENET or CATALOGUE[run.model].data not in ("mnist", "cifar10")):
         raise ValueError(f"autocast is for models of MNIST and CIFAR-10, got {run.model!r}")
     if run.model in IMAGENET:
@@ -131,7 +133,8 @@ def _task(run: Run, context: RunContext) -> Task:
         return image_folder_task(
             folder, models.build(run.model).to(context.device), context.device, limit=run.limit, **how
         )
-    return tasks.make_task(run.model, context.data, context.device, limit=run.limit, autocast=run.autocast, **how)
+    how = {**how, "limit": run.limit, "autocast": run.autocast, "windows": run.windows}
+    return tasks.make_task(run.model, context.data, context.device, **how)
 
 
 CARRIED = ("known", "sent", "points", "scores", "bytes", "snapshots", "seconds", "commits")
@@ -230,10 +233,13 @@ def _workers(run: Run, task: Task, how: Mapping[str, Any]) -> VirtualWorkers | B
             raise ValueError(f"method {run.method!r} carries nothing on from step to step, as {run.model} must")
         own: dict[str, Any] = {"rate": run.rate, "weight_decay": run.weight_decay, "clip": run.clip}
         return BASELINES[run.method](task.model, task.loss, run.workers, **own, **how, **run.options)
+    options = _options(run)
+    if run.variant:
+        options["exchange"] = partial(VariantExchange, FeedbackVariant(**run.variant))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # what a paper does is done, whatever we think of it
         return VirtualWorkers(
-            task.model, task.loss, run_optimizer(run, task), run.workers, carried=task.carried, **how, **_options(run)
+            task.model, task.loss, run_optimizer(run, task), run.workers, carried=task.carried, **how, **options
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.launcher import Launcher
-from sparsync.kernels.second_moment.reference import Moments
+from sparsync.kernels.second_moment.reference import MomentVectors
 from sparsync.kernels.sketch.reference import Sketched, sign_key
 from sparsync.kernels.strips import table
 from sparsync.workspace import Workspace
@@ -48,8 +48,8 @@ class DenseStrip(NamedTuple):
 class MomentBuffers:
     """The flat vectors in strips, their sums, and what each tensor's moments take of a step, as in ``TAKEN``."""
 
-    def __init__(self, moments: Moments) -> None:
-        groups, device, self.launch = moments.groups, moments.device, Launcher()
+    def __init__(self, vectors: MomentVectors) -> None:
+        groups, device, self.launch = vectors.groups, vectors.device, Launcher()
         many = [-(-group.size // BLOCK) for group in groups]
         first = [sum(many[:i]) for i in range(len(groups))]
         strips = [
@@ -62,7 +62,7 @@ class MomentBuffers:
         ]  # fmt: skip
         self.count, self.strips = len(strips), table(strips, device)
         self.parts, self.totals = torch.zeros(self.count, device=device), torch.zeros(self.count, device=device)
-        self.tensors = moments.norms.numel()
+        self.tensors = vectors.norms.numel()
         self.taken = torch.zeros(len(TAKEN), self.tensors, device=device)
 
 
@@ -87,63 +87,68 @@ def _dense_strips(tensors: Sequence[Sketched]) -> Iterator[DenseStrip]:
         first += many
 
 
-def begin_step(moments: Moments, seed: int, step: int) -> None:
+def begin_step(vectors: MomentVectors, seed: int, step: int) -> None:
     """Draw the step's signs, and clear the sums."""
     from sparsync.kernels.second_moment import triton as kernels
 
-    space, size = _buffers(moments), moments.sums.numel()
+    space, size = _buffers(vectors), vectors.sums.numel()
     key = sign_key(seed, step)
-    with on_device_of(moments.sums):
+    with on_device_of(vectors.sums):
         space.launch(
             kernels.begin_step, (-(-size // BLOCK),),
-            moments.sums, moments.signs, size, key - (key >> 31 << 32), BLOCK=BLOCK,  # in 32 bits, with a sign
+            vectors.sums, vectors.signs, size, key - (key >> 31 << 32), BLOCK=BLOCK,  # in 32 bits, with a sign
         )  # fmt: skip
 
 
-def update(moments: Moments, loss_scale: float) -> None:
+def update(vectors: MomentVectors, loss_scale: float) -> None:
     """Do as ``reference.update``: nothing waits for the host."""
     from sparsync.kernels.second_moment import triton as kernels
 
-    space, m, t = _buffers(moments), moments, moments.tables
+    space, v, t = _buffers(vectors), vectors, vectors.tables
     share, strips, once = 1 / loss_scale, space.strips, (space.count,)
-    with on_device_of(moments.sums):
-        space.launch(kernels.measure, once, m.sums, strips, space.parts, share, BLOCK=BLOCK)
+    with on_device_of(vectors.sums):
+        space.launch(kernels.measure, once, v.sums, strips, space.parts, share, BLOCK=BLOCK)
         space.launch(
             kernels.decide, (space.tensors,),
-            space.parts, strips, space.count, m.hyper, m.powers1, m.powers2, m.steps, m.norms, m.max_norm, m.summary,
-            space.taken, t.rates, t.eps, t.betas, t.shares, space.tensors, share, m.floor,
-            BLOCK=BLOCK, enable_fp_fusion=False,
+            space.parts, strips, space.count, v.hyper, v.powers1, v.powers2, v.steps, v.norms, v.max_norm, v.summary,
+            space.taken, t.rates, t.eps, t.betas, t.shares, v.rises, space.tensors, share, v.floor, v.rise,
+            BLOCK=BLOCK, SGD=v.sgd, enable_fp_fusion=False,
         )  # fmt: skip
         space.launch(
             kernels.take_in, once,
-            m.sums, m.squares, m.means if m.means.numel() else m.squares, strips, space.taken, m.summary, space.totals,
-            space.tensors, share, BLOCK=BLOCK, MEANS=bool(m.means.numel()), enable_fp_fusion=False,
+            v.sums, v.squares, v.means if v.means.numel() else v.squares, strips, space.taken, v.summary, space.totals,
+            space.tensors, share, BLOCK=BLOCK, MEANS=bool(v.means.numel()), enable_fp_fusion=False,
         )  # fmt: skip
+        if v.sgd:
+            space.launch(
+                kernels.scale_rates, (space.tensors,),
+                space.totals, strips, space.count, v.plain, v.numels, t.rates, t.eps, BLOCK=BLOCK,
+            )  # fmt: skip
         space.launch(
             kernels.make_sizes, once,
-            m.squares, t.sizes, strips, space.taken, space.totals, space.tensors,
+            v.squares, t.sizes, strips, space.taken, space.totals, space.tensors,
             BLOCK=BLOCK, LANES=LANES, enable_fp_fusion=False,
         )  # fmt: skip
 
 
 def write_dense(
-    moments: Moments, tensors: Sequence[Sketched], out: Tensor, scale: float, shown: Tensor, workspace: Workspace
+    vectors: MomentVectors, tensors: Sequence[Sketched], out: Tensor, scale: float, shown: Tensor, workspace: Workspace
 ) -> Tensor:
     """Do as ``reference.write_dense``: nothing waits for the host."""
     from sparsync.kernels.second_moment import triton as kernels
 
-    made_for, t = (id(tensors), out.device), moments.tables
+    made_for, t = (id(tensors), out.device), vectors.tables
     space = workspace.get(DenseBuffers, made_for, lambda: DenseBuffers(tensors, out.device))
-    own = (moments.means, t.sizes, t.rates, t.eps, moments.summary, space.strips, space.parts)
+    own = (vectors.means, t.sizes, t.rates, t.eps, vectors.summary, space.strips, space.parts)
     with on_device_of(out):
-        space.launch(kernels.measure_dense, (space.count,), *own, BLOCK=BLOCK, enable_fp_fusion=False)
+        space.launch(kernels.measure_dense, (space.count,), *own, BLOCK=BLOCK, SGD=vectors.sgd, enable_fp_fusion=False)
         space.launch(
             kernels.write_dense, (space.count,),
-            *own, moments.norms, out, space.factor, shown, space.count, scale,
-            BLOCK=BLOCK, LANES=LANES, enable_fp_fusion=False,
+            *own, vectors.norms, out, space.factor, shown, space.count, scale,
+            BLOCK=BLOCK, LANES=LANES, SGD=vectors.sgd, enable_fp_fusion=False,
         )  # fmt: skip
     return space.factor
 
 
-def _buffers(moments: Moments) -> MomentBuffers:
-    return moments.workspace.get(MomentBuffers, None, lambda: MomentBuffers(moments))
+def _buffers(vectors: MomentVectors) -> MomentBuffers:
+    return vectors.workspace.get(MomentBuffers, None, lambda: MomentBuffers(vectors))

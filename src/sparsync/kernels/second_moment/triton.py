@@ -1,5 +1,5 @@
-"""Second moments as Triton kernels: four short launches over vectors of rows and columns, and two over the tensors that
-travel dense.
+"""Second moments as Triton kernels: four short launches (five of SGD) over vectors of rows and columns, and two over the
+tensors that travel dense.
 
 Sums are made in a fixed order: the same bits on every rank.
 """
@@ -44,23 +44,29 @@ def measure(sums, strips, parts, share, BLOCK: tl.constexpr):
     tl.store(parts + tl.program_id(0), tl.where(nonfinite > 0, float("nan"), tl.sum(came * came)))
 
 
+@triton.jit
+def _tensor_sum(parts, strips, strip_count, own, BLOCK: tl.constexpr):
+    """Return the sum of all tensors' parts, and that of one: a group's is that of its matrix, of rows and of columns
+    alike."""
+    everybody, mine = tl.full([BLOCK], 0.0, tl.float64), tl.full([BLOCK], 0.0, tl.float64)
+    for i in range(0, strip_count, BLOCK):
+        strip = i + tl.arange(0, BLOCK)
+        real = strip < strip_count
+        part = tl.load(parts + strip, mask=real, other=0.0).to(tl.float64)
+        part = tl.where(tl.load(strips + strip * STRIP + EXACT, mask=real, other=1) != 0, part, part / 2)
+        everybody += part
+        mine += tl.where(tl.load(strips + strip * STRIP + TENSOR, mask=real, other=-1) == own, part, 0.0)
+    return tl.sum(everybody), tl.sum(mine)
+
+
 @triton.jit(do_not_specialize=["share"])
 def decide(
     parts, strips, strip_count, hyper, powers1, powers2, steps, norms, max_norm, summary, taken, rates, eps, betas,
-    shares, tensors, share, floor, BLOCK: tl.constexpr,
+    shares, rises, tensors, share, floor, rise, BLOCK: tl.constexpr, SGD: tl.constexpr,
 ):  # fmt: skip
     """Find the norms, and what becomes of one tensor a program: its tables, and what its moments take."""
-    own, lane = tl.program_id(0), tl.arange(0, BLOCK)
-    all_squares, own_squares = tl.full([BLOCK], 0.0, tl.float64), tl.full([BLOCK], 0.0, tl.float64)
-    for i in range(0, strip_count, BLOCK):
-        strip = i + lane
-        real = strip < strip_count
-        part = tl.load(parts + strip, mask=real, other=0.0).to(tl.float64)
-        # A group's sum of squares is that of its matrix, of rows and of columns alike.
-        part = tl.where(tl.load(strips + strip * STRIP + EXACT, mask=real, other=1) != 0, part, part / 2)
-        all_squares += part
-        own_squares += tl.where(tl.load(strips + strip * STRIP + TENSOR, mask=real, other=-1) == own, part, 0.0)
-    total, mine = tl.sum(all_squares), tl.sum(own_squares)
+    own = tl.program_id(0)
+    total, mine = _tensor_sum(parts, strips, strip_count, own, BLOCK)
     good = total == total
     norm = tl.sqrt(tl.where(good, total, 0.0)).to(tl.float32)
     own_norm = tl.sqrt(tl.where(good, mine, 0.0)).to(tl.float32)
@@ -68,10 +74,15 @@ def decide(
     beta1, beta2 = tl.load(hyper + BETA1 * tensors + own), tl.load(hyper + BETA2 * tensors + own)
     has_gradient = good & (own_norm > 0.0)
     active = has_gradient & (tl.load(hyper + KNOWN * tensors + own) > 0.0)
+    step = tl.load(steps + own)
+    if tl.load(rises + own) != 0:
+        beta2 = tl.minimum(beta2, (1.0 - tl.exp(-(tl.log(step + 1.0) * rise))).to(tl.float32))
     power1 = tl.load(powers1 + own) * tl.where(active, beta1, 1.0).to(tl.float64)
     power2 = tl.load(powers2 + own) * tl.where(active, beta2, 1.0).to(tl.float64)
-    step = tl.load(steps + own) + active.to(tl.float64)
-    rate = tl.load(hyper + RATE * tensors + own).to(tl.float64) / tl.maximum(1.0 - power1, 1e-300)
+    step += active.to(tl.float64)
+    rate = tl.load(hyper + RATE * tensors + own).to(tl.float64)
+    if not SGD:
+        rate = rate / tl.maximum(1.0 - power1, 1e-300)
     tl.store(powers1 + own, power1)
     tl.store(powers2 + own, power2)
     tl.store(steps + own, step)
@@ -119,6 +130,18 @@ def take_in(
 
 
 @triton.jit
+def scale_rates(totals, strips, strip_count, plain, numels, rates, eps, BLOCK: tl.constexpr):
+    """Multiply the rate and eps of one tensor a program by the root mean square of its second moment, unless it travels
+    dense."""
+    own = tl.program_id(0)
+    _, energy = _tensor_sum(totals, strips, strip_count, own, BLOCK)
+    size = tl.maximum(tl.sqrt(energy / tl.load(numels + own).to(tl.float64)).to(tl.float32), 1e-20)
+    size = tl.where(tl.load(plain + own) != 0, 1.0, size)
+    tl.store(rates + own, tl.load(rates + own) * size)
+    tl.store(eps + own, tl.load(eps + own) * size)
+
+
+@triton.jit
 def _total(totals, first, strips, LANES: tl.constexpr):
     """Return the sum of a group's moments."""
     total = tl.zeros([LANES], tl.float32)
@@ -145,31 +168,32 @@ def make_sizes(squares, sizes, strips, taken, totals, tensors, BLOCK: tl.constex
 
 
 @triton.jit
-def _dense_update(row, lane, means, sizes, rates, eps, summary):
+def _dense_update(row, lane, means, sizes, rates, eps, summary, SGD: tl.constexpr):
     """Return the updates of one strip, and 0 beside it."""
     at, inside, own = tl.load(row + DENSE_PLACE) + lane, lane < tl.load(row + DENSE_SIZE), tl.load(row + DENSE_TENSOR)
-    mean, size = tl.load(means + at, mask=inside, other=0.0), tl.load(sizes + at, mask=inside, other=1.0)
-    update = tl.div_rn(mean * tl.load(rates + own), size + tl.load(eps + own))
+    update = tl.load(means + at, mask=inside, other=0.0) * tl.load(rates + own)
+    if not SGD:
+        update = tl.div_rn(update, tl.load(sizes + at, mask=inside, other=1.0) + tl.load(eps + own))
     return tl.where(inside, tl.where(tl.load(summary + 2) > 0.0, update, float("nan")), 0.0), inside
 
 
 @triton.jit
-def measure_dense(means, sizes, rates, eps, summary, strips, parts, BLOCK: tl.constexpr):
+def measure_dense(means, sizes, rates, eps, summary, strips, parts, BLOCK: tl.constexpr, SGD: tl.constexpr):
     """Sum up the squares of the updates of one strip a program."""
     row = strips + tl.program_id(0) * DENSE
-    update, _ = _dense_update(row, tl.arange(0, BLOCK), means, sizes, rates, eps, summary)
+    update, _ = _dense_update(row, tl.arange(0, BLOCK), means, sizes, rates, eps, summary, SGD)
     tl.store(parts + tl.program_id(0), tl.sum(update.to(tl.float64) * update.to(tl.float64)))
 
 
 @triton.jit(do_not_specialize=["scale"])
 def write_dense(
     means, sizes, rates, eps, summary, strips, parts, norms, out, factor, shown, strip_count, scale,
-    BLOCK: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr, LANES: tl.constexpr, SGD: tl.constexpr,
 ):  # fmt: skip
     """Write the updates of one strip a program, times what gives all of them the norm of their gradients."""
     pid = tl.program_id(0)
     row, lane = strips + pid * DENSE, tl.arange(0, BLOCK)
-    update, inside = _dense_update(row, lane, means, sizes, rates, eps, summary)
+    update, inside = _dense_update(row, lane, means, sizes, rates, eps, summary, SGD)
     first, own_strips = tl.load(row + DENSE_FIRST), tl.load(row + DENSE_STRIPS)
     zeros = tl.full([LANES], 0.0, tl.float64)
     total, mine, wanted = zeros, zeros, zeros

@@ -1,0 +1,120 @@
+"""In which order a step's units are compressed and exchanged. Chosen once, when the reducer starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from sparsync.collectives import Reduced
+from sparsync.config import ExchangePlan
+from sparsync.engine.bucketing import PendingBucket, Unit
+from sparsync.engine.unit_step import keep_result, sketch_unit
+from sparsync.engine.worker import WorkerState
+from sparsync.feedback import AdamRule, Preconditioner
+
+Job = Callable[[], None]
+
+
+class UnitPath(Protocol):
+    """What an order asks of the reducer: the path of one unit, and the communication thread.
+
+    Attributes:
+        rates: gives the learning rate by parameter name, if residuals follow it.
+        rules: gives the optimizer's hyperparameters by parameter name, to a preconditioner.
+    """
+
+    plan: ExchangePlan
+    worker: WorkerState
+    rates: Callable[[], Mapping[str, float]] | None
+    rules: Callable[[], Mapping[str, AdamRule]]
+
+    def compress(self, unit: Unit, step: int, fill: Job | None = None) -> list[Job]: ...
+
+    def write_back(self, unit: Unit) -> list[PendingBucket]: ...
+
+    def submit(self, jobs: Sequence[Job]) -> None: ...
+
+    def run(self, device: torch.device, job: Job) -> None: ...
+
+
+class StepOrder:
+    """Every unit is compressed as soon as its gradients are there, and written back as soon as it is exchanged."""
+
+    def __init__(self, path: UnitPath) -> None:
+        self.path = path
+
+    def begin_step(self, step: int, loss_scale: float | None) -> Mapping[str, float] | None:
+        """Begin a step; returns the learning rates that residuals follow, if they do."""
+        return self.path.rates() if self.path.rates is not None else None
+
+    def add(self, pending: PendingBucket, complete: Sequence[Unit], step: int) -> None:
+        """Start what a bucket allows; ``complete``: the units whose gradients are there with it."""
+        for unit in complete:
+            self.path.submit(self.path.compress(unit, step))
+
+    def finish(self, unit: Unit, reduced: Reduced) -> list[PendingBucket]:
+        """Take a unit that was exchanged; returns the buckets that it was written into."""
+        return self.path.write_back(unit)
+
+
+class SketchesFirst(StepOrder):
+    """Sketches leave with every bucket; entries are chosen when the sum of all of them is known, which is on the
+    communication thread."""
+
+    def __init__(self, path: UnitPath, preconditioner: Preconditioner) -> None:
+        super().__init__(path)
+        self.preconditioner = preconditioner
+        self._waiting: list[Unit] = []  # complete, and not compressed yet
+
+    def begin_step(self, step: int, loss_scale: float | None) -> Mapping[str, float] | None:
+        rules = self.path.rules()
+        self.preconditioner.begin_step(rules, self.path.plan.density_at(step), loss_scale, self.path.worker.rates)
+        self._waiting = []
+        return {name: rule.rate for name, rule in rules.items()}
+
+    def add(self, pending: PendingBucket, complete: Sequence[Unit], step: int) -> None:
+        path = self.path
+        sketch, spans, buffer = pending.plan.sketch, pending.plan.sketched, pending.bucket.buffer
+        if sketch is not None:
+            fill = partial(sketch_unit, sketch, spans, buffer, sketch.grad, self.preconditioner)
+            path.submit(path.compress(sketch, step, fill))
+        self._waiting += complete
+        if not pending.bucket.last:
+            return
+        dense = [unit for unit in self._waiting if unit.feeds_preconditioner]
+        for unit in dense:
+            path.submit(path.compress(unit, step))
+        path.submit([partial(path.run, self.preconditioner.device, partial(self._precondition, dense))])
+        for unit in self._waiting:
+            if not unit.feeds_preconditioner:
+                path.submit([partial(path.run, unit.grad.device, partial(self._exchange, unit, step))])
+        # Last, as a bucket that is a unit is overwritten as a whole.
+        path.submit([partial(path.run, unit.grad.device, partial(self._give_dense, unit)) for unit in dense])
+        self._waiting = []
+
+    def finish(self, unit: Unit, reduced: Reduced) -> list[PendingBucket]:
+        keep_result(unit, unit.grad, self.preconditioner, reduced)
+        return [] if unit.feeds_preconditioner else self.path.write_back(unit)
+
+    def _precondition(self, dense: Sequence[Unit]) -> None:
+        """Make the step's preconditioner, and the updates of the tensors that travel dense."""
+        self.preconditioner.update()
+        for unit in dense:
+            self.preconditioner.write_dense(unit.spans, unit.grad)
+
+    def _exchange(self, unit: Unit, step: int) -> None:
+        for job in self.path.compress(unit, step):
+            job()
+
+    def _give_dense(self, unit: Unit) -> None:
+        for bucket in self.path.write_back(unit):
+            bucket.complete()
+
+
+def choose_order(path: UnitPath) -> StepOrder:
+    """Return ``SketchesFirst`` with a preconditioner, otherwise a plain ``StepOrder``."""
+    preconditioner = path.worker.preconditioner
+    return StepOrder(path) if preconditioner is None else SketchesFirst(path, preconditioner)
