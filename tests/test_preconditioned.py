@@ -678,6 +678,34 @@ def test_residuals_shrink_with_the_rate() -> None:
         assert after.abs().max() < 1e-7
 
 
+def case_shrunk_once(rank: int, size: int) -> None:
+    """A step that is undone takes the shrinking of its residuals back: the next one makes it, once."""
+    results = []
+    for undone in (False, True):
+        model = Zoo()
+        optimizer = adam(model)
+        with attached(model, optimizer, transactional=True, compressor="topk", precondition=True, **SOME) as (
+            ddp,
+            handle,
+        ):
+            train(model, ddp, optimizer, rank, range(3), schedule=False)
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+            if undone:
+                optimizer.zero_grad()
+                loss_of(ddp, rank, 7).backward()
+                handle.rollback()
+            train(model, ddp, optimizer, rank, range(3, 5), schedule=False)
+            results.append((weights(model), handle.state_dict()["residuals"]))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-6)
+    for name, tensor in results[0][1].items():
+        torch.testing.assert_close(tensor, results[1][1][name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_that_is_undone_shrinks_nothing(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_shrunk_once)
+
+
 # ---- what sketches cost ---------------------------------------------------------------------------------------------
 
 

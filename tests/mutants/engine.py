@@ -145,4 +145,11 @@ MUTANTS = [
         "            pass",
         "tests/test_preconditioned.py::test_a_scaler_and_steps_it_skips_change_nothing[loop]",
     ),
+    Mutant(
+        "a step that is undone leaves its rates behind",
+        "src/sparsync/engine/worker.py",
+        "            self.rates = self._last_rates\n",
+        "",
+        "tests/test_preconditioned.py::test_a_step_that_is_undone_shrinks_nothing",
+    ),
 ]
