@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -38,6 +40,18 @@ def process_group() -> Iterator[None]:
 def launched() -> bool:
     """Return whether ``torchrun``, or another launcher that sets torch's variables, has started this process."""
     return {"RANK", "WORLD_SIZE"} <= set(os.environ)
+
+
+def launch_name() -> str | None:
+    """Return what all workers that one ``torchrun`` starts, again after a failure as well, have in common.
+
+    That is its ``--rdzv-id``, on several machines too, else its process. Other launchers start workers once: ``None``.
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name != "none":
+        return name
+    launcher = psutil.Process(os.getppid())
+    return f"process {launcher.pid} on {socket.gethostname()}, started at {launcher.create_time()}"
 
 
 def run_launched(function: Callable[..., None], *args: Any) -> None:
