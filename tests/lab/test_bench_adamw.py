@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sparsync_lab.bench.adamw_step import CASES, FUSED
 from sparsync_lab.cli.app import run
+from sparsync_lab.training.local_workers import LocalWorkers, Worker
+from tests.world import PRELOAD
 
-ROOT = Path(__file__).parent.parent.parent
+
+def in_a_process(worker: Worker, arguments: list[str]) -> int:
+    """Run a command in a process of its own, where a process group may be made."""
+    return run(arguments)
 
 
 def test_the_command_writes_its_columns(tmp_path: Path) -> None:
     out = tmp_path / "new" / "adamw.csv"
     options = ["--device", "cpu", "--size", "200000", "--density", "0.01", "--rounds", "3", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-m", "sparsync_lab", "bench", "adamw", *options],
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "80", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'lab' / 'src'}"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    with LocalWorkers(1, PRELOAD) as workers:
+        assert workers.run(in_a_process, ["bench", "adamw", *options]) == [0]
     with out.open() as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == [FUSED, *(name for name, _ in CASES)]

@@ -31,7 +31,7 @@ from tests.lab.trainings import (
     refuse,
     train,
     weights,
-)  # fmt: skip
+)
 from tests.world import fork_server, processes_of
 
 
@@ -117,6 +117,7 @@ def test_more_workers_may_go_on(copy: Path) -> None:
         assert torch.cosine_similarity(run_folder.flatten(), then.flatten(), dim=0) > 0.8
 
 
+@pytest.mark.slow
 def test_torchrun_goes_on_where_the_command_ended(straight: Path, copy: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "-m", "sparsync_lab", "train", "--resume", "--steps", "20", "--out", str(copy)]
@@ -168,12 +169,14 @@ def test_a_killed_worker_ends_the_others(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_terminated_command_says_how_to_go_on(tmp_path: Path) -> None:
     code, errors = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGTERM), "--method", "dense")
     assert code == 1
     assert errors == f"sparsync: stopped by SIGTERM; go on with: sparsync train --out {tmp_path} --resume\n"
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_a_killed_command(tmp_path: Path) -> None:
     code, _ = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGKILL), "--method", "dense")
     assert code == -signal.SIGKILL

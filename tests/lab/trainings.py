@@ -56,13 +56,18 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def heed_ctrl_c() -> None:
+    """Let Ctrl-C interrupt, which it does not where a shell started the tests in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def end_in_the_middle(folder: Path, end: Callable[[int], None], *arguments: str) -> tuple[int, str]:
     """Start a training, call ``end`` with its process id after the first checkpoint; its exit code and stderr."""
     command = [*TRAIN, "--workers", "2", "--steps", "100000", "--out", str(folder), *arguments]
     scratch = tempfile.TemporaryDirectory()  # a process that is killed leaves its temporary files
     process = subprocess.Popen(
         command, cwd=ROOT, env=os.environ | {"TMPDIR": scratch.name}, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=heed_ctrl_c,
     )  # fmt: skip
     try:
         until = time.monotonic() + LIMIT / 2

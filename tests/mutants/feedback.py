@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant(
         "a clip that is never learned",
-        "src/sparsync/feedback/adam.py",
+        "src/sparsync/feedback/taken_optimizer.py",
         "cut = (clip < 0.999)",
         "cut = (clip < 0.0)",
         "tests/test_preconditioned_clipping.py::test_a_clip_that_is_active_in_most_steps_ends_where_dense_does",
@@ -165,5 +165,26 @@ MUTANTS = [
         "                factor = factor / fresh",
         "                pass",
         "tests/test_preconditioned_sgd.py::test_clipping_is_plain_sgds_from_the_first_step",
+    ),
+    Mutant(
+        "what bf16 cuts off a gradient is lost",
+        "src/sparsync/feedback/rounding.py",
+        "total = memory.before + grad",
+        "total = grad.clone()",
+        f"{PRECONDITIONED}::test_nothing_of_a_tensor_that_travels_dense_is_lost",
+    ),
+    Mutant(
+        "what is left of a gradient wakes a tensor that rests",
+        "src/sparsync/feedback/rounding.py",
+        "torch.where(grad != 0, total, 0)",
+        "total",
+        "tests/test_preconditioned_training.py::test_a_tensor_that_rests_is_not_woken_by_what_is_left_of_it",
+    ),
+    Mutant(
+        "rounding errors of a bad step are kept",
+        "src/sparsync/feedback/rounding.py",
+        "torch.where(good, own.rest, own.memory.before, out=own.memory.after)",
+        "own.memory.after.copy_(own.rest)",
+        f"{PRECONDITIONED}::test_a_bad_gradient_poisons_nothing",
     ),
 ]

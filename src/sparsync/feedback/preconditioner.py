@@ -33,8 +33,8 @@ class Preconditioner:
     """The step of preconditioned feedback, between a gradient and its residual; virtual workers share one.
 
     Args:
-        moment: what it divides by; an optimizer whose state it is meanwhile reads and writes it (``adam.py``), others
-            come here.
+        moment: what it divides by; an optimizer whose state it is meanwhile (``taken_optimizer.py``) reads and writes
+            it, others come here.
         transactional: a step can be undone.
         clip: largest norm of the mean gradient; one that the user's own clipping shows is taken over.
     """
@@ -54,13 +54,24 @@ class Preconditioner:
         """That of all tensors that are preconditioned."""
         return self.moment.device
 
-    def places(self, spans: Sequence[Span]) -> list[Sketched]:
-        """Return where in the moments the tensors of a flat gradient are, and where in its own sketch."""
-        placed, at = [], 0
-        for span in spans:
-            placed.append(replace(self.moment.tensors[span.name], start=span.start, at=at))
-            at += placed[-1].size
-        return placed
+    @property
+    def dense_names(self) -> frozenset[str]:
+        """Of the tensors that travel dense."""
+        return frozenset(self.moment.dense)
+
+    @property
+    def good(self) -> Tensor:
+        """0-d tensor: everything that came in in this step was finite, on all workers."""
+        return self.moment.good
+
+    def places(self, spans: Sequence[Span], sketches: Sequence[Span] = ()) -> list[Sketched]:
+        """Return where in the moments the tensors of a flat gradient are.
+
+        Args:
+            sketches: of those tensors, and of others: where they are in the flat gradient's sketch.
+        """
+        at = {span.name: span.start for span in sketches}
+        return [replace(self.moment.tensors[s.name], start=s.start, at=at.get(s.name, 0)) for s in spans]
 
     def begin_step(self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None) -> None:
         """Begin a step: read the optimizer's hyperparameters, draw signs."""
@@ -73,24 +84,27 @@ class Preconditioner:
         """Write the sketch of a flat gradient; ``workspace``: of its layout, for those who sketch one after another."""
         sketch(grad, tensors, self._signs, out, workspace)
 
-    def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
-        """Take the mean over the workers of a sketch."""
-        self.moment.sums.index_copy_(0, self.moment.index_of(tensors), mean)
-
-    def add_dense(self, spans: Sequence[Span], mean: Tensor) -> None:
-        """Take the mean gradient of tensors that travel dense, and lie one after another."""
+    def add_sketch(self, spans: Sequence[Span], mean: Tensor) -> None:
+        """Take the mean over the workers of sketches, and of gradients that travel dense, one after another."""
         index = self.moment.index_of([self.moment.tensors[span.name] for span in spans])
-        self.moment.sums.index_copy_(0, index, mean.float())
+        self.moment.sums.index_copy_(0, index, mean)
 
     def update(self) -> None:
         """Make this step's preconditioner, once the means of all sketches are there."""
         self.moment.update(self.loss_scale)
         self.pending = True
 
-    def write_dense(self, spans: Sequence[Span], out: Tensor) -> None:
-        """Write the updates of tensors that travel dense."""
-        out.copy_(self.moment.dense_updates([span.name for span in spans]))
-        self.show(spans, out, give_norm)
+    def write_dense(self, places: Mapping[str, Tensor]) -> None:
+        """Write the updates of tensors that travel dense; ``places``: where to, by parameter name, flat."""
+        if not places:
+            return
+        names, outs = self.moment.dense, list(places.values())
+        updates = self.moment.dense_updates(names)
+        factor = give_norm(updates, self.moment.norm_of(names), self.loss_scale)
+        sizes = [self.moment.tensors[name].size for name in names]
+        parts = dict(zip(names, torch.split(updates, sizes), strict=True))
+        torch._foreach_copy_(outs, [parts[name] for name in places])
+        self._show(list(places), outs, factor)
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
         """Return how a flat gradient becomes the update that it asks for.
@@ -109,13 +123,18 @@ class Preconditioner:
         Args:
             multiply: does as ``give_norm``.
         """
-        factor = multiply(result, self.moment.norm_of([span.name for span in spans]), self.loss_scale)
-        self.shown.update((span.name, factor) for span in spans)
-        dense = self.moment.dense
-        if not dense or spans[0].name in dense:
-            parts = [result[span.start : span.stop] for span in spans]
-            norms = torch._foreach_norm(parts, 2, dtype=torch.promote_types(result.dtype, torch.float32))
-            self.norms.update((span.name, norm) for span, norm in zip(spans, norms, strict=True))
+        names = [span.name for span in spans]
+        factor = multiply(result, self.moment.norm_of(names), self.loss_scale)
+        # A change of the tensors that travel dense tells of all, and they are few.
+        self._show(names, [] if self.moment.dense else [result[s.start : s.stop] for s in spans], factor)
+
+    def _show(self, names: Sequence[str], results: list[Tensor], factor: Tensor) -> None:
+        """Note what results were multiplied by, and the norms that they have now."""
+        self.shown.update(dict.fromkeys(names, factor))
+        if results:
+            double = any(result.dtype == torch.float64 for result in results)
+            norms = torch._foreach_norm(results, 2, dtype=torch.float64 if double else torch.float32)
+            self.norms.update(zip(names, norms, strict=True))
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of the moments by parameter name."""

@@ -202,7 +202,7 @@ class TakenOptimizer:
             self._scale_moments(fresh)
             if moment.preconditioning.sgd:  # whose update is as large as the gradient: it is made smaller afterwards
                 for feedback in self.feedbacks:
-                    feedback.scale_residuals(fresh)
+                    feedback.scale_residuals(fresh, but=self.preconditioner.dense_names)
                 factor = factor / fresh
         moment.max_norm.copy_(torch.where(cut, clip * moment.norm, moment.max_norm))
         return 1 / factor
@@ -260,10 +260,10 @@ class TakenOptimizer:
                 name = self._names.get(id(parameter))
                 if not state or name is None or name not in moment.tensors or self._rules.key not in state:
                     continue
-                first = rule.betas[0]
+                beta = rule.betas[0]
                 if name not in moment.dense:
-                    first = moment.preconditioning.beta_for(first, FEW)
-                taken = self._rules.from_state(group, state, first, float(moment.steps[moment.tensors[name].number]))
+                    beta = moment.preconditioning.beta_for(beta, FEW)
+                taken = self._rules.from_state(group, state, beta, float(moment.steps[moment.tensors[name].number]))
                 if taken is not None:
                     own = self._parameters[name]
                     squares = None if taken.squares is None else _in_memory_order(taken.squares, own)

@@ -125,7 +125,7 @@ def _resume(session: VirtualSession, saved: Path, device: torch.device) -> None:
 
 
 def _task(run: Run, context: RunContext) -> Task:
-    how = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
+    how: dict[str, Any] = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
     if run.autocast and (run.model in IMAGENET or CATALOGUE[run.model].data not in ("mnist", "cifar10")):
         raise ValueError(f"autocast is for models of MNIST and CIFAR-10, got {run.model!r}")
     if run.model in IMAGENET:
@@ -133,7 +133,8 @@ def _task(run: Run, context: RunContext) -> Task:
         return image_folder_task(
             folder, models.build(run.model).to(context.device), context.device, limit=run.limit, **how
         )
-    return tasks.make_task(run.model, context.data, context.device, limit=run.limit, autocast=run.autocast, **how)
+    how = {**how, "limit": run.limit, "autocast": run.autocast, "windows": run.windows}
+    return tasks.make_task(run.model, context.data, context.device, **how)
 
 
 CARRIED = ("known", "sent", "points", "scores", "bytes", "snapshots", "seconds", "commits")
