@@ -197,6 +197,7 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(
     assert (copy / "checkpoint/step-00000010.damaged").is_dir()
 
 
+@pytest.mark.slow
 def test_one_command_says_that_it_falls_back(straight: Path, copy: Path) -> None:
     cut_off(copy / RANK_1)
     command = [*TRAIN, "--resume", "--steps", "20", "--out", str(copy)]
@@ -283,9 +284,7 @@ def worker_of(launcher: int, rank: int, folder: Path) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "size", "named"),
-    [(0, 3, True), (1, 2, False)],
-    ids=["rank 0 of 3", "rank 1 of 2, a launch without a name"],
+    ("rank", "size", "named"), [(0, 3, True), pytest.param(1, 2, False, marks=pytest.mark.slow)], ids=["first", "last"]
 )
 def test_torchrun_recovers_from_a_killed_rank(rank: int, size: int, named: bool, tmp_path: Path) -> None:
     options = [*SPARSE[:-2], "--steps", "600", "--out"]

@@ -152,7 +152,8 @@ def train(
     sparsync train --out runs/digits-mlp-default --resume --steps 600
 
     Ctrl-C stops it; --resume then goes on, and ends with the same weights as if nothing had happened. Several
-    machines, or processes of your own making: torchrun --nproc-per-node 2 -m sparsync_lab train ...
+    machines, or processes of your own making: torchrun --nproc-per-node 2 -m sparsync_lab train ...; with its
+    --max-restarts, workers that are started again go on from the last checkpoint.
     """
     given = {
         "method": method, "data": data, "model": model, "density": density, "scope": scope, "values": values,
