@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -634,6 +635,20 @@ def test_signs_are_others_in_every_step() -> None:
     errors = (rows / grad.square().sum(1) - 1).abs()
     assert errors.max() < 0.6  # one draw of a sign may be off by any factor; of 200 the deviation is 0.1
     assert errors.mean() < 0.15
+
+
+def test_a_sketch_does_not_depend_on_where_its_gradient_lies() -> None:
+    """To the bit: a bucket and the rows of virtual workers hold a tensor in other places."""
+    parameter = Parameter.of("p", torch.empty(40, 32))
+    moment = SecondMoment([parameter], frozenset(), Preconditioning(), torch.device("cpu"), 0, 2)
+    signs = moment.begin_step({}, 0.01)
+    grad, found = torch.randn(40 * 32, generator=torch.Generator().manual_seed(0)), []
+    for start, at in ((0, 0), (1, 0), (0, 1), (5, 3)):
+        out = torch.zeros(at + moment.sums.numel())
+        placed = replace(moment.tensors["p"], start=start, at=at)
+        sketch(torch.cat([torch.zeros(start), grad]), [placed], signs, out)
+        found.append(out[at:])
+    assert all(torch.equal(found[0], other) for other in found)
 
 
 def test_a_matrix_remembers_little_at_first() -> None:
