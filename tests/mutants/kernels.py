@@ -343,4 +343,18 @@ MUTANTS = [
         "    return torch.ones_like(factor)",
         "tests/test_preconditioned.py::test_clipping_is_that_of_dense_training",
     ),
+    Mutant(
+        "a clip that is never learned",
+        "src/sparsync/kernels/learn_clip/reference.py",
+        "cut = (clip < SOME)",
+        "cut = (clip < 0.0)",
+        "tests/test_preconditioned_clipping.py::test_a_clip_that_is_active_in_most_steps_ends_where_dense_does",
+    ),
+    Mutant(
+        "SGD's updates as large as Adam's",
+        "src/sparsync/kernels/second_moment/reference.py",
+        "        rate, eps = rate * size, eps * size",
+        "        eps = eps * size",
+        "tests/test_preconditioned_sgd.py::test_rows_are_evened_out_and_the_tensor_keeps_its_size[1e-06]",
+    ),
 ]
