@@ -106,9 +106,9 @@ def test_half_precision(dtype, values):
             assert_same(fused, plain, gradient(kind, plain.layout.numel, dtype, step) * 0.5**step)
 
 
-@pytest.mark.parametrize("undoable", [False, True])
-@pytest.mark.parametrize("masking", [False, True])
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(  # every pair
+    ("clip", "masking", "undoable"), [(None, False, False), (None, True, True), (0.5, False, True), (0.5, True, False)]
+)
 def test_momentum_and_clipping(clip, masking, undoable):
     options = {"correction": Correction(0.7, masking), "clip": clip, "transactional": undoable}
     fused, plain = pair([3000, 129], 0.02, **options)

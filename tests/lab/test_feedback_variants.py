@@ -294,4 +294,4 @@ def test_tensors_that_travel_dense_have_one_moment_for_all() -> None:
     for step in range(3):
         means.append(torch.stack(gradients(virtual.model, step, "0.bias")).mean(0))
         virtual.advance(batches(step))
-    torch.testing.assert_close(common.moment.sizes_of("0.bias"), entry_mean(means, None), rtol=1e-4, atol=1e-10)
+    torch.testing.assert_close(common.moment.sizes_of("0.bias"), entry_mean(means, None), rtol=1e-2, atol=1e-8)  # bf16

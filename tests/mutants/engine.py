@@ -24,8 +24,8 @@ MUTANTS = [
     Mutant(
         "loss scale ignored",
         "src/sparsync/engine/worker.py",
-        "ratio = loss_scale / self.loss_scale",
-        "ratio = 1.0",
+        "self._follow_loss_scale(loss_scale / self.loss_scale)",
+        "self._follow_loss_scale(1.0)",
         "tests/failures/test_loss_scaling.py::test_the_residual_follows_the_loss_scale",
     ),
     Mutant(

@@ -138,4 +138,25 @@ MUTANTS = [
         "            pass",
         "tests/test_preconditioned_sgd.py::test_clipping_is_plain_sgds_from_the_first_step",
     ),
+    Mutant(
+        "what bf16 cuts off a gradient is lost",
+        "src/sparsync/feedback/rounding.py",
+        "total = memory.before + grad",
+        "total = grad.clone()",
+        f"{PRECONDITIONED}::test_nothing_of_a_tensor_that_travels_dense_is_lost",
+    ),
+    Mutant(
+        "what is left of a gradient wakes a tensor that rests",
+        "src/sparsync/feedback/rounding.py",
+        "torch.where(grad != 0, total, 0)",
+        "total",
+        "tests/test_preconditioned_training.py::test_a_tensor_that_rests_is_not_woken_by_what_is_left_of_it",
+    ),
+    Mutant(
+        "rounding errors of a bad step are kept",
+        "src/sparsync/feedback/rounding.py",
+        "torch.where(good > 0, self.rest, self.memory.before, out=self.memory.after)",
+        "self.memory.after.copy_(self.rest)",
+        f"{PRECONDITIONED}::test_a_bad_gradient_poisons_nothing",
+    ),
 ]

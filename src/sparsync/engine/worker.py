@@ -13,7 +13,7 @@ from sparsync.compressors import State
 from sparsync.config import ExchangePlan
 from sparsync.engine.ledger import Cause, Ledger
 from sparsync.engine.snapshot import Snapshot
-from sparsync.feedback import Feedback, Preconditioner, SecondMoment
+from sparsync.feedback import Feedback, Preconditioner, RoundingFeedback, SecondMoment
 from sparsync.layout import Parameter
 
 
@@ -37,6 +37,7 @@ class WorkerState:
     ) -> None:
         self.rank, self.plan, self.preconditioner = rank, plan, preconditioner
         self.feedback = Feedback(parameters, plan.transactional, plan.correction, plan.precondition)
+        self.rounding = RoundingFeedback(self.feedback)
         self.ledger = Ledger(self.feedback, on_stream)
         self.compressor_state: State = {}
         self.loss_scale: float | None = None
@@ -51,20 +52,26 @@ class WorkerState:
             loss_scale: of this step, if losses are scaled; the residual follows its changes.
             rates: learning rates by parameter name, if the residual is divided by their changes, or holds updates.
         """
+        self.rounding.begin_step()
         if loss_scale is not None:
-            # What is preconditioned is in units of the update, whatever the loss is multiplied by.
-            if self.loss_scale is not None and loss_scale != self.loss_scale and not self.plan.precondition:
-                ratio = loss_scale / self.loss_scale
-                self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio), velocity=True)
-                self.plan.compressor.rescale(self.compressor_state, ratio)
+            if self.loss_scale is not None and loss_scale != self.loss_scale:
+                self._follow_loss_scale(loss_scale / self.loss_scale)
             self.loss_scale = loss_scale
-        if self.plan.precondition:  # the pass that adds to the residual lets it follow
+        if self.preconditioner is not None:  # the pass that adds to the residual lets it follow
             self._last_rates, now = self.rates, {name: rate for name, rate in (rates or {}).items() if rate}
             self.rates = self.rates if now.items() <= self.rates.items() else {**self.rates, **now}
         elif rates is not None:
             self.rates = self.feedback.follow(self.rates, rates)
         if self.plan.transactional:  # saved in the new scale, which the residual keeps if the step is undone
             self._snapshot.take(self.compressor_state)
+
+    def _follow_loss_scale(self, ratio: float) -> None:
+        """Bring what is in units of the gradient to another loss scale; what is preconditioned is in the update's."""
+        if self.preconditioner is None:
+            self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio), velocity=True)
+            self.plan.compressor.rescale(self.compressor_state, ratio)
+        else:
+            self.feedback.rescale(dict.fromkeys(self.preconditioner.dense_names, ratio))
 
     def add_state(self, fresh: State) -> None:
         """Add the state of segments that the compressor has not seen before."""

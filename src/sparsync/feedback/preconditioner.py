@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -29,17 +30,27 @@ class TensorPlaces:
         self.tensors = tensors
 
 
-class UnitNorms:
-    """The norms of a unit's mean gradients, tensor by tensor, in a place that stays."""
+class UnitTensors:
+    """The tensors of a unit, and the norms of their mean gradients, in a place that stays."""
 
-    def __init__(self, spans: Sequence[Span], tensors: list[Sketched], norms: Tensor) -> None:
-        self.spans, self.tensors, self.workspace = spans, tensors, Workspace()
-        self.numbers = torch.tensor([tensor.number for tensor in tensors], device=norms.device)
-        self.norms = torch.zeros(len(tensors), device=norms.device)
+    def __init__(self, names: tuple[str, ...], tensors: list[Sketched], device: torch.device) -> None:
+        self.names, self.tensors = names, tensors
+        self.numbers = torch.tensor([tensor.number for tensor in tensors], device=device)
+        self.norms = torch.zeros(len(tensors), device=device)
 
     def read(self, norms: Tensor) -> Tensor:
-        """Return them, as they are now among those of all tensors."""
+        """Return the norms, as they are now among those of all tensors."""
         return torch.index_select(norms, 0, self.numbers, out=self.norms)
+
+
+class DenseTensors:
+    """The tensors that travel dense, and room for their updates, one after another."""
+
+    def __init__(self, tensors: Mapping[str, Sketched], device: torch.device) -> None:
+        starts = accumulate((tensor.size for tensor in tensors.values()), initial=0)
+        self.tensors = [replace(tensor, start=start) for tensor, start in zip(tensors.values(), starts, strict=False)]
+        self.updates, self.workspace = torch.zeros(sum(t.size for t in self.tensors), device=device), Workspace()
+        self.parts = {n: self.updates[t.start : t.start + t.size] for n, t in zip(tensors, self.tensors, strict=True)}
 
 
 class Preconditioner:
@@ -61,20 +72,32 @@ class Preconditioner:
         self.norms = torch.zeros_like(self.moment.norms)  # of what is shown, where a change of it is looked for
         self.probes = self.moment.dense or frozenset(self.moment.tensors)  # where that is
         self.pending = False  # an exchange's result waits for the optimizer's step
-        self._units: dict[int, UnitNorms] = {}  # by the id of its spans
+        self._units: dict[tuple[str, ...], UnitTensors] = {}  # by their names
+        self._dense = DenseTensors({n: t for n, t in moment.tensors.items() if n in moment.dense}, moment.device)
 
     @property
     def device(self) -> torch.device:
         """That of all tensors that are preconditioned."""
         return self.moment.device
 
-    def places(self, spans: Sequence[Span]) -> list[Sketched]:
-        """Return where in the moments the tensors of a flat gradient are, and where in its own sketch."""
-        placed, at = [], 0
-        for span in spans:
-            placed.append(replace(self.moment.tensors[span.name], start=span.start, at=at))
-            at += placed[-1].size
-        return placed
+    @property
+    def dense_names(self) -> frozenset[str]:
+        """Of the tensors that travel dense."""
+        return self.moment.dense
+
+    @property
+    def good(self) -> Tensor:
+        """0-d tensor: above 0 if everything that came in in this step was finite, on all workers."""
+        return self.moment.good
+
+    def places(self, spans: Sequence[Span], sketches: Sequence[Span] = ()) -> list[Sketched]:
+        """Return where in the moments the tensors of a flat gradient are.
+
+        Args:
+            sketches: of those tensors, and of others: where they are in the flat gradient's sketch.
+        """
+        at = {span.name: span.start for span in sketches}
+        return [replace(self.moment.tensors[s.name], start=s.start, at=at.get(s.name, 0)) for s in spans]
 
     def begin_step(
         self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None, last: Mapping[str, float]
@@ -89,24 +112,29 @@ class Preconditioner:
         """Write the sketch of a flat gradient; ``workspace``: of its layout, for those who sketch one after another."""
         sketch(grad, tensors, self.moment.vectors.signs, out, workspace)
 
-    def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
-        """Take the mean over the workers of a sketch."""
-        self.moment.sums.index_copy_(0, self.moment.index_of(tensors), mean)
-
-    def add_dense(self, spans: Sequence[Span], mean: Tensor) -> None:
-        """Take the mean gradient of tensors that travel dense, and lie one after another."""
-        self.moment.sums.index_copy_(0, self.moment.index_of(self._unit(spans).tensors), mean.float())
+    def add_sketch(self, spans: Sequence[Span], mean: Tensor) -> None:
+        """Take the mean over the workers of sketches, and of gradients that travel dense, one after another."""
+        self.moment.sums.index_copy_(0, self.moment.index_of(self._unit(spans).tensors), mean)
 
     def update(self) -> None:
         """Make this step's preconditioner, once the means of all sketches are there."""
         self.moment.update(self.loss_scale)
         self.pending = True
 
-    def write_dense(self, spans: Sequence[Span], out: Tensor) -> None:
-        """Write the updates of tensors that travel dense, with the mean gradient's norm as ``show`` gives it."""
-        unit = self._unit(spans)
-        factor = write_dense(self.moment.vectors, unit.tensors, out, self.loss_scale, self.norms, unit.workspace)
-        self.shown.update((span.name, factor) for span in spans)
+    def write_dense(self, places: Mapping[str, Tensor]) -> None:
+        """Write the updates of tensors that travel dense, with their mean gradient's norm as ``show`` gives it.
+
+        Args:
+            places: where to, by parameter name, flat.
+        """
+        if not places:
+            return
+        dense = self._dense
+        factor = write_dense(
+            self.moment.vectors, dense.tensors, dense.updates, self.loss_scale, self.norms, dense.workspace
+        )
+        torch._foreach_copy_(list(places.values()), [dense.parts[name] for name in places])
+        self.shown.update(dict.fromkeys(places, factor))
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
         """Return how a flat gradient becomes the update that it asks for.
@@ -127,16 +155,17 @@ class Preconditioner:
         """
         unit = self._unit(spans)
         factor = multiply(result, unit.read(self.moment.norms), self.loss_scale)
-        self.shown.update((span.name, factor) for span in spans)
-        if spans[0].name in self.probes:
+        self.shown.update(dict.fromkeys(unit.names, factor))
+        if not self.moment.dense:  # a change of the tensors that travel dense tells of all, and they are few
             parts = [result[span.start : span.stop] for span in spans]
             norms = torch._foreach_norm(parts, 2, dtype=torch.promote_types(result.dtype, torch.float32))
             self.norms.index_copy_(0, unit.numbers, torch.stack(norms).float())
 
-    def _unit(self, spans: Sequence[Span]) -> UnitNorms:
-        if id(spans) not in self._units:
-            self._units[id(spans)] = UnitNorms(spans, self.places(spans), self.moment.norms)
-        return self._units[id(spans)]
+    def _unit(self, spans: Sequence[Span]) -> UnitTensors:
+        names = tuple(span.name for span in spans)
+        if names not in self._units:
+            self._units[names] = UnitTensors(names, [self.moment.tensors[name] for name in names], self.device)
+        return self._units[names]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of the moments by parameter name."""

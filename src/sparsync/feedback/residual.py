@@ -151,10 +151,11 @@ class Feedback:
         for buffer in self._velocities.flat.values():
             buffer.working.mul_(ratio)
 
-    def scale_residuals(self, ratio: Tensor) -> None:
-        """Multiply the residuals likewise."""
+    def scale_residuals(self, ratio: Tensor, but: frozenset[str]) -> None:
+        """Multiply the residuals likewise; ``but``: not those of these parameters, which have buffers of their own."""
         for buffer in self._residuals.flat.values():
-            buffer.working.mul_(ratio)
+            if buffer.spans[0].name not in but:
+                buffer.working.mul_(ratio)
 
     def load_velocities(self, velocities: Mapping[str, Tensor]) -> None:
         """Replace the velocities of these parameters alone."""

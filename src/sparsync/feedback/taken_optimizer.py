@@ -193,7 +193,7 @@ class TakenOptimizer:
         self._scale_moments(fresh)
         if moment.preconditioning.sgd:  # whose update is as large as the gradient: it is made smaller afterwards
             for feedback in self.feedbacks:
-                feedback.scale_residuals(fresh)
+                feedback.scale_residuals(fresh, but=preconditioner.dense_names)
             factor = factor / fresh
         return 1 / factor
 

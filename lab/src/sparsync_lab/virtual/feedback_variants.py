@@ -16,10 +16,9 @@ from torch import Tensor
 
 from sparsync.config import ExchangePlan
 from sparsync.engine.worker import WorkerState
-from sparsync.feedback import AdamRule, Preconditioner, Preconditioning
-from sparsync.feedback.second_moment import SecondMoment
+from sparsync.feedback import AdamRule, Preconditioner, Preconditioning, SecondMoment
 from sparsync.kernels.sketch import Sketched
-from sparsync.layout import Parameter
+from sparsync.layout import Parameter, Span
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync.workspace import Workspace
 
@@ -88,6 +87,7 @@ class VariantPreconditioner(Preconditioner):
         super().__init__(moment, clip=plan.clip)
         self.variant, self.workers = variant, workers
         self._sums: dict[int, Tensor] = {}  # of all workers' gradients, by the first of their tensors
+        self._sketched: dict[int, Sequence[Sketched]] = {}  # these tensors
         self.tensors = list(moment.tensors.values())
         matrices = [tensor for name, tensor in moment.tensors.items() if name not in dense_names]
         moment.vectors.rises[[tensor.number for tensor in matrices]] = variant.rise is not None  # of every entry's, too
@@ -102,11 +102,22 @@ class VariantPreconditioner(Preconditioner):
             self._sums[tensors[0].number] += grad
         else:
             self._sums[tensors[0].number] = grad.float().clone()
+            self._sketched[tensors[0].number] = tensors
 
-    def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
-        if self.variant.exact:
-            mean = magnitudes(tensors, self._sums.pop(tensors[0].number) / self.workers)
-        super().add_sketch(tensors, mean)
+    def add_sketch(self, spans: Sequence[Span], mean: Tensor) -> None:
+        if not self.variant.exact:
+            super().add_sketch(spans, mean)
+            return
+        dense = [span for span in spans if span.name in self.dense_names]  # which are in front
+        if dense:
+            super().add_sketch(dense, mean[: dense[-1].stop])
+        if len(dense) < len(spans):
+            first = self.moment.tensors[spans[len(dense)].name].number
+            self._add_exact(self._sketched[first], self._sums.pop(first) / self.workers)
+
+    def _add_exact(self, tensors: Sequence[Sketched], grad: Tensor) -> None:
+        """Take what sketches of a flat gradient would estimate."""
+        self.moment.sums.index_copy_(0, self.moment.index_of(tensors), magnitudes(tensors, grad))
 
     def update(self) -> None:
         if self.variant.second_moment == TENSOR:
@@ -142,7 +153,7 @@ class OwnPreconditioner(VariantPreconditioner):
     def take(self, tensors: Sequence[Sketched], grad: Tensor) -> None:
         """Take this worker's gradient; ``tensors``: as they are sketched."""
         own = [replace(self.tensors[tensor.number], start=tensor.start) for tensor in tensors]
-        self.moment.sums.index_copy_(0, self.moment.index_of(own), magnitudes(own, grad.float()))
+        self._add_exact(own, grad.float())
 
 
 class CommonPreconditioner(Preconditioner):
@@ -171,9 +182,10 @@ class CommonPreconditioner(Preconditioner):
         self.owned[rank].take(tensors, grad)
         super().sketch(tensors, grad, out, workspace)
 
-    def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
-        assert self._taken.pop(tensors[0].number) == len(self.owned)
-        super().add_sketch(tensors, mean)
+    def add_sketch(self, spans: Sequence[Span], mean: Tensor) -> None:
+        assert all(count == len(self.owned) for count in self._taken.values())
+        self._taken = {}
+        super().add_sketch(spans, mean)
 
     def begin_step(
         self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None, last: Mapping[str, float]

@@ -11,6 +11,8 @@ from torch import Tensor
 from sparsync.kernels.rng import STRIDE, WORD, scramble
 from sparsync.layout import Matrices
 
+ALIGNED = 64  # bytes
+
 
 @dataclass(frozen=True)
 class Sketched:
@@ -63,5 +65,12 @@ def sketch(grad: Tensor, tensors: Sequence[Sketched], signs: Tensor, out: Tensor
         cut, matrices = shape.stack * shape.rows, own.to(out.dtype).view(shape.stack, shape.rows, shape.cols)
         own_signs = signs[tensor.place : tensor.place + tensor.size]
         w, z = own_signs[:cut].view(shape.stack, 1, shape.rows), own_signs[cut:].view(shape.stack, shape.cols, 1)
-        torch.bmm(matrices, z, out=place[:cut].view(shape.stack, shape.rows, 1))
-        torch.bmm(w, matrices, out=place[cut:].view(shape.stack, 1, shape.cols))
+        matrices, w, z = map(_aligned, (matrices, w, z))
+        place[:cut] = torch.bmm(matrices, z).flatten()
+        place[cut:] = torch.bmm(w, matrices).flatten()
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return a tensor as it is, or a copy that starts where every other one may start: a library's sums are rounded in
+    an order that depends on that, and equal gradients must have equal sketches wherever they lie."""
+    return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
