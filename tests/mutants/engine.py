@@ -152,4 +152,11 @@ MUTANTS = [
         "",
         "tests/test_preconditioned.py::test_a_step_that_is_undone_shrinks_nothing",
     ),
+    Mutant(
+        "a threshold that does not follow a rate that falls at once",
+        "src/sparsync/engine/worker.py",
+        "        if ratio < SUDDEN:",
+        "        if False:",
+        "tests/test_preconditioned_clipping.py::test_a_rate_that_falls_at_once_sends_as_much_and_shows_the_same_norm",
+    ),
 ]

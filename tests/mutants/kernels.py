@@ -357,4 +357,11 @@ MUTANTS = [
         "        eps = eps * size",
         "tests/test_preconditioned_sgd.py::test_rows_are_evened_out_and_the_tensor_keeps_its_size[1e-06]",
     ),
+    Mutant(
+        "a sketch depends on where its gradient lies",
+        "src/sparsync/kernels/sketch/reference.py",
+        'return values.clone() if values.device.type == "cpu" and values.data_ptr() % ALIGNED else values',
+        "return values",
+        "tests/test_preconditioned.py::test_a_sketch_does_not_depend_on_where_its_gradient_lies",
+    ),
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -30,27 +29,39 @@ class TensorPlaces:
         self.tensors = tensors
 
 
-class UnitTensors:
-    """The tensors of a unit, and the norms of their mean gradients, in a place that stays."""
+class UnitNorms:
+    """The norms of a unit's mean gradients, tensor by tensor, in a place that stays."""
 
-    def __init__(self, names: tuple[str, ...], tensors: list[Sketched], device: torch.device) -> None:
-        self.names, self.tensors = names, tensors
-        self.numbers = torch.tensor([tensor.number for tensor in tensors], device=device)
-        self.norms = torch.zeros(len(tensors), device=device)
+    def __init__(self, spans: Sequence[Span], tensors: list[Sketched], norms: Tensor) -> None:
+        self.spans, self.tensors, self.workspace = spans, tensors, Workspace()
+        self.numbers = torch.tensor([tensor.number for tensor in tensors], device=norms.device)
+        self.norms = torch.zeros(len(tensors), device=norms.device)
 
     def read(self, norms: Tensor) -> Tensor:
-        """Return the norms, as they are now among those of all tensors."""
+        """Return them, as they are now among those of all tensors."""
         return torch.index_select(norms, 0, self.numbers, out=self.norms)
 
 
-class DenseTensors:
-    """The tensors that travel dense, and room for their updates, one after another."""
+class DenseUpdates:
+    """The updates of all tensors that travel dense, one after another, in the order of the model."""
 
-    def __init__(self, tensors: Mapping[str, Sketched], device: torch.device) -> None:
-        starts = accumulate((tensor.size for tensor in tensors.values()), initial=0)
-        self.tensors = [replace(tensor, start=start) for tensor, start in zip(tensors.values(), starts, strict=False)]
-        self.updates, self.workspace = torch.zeros(sum(t.size for t in self.tensors), device=device), Workspace()
-        self.parts = {n: self.updates[t.start : t.start + t.size] for n, t in zip(tensors, self.tensors, strict=True)}
+    def __init__(self, moment: SecondMoment) -> None:
+        self.tensors, self.workspace, start = list[Sketched](), Workspace(), 0
+        names = [name for name in moment.tensors if name in moment.dense]
+        for name in names:
+            self.tensors.append(replace(moment.tensors[name], start=start))
+            start += self.tensors[-1].numel
+        self.updates = torch.zeros(start, device=moment.device)
+        sizes = [tensor.numel for tensor in self.tensors]
+        self.parts = dict(zip(names, torch.split(self.updates, sizes) if names else (), strict=True))
+        self._numbers: dict[tuple[str, ...], Tensor] = {}
+
+    def numbers_of(self, names: tuple[str, ...]) -> Tensor:
+        """Return the numbers of tensors, on the device."""
+        if names not in self._numbers:
+            numbers = {name: tensor.number for name, tensor in zip(self.parts, self.tensors, strict=True)}
+            self._numbers[names] = torch.tensor([numbers[name] for name in names], device=self.updates.device)
+        return self._numbers[names]
 
 
 class Preconditioner:
@@ -72,8 +83,8 @@ class Preconditioner:
         self.norms = torch.zeros_like(self.moment.norms)  # of what is shown, where a change of it is looked for
         self.probes = self.moment.dense or frozenset(self.moment.tensors)  # where that is
         self.pending = False  # an exchange's result waits for the optimizer's step
-        self._units: dict[tuple[str, ...], UnitTensors] = {}  # by their names
-        self._dense = DenseTensors({n: t for n, t in moment.tensors.items() if n in moment.dense}, moment.device)
+        self._units: dict[int, UnitNorms] = {}  # by the id of its spans
+        self._dense = DenseUpdates(self.moment)
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +125,8 @@ class Preconditioner:
 
     def add_sketch(self, spans: Sequence[Span], mean: Tensor) -> None:
         """Take the mean over the workers of sketches, and of gradients that travel dense, one after another."""
-        self.moment.sums.index_copy_(0, self.moment.index_of(self._unit(spans).tensors), mean)
+        index = self.moment.index_of([self.moment.tensors[span.name] for span in spans])
+        self.moment.sums.index_copy_(0, index, mean)
 
     def update(self) -> None:
         """Make this step's preconditioner, once the means of all sketches are there."""
@@ -122,19 +134,21 @@ class Preconditioner:
         self.pending = True
 
     def write_dense(self, places: Mapping[str, Tensor]) -> None:
-        """Write the updates of tensors that travel dense, with their mean gradient's norm as ``show`` gives it.
+        """Write the updates of tensors that travel dense, with the mean gradient's norm as ``show`` gives it.
 
         Args:
             places: where to, by parameter name, flat.
         """
         if not places:
             return
-        dense = self._dense
+        dense, outs = self._dense, list(places.values())
         factor = write_dense(
             self.moment.vectors, dense.tensors, dense.updates, self.loss_scale, self.norms, dense.workspace
         )
-        torch._foreach_copy_(list(places.values()), [dense.parts[name] for name in places])
+        torch._foreach_copy_(outs, [dense.parts[name] for name in places])
         self.shown.update(dict.fromkeys(places, factor))
+        if any(out.dtype.itemsize < dense.updates.dtype.itemsize for out in outs):  # rounded, which changes their norms
+            self._note_norms(dense.numbers_of(tuple(places)), outs)
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
         """Return how a flat gradient becomes the update that it asks for.
@@ -155,17 +169,20 @@ class Preconditioner:
         """
         unit = self._unit(spans)
         factor = multiply(result, unit.read(self.moment.norms), self.loss_scale)
-        self.shown.update(dict.fromkeys(unit.names, factor))
-        if not self.moment.dense:  # a change of the tensors that travel dense tells of all, and they are few
-            parts = [result[span.start : span.stop] for span in spans]
-            norms = torch._foreach_norm(parts, 2, dtype=torch.promote_types(result.dtype, torch.float32))
-            self.norms.index_copy_(0, unit.numbers, torch.stack(norms).float())
+        self.shown.update((span.name, factor) for span in spans)
+        if spans[0].name in self.probes:
+            self._note_norms(unit.numbers, [result[span.start : span.stop] for span in spans])
 
-    def _unit(self, spans: Sequence[Span]) -> UnitTensors:
-        names = tuple(span.name for span in spans)
-        if names not in self._units:
-            self._units[names] = UnitTensors(names, [self.moment.tensors[name] for name in names], self.device)
-        return self._units[names]
+    def _note_norms(self, numbers: Tensor, results: list[Tensor]) -> None:
+        """Note the norms that results have; ``numbers``: of their tensors."""
+        double = any(result.dtype == torch.float64 for result in results)
+        norms = torch._foreach_norm(results, 2, dtype=torch.float64 if double else torch.float32)
+        self.norms.index_copy_(0, numbers, torch.stack(norms).float())
+
+    def _unit(self, spans: Sequence[Span]) -> UnitNorms:
+        if id(spans) not in self._units:
+            self._units[id(spans)] = UnitNorms(spans, self.places(spans), self.moment.norms)
+        return self._units[id(spans)]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of the moments by parameter name."""

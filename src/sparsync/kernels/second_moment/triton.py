@@ -1,4 +1,4 @@
-"""Second moments as Triton kernels: four short launches (five of SGD) over vectors of rows and columns, and two over
+"""Second moments as Triton kernels: four short launches (five of SGD) over vectors of rows and columns, two over the
 tensors that travel dense.
 
 Sums are made in a fixed order: the same bits on every rank.

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsync.kernels.rng import STRIDE, WORD, scramble
 from sparsync.layout import Matrices
 
-ALIGNED = 64  # bytes
+ALIGNED = 64  # bytes, as torch's CPU allocator gives them
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,14 @@ def sketch(grad: Tensor, tensors: Sequence[Sketched], signs: Tensor, out: Tensor
         if shape is None:
             place.copy_(own)
             continue
-        cut, matrices = shape.stack * shape.rows, own.to(out.dtype).view(shape.stack, shape.rows, shape.cols)
+        cut, matrices = shape.stack * shape.rows, _aligned(own.to(out.dtype)).view(shape.stack, shape.rows, shape.cols)
         own_signs = signs[tensor.place : tensor.place + tensor.size]
         w, z = own_signs[:cut].view(shape.stack, 1, shape.rows), own_signs[cut:].view(shape.stack, shape.cols, 1)
-        matrices, w, z = map(_aligned, (matrices, w, z))
         place[:cut] = torch.bmm(matrices, z).flatten()
         place[cut:] = torch.bmm(w, matrices).flatten()
 
 
-def _aligned(tensor: Tensor) -> Tensor:
-    """Return a tensor as it is, or a copy that starts where every other one may start: a library's sums are rounded in
-    an order that depends on that, and equal gradients must have equal sketches wherever they lie."""
-    return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
+def _aligned(values: Tensor) -> Tensor:
+    """Return values where memory is aligned: elsewhere a product is summed in another order, and virtual workers have
+    their tensors in other places than real ones."""
+    return values.clone() if values.device.type == "cpu" and values.data_ptr() % ALIGNED else values
