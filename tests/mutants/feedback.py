@@ -155,8 +155,8 @@ MUTANTS = [
     Mutant(
         "rounding errors of a bad step are kept",
         "src/sparsync/feedback/rounding.py",
-        "torch.where(good, own.rest, own.memory.before, out=own.memory.after)",
-        "own.memory.after.copy_(own.rest)",
+        "torch.where(good > 0, self.rest, self.memory.before, out=self.memory.after)",
+        "self.memory.after.copy_(self.rest)",
         f"{PRECONDITIONED}::test_a_bad_gradient_poisons_nothing",
     ),
 ]

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from sparsync.collectives.base import FiniteFlag, Mean, MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
-from sparsync.kernels.by_parts.launch import PartBuffers
+from sparsync.kernels.by_parts.launch import PartBuffers, part_of
 from sparsync.kernels.device import usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -67,9 +67,9 @@ class ReduceByParts:
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         whole, workers = sent.values if sent.indices is None else sent.densify(), channel.size
         header = channel.checks.header(channel.wire, sent, channel.sequence, layout, workspace)
+        if whole.dtype != torch.float64 and usable_on(whole.device):
+            return self._by_kernels(whole, header.to(whole.device), channel, workspace)
         pieces = self._pieces(layout.numel, workers)
-        if not self.full_sums and whole.dtype != torch.float64 and usable_on(whole.device):
-            return self._by_kernels(whole, header.to(whole.device), pieces[0].part, channel, workspace)
         cut = [
             pad(values, (0, workers * piece.part - piece.numel)).view(workers, piece.part)
             for values, piece in zip(torch.split(whole, [piece.numel for piece in pieces]), pieces, strict=True)
@@ -84,9 +84,11 @@ class ReduceByParts:
         total = _cat([_values(part, piece.sums).view(-1)[: piece.numel] for part, piece in totals])
         return Reduced(MeanOf([_dense(total, sent)], workers), bad_ranks=bad_ranks(headers))
 
-    def _by_kernels(self, whole: Tensor, header: Tensor, part: int, channel: Channel, workspace: Workspace) -> Reduced:
-        make = lambda: PartBuffers(part, channel.size, self.half, whole.device)  # noqa: E731
-        buffers = workspace.get(PartBuffers, (part, channel.size, whole.device), make)
+    def _by_kernels(self, whole: Tensor, header: Tensor, channel: Channel, workspace: Workspace) -> Reduced:
+        made_for = (whole.numel(), channel.size, whole.device)
+        full = min(whole.numel(), self.full_sums)
+        make = lambda: PartBuffers(whole.numel(), full, channel.size, self.half, whole.device)  # noqa: E731
+        buffers = workspace.get(PartBuffers, made_for, make)
         rows = channel.all_to_all(buffers.pack(whole, header), buffers.received)
         headers, own = channel.verify(rows), buffers.add(rows)
         if buffers.gathered is None:
@@ -117,8 +119,7 @@ class ReduceByParts:
         """Return the entries whose sums travel in full, and the others, as far as there are any."""
         first, others = min(numel, self.full_sums), max(0, numel - self.full_sums)
         found = ((first, torch.float32), (others, self._dtype))
-        # Of each piece a rank sums an even number of entries, as two of bf16 make a word.
-        return [Piece(count, -(-count // (2 * workers)) * 2, dtype) for count, dtype in found if count]
+        return [Piece(count, part_of(count, workers), dtype) for count, dtype in found if count]
 
 
 def _cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:

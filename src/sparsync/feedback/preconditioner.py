@@ -98,8 +98,8 @@ class Preconditioner:
 
     @property
     def good(self) -> Tensor:
-        """0-d tensor: everything that came in in this step was finite, on all workers."""
-        return self.moment.good > 0
+        """0-d tensor: above 0 if everything that came in in this step was finite, on all workers."""
+        return self.moment.good
 
     def places(self, spans: Sequence[Span], sketches: Sequence[Span] = ()) -> list[Sketched]:
         """Return where in the moments the tensors of a flat gradient are.

@@ -12,22 +12,31 @@ from sparsync.kernels.message.header import HEADER
 BLOCK = 1024  # entries
 
 
+def part_of(numel: int, workers: int) -> int:
+    """Return how many of some entries a rank sums: an even number, as two of bf16 make a word."""
+    return -(-numel // (2 * workers)) * 2
+
+
 class PartBuffers:
     """A message for each rank, room for one from each, and the sums of this rank's part.
 
     Args:
-        part: entries of a part, an even number.
-        workers: ranks, each of which has one.
-        half: values travel as bf16, two in a word.
+        numel: entries of the vector.
+        full: of the first so many, sums travel as fp32.
+        workers: ranks.
+        half: values travel as bf16, two in a word, and so do the sums of the other entries.
     """
 
-    def __init__(self, part: int, workers: int, half: bool, device: torch.device) -> None:
-        self.part, self.workers, self.half, self.launch = part, workers, half, Launcher()
-        self.words = part // 2 if half else part
-        self.rows = torch.zeros(workers, HEADER + self.words, dtype=torch.int32, device=device)
-        self.received, self.own = torch.zeros_like(self.rows), self.rows.new_zeros(self.words)
+    def __init__(self, numel: int, full: int, workers: int, half: bool, device: torch.device) -> None:
+        self.workers, self.half, self.launch = workers, half, Launcher()
+        parts = part_of(full, workers), part_of(numel - full, workers)
+        self.pieces, self.entries = (full, numel, *parts), sum(parts)
+        self.words = HEADER + (self.entries // 2 if half else self.entries)
+        self.rows = torch.zeros(workers, self.words, dtype=torch.int32, device=device)
+        self.received = torch.zeros_like(self.rows)
+        self.own = self.rows.new_zeros(parts[0] + (parts[1] // 2 if half else parts[1]))
         self.gathered: Tensor | None = None  # made by the channel
-        self._values: dict[int, tuple[Tensor, Tensor]] = {}
+        self._halves: dict[int, tuple[Tensor, Tensor]] = {}
 
     def pack(self, whole: Tensor, header: Tensor) -> Tensor:
         """Return messages that hold the header and each rank's part of a vector."""
@@ -35,9 +44,8 @@ class PartBuffers:
 
         with on_device_of(whole):
             self.launch(
-                kernels.pack, (-(-self.part // BLOCK), self.workers),
-                whole, header, self.rows, self._as_values(self.rows), whole.numel(), self.part, HEADER + self.words,
-                BLOCK=BLOCK, HALF=self.half,
+                kernels.pack, (-(-self.entries // BLOCK), self.workers),
+                whole, header, *self._both(self.rows), *self.pieces, self.words, BLOCK=BLOCK, HALF=self.half,
             )  # fmt: skip
         return self.rows
 
@@ -47,8 +55,8 @@ class PartBuffers:
 
         with on_device_of(rows):
             self.launch(
-                kernels.add, (-(-self.part // BLOCK),),
-                self._as_values(rows), self._as_values(self.own), self.part, self.workers, HEADER + self.words,
+                kernels.add, (-(-self.entries // BLOCK),),
+                *self._both(rows), *self._both(self.own), *self.pieces, self.workers, self.words,
                 BLOCK=BLOCK, HALF=self.half,
             )  # fmt: skip
         return self.own
@@ -60,13 +68,41 @@ class PartBuffers:
         with on_device_of(out):
             self.launch(
                 kernels.write_mean, (-(-out.numel() // BLOCK),),
-                self._as_values(sums), out, out if overflow is None else overflow, out.numel(), float(self.workers),
-                BLOCK=BLOCK, HALF=self.half, CHECK=overflow is not None,
+                *self._both(sums), out, out if overflow is None else overflow, *self.pieces, self.own.numel(),
+                float(self.workers), BLOCK=BLOCK, HALF=self.half, CHECK=overflow is not None,
             )  # fmt: skip
 
-    def _as_values(self, words: Tensor) -> Tensor:
-        """Return words as the values that they are: the same object each time, as kernels know it."""
-        known = self._values.get(id(words))
+    def _both(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """Return words, and their halves: the same object each time, as kernels know it."""
+        known = self._halves.get(id(words))
         if known is None:
-            known = self._values[id(words)] = words, words.view(torch.int16 if self.half else torch.float32)
-        return known[1]
+            known = self._halves[id(words)] = words, words.view(torch.int16)
+        return known
+
+
+class RestBuffer:
+    """What bf16 cuts off a flat gradient, until it is known whether its step counts.
+
+    Args:
+        grad: fp32, the same memory from step to step.
+    """
+
+    def __init__(self, grad: Tensor) -> None:
+        self.grad, self.rest, self.launch = grad, torch.zeros_like(grad), Launcher()
+        self.grid = (-(-grad.numel() // BLOCK),)
+
+    def round(self, before: Tensor) -> None:
+        """Add what was kept to the gradient, and round it, in its place; a gradient of 0 sends nothing."""
+        from sparsync.kernels.by_parts import triton as kernels
+
+        with on_device_of(self.grad):
+            self.launch(kernels.cut_off, self.grid, self.grad, before, self.rest, self.grad.numel(), BLOCK=BLOCK)
+
+    def keep(self, good: Tensor, before: Tensor, after: Tensor) -> None:
+        """Keep what was cut off where ``good`` is above 0; else what was kept before stays."""
+        from sparsync.kernels.by_parts import triton as kernels
+
+        with on_device_of(self.grad):
+            self.launch(
+                kernels.keep_rest, self.grid, good, self.rest, before, after, self.grad.numel(), BLOCK=BLOCK
+            )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-5  # so near to what is expected, a factor is that
 NEAR = 0.01  # as a share: by so much the factors of gradients that are multiplied alike may differ
 SOME = 0.999  # what clips multiplies by less
 WHOLE = 1e-4  # so near to a power of 2 it is a loss scale
@@ -46,7 +47,8 @@ def recognise(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clippin
     shown = clipping.norms[list(numbers)]
     factor = torch.linalg.vector_norm(found) / torch.linalg.vector_norm(shown)
     uniform = ((found - factor * shown).abs() <= NEAR * factor * shown).all()
-    return torch.where(uniform & (factor > 0) & factor.isfinite(), factor, nothing)
+    changed = (factor * clipping.scale - 1).abs() > ROUNDING
+    return torch.where(uniform & changed & (factor > 0) & factor.isfinite(), factor, nothing)
 
 
 def learn_clip(factor: Tensor, clipping: Clipping) -> Tensor:

@@ -9,7 +9,8 @@ from sparsync.kernels.learn_clip import launch, reference
 
 PROBE = tl.constexpr(len(launch.ProbeRow._fields))
 ADDRESS, NUMEL, NUMBER = map(tl.constexpr, range(PROBE.value))
-NEAR, SOME, WHOLE = (tl.constexpr(value) for value in (reference.NEAR, reference.SOME, reference.WHOLE))
+NEAR, ROUNDING = tl.constexpr(reference.NEAR), tl.constexpr(reference.ROUNDING)
+SOME, WHOLE = tl.constexpr(reference.SOME), tl.constexpr(reference.WHOLE)
 
 
 @triton.jit
@@ -49,7 +50,8 @@ def find_undo(rows, squares, norms, summary, max_norm, undo, count, scale, BLOCK
         alike = tl.abs(found - factor * shown) <= factor * shown * NEAR
         differ += tl.sum(tl.where(alike, 0, 1))
     uniform = (differ == 0) & (factor > 0.0) & (factor < float("inf"))
-    factor = tl.where(uniform, factor, tl.div_rn(1.0, scale))
+    changed = tl.abs(factor * scale - 1.0) > ROUNDING
+    factor = tl.where(uniform & changed, factor, tl.div_rn(1.0, scale))
     clip = factor * scale
     power = tl.log2(clip)
     cut = (clip < SOME) & (tl.abs(power - tl.floor(power + 0.5)) > WHOLE) & (tl.load(summary + 2) > 0.0)
