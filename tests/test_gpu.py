@@ -94,13 +94,14 @@ def test_once_settled_preconditioning_waits_for_nothing_and_allocates_nothing(na
     grads = [torch.randn(layout.numel, device="cuda").to(dtype) for _ in range(2)]
     signs = draw_signs(tables.sizes.numel(), 0, 0, torch.device("cuda"))
     out, parameters = torch.zeros(tensors[-1].at + tensors[-1].size, device="cuda"), torch.ones_like(spare)
-    changes = [Change(parameters, spare, 0.99, torch.ones((), device="cuda"))]
+    one_number = torch.ones((), device="cuda")
+    changes = [Change(parameters, spare, 0.99, one_number)]
 
     def act(step):
         sketch(grads[step % 2], tensors, signs, out, ctx.workspace)
         memory.update = update
         sent = one.compressor.compress(grads[step % 2], memory, layout, ctx, one.state)
-        apply_update(changes, None, ctx.workspace)
+        apply_update(changes, one_number, None, ctx.workspace)
         return sent
 
     for step in range(25):

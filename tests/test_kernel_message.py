@@ -116,7 +116,7 @@ def test_the_mean_is_that_of_the_wire(values, dtype, indices, workers):
     device.write_mean(rows.to(DEVICE), fine, out, overflow)
     assert torch.equal(out.cpu(), whole)
     assert int(overflow) == 0
-    norm = torch.tensor(3.0)
+    norm = torch.tensor([1.0, 2.0, 2.0])  # of parts: 3 of all
     factor = device.give_norm(rows.to(DEVICE), out, norm.to(DEVICE), 2.0)
     expected = give_norm(whole, norm, 2.0)
     torch.testing.assert_close(factor.cpu(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-3, atol=0)
@@ -138,7 +138,7 @@ def test_a_mean_that_is_poisoned_is_not_multiplied():
     device.write_mean(rows.to(DEVICE), fine, out, None)
     out[int(sents[0].indices[3])] = torch.nan
     before = out.clone()
-    assert device.give_norm(rows.to(DEVICE), out, torch.tensor(3.0, device=DEVICE), 1.0) == 1
+    assert device.give_norm(rows.to(DEVICE), out, torch.tensor([3.0], device=DEVICE), 1.0) == 1
     torch.testing.assert_close(out, before, rtol=0, atol=0, equal_nan=True)
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -636,6 +637,20 @@ def test_signs_are_others_in_every_step() -> None:
     assert errors.mean() < 0.15
 
 
+def test_a_sketch_does_not_depend_on_where_its_gradient_lies() -> None:
+    """To the bit: a bucket and the rows of virtual workers hold a tensor in other places."""
+    parameter = Parameter.of("p", torch.empty(40, 32))
+    moment = SecondMoment([parameter], frozenset(), Preconditioning(), torch.device("cpu"), 0, 2)
+    signs = moment.begin_step({}, 0.01)
+    grad, found = torch.randn(40 * 32, generator=torch.Generator().manual_seed(0)), []
+    for start, at in ((0, 0), (1, 0), (0, 1), (5, 3)):
+        out = torch.zeros(at + moment.sums.numel())
+        placed = replace(moment.tensors["p"], start=start, at=at)
+        sketch(torch.cat([torch.zeros(start), grad]), [placed], signs, out)
+        found.append(out[at:])
+    assert all(torch.equal(found[0], other) for other in found)
+
+
 def test_a_matrix_remembers_little_at_first() -> None:
     """Its beta rises as 1 - t^-0.6 to the optimizer's own; that of a vector is the optimizer's from the first step."""
     parameters = [Parameter.of("p", torch.empty(48, 64)), Parameter.of("b", torch.empty(16))]
@@ -676,6 +691,34 @@ def test_residuals_shrink_with_the_rate() -> None:
         assert before is not None
         assert before.abs().max() > 1e-3
         assert after.abs().max() < 1e-7
+
+
+def case_shrunk_once(rank: int, size: int) -> None:
+    """A step that is undone takes the shrinking of its residuals back: the next one makes it, once."""
+    results = []
+    for undone in (False, True):
+        model = Zoo()
+        optimizer = adam(model)
+        with attached(model, optimizer, transactional=True, compressor="topk", precondition=True, **SOME) as (
+            ddp,
+            handle,
+        ):
+            train(model, ddp, optimizer, rank, range(3), schedule=False)
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+            if undone:
+                optimizer.zero_grad()
+                loss_of(ddp, rank, 7).backward()
+                handle.rollback()
+            train(model, ddp, optimizer, rank, range(3, 5), schedule=False)
+            results.append((weights(model), handle.state_dict()["residuals"]))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-6)
+    for name, tensor in results[0][1].items():
+        torch.testing.assert_close(tensor, results[1][1][name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_that_is_undone_shrinks_nothing(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_shrunk_once)
 
 
 # ---- what sketches cost ---------------------------------------------------------------------------------------------

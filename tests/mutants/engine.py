@@ -145,4 +145,18 @@ MUTANTS = [
         "            pass",
         "tests/test_preconditioned.py::test_a_scaler_and_steps_it_skips_change_nothing[loop]",
     ),
+    Mutant(
+        "a step that is undone leaves its rates behind",
+        "src/sparsync/engine/worker.py",
+        "            self.rates = self._last_rates\n",
+        "",
+        "tests/test_preconditioned.py::test_a_step_that_is_undone_shrinks_nothing",
+    ),
+    Mutant(
+        "a threshold that does not follow a rate that falls at once",
+        "src/sparsync/engine/worker.py",
+        "        if ratio < SUDDEN:",
+        "        if False:",
+        "tests/test_preconditioned_clipping.py::test_a_rate_that_falls_at_once_sends_as_much_and_shows_the_same_norm",
+    ),
 ]

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
+from sparsync.collectives.base import FiniteFlag, Mean, MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
+from sparsync.kernels.by_parts.launch import PartBuffers
+from sparsync.kernels.device import usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, WORD, Wire
@@ -24,6 +26,17 @@ class Piece(NamedTuple):
     numel: int
     part: int
     sums: torch.dtype
+
+
+@dataclass
+class MeanOfParts(Mean):
+    """The mean of whole vectors, from the sums of all parts."""
+
+    buffers: PartBuffers
+    sums: Tensor
+
+    def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
+        self.buffers.write_mean(self.sums, out, None if flag is None else flag.bad)
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,8 @@ class ReduceByParts:
         whole, workers = sent.values if sent.indices is None else sent.densify(), channel.size
         header = channel.checks.header(channel.wire, sent, channel.sequence, layout, workspace)
         pieces = self._pieces(layout.numel, workers)
+        if not self.full_sums and whole.dtype != torch.float64 and usable_on(whole.device):
+            return self._by_kernels(whole, header.to(whole.device), pieces[0].part, channel, workspace)
         cut = [
             pad(values, (0, workers * piece.part - piece.numel)).view(workers, piece.part)
             for values, piece in zip(torch.split(whole, [piece.numel for piece in pieces]), pieces, strict=True)
@@ -68,6 +83,16 @@ class ReduceByParts:
         totals = zip(gathered, pieces, strict=True)
         total = _cat([_values(part, piece.sums).view(-1)[: piece.numel] for part, piece in totals])
         return Reduced(MeanOf([_dense(total, sent)], workers), bad_ranks=bad_ranks(headers))
+
+    def _by_kernels(self, whole: Tensor, header: Tensor, part: int, channel: Channel, workspace: Workspace) -> Reduced:
+        make = lambda: PartBuffers(part, channel.size, self.half, whole.device)  # noqa: E731
+        buffers = workspace.get(PartBuffers, (part, channel.size, whole.device), make)
+        rows = channel.all_to_all(buffers.pack(whole, header), buffers.received)
+        headers, own = channel.verify(rows), buffers.add(rows)
+        if buffers.gathered is None:
+            buffers.gathered = channel.room_for(own)
+        sums = channel.all_gather(own, buffers.gathered)
+        return Reduced(MeanOfParts(buffers, sums), bad_ranks=bad_ranks(headers))
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
         total = _sum([sent.densify().to(self._dtype).float() for sent in sents])

@@ -73,7 +73,7 @@ class SketchesFirst(StepOrder):
 
     def begin_step(self, step: int, loss_scale: float | None) -> Mapping[str, float] | None:
         rules = self.path.rules()
-        self.preconditioner.begin_step(rules, self.path.plan.density_at(step), loss_scale)
+        self.preconditioner.begin_step(rules, self.path.plan.density_at(step), loss_scale, self.path.worker.rates)
         self._waiting, self._buckets = [], []
         return {name: rule.rate for name, rule in rules.items()}
 

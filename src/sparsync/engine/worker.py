@@ -16,6 +16,8 @@ from sparsync.engine.snapshot import Snapshot
 from sparsync.feedback import Feedback, Preconditioner, RoundingFeedback, SecondMoment
 from sparsync.layout import Parameter
 
+SUDDEN = 0.9  # a learning rate that falls to less of itself in one step: thresholds do not follow by themselves
+
 
 class WorkerState:
     """Residuals, velocities, the compressors' state, and the scale that these are in.
@@ -42,6 +44,7 @@ class WorkerState:
         self.compressor_state: State = {}
         self.loss_scale: float | None = None
         self.rates: dict[str, float] = {}
+        self._last_rates = self.rates
         self._snapshot = Snapshot()
 
     def begin_step(self, loss_scale: float | None, rates: Mapping[str, float] | None) -> None:
@@ -56,13 +59,28 @@ class WorkerState:
             if self.loss_scale is not None and loss_scale != self.loss_scale:
                 self._follow_loss_scale(loss_scale / self.loss_scale)
             self.loss_scale = loss_scale
-        if rates is not None and self.preconditioner is None:
+        if self.preconditioner is None and rates is not None:
             self.rates = self.feedback.follow(self.rates, rates)
-        elif rates is not None and self.preconditioner is not None:
-            dense = self.preconditioner.dense_names
-            self.rates = self.feedback.shrink(self.rates, {n: rate for n, rate in rates.items() if n not in dense})
         if self.plan.transactional:  # saved in the new scale, which the residual keeps if the step is undone
             self._snapshot.take(self.compressor_state)
+        if self.preconditioner is not None:
+            self._follow_rates(rates or {}, self.preconditioner.dense_names)
+
+    def _follow_rates(self, rates: Mapping[str, float], dense: frozenset[str]) -> None:
+        """Note the rates that residuals with updates are in: the pass that adds to a residual lets it follow. A step
+        that is undone takes this back, unlike a change of the loss scale.
+
+        Args:
+            dense: names of tensors that keep no update.
+        """
+        last, now = self.rates, {name: rate for name, rate in rates.items() if rate}
+        self._last_rates = last
+        if now.items() <= last.items():  # the same object says that nothing has changed
+            return
+        self.rates = {**last, **now}
+        ratio = min((rate / last[n] for n, rate in now.items() if last.get(n) and n not in dense), default=1.0)
+        if ratio < SUDDEN:
+            self.plan.compressor.rescale(self.compressor_state, ratio)
 
     def _follow_loss_scale(self, ratio: float) -> None:
         """Bring what is in units of the gradient to another loss scale; what is preconditioned is in the update's."""
@@ -107,6 +125,7 @@ class WorkerState:
         self.ledger.restore(Cause.UNDONE)
         if self.preconditioner is not None:
             self.preconditioner.undo()
+            self.rates = self._last_rates
         self._snapshot.restore(self.compressor_state)
 
 

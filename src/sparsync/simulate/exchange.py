@@ -95,6 +95,9 @@ class VirtualExchange:
         step, done = self.tally.steps, list[tuple[VirtualUnit, Layout, Outcome]]()
         if rules is not None:
             rates = {name: rule.rate for name, rule in rules.items()}
+        if self.preconditioner is not None:
+            density = self.plan.density_at(step)
+            self.preconditioner.begin_step(rules or {}, density, None, self.workers[0].rates)
         for worker in self.workers:
             worker.begin_step(None, rates)
         if self._keys:
@@ -102,7 +105,6 @@ class VirtualExchange:
         if self.preconditioner is None:
             done += [self._step(virtual, step) for virtual in self.units]
         else:
-            self.preconditioner.begin_step(rules or {}, self.plan.density_at(step), None)
             done += [self._step(sketch.virtual, step, sketch) for sketch in self.sketches]
             self.preconditioner.update()
             for worker in self.workers:

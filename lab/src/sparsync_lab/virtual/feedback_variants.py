@@ -90,7 +90,7 @@ class VariantPreconditioner(Preconditioner):
         self._sketched: dict[int, Sequence[Sketched]] = {}  # these tensors
         self.tensors = list(moment.tensors.values())
         matrices = [tensor for name, tensor in moment.tensors.items() if name not in dense_names]
-        moment._matrix[[tensor.number for tensor in matrices]] = variant.rise is not None  # of every entry's, too
+        moment.vectors.rises[[tensor.number for tensor in matrices]] = variant.rise is not None  # of every entry's, too
         self.matrices = moment.index_of(matrices)
         self.newest: Tensor | None = None  # of the matrices' sizes, where those of the step before are used
 
@@ -187,10 +187,12 @@ class CommonPreconditioner(Preconditioner):
         self._taken = {}
         super().add_sketch(spans, mean)
 
-    def begin_step(self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None) -> None:
-        super().begin_step(rules, density, loss_scale)
+    def begin_step(
+        self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None, last: Mapping[str, float]
+    ) -> None:
+        super().begin_step(rules, density, loss_scale, last)
         for own in self.owned:
-            own.begin_step(rules, density, loss_scale)
+            own.begin_step(rules, density, loss_scale, last)
 
     def update(self) -> None:
         super().update()
