@@ -135,6 +135,7 @@ def started(command: list[str], **variables: str) -> Iterator[subprocess.Popen[s
 # ---- two trainings in one folder ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # a process of its own must come up while the machine is busy
 def test_a_second_training_in_a_run_folder_says_who_holds_it(
     copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
