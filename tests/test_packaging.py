@@ -181,9 +181,9 @@ def test_the_environment_is_empty_otherwise(empty: Path, tmp_path: Path) -> None
 def test_the_wheel_alone_runs_the_readme_example(empty: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "example.py").write_text(next(block for block in blocks if "init_process_group" in block))
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "example.py")
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "example.py")
     shown = succeed(empty / "python", *launch, cwd=tmp_path)
-    assert f"sparsync {sparsync.__version__} on 2 workers" in shown
+    assert f"sparsync {sparsync.__version__} on 3 workers" in shown
     assert "loss" in shown
 
 

@@ -35,7 +35,7 @@ def blocks_of(page: str) -> list[str]:
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     (whole,) = blocks_of("README.md")
     (tmp_path / "example.py").write_text(whole)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "example.py"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "example.py"]
     done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert "ThresholdK" in done.stdout
