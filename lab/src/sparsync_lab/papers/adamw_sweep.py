@@ -12,10 +12,10 @@ from sparsync_lab.virtual.feedback_variants import ENTRY, ROW_COLUMN, TENSOR
 
 GRID = (0.5, 0.7, 1.0, 1.4, 2.0)
 BEYOND = (0.12, 0.18, 0.25, 0.35, 2.8, 4.0, 5.6, 8.0)
-BUDGETS = (250, 100, 40, 15)  # a worker sends one part in so many of what it would send dense
+BUDGETS = (250, 100, 60, 40, 15)  # a worker sends one part in so many of what it would send dense
 ADAMW_BUDGETS = BUDGETS[1:]  # the sketches of so small a GPT take a 210th with 16 workers
 SGD_BUDGETS: Mapping[str, tuple[int, ...]] = {"resnet20": (40, 15), "vgg16": (250, 100, 40)}  # that hold sketches
-MAIN_BUDGET = 40
+MAIN_BUDGET, DEFAULT_BUDGET = 40, 60  # of the comparison with others; of attach, if it is not told
 
 GPT = Setting(
     "GPT on PTB", "gpt", 0.002, (600,), (0.02, 0.03), batch=4, clip=1.0, optimizer="adamw", weight_decay=0.01,
@@ -137,7 +137,7 @@ ABLATIONS: Mapping[str, Method] = {
 
 FIRST, OTHERS = (0,), (1, 2)
 OF_GPT = tuple(label for label in ABLATIONS if label != ALL_GATHER.label)
-BY_DEFAULT = tuple(map(by_default, (40, 100, 15, 250)))
+BY_DEFAULT = tuple(map(by_default, (40, 100, 15, 250, 60)))
 OF_RESNET = tuple(map(preconditioned_sgd, SGD_BUDGETS["resnet20"]))
 OF_VGG = ("dense", *(label(budget) for budget in SGD_BUDGETS["vgg16"] for label in (by_default, preconditioned_sgd)))
 STAGES = (
@@ -153,6 +153,8 @@ STAGES = (
     Stage("resnet20-adamw", 0, FIRST, ("dense", MAIN, GRADIENT)),
     Stage("gpt2", 0, FIRST, ("dense", MAIN, DEMO)),
     Stage("resnet20", 0, FIRST, ("dense", *BY_DEFAULT)),
+    Stage("gpt", 0, FIRST, (preconditioned(DEFAULT_BUDGET),)),
+    Stage("gpt", 0, OTHERS, (preconditioned(DEFAULT_BUDGET),)),
     Stage("gpt", 0, FIRST, tuple(DENSE_BETA2.values())),
     Stage("resnet20", 0, FIRST, OF_RESNET),
     Stage("gpt", 0, FIRST, OF_GPT),
