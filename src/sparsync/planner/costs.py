@@ -49,9 +49,11 @@ class CostBook(Protocol):
     """Knows what methods take on a device.
 
     Attributes:
+        name: of the device, in words.
         blocking: choosing entries keeps backward waiting.
     """
 
+    name: str
     blocking: bool
 
     def of(self, plan: ExchangePlan) -> MethodCost:
@@ -66,8 +68,10 @@ class CostBook(Protocol):
 class FixedCosts:
     """The same costs for every method; by default none."""
 
-    def __init__(self, cost: MethodCost = MethodCost(), blocking: bool = True) -> None:
-        self.cost, self.blocking = cost, blocking
+    name = ""
+
+    def __init__(self, cost: MethodCost | None = None, blocking: bool = True) -> None:
+        self.cost, self.blocking = cost or MethodCost(), blocking
 
     def of(self, plan: ExchangePlan) -> MethodCost:
         return self.cost

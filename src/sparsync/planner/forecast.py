@@ -158,18 +158,17 @@ def forecast(
     if method.plain:
         # DDP's own sums have no headers.
         cost = costs.cast() if plan.values == "bf16" else LocalCost()
-        jobs = [
-            LocalJob(e.bucket, 0.0, cost.seconds(e.layout.numel, e.traffic), e.traffic.transfers[-1:]) for e in exchanges
-        ]
+        cast = [cost.seconds(exchange.layout.numel, exchange.traffic) for exchange in exchanges]
+        jobs = [LocalJob(e.bucket, 0.0, own, e.traffic.transfers[-1:]) for e, own in zip(exchanges, cast, strict=True)]
         return StepForecast(name, workers, tuple(jobs), sum(part.bytes for job in jobs for part in job.transfers))
-    own = costs.of(plan)
+    compressed = costs.of(plan)
     dense = MethodCost()
     if any(exchange.unit.compressor is not plan.compressor and not exchange.sketch for exchange in exchanges):
         dense = costs.of(METHODS["dense fp32"].plan(model.tensors, workers))
 
     def job(exchange: PlannedExchange) -> LocalJob:
         # Sketching is part of what was measured for the entries.
-        cost = own if exchange.unit.compressor is plan.compressor else MethodCost() if exchange.sketch else dense
+        cost = compressed if exchange.unit.compressor is plan.compressor else MethodCost() if exchange.sketch else dense
         numel, traffic = exchange.layout.sendable, exchange.traffic
         select, finish = (part.seconds(numel, traffic) for part in cost)
         return LocalJob(exchange.bucket, select, finish, traffic.transfers)

@@ -11,7 +11,6 @@ from sparsync.collectives.base import PAIRS, RING, TREE, Traffic, Transfer
 
 PAYLOAD = 1448 / 1514  # of what Ethernet carries: the rest is headers of full packets
 LATENCY = 50e-6  # seconds, where it is not given
-LOCAL_BANDWIDTH, LOCAL_LATENCY = 100e9, 5e-6  # inside a machine, where they are not given
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,9 @@ class Link:
         return 8 / (PAYLOAD * self.seconds_per_byte) if self.seconds_per_byte else float("inf")
 
 
+LOCAL = Link.at(100e9, 5e-6)  # inside a machine, where nothing is given
+
+
 @dataclass(frozen=True)
 class Network:
     """P workers, each with a link of its own; or several in every machine, which has one.
@@ -59,7 +61,7 @@ class Network:
 
     link: Link
     per_node: int = 1
-    local: Link = Link.at(LOCAL_BANDWIDTH, LOCAL_LATENCY)
+    local: Link = LOCAL
     trees: bool = False
 
     def __post_init__(self) -> None:

@@ -39,18 +39,14 @@ class ModelShape:
     def of_shapes(cls, title: str, shapes: list[TensorShape]) -> ModelShape:
         """Return a model by its shapes."""
         names = [f"tensor {number}" for number in range(len(shapes))]
-        tensors = {
-            name: torch.empty(shape.shape, device="meta") for name, shape in zip(names, shapes, strict=True)
-        }
+        tensors = {name: torch.empty(shape.shape, device="meta") for name, shape in zip(names, shapes, strict=True)}
         work = {name: float(shape.numel * shape.positions) for name, shape in zip(names, shapes, strict=True)}
         return cls(title, tensors, work)
 
     @classmethod
     def of_module(cls, module: Module, caps: tuple[int, int] = CAPS, title: str = "") -> ModelShape:
         """Return a module's shape. What backward takes for a tensor is not known: its size stands for it."""
-        tensors = {
-            name: torch.empty_like(p, device="meta") for name, p in module.named_parameters() if p.requires_grad
-        }
+        tensors = {name: torch.empty_like(p, device="meta") for name, p in module.named_parameters() if p.requires_grad}
         if not tensors:
             raise ValueError(f"{type(module).__name__} has no parameters that are trained")
         work = {name: float(tensor.numel()) for name, tensor in tensors.items()}
@@ -80,7 +76,7 @@ class ModelShape:
     def ready(self) -> tuple[float, ...]:
         """Of every bucket, the share of backward after which it is ready: backward comes from the last tensor."""
         done, total, at = 0.0, sum(self.work.values()) or 1.0, dict[str, float]()
-        for name in reversed(self.tensors):
+        for name in reversed([*self.tensors]):
             done += self.work[name]
             at[name] = min(1.0, done / total)
         parameters = [Parameter.of(name, tensor) for name, tensor in self.tensors.items()]

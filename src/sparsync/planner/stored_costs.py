@@ -30,12 +30,13 @@ class StoredCosts:
     Args:
         device: that is measured.
         file: JSON, costs by device and method; that of this user's cache folder by default.
+        fresh: measure again what is in the file already.
     """
 
-    def __init__(self, device: torch.device, file: Path | None = None) -> None:
+    def __init__(self, device: torch.device, file: Path | None = None, fresh: bool = False) -> None:
         self.device, self.file, self.name = device, file or cache_folder() / "costs.json", device_name(device)
         self.blocking = device.type == "cpu"
-        self._known = costs_in(read(self.file), self.name)
+        self._known = {} if fresh else costs_in(read(self.file), self.name)
 
     def of(self, plan: ExchangePlan) -> MethodCost:
         key = cost_key(plan)
