@@ -103,7 +103,7 @@ class Plan:
             if not self.planner.methods[row.method].accurate and row.seconds < self.best.seconds
         ]
         if faster:
-            names = " and ".join(f"`{name}`" for name in faster)
+            names = ", ".join(f"`{name}`" for name in faster)
             found.append(f"{names}: faster still, but such trainings end below dense's accuracy.")
         if self.costs_of:
             found.append(f"Local: choosing, coding and summing entries, measured on {self.costs_of}.")

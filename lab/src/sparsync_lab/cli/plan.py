@@ -60,7 +60,7 @@ def draw(made: Plan, path: Path) -> None:
         Curve(name, [bits / 1e9 for bits in rates], [1e3 * own[number].seconds for own in rows])
         for number, name in enumerate(made.planner.methods)
     ]
-    title = f"{made.planner.model.title}, {made.planner.workers:,} workers: milliseconds a step"
-    chart = LineChart(title, "Gbit/s", curves, y_unit="ms", log_x=True, log_y=True)
+    title = f"{made.planner.model.title}, {made.planner.workers:,} workers"
+    chart = LineChart(title, "Gbit/s; time of a step", curves, y_unit="ms", log_x=True, log_y=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     png([chart], path)
