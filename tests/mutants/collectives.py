@@ -49,6 +49,20 @@ MUTANTS = [
         "tests/test_collectives.py::test_balanced_what_comes_home_twice_does_so_in_one_order[IndexPartition]",
     ),
     Mutant(
+        "a single worker rounds its sums again",
+        "src/sparsync/collectives/partition.py",
+        "return sums if self.workers == 1 else round_sums",
+        "return round_sums",
+        "tests/failures/test_world_size.py::test_one_worker_is_not_rounded_twice[levels]",
+    ),
+    Mutant(
+        "a deadline may be infinite",
+        "src/sparsync/collectives/comm/channel.py",
+        "and 0 < deadline <= LONGEST)",
+        "and 0 < deadline)",
+        "tests/failures/test_lost_ranks.py::test_a_deadline_that_is_no_time_to_wait_is_refused[inf]",
+    ),
+    Mutant(
         "gTop-k loses the entries it drops",
         "src/sparsync/collectives/gtopk.py",
         "left = torch.where(sums.isfinite(), sums - sent, 0)",

@@ -122,7 +122,7 @@ class IndexPartition:
         # Zeros stand apart: a mean of signs shall not count them.
         segment = torch.where(values != 0, self.segment(owners, chosen), parts - 1)
         number = torch.arange(len(owners), device=sums.device).unsqueeze(1)
-        sent = round_sums(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
+        sent = self._rounded(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
         left = remainder_of(sums.reshape(-1), (chosen + self.rows * number).view(-1), sent).view(sums.shape)
         values = sent.view(values.shape)
         order = torch.sort((values == 0).to(torch.int8), stable=True).indices  # what is real goes first
@@ -145,6 +145,10 @@ class IndexPartition:
 
     def _turn(self, rows: Tensor) -> Tensor:
         return (rows * MIXER & 0xFFFFFFFF) >> 15
+
+    def _rounded(self, sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
+        """Return sums as they travel. A single worker's are what it sent, which needs no other scale than its own."""
+        return sums if self.workers == 1 else round_sums(sums, segments, parts, wire)
 
 
 def _room(mean: float) -> int:
@@ -211,7 +215,7 @@ class HostPartition(IndexPartition):
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
         else:
             chosen, goes, going = torch.arange(rows.numel()), rows, found
-        sent = round_sums(going, self.segment(owner, goes), len(self.layout.segments), wire)
+        sent = self._rounded(going, self.segment(owner, goes), len(self.layout.segments), wire)
         left = remainder_of(found, chosen, sent)
         real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
         missing = 0, self.kept - real.numel()

@@ -24,6 +24,8 @@ from sparsync.workspace import Workspace
 # torch 2.13 gave the call its new name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+LONGEST = 365 * 24 * 3600  # seconds: what lies far beyond, no clock of the backends can hold
+
 
 class Channel:
     """The ranks that train together.
@@ -41,8 +43,7 @@ class Channel:
     def __init__(
         self, peers: dist.ProcessGroup | None, wire: Wire, deadline: float = 300.0, device: torch.device | None = None
     ) -> None:
-        if not deadline > 0:
-            raise ValueError(f"deadline must be above 0 seconds, got {deadline!r}")
+        check_deadline(deadline)
         self.wire = wire
         self.rank = 0 if peers is None else dist.get_rank(peers)
         self.size = 1 if peers is None else dist.get_world_size(peers)
@@ -208,6 +209,12 @@ class Channel:
             return True
         except RuntimeError as error:
             self.monitor.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
+
+
+def check_deadline(deadline: float) -> None:
+    """Refuse what is no time that anything could wait for."""
+    if not (isinstance(deadline, int | float) and 0 < deadline <= LONGEST):
+        raise ValueError(f"deadline must be above 0 seconds and at most a year ({LONGEST:,} s), got {deadline!r}")
 
 
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
