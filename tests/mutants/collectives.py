@@ -56,6 +56,13 @@ MUTANTS = [
         "tests/failures/test_world_size.py::test_one_worker_is_not_rounded_twice[levels]",
     ),
     Mutant(
+        "a thread for every message between two ranks",
+        "src/sparsync/collectives/comm/channel.py",
+        "self._messages = self._messages or CommThread(",
+        "self._messages = CommThread(",
+        "tests/failures/test_communication_thread.py::test_messages_between_two_ranks_leave_nothing_behind",
+    ),
+    Mutant(
         "a deadline may be infinite",
         "src/sparsync/collectives/comm/channel.py",
         "and 0 < deadline <= LONGEST)",

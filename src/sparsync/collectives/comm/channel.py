@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
+from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.collectives.comm.device_status import Report
 from sparsync.collectives.comm.header_checks import SAME, HeaderChecks, HostChecks, disagreement
 from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
@@ -52,6 +53,7 @@ class Channel:
         self.group: dist.ProcessGroup | None = None
         self.backend = "none"
         self._bytes = 0
+        self._messages: CommThread | None = None  # waits for messages between two ranks
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
         if peers is None or (self.size == 1 and _backend(peers, device) != "nccl"):
@@ -165,6 +167,7 @@ class Channel:
         # would get its name, find its old keys in the store, and hang.
         if self.group is not None and dist.is_initialized() and not self._local:
             dist.destroy_process_group(self.group)
+        self._abandon_messages()
         self.group, self.size = None, 1
 
     def _wait(self, work: dist.Work | None) -> None:
@@ -176,7 +179,8 @@ class Channel:
 
     def _pair(self, start: Callable[[], dist.Work | None]) -> None:
         """Wait for a message between two ranks. With Gloo on a thread of its own, which is given all the time there is:
-        a wait for such a message that runs out closes the connection."""
+        a wait for such a message that runs out closes the connection. One thread for all of them: each that has called
+        the backend leaves some of its memory behind when it ends."""
         if self.backend != "gloo":
             self._wait(start())
             return
@@ -191,10 +195,20 @@ class Channel:
                 broken.append(str(error).splitlines()[0])
             over.set()
 
-        threading.Thread(target=finish, name="sparsync message", daemon=True).start()
-        self.monitor.wait(over.wait, self.place)
+        self._messages = self._messages or CommThread(threaded=True, name="sparsync message")
+        self._messages.submit(finish)
+        try:
+            self.monitor.wait(over.wait, self.place)
+        except BaseException:  # it may wait for a message that never comes
+            self._abandon_messages()
+            raise
         if broken:
             self.monitor.fail(f"the connection to a rank broke ({broken[0]})", self.place)
+
+    def _abandon_messages(self) -> None:
+        if self._messages is not None:
+            self._messages.abandon()
+            self._messages = None
 
     def _done(self, work: dist.Work, seconds: float) -> bool:
         """Wait at most ``seconds``; whether the exchange is over."""
