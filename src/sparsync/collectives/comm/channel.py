@@ -13,13 +13,13 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.collectives.comm.device_status import Report
-from sparsync.collectives.comm.header_checks import SAME, HeaderChecks, HostChecks, disagreement
+from sparsync.collectives.comm.header_checks import SAME, HeaderChecks, HostChecks, check_intact, disagreement
 from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
 from sparsync.kernels.device import usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.version import __version__
-from sparsync.wire import HEADER, VERSION, Header, Wire
+from sparsync.wire import HEADER, VERSION, Header, Wire, read_headers
 from sparsync.workspace import Workspace
 
 # torch 2.13 gave the call its new name.
@@ -135,7 +135,8 @@ class Channel:
         return count
 
     def verify(self, rows: Tensor) -> list[Header]:
-        """Return the headers of the messages ``rows``; raises, on every rank alike, if they disagree or a rank failed.
+        """Return the headers of the messages ``rows``, or of headers that travel alone; raises, on every rank alike, if
+        they disagree, a rank failed or a message was damaged.
 
         Where the device checks them there are none yet: the host hears of them with the step.
         """
@@ -148,8 +149,9 @@ class Channel:
             self.monitor.wait(report.there, self.place)
 
     def verify_pair(self, ours: Tensor, theirs: Tensor, source: int) -> Header:
-        """Return the header of a message from rank ``source``, which must be at the same exchange as ours."""
-        mine, other = (Header(*message[:HEADER].tolist()) for message in (ours, theirs))
+        """Return the header of a message from rank ``source``: it must be whole, and at the same exchange as ours."""
+        mine, (other,) = Header(*ours[:HEADER].tolist()), read_headers(theirs.unsqueeze(0))
+        check_intact([other], [source], self.monitor)
         for field in SAME:
             said = getattr(mine, field), getattr(other, field)
             if said[0] != said[1]:

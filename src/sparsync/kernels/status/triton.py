@@ -6,29 +6,36 @@ import triton
 import triton.language as tl
 
 from sparsync import sparse
-from sparsync.kernels.message.triton import ENTRIES, FLAGS, HEADER, INFINITE
+from sparsync.kernels.message.triton import ENTRIES, FLAGS, HEADER, INFINITE, SUM, WORDS
 
 FAILED, NONFINITE = tl.constexpr(sparse.FAILED), tl.constexpr(sparse.NONFINITE)
 
 
 @triton.jit(do_not_specialize=["number", "here"])
 def check_headers(
-    rows, stride, workers, version, number, failed_exchange, nonfinite_step, reports, here, LANES: tl.constexpr
+    rows, stride, workers, version, number, sums, failed_exchange, nonfinite_step, reports, here, LANES: tl.constexpr
 ):
-    """Check all headers of exchange ``number``: ``failed_exchange`` becomes, and stays, the number of the first one in
-    which they disagree or a rank failed; ``nonfinite_step`` becomes 1 where a gradient was not finite; ``reports`` gets
-    a copy of them, from ``here`` on. One program."""
+    """Check all messages of exchange ``number``: ``failed_exchange`` becomes, and stays, the number of the first one in
+    which headers disagree, a rank failed or a message is not what ``sums``, its checksums, say; ``nonfinite_step``
+    becomes 1 where a gradient was not finite; ``reports`` gets the headers, from ``here`` on, with what is wrong with
+    their checksums. ``sums`` are cleared. One program."""
     wrong, nonfinite = 0, 0
-    word = tl.arange(0, HEADER)
-    first = tl.load(rows + word)
+    word = tl.arange(0, WORDS)
+    first = tl.load(rows + word, mask=word < HEADER, other=0)
     for i in range(0, workers, LANES):
         rank = i + tl.arange(0, LANES)
-        there = (rank < workers)[:, None]
+        there = (rank < workers)[:, None] & (word < HEADER)[None, :]
         header = tl.load(rows + rank[:, None] * stride + word[None, :], mask=there, other=0)
+        own = tl.load(sums + rank, mask=rank < workers, other=0)
+        tl.store(sums + rank, tl.zeros([LANES], tl.int64), mask=rank < workers)
+        low, high = own.to(tl.int32), (own >> 32).to(tl.int32)
+        header = header ^ tl.where((word == SUM)[None, :], low[:, None], 0)
+        header = header ^ tl.where((word == SUM + 1)[None, :], high[:, None], 0)
         tl.store(reports + here + rank[:, None] * HEADER + word[None, :], header, mask=there)
         differs = there & (word < ENTRIES)[None, :] & (header != first[None, :])
+        damaged = there & (word >= SUM)[None, :] & (header != 0)
         flags = tl.where(there & (word == FLAGS)[None, :], header, 0)
-        wrong += tl.sum(differs.to(tl.int32)) + tl.sum(((flags & FAILED) != 0).to(tl.int32))
+        wrong += tl.sum((differs | damaged).to(tl.int32)) + tl.sum(((flags & FAILED) != 0).to(tl.int32))
         nonfinite += tl.sum(((flags & NONFINITE) != 0).to(tl.int32))
     wrong += tl.sum(((word == 0) & (first != version)).to(tl.int32))
     first_wrong = tl.load(failed_exchange)
