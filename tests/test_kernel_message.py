@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from sparsync.collectives.base import shape_of
+from sparsync.collectives.comm.device_status import DeviceStatus
+from sparsync.kernels.checksum import launch, reference
+from sparsync.kernels.message.header import ENTRIES
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad, give_norm, write_mean
-from sparsync.wire import CODECS, Wire
+from sparsync.wire import CODECS, HEADER, Wire, seal
 from sparsync.wire.device import TILE, DeviceMessage, carries
 from tests.fence import fenced
 from tests.methods import place
@@ -154,3 +157,109 @@ def test_the_fence_sees_what_lies_outside():
                 nullcontext() if fits else pytest.raises(InterpreterError, match="restore reads 1 of 1 entries outside")
             ):
                 kernels.restore[(1,)](*arguments, BLOCK=16)
+
+
+# ---- damage ---------------------------------------------------------------------------------------------------------
+
+
+def small_message(values, indices):
+    """A message about a dozen entries, and what reads it."""
+    layout, wire, shape, device = setting([200, 43], "layer", values, indices, 1)
+    sent = in_order(some(layout, values, 2))
+    return wire.encode(sent, layout.segment_of, shape, wire.header(sent, 0, layout.id, layout.digest)), layout, device
+
+
+def flipped(message):
+    """Every message that differs from it in one bit, a row each."""
+    places = torch.arange(32 * message.numel())
+    rows = message.repeat(places.numel(), 1)
+    rows[places, places // 32] ^= (1 << places % 32).to(torch.int32)
+    return rows
+
+
+formats = pytest.mark.parametrize(("values", "indices"), [(v, i) for v in CODECS for i in ("int", "ef")])
+
+
+@formats
+def test_a_device_finds_every_flipped_bit(values, indices):
+    message, _, _ = small_message(values, indices)
+    rows = torch.cat([message.unsqueeze(0), flipped(message)]).to(DEVICE)
+    status = DeviceStatus(len(rows), rows.device)
+    with fenced() if INTERPRETED else nullcontext():
+        status.check_headers(rows, 5)
+        outcome = status.read(status.close_step())
+        (headers,) = outcome.exchanges
+        assert outcome.failed_exchange == 5
+        assert [header.damaged for header in headers] == [False, *[True] * 32 * message.numel()]
+        again = DeviceStatus(1, rows.device)
+        again.check_headers(rows[:1], 5)
+        assert again.read(again.close_step()).failed_exchange == 0
+        again.check_headers(rows[1:2], 6)
+        assert again.read(again.close_step()).failed_exchange == 6
+
+
+@pytest.mark.parametrize("words", [10, 11, 1000, 1024, 5000])
+def test_the_checksum_is_that_of_the_reference(words):
+    rows = torch.randint(-(2**31), 2**31, (3, words), dtype=torch.int32, device=DEVICE)
+    with fenced() if INTERPRETED else nullcontext():
+        assert torch.equal(launch.checksum(rows), reference.checksum(rows))
+        assert torch.equal(launch.checksum(rows[:, :10]), reference.checksum(rows[:, :10]))
+
+
+def test_a_header_that_travels_alone_is_sealed():
+    layout, wire, _, _ = setting([200, 43], "layer", "fp32", "int", 1)
+    sent = some(layout, "fp32", 3)
+    expected = seal(wire.header(sent, 9, layout.id, layout.digest))
+    header = torch.zeros(HEADER, dtype=torch.int32, device=DEVICE)
+    assert torch.equal(DeviceStatus(1, header.device).write_header(on(sent, DEVICE), header, 9, layout).cpu(), expected)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter can be watched")
+@pytest.mark.parametrize("workers", [16, 70])  # read at once, and one after another
+@pytest.mark.parametrize("indices", ["int", "ef"])
+@pytest.mark.parametrize("values", ["bf16", "levels"])
+def test_no_flipped_bit_makes_a_kernel_leave_its_tensors(values, indices, workers):
+    """Even if nobody had looked at the checksum: such entries are left out, and the exchange fails."""
+    message, layout, _ = small_message(values, indices)
+    device = setting([200, 43], "layer", values, indices, workers)[-1]
+    bits = torch.cat([torch.arange(32 * ENTRIES, 32 * ENTRIES + 32), torch.arange(32 * HEADER, 32 * device.values_at)])
+    whole, norm, refused = message.repeat(workers, 1), torch.tensor(3.0), 0
+    plain, fine = torch.zeros(layout.numel), torch.zeros((), dtype=torch.int32)
+    device.write_mean(whole, fine, plain, None)
+    with fenced():
+        for some_bits in bits.split(workers):
+            rows = whole.clone()
+            rows[: some_bits.numel()] = flipped(message)[some_bits]
+            failed, out = torch.zeros((), dtype=torch.int32), torch.zeros(layout.numel)
+            device.write_mean(rows, failed, out, None, 4)
+            device.give_norm(rows, out, norm, 1.0)
+            assert int(failed) in (0, 4)
+            refused += int(failed) == 4
+            assert not device.scratch.any()
+    assert refused > 1
+    out = torch.zeros(layout.numel)
+    device.write_mean(whole, fine, out, None)
+    assert torch.equal(out, plain)  # nothing was left behind
+    assert not fine
+
+
+@pytest.mark.parametrize("indices", ["int", "ef"])
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("number", [-1, 243 + 6, 243 + 5, 2**31 - 1, -(2**31)])
+def test_an_index_outside_the_gradient_fails_the_exchange(indices, workers, number):
+    """In a message that has the checksum of what it holds."""
+    layout, wire, shape, device = setting([200, 43], "layer", "fp32", indices, workers)
+    sents = [in_order(some(layout, "fp32", seed)) for seed in range(workers)]
+    headers = [wire.header(sent, 0, layout.id, layout.digest) for sent in sents]
+    rows = torch.stack([wire.encode(s, layout.segment_of, shape, h) for s, h in zip(sents, headers, strict=True)])
+    last = HEADER + int(sents[-1].count) - 1
+    if indices == "int":
+        rows[-1, last] = number
+    else:
+        rows[-1, ENTRIES] = number
+    rows = seal(rows).to(DEVICE)
+    failed, out = torch.zeros((), dtype=torch.int32, device=DEVICE), torch.zeros(layout.numel, device=DEVICE)
+    with fenced() if INTERPRETED else nullcontext():
+        device.write_mean(rows, failed, out, None, 4)
+        fits = indices == "int" and 0 <= number < layout.numel
+        assert int(failed) == (0 if fits else 4)
