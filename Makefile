@@ -20,10 +20,13 @@ $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 demo: install
 	$(BIN)/sparsync demo
 
-# The laws, the failure cases and whole trainings on real processes; then the kernels, run by Triton's interpreter.
+# Two at a time: who is done takes over half of what the other has left.
+TWO := -n 2 --dist worksteal
+# The laws, the failure cases and whole trainings on real processes; then the kernels, run by Triton's interpreter. What
+# is marked slow is left to test-full.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 $(KERNELS)
+	$(BIN)/python -m pytest $(TWO) -m "not slow" $(addprefix --ignore=,$(KERNELS))
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) -m "not slow" $(KERNELS)
 
 # The same one after another, with the coverage of all of them.
 coverage: install
@@ -33,9 +36,10 @@ coverage: install
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-# Many more examples of every law.
+# Every test, and many more examples of every law.
 test-full: install
-	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest
+	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) $(addprefix --ignore=,$(KERNELS))
+	HYPOTHESIS_PROFILE=full TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) $(KERNELS)
 
 # Seeded defects: each must turn a named test red. SINCE=commit: only those of rooms that changed since then.
 test-mutants: install

@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from tests.world import World
 
-settings.register_profile("quick", derandomize=True, max_examples=20, deadline=None)
+settings.register_profile("quick", derandomize=True, max_examples=15, deadline=None)
 settings.register_profile("full", derandomize=False, max_examples=400, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 torch.set_num_threads(1)

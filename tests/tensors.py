@@ -47,15 +47,17 @@ def numel_of(tensors: Sequence[Sketched], hole: int = 3) -> int:
     return tensors[-1].start + tensors[-1].numel + hole
 
 
-def tables_of(tensors: Sequence[Sketched], limit: float = 2.5) -> Tables:
-    """Tables of a model that has more tensors than these."""
+def tables_of(tensors: Sequence[Sketched], limit: float = 2.5, shrinks: bool = False) -> Tables:
+    """Tables of a model that has more tensors than these; ``shrinks``: every second residual becomes smaller."""
     rng = torch.Generator().manual_seed(len(tensors))
     count, size = 1 + max(t.number for t in tensors), max(t.place + t.size for t in tensors)
     rates, eps, betas, shares = torch.rand(4, count, generator=rng)
-    return Tables(torch.rand(size, generator=rng) + 0.1, rates, eps * 1e-3, betas, shares, limit)
+    kept = torch.ones(count)
+    kept[::2] = 0.7 if shrinks else 1.0
+    return Tables(torch.rand(size, generator=rng) + 0.1, rates, eps * 1e-3, betas, shares, kept, limit, shrinks)
 
 
 def moved(tables: Tables, device: str) -> Tables:
     """The same on a device."""
-    tensors = (tables.sizes, tables.rates, tables.eps, tables.betas, tables.shares)
-    return Tables(*(tensor.to(device) for tensor in tensors), tables.limit)
+    tensors = (tables.sizes, tables.rates, tables.eps, tables.betas, tables.shares, tables.kept)
+    return Tables(*(tensor.to(device) for tensor in tensors), tables.limit, tables.shrinks)

@@ -20,6 +20,7 @@ from sparsync.config import ExchangePlan, resolve
 from sparsync.engine.budget import DENSE_PART, within_budget
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.simulate import VirtualWorkers
+from sparsync.wire import HEADER
 from tests.models import net
 
 STEPS = 12
@@ -65,7 +66,7 @@ def predicted(plan: ExchangePlan, tensors: dict[str, Tensor], workers: int, step
 def assert_within(sent: list[float], plan: ExchangePlan, tensors: dict[str, Tensor], workers: int) -> None:
     """The mean over the training is the budget or less, no step is above 8 times it or above dense."""
     dense = dense_ring(tensors, workers)
-    slack = 32 * (workers - 1) if plan.compressor.dense else 0  # the header of a dense sum
+    slack = 4 * HEADER * (workers - 1) if plan.compressor.dense else 0  # the header of a dense sum
     allowed = plan.budget.share * dense + slack
     assert sum(sent) / len(sent) <= allowed
     assert max(sent) <= min(8 * allowed, dense + slack)
@@ -85,8 +86,8 @@ def assert_within(sent: list[float], plan: ExchangePlan, tensors: dict[str, Tens
     ],
 )
 def test_virtual_workers_send_what_was_predicted_and_stay_within(kind: str, workers: int, rule: str) -> None:
-    reached = 0
-    for share in SHARES:
+    reached, shares = 0, SHARES if workers < 16 else SHARES[1::2]
+    for share in shares:
         model = made(kind)
         tensors = dict(model.named_parameters())
         optimizer = OPTIMIZERS[rule](model.parameters())
@@ -106,7 +107,7 @@ def test_virtual_workers_send_what_was_predicted_and_stay_within(kind: str, work
         assert sent == pytest.approx(predicted(team.plan, tensors, max(2, workers), STEPS), rel=1e-9)  # sums of thirds
         assert_within(sent, team.plan, tensors, max(2, workers))
         reached += 1
-    assert reached >= (2 if kind == "many tiny" or rule == "adamw" else 3)
+    assert reached >= len(shares) - (3 if kind == "many tiny" or rule == "adamw" else 2)
 
 
 def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tuple[list[float], float]:
@@ -124,7 +125,7 @@ def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tup
     expected = predicted(handle.plan, tensors, size, STEPS)
     assert sent[1:] == expected[1:]
     buckets = 2 if kind == "wide" else 1  # DDP makes the second one, with its sketch's header, after the first step
-    assert sent[0] == expected[0] - 32 * (buckets - 1) * (size - 1)
+    assert sent[0] == expected[0] - 4 * HEADER * (buckets - 1) * (size - 1)
     assert_within([expected[0], *sent[1:]], handle.plan, tensors, size)
     total = handle.stats().total.traffic
     handle.detach()
@@ -134,14 +135,14 @@ def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tup
 
 
 @pytest.mark.parametrize(
-    ("kind", "share", "rule"),
+    ("workers", "kind", "share", "rule"),
     [
-        *((kind, share, "sgd") for share in (1 / 100, 1 / 15, 1 / 2) for kind in MODELS),
-        ("layers", 1 / 15, "adamw"),
-        ("wide", 1 / 60, "adamw"),
+        *((2, kind, share, "sgd") for share in (1 / 100, 1 / 15, 1 / 2) for kind in MODELS),
+        *((3, kind, share, "sgd") for share, kind in zip((1 / 100, 1 / 15, 1 / 2), MODELS, strict=True)),
+        *((workers, "layers", 1 / 15, "adamw") for workers in (2, 3)),
+        *((workers, "wide", 1 / 60, "adamw") for workers in (2, 3)),
     ],
 )
-@pytest.mark.parametrize("workers", [2, 3])
 def test_processes_send_what_was_predicted_and_stay_within(
     worlds: Any, workers: int, kind: str, share: float, rule: str
 ) -> None:
@@ -223,9 +224,9 @@ def test_it_takes_no_time_and_no_memory_for_a_billion_parameters() -> None:
     tensors = tensors_of((50_000, width), *(layer * 19))
     assert sum(map(Tensor.numel, tensors.values())) > 1e9
     for scope in ("global", "layer"):
-        begun = time.perf_counter()
+        begun = time.process_time()  # other processes' work is not its own
         plan = within_budget(resolve(budget=1 / 60, scope=scope), tensors, 16)
-        assert time.perf_counter() - begun < 1
+        assert time.process_time() - begun < 1
         assert plan.spending.mean == pytest.approx(plan.spending.dense / 60, rel=1e-3)
 
 
@@ -377,9 +378,9 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_a_budget_that_cannot_be_reached_is_refused_with_the_smallest_that_can() -> None:
     tensors = tensors_of((30, 30), (30,))
-    with pytest.raises(ValueError, match=r"budget=1/250 cannot be reached with 4 workers: .* possible is 0.02581"):
+    with pytest.raises(ValueError, match=r"budget=1/250 cannot be reached with 4 workers: .* possible is 0.03011"):
         within_budget(resolve(budget=1 / 250), tensors, 4)
-    assert within_budget(resolve(budget=0.02581), tensors, 4).spending.mean == 144
+    assert within_budget(resolve(budget=0.03011), tensors, 4).spending.mean == 168
     tiny = tensors_of((2, 2))
     with pytest.raises(ValueError, match="for a model of 4 entries that is more than all of them dense"):
         within_budget(resolve(budget=0.4), tiny, 64)

@@ -38,7 +38,7 @@ def case_reduce(rank: int, size: int, name: str, collective: str, codecs: list[s
 
 
 def reduce_thrice(rank: int, size: int, name: str, collective: str, values: str, channel: Channel) -> None:
-    """Three steps; every rank also plays all the others, so it knows what must come out."""
+    """Three steps, two where a codec rounds; every rank also plays all the others, so it knows what must come out."""
     method = COLLECTIVES[collective]
     everyone = [
         worker(
@@ -54,7 +54,7 @@ def reduce_thrice(rank: int, size: int, name: str, collective: str, values: str,
         for r in range(size)
     ]
     layout = everyone[0].layout
-    for step in range(3):
+    for step in range(3 if values == "fp32" else 2):
         kinds = ("zero", "normal", "heavy", "mostly zero", "integers")
         common = 5 * gradient("heavy", layout.numel, torch.float32, step)  # so that all send some of the same entries
         own = [gradient(kinds[(r + step) % 5], layout.numel, torch.float32, 10 * step + r) for r in range(size)]
@@ -77,7 +77,8 @@ def reduce_thrice(rank: int, size: int, name: str, collective: str, values: str,
 
 @pytest.mark.parametrize(("name", "collective", "codecs", "size"), PAIRS_AND_WORLDS, ids=WORLD_IDS)
 def test_law_2_reduce_is_reduce_local_bit_for_bit(worlds, size, name, collective, codecs):
-    worlds[size].run(case_reduce, name=name, collective=collective, codecs=list(codecs))
+    some = codecs if size < 4 else codecs[:1] + codecs[size % len(codecs) :][:1]  # every rank plays all of them
+    worlds[size].run(case_reduce, name=name, collective=collective, codecs=list(some))
 
 
 @pytest.mark.parametrize(("collective", "size"), [("allgather", 2), ("allgather", 3), ("balanced", 3)])

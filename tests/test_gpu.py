@@ -94,13 +94,14 @@ def test_once_settled_preconditioning_waits_for_nothing_and_allocates_nothing(na
     grads = [torch.randn(layout.numel, device="cuda").to(dtype) for _ in range(2)]
     signs = draw_signs(tables.sizes.numel(), 0, 0, torch.device("cuda"))
     out, parameters = torch.zeros(tensors[-1].at + tensors[-1].size, device="cuda"), torch.ones_like(spare)
-    changes = [Change(parameters, spare, 0.99, torch.ones((), device="cuda"))]
+    one_number = torch.ones((), device="cuda")
+    changes = [Change(parameters, spare, 0.99, one_number)]
 
     def act(step):
         sketch(grads[step % 2], tensors, signs, out, ctx.workspace)
         memory.update = update
         sent = one.compressor.compress(grads[step % 2], memory, layout, ctx, one.state)
-        apply_update(changes, None, ctx.workspace)
+        apply_update(changes, one_number, None, ctx.workspace)
         return sent
 
     for step in range(25):
@@ -116,6 +117,40 @@ def test_once_settled_preconditioning_waits_for_nothing_and_allocates_nothing(na
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(sent.densify() + one.residual, before + came)
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("falls", [False, True])
+def test_once_settled_hook_and_update_wait_for_nothing_and_allocate_nothing(scope, falls):
+    """All of a step beside backward, from the bucket to the parameters; a changed rate takes a small copy."""
+    shapes = [(1024, 1000), (300,), (3, 300, 401), (64, 3, 3, 3)]
+    model = torch.nn.ParameterList([torch.randn(shape, device="cuda") for shape in shapes])
+    parameters = list(model.parameters())
+    bucket = torch.randn(sum(p.numel() for p in parameters), device="cuda")
+    for parameter, part in zip(parameters, bucket.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    handle, _ = sparsync.comm_hook(
+        model, "threshold", density=0.01, scope=scope, optimizer=optimizer, precondition=True
+    )
+    handle._may_skip = False  # of DDP's options, which nobody asked here
+
+    def act():
+        bucket.normal_()
+        if falls:
+            optimizer.param_groups[0]["lr"] *= 0.99
+        handle.push(0, bucket, parameters, last=True).wait()
+        optimizer.step()
+
+    for _ in range(25):
+        act()
+    assert isinstance(handle._running().completion, Deferred)
+    before = [p.detach().clone() for p in parameters]
+    with nothing_waited_for_nor_allocated(scope):
+        for _ in range(5):
+            act()
+    assert all(p.isfinite().all() and not torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+    handle.detach()
 
 
 @pytest.mark.parametrize("name", ["random", "block"])

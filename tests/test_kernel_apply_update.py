@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsync.kernels import apply_update as room
-from sparsync.kernels import path, strips
+from sparsync.kernels import learn_clip, path, precondition, second_moment, strips
 from sparsync.kernels.apply_update import Change, apply_update, reference
 from sparsync.kernels.apply_update.launch import ParameterTables
 from sparsync.simulate import VirtualWorkers
@@ -16,6 +16,7 @@ from sparsync.workspace import Workspace
 from tests.pairs import DEVICE, MARKS
 
 pytestmark = MARKS
+UNDO = torch.tensor(0.3)
 SHAPES = [(1,), (63,), (33, 31), (100_003,), (4, 3, 5, 5), (1024,), (0,), (8, 2048)]
 
 
@@ -25,7 +26,7 @@ def parameters_of(shapes, seed=0, dtype=torch.float32):
     sizes = [torch.Size(shape).numel() for shape in shapes]
     flat = torch.randn(sum(sizes), generator=rng).to(dtype)
     grads = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
-    factors = [torch.rand((), generator=rng) for _ in range(3)]
+    factors = [torch.rand((), generator=rng) + 0.5 for _ in range(3)]
     kept = (1.0, 0.9, 0.999)
     return [
         Change(torch.randn(shape, generator=rng).to(dtype), grad, kept[i % 2 + i % 3 // 2], factors[i % 3])
@@ -34,11 +35,11 @@ def parameters_of(shapes, seed=0, dtype=torch.float32):
 
 
 def moved(changes):
-    factors = {id(c.factor): c.factor.to(DEVICE, copy=True) for c in changes}
+    factors = {id(c.shown): c.shown.to(DEVICE, copy=True) for c in changes}
     flat = torch.cat([c.grad.flatten() for c in changes]).to(DEVICE)
     grads = [g.view(c.grad.shape) for g, c in zip(flat.split([c.grad.numel() for c in changes]), changes, strict=True)]
     return [
-        Change(c.parameter.to(DEVICE, copy=True), grad, c.kept, factors[id(c.factor)])
+        Change(c.parameter.to(DEVICE, copy=True), grad, c.kept, factors[id(c.shown)])
         for c, grad in zip(changes, grads, strict=True)
     ]
 
@@ -50,8 +51,8 @@ def close(ours, theirs):
 
 def assert_same(changes, workspace, skip=None):
     ours = moved(changes)
-    apply_update(ours, None if skip is None else skip.to(DEVICE), workspace)
-    reference.apply_update(changes, skip)
+    apply_update(ours, UNDO.to(DEVICE), None if skip is None else skip.to(DEVICE), workspace)
+    reference.apply_update(changes, UNDO, skip)
     for a, b in zip(ours, changes, strict=True):
         close(a.parameter, b.parameter)
         assert torch.equal(a.grad.cpu(), b.grad)
@@ -75,16 +76,16 @@ def test_a_scaler_that_found_infinity_leaves_them_as_they_are(found):
 
 
 def test_nothing_but_the_step_changes_and_the_tables_stay():
-    workspace, changes = Workspace(), moved(parameters_of(SHAPES))
+    workspace, changes, undo = Workspace(), moved(parameters_of(SHAPES)), UNDO.to(DEVICE)
     expected = [(c.parameter.clone().cpu(), c) for c in changes]
     for _ in range(2):
-        apply_update(changes, None, workspace)
+        apply_update(changes, undo, None, workspace)
     tables = workspace.find(ParameterTables)
     assert tables is not None
     for before, change in expected:
-        own = [Change(before, change.grad.cpu(), change.kept, change.factor.cpu())]
+        own = [Change(before, change.grad.cpu(), change.kept, change.shown.cpu())]
         for _ in range(2):
-            reference.apply_update(own, None)
+            reference.apply_update(own, UNDO, None)
         close(change.parameter, before)
 
 
@@ -99,10 +100,10 @@ def test_others_are_changed_as_well(kind):
         near = {"memory_format": torch.channels_last}
         own = own._replace(parameter=own.parameter.to(**near), grad=own.grad.to(**near))
     ours = own._replace(
-        parameter=own.parameter.to(DEVICE, copy=True), grad=own.grad.to(DEVICE), factor=own.factor.to(DEVICE)
+        parameter=own.parameter.to(DEVICE, copy=True), grad=own.grad.to(DEVICE), shown=own.shown.to(DEVICE)
     )
-    apply_update([ours], None, workspace)
-    reference.apply_update([own], None)
+    apply_update([ours], UNDO.to(DEVICE), None, workspace)
+    reference.apply_update([own], UNDO, None)
     close(ours.parameter, own.parameter)
     assert (workspace.find(ParameterTables) is not None) == (kind == "channels last")
 
@@ -130,7 +131,7 @@ def trained(steps=3):
 def test_a_training_is_that_without_kernels(monkeypatch):
     """Sketches are summed in another order, so within rounding."""
     ours = trained()
-    for module in (path, room):
+    for module in (path, room, second_moment, learn_clip, precondition):
         monkeypatch.setattr(module, "usable_on", lambda device: False)
     for a, b in zip(ours, trained(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

@@ -32,12 +32,13 @@ def assert_scales(grad, layout, most, workspace):
     return scales
 
 
-@pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("blocks", [1, 8])
+@pytest.mark.parametrize(  # every pair
+    ("sizes", "scope", "blocks"),
+    [(sizes, ("layer", "global")[i], (1, 8)[(i + j) % 2]) for j, sizes in enumerate(SIZES) for i in range(2)],
+)
 def test_the_scales_of_the_specification(sizes, scope, blocks, monkeypatch):
     monkeypatch.setattr(strips, "SMALL", 0 if blocks > 1 else 1 << 30)
-    layout, workspace = layout_of(sizes, TopK(0.01), scope, hole=3), Workspace()
+    layout, workspace = layout_of(SIZES[sizes], TopK(0.01), scope, hole=3), Workspace()
     for step, kind in enumerate(("normal", "heavy", "mostly zero", "huge")):
         grad = gradient(kind, layout.numel, torch.float32, step)
         own = torch.cat([grad[span.start : span.stop] for span in layout.spans]).double().norm().item()

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from sparsync.kernels import Update, strips
-from sparsync.kernels.precondition import precondition, reference
+from sparsync.kernels import Memory, Update, strips
+from sparsync.kernels.precondition import came_in, precondition, reference
 from sparsync.kernels.precondition.launch import PreconditionBuffers
 from sparsync.workspace import Workspace
 from tests.methods import gradient
@@ -98,3 +98,22 @@ def test_other_tensors_in_the_same_workspace():
         update = Update(zeros.to(DEVICE), zeros.to(DEVICE), tensors, moved(tables, DEVICE))
         precondition(mine, update, mine, workspace)
         assert torch.equal(mine.cpu(), out)
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+@pytest.mark.parametrize("undoable", [False, True])
+def test_residuals_shrink_before_an_update_comes_in(shrinks, undoable):
+    """In place the device decides; what can be undone is multiplied into the place that the step writes."""
+    tensors, workspace = sketched([(1, 70, 43), 500, 60]), Workspace()
+    numel, tables = numel_of(tensors), tables_of(tensors, shrinks=shrinks)
+    residual, grad = gradient("normal", numel, torch.float32, 1), gradient("normal", numel, torch.float32, 0)
+    before = residual.to(DEVICE, copy=True)
+    after = torch.full_like(before, 5.0) if undoable else before
+    velocity = torch.zeros(numel, device=DEVICE)
+    memory = Memory(before, after, update=Update(velocity, velocity, tensors, moved(tables, DEVICE)))
+    came_in(grad.to(DEVICE), memory, workspace)
+    assert memory.update is None
+    assert torch.equal(before.cpu(), residual) == (undoable or not shrinks)
+    for tensor in tensors:
+        own = slice(tensor.start, tensor.start + tensor.numel)
+        assert torch.equal(memory.before[own].cpu(), residual[own] * tables.kept[tensor.number])

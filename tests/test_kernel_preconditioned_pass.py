@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparsync import DGCK, ThresholdK, TopK, TrimmedK
-from sparsync.kernels import Update, strips
+from sparsync.kernels import Memory, Update, strips
 from sparsync.kernels.candidates import launch
 from sparsync.kernels.precondition import reference
 from sparsync.layout import Layout, Span
@@ -27,9 +27,11 @@ METHODS = {"topk": TopK, "trimmed": TrimmedK, "threshold": ThresholdK, "dgc": DG
 class Pair:
     """The same worker twice: the kernels, and the specification of updates before that of the compressor."""
 
-    def __init__(self, name: str, shapes: Shapes, scope="layer", dtype=torch.float32, limit=2.5, **options) -> None:
+    def __init__(
+        self, name: str, shapes: Shapes, scope="layer", dtype=torch.float32, limit=2.5, shrinks=False, **options
+    ):
         self.tensors, compressor = sketched(shapes), METHODS[name](0.02)
-        self.tables = tables_of(self.tensors, limit)
+        self.tables = tables_of(self.tensors, limit, shrinks)
         spans = [Span(f"p{i}", tensor.start, tensor.numel) for i, tensor in enumerate(self.tensors)]
         layout = Layout.cut(
             spans, numel=numel_of(self.tensors), scope=scope, density=0.02, capacity=compressor.capacity, name="all"
@@ -41,7 +43,9 @@ class Pair:
     def step(self, grad):
         """One step of both; which entries threshold sends is left open where they are nearly equal."""
         plain, out, velocity = self.plain, torch.zeros(grad.numel()), self.plain.velocity.clone()
-        reference.precondition(grad, Update(plain.velocity, velocity, self.tensors, self.tables), out)
+        update = Update(plain.velocity, velocity, self.tensors, self.tables)
+        reference.precondition(grad, update, out)
+        reference.shrink(Memory(plain.residual, plain.residual), update)
         sent, expected = self.fused.send(grad.to(DEVICE)), plain.send(out)
         plain.velocity = velocity
         if isinstance(self.fused.compressor, ThresholdK):
@@ -69,6 +73,14 @@ def test_as_if_updates_were_made_before(shapes, blocks, monkeypatch):
     monkeypatch.setattr(strips, "SMALL", 0 if blocks > 1 else 1 << 30)
     pair = Pair("threshold", shapes)
     for step in range(2):  # in the first, thresholds are estimated from updates that were made before
+        pair.step(gradient("heavy", numel_of(pair.tensors), torch.float32, step))
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize("name", ["topk", "threshold"])
+def test_residuals_shrink_in_the_same_pass(name, transactional):
+    pair = Pair(name, [(1, 40, 37), 129], shrinks=True, transactional=transactional)
+    for step in range(3):  # in the first, the update is made before the pass
         pair.step(gradient("heavy", numel_of(pair.tensors), torch.float32, step))
 
 

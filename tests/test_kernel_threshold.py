@@ -74,7 +74,7 @@ def only_fused(monkeypatch):
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_the_same_entries_step_after_step(sizes, kind, scope):
     fused, plain = pair(sizes, 0.02, scope=scope)
-    for step in range(4):  # the first tells where magnitudes are: before that, which of many go is left open
+    for step in range(3):  # the first tells where magnitudes are: before that, which of many go is left open
         assert_same(
             fused,
             plain,
@@ -100,15 +100,15 @@ def test_programs_of_several_blocks(scope, kind, dtype, monkeypatch):
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_half_precision(dtype, values):
-    for kind in ("normal", "heavy", "huge"):
+    for kind in ("heavy", "huge"):
         fused, plain = pair([3000, 700], 0.01, dtype=dtype, values=values)
         for step in range(2):
             assert_same(fused, plain, gradient(kind, plain.layout.numel, dtype, step) * 0.5**step)
 
 
-@pytest.mark.parametrize("undoable", [False, True])
-@pytest.mark.parametrize("masking", [False, True])
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(  # every pair
+    ("clip", "masking", "undoable"), [(None, False, False), (None, True, True), (0.5, False, True), (0.5, True, False)]
+)
 def test_momentum_and_clipping(clip, masking, undoable):
     options = {"correction": Correction(0.7, masking), "clip": clip, "transactional": undoable}
     fused, plain = pair([3000, 129], 0.02, **options)

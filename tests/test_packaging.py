@@ -168,6 +168,7 @@ def empty(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+@pytest.mark.slow
 def test_the_environment_is_empty_otherwise(empty: Path, tmp_path: Path) -> None:
     ask = "import sparsync; from importlib.util import find_spec as f; print(sparsync.__file__, *map(f, {}))"
     others = ("sparsync_lab", "numba", "typer", "pytest", "matplotlib")
@@ -176,15 +177,17 @@ def test_the_environment_is_empty_otherwise(empty: Path, tmp_path: Path) -> None
     assert found == ["None"] * len(others)
 
 
+@pytest.mark.slow
 def test_the_wheel_alone_runs_the_readme_example(empty: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "example.py").write_text(next(block for block in blocks if "init_process_group" in block))
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "example.py")
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "example.py")
     shown = succeed(empty / "python", *launch, cwd=tmp_path)
-    assert f"sparsync {sparsync.__version__} on 2 workers" in shown
+    assert f"sparsync {sparsync.__version__} on 3 workers" in shown
     assert "loss" in shown
 
 
+@pytest.mark.slow
 def test_the_wheel_alone_has_its_command_line(empty: Path, tmp_path: Path) -> None:
     assert succeed(empty / "sparsync", "--version", cwd=tmp_path) == f"sparsync {sparsync.__version__}\n"
     assert "plain PyTorch (pip install 'sparsync[fast]')" in succeed(empty / "sparsync", "info", cwd=tmp_path)

@@ -97,3 +97,33 @@ def test_a_clip_that_is_active_in_most_steps_ends_where_dense_does(worlds: dict[
     assert abs(sparse.learned / MAX_NORM - 1) < 1e-3
     assert sparse.sent <= BUDGET
     assert abs(sparse.loss / dense.loss - 1) < 0.01, (sparse.loss, dense.loss)
+
+
+def case_falling_rate(rank: int, size: int) -> tuple[list[int], list[float]]:
+    """Divide the rate by ten in the last step; return entries sent, and shown norms over the mean gradient's."""
+    model = NextWord(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    ddp = DistributedDataParallel(model)
+    handle = sparsync.attach(ddp, optimizer=optimizer, budget=BUDGET)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 9, 0.1)
+    entries, norms = [], []
+    for step in range(10):
+        pairs, following = text(size * step + rank, ROWS)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(ddp(pairs), following).backward()
+        preconditioner = handle._running().worker.preconditioner
+        assert preconditioner is not None
+        norms.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters()]) / preconditioner.moment.norm))
+        entries.append(handle.stats().step.entries)
+        optimizer.step()
+        schedule.step()
+    handle.detach()
+    del ddp
+    gc.collect()
+    return entries, norms
+
+
+def test_a_rate_that_falls_at_once_sends_as_much_and_shows_the_same_norm(worlds: dict[int, World]) -> None:
+    for entries, norms in worlds[2].run(case_falling_rate):
+        assert entries[-1] > 0.5 * entries[-2]
+        assert abs(norms[-1] - 1) < 0.01

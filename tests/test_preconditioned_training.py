@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.collectives import ReduceByParts
+from sparsync.engine.checkpoint import load_state_dict
 from sparsync.layout import Layout, Span
 from sparsync.simulate import VirtualWorkers
 from sparsync.sparse import SparseGrad
@@ -118,6 +119,45 @@ def case_as_dense(rank: int, size: int, name: str, kind: str) -> float:
 @pytest.mark.parametrize("name", AS_DENSE)
 def test_training_is_that_of_dense(worlds: dict[int, World], name: str, kind: str) -> None:
     assert max(worlds[2].run(case_as_dense, name=name, kind=kind)) < 1e-4
+
+
+def case_rests(rank: int, size: int) -> None:
+    """A layer that is left out now and then: what rounding left of its bias' gradient waits, and no step is counted."""
+    model = Layers()
+    optimizer = adamw(model)
+    with attached(model, optimizer, ddp=UNUSED, **TOPK) as (ddp, handle):
+        for step in range(7):
+            before = handle.residual("layers.2.bias") if step else None
+            before = None if before is None else before.clone()
+            now_and_then(ddp, optimizer, rank, step)
+            after = handle.residual("layers.2.bias")
+            assert after is not None
+            assert after.any()
+            assert (before is not None and torch.equal(before, after)) == (step in (1, 4))
+        steps = [float(optimizer.state_dict()["state"][index]["step"]) for index in range(8)]
+        assert steps == [7, 7, 7, 7, 5, 5, 7, 7]
+
+
+def test_a_tensor_that_rests_is_not_woken_by_what_is_left_of_it(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_rests)
+
+
+def test_another_number_of_workers_keeps_what_rounding_left() -> None:
+    def team(workers: int) -> VirtualWorkers:
+        model = Layers()
+        loss = lambda model, data, carried: (loss_of(model, *map(int, data[0])), ())  # noqa: E731
+        return VirtualWorkers(model, loss, adamw(model), workers, **TOPK)
+
+    old, new = team(2), team(3)
+    for step in range(3):
+        old.advance([(torch.tensor([rank, step]),) for rank in range(2)])
+    for worker in new._exchange.workers:
+        load_state_dict(worker, 3, old.state_dict()["ranks"])
+    for name in ("layers.0.bias", "layers.3.bias"):
+        kept, came = ([team.residual(rank, name) for rank in range(team.workers)] for team in (old, new))
+        mean = sum(residual for residual in kept if residual is not None) / 2
+        assert mean.any()
+        torch.testing.assert_close(sum(r for r in came if r is not None) / 3, mean)
 
 
 def case_extra(rank: int, size: int) -> Tensor:

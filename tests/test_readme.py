@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+import sparsync
 from sparsync_lab.docs.__main__ import main, pages
 from sparsync_lab.docs.blocks import BLOCKS, MARKED, fill
+from tests.world import World
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path.relative_to(ROOT).as_posix() for path in pages(ROOT)]
 LIMIT = 300
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)")
-# Each block of a page finds a model of its own, alone in its world.
-AROUND = """\
-import contextlib, os, sys, warnings
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-import sparsync
-
-dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=0, world_size=1)
-for number, code in enumerate(open("blocks.txt").read().split("\\0")):
-    torch.manual_seed(number)
-    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
-    loader = [(torch.randn(8, 64), torch.randint(10, (8,))) for _ in range(8)]
-    names = {"contextlib": contextlib, "torch": torch, "dist": dist, "sparsync": sparsync, "ddp": ddp}
-    names |= {"optimizer": optimizer, "loader": loader, "loss_fn": nn.functional.cross_entropy}
-    before = [p.detach().clone() for p in ddp.parameters()]
-    exec(compile(code, f"block {number}", "exec"), names)
-    trained = any(not torch.equal(a, b) for a, b in zip(before, ddp.parameters()))
-    assert trained == ("optimizer.step()" in code or "scaler.step(" in code), code
-    handle = names.get("sync", names.get("state"))
-    if isinstance(handle, sparsync.Handle):
-        handle.detach()
-    del ddp, names
-dist.destroy_process_group()
-"""
 
 
 def blocks_of(page: str) -> list[str]:
@@ -53,18 +35,37 @@ def blocks_of(page: str) -> list[str]:
 def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     (whole,) = blocks_of("README.md")
     (tmp_path / "example.py").write_text(whole)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "example.py"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "example.py"]
     done = subprocess.run(launcher, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert "ThresholdK" in done.stdout
     assert re.search(r"sent \d+\.\d% of all entries", done.stdout)
 
 
+def case_blocks(rank: int, size: int, folder: str, blocks: list[str]) -> None:
+    """Run the blocks of a page in a folder, each with a model of its own."""
+    os.chdir(folder)
+    for number, code in enumerate(blocks):
+        torch.manual_seed(number)
+        ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
+        loader = [(torch.randn(8, 64), torch.randint(10, (8,))) for _ in range(8)]
+        names = {"contextlib": contextlib, "torch": torch, "dist": dist, "sparsync": sparsync, "ddp": ddp}
+        names |= {"optimizer": optimizer, "loader": loader, "loss_fn": nn.functional.cross_entropy}
+        before = [p.detach().clone() for p in ddp.parameters()]
+        exec(compile(code, f"block {number}", "exec"), names)
+        trained = any(not torch.equal(a, b) for a, b in zip(before, ddp.parameters(), strict=True))
+        assert trained == ("optimizer.step()" in code or "scaler.step(" in code), code
+        handle = names.get("sync", names.get("state"))
+        if isinstance(handle, sparsync.Handle):
+            handle.detach()
+        del ddp, names
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and blocks_of(page)])
 def test_the_code_of_the_pages_runs(page: str, tmp_path: Path) -> None:
-    (tmp_path / "blocks.txt").write_text("\0".join(blocks_of(page)))
-    done = subprocess.run([sys.executable, "-c", AROUND], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
+    (outcome,) = World.once(1, case_blocks, folder=str(tmp_path), blocks=blocks_of(page))
+    assert outcome == (True, None), outcome[1]
 
 
 def test_the_readme_is_short() -> None:

@@ -30,11 +30,12 @@ from sparsync_lab.virtual import (
     epoch_steps,
     image_batches,
     perplexity,
+    random_windows,
     token_batches,
 )
 from tests.models import net
 
-STEPS = 24
+STEPS = 16
 ALL_SPARSE = {"dense_below": 0, "dense_1d": False}
 
 
@@ -418,6 +419,24 @@ def test_image_batches_are_those_of_real_workers():
                 chosen = expected[rank][step]
                 assert torch.equal(got_x, images.inputs(own_x[chosen], step_generator(5, rank, step)))
                 assert torch.equal(got_y, own_y[chosen])
+
+
+def test_random_windows_are_drawn_alike_by_any_number_of_workers():
+    tokens = torch.arange(200)
+    first, second = islice(random_windows(tokens, 2, 3, 4, seed=5), 2)
+    for here, after in first + second:
+        assert here.shape == after.shape == (3, 4)
+        assert torch.equal(here + 1, after)  # the words that follow
+    drawn = torch.cat([here for here, _ in first])
+    assert not torch.equal(drawn, torch.cat([here for here, _ in second]))
+    six = next(random_windows(tokens, 6, 1, 4, seed=5))
+    assert torch.equal(drawn, torch.cat([here for here, _ in six]))
+    assert torch.equal(next(random_windows(tokens, 2, 3, 4, seed=5, start=1))[0][0], second[0][0])
+    assert not torch.equal(drawn, torch.cat([here for here, _ in next(random_windows(tokens, 2, 3, 4, seed=6))]))
+    many = torch.cat([after for step in islice(random_windows(tokens, 2, 3, 4), 300) for _, after in step])
+    assert (many.min(), many.max()) == (1, 199)  # from end to end
+    with pytest.raises(ValueError, match="text must have 30 words or more"):
+        next(random_windows(tokens[:20], 2, 3, 4))
 
 
 def test_token_batches_read_on_and_begin_again():

@@ -103,15 +103,11 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
     return quotients
 
 
-def give_norm(out: Tensor, norm: Tensor, scale: float) -> Tensor:
-    """Multiply ``out``, in place, by what makes its norm ``scale * norm``; returns that: ``scale`` itself, where
-    either norm is 0 or unknown."""
+def give_norm(out: Tensor, norms: Tensor, scale: float) -> Tensor:
+    """Multiply ``out``, in place, by what makes its norm ``scale`` times that of ``norms``, themselves the norms of
+    its parts; returns that: ``scale`` itself, where either norm is 0 or unknown."""
     dtype = torch.promote_types(out.dtype, torch.float32)
-    factor = factor_for(torch.linalg.vector_norm(out, dtype=dtype), norm, scale)
+    own, norm = torch.linalg.vector_norm(out, dtype=dtype), torch.linalg.vector_norm(norms)
+    factor = torch.where((own > 0) & (norm > 0), norm / own, 1.0) * scale
     out.mul_(factor)
     return factor
-
-
-def factor_for(own: Tensor, norm: Tensor, scale: float) -> Tensor:
-    """Return what makes a norm ``own`` the norm ``scale * norm``."""
-    return torch.where((own > 0) & (norm > 0), norm / own, 1.0) * scale

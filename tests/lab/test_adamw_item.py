@@ -98,8 +98,9 @@ def test_every_stage_is_of_known_settings_and_methods() -> None:
 def test_no_budget_is_refused_when_its_turn_comes() -> None:
     """Before hours of a GPU are spent: every method fits its optimizer and every budget its model."""
     search = LearningRateSearch(lambda run: None, **COMPARED)
-    for model, label in sorted({(stage.model, label) for stage in STAGES for label in stage.methods}):
-        run = search.run(model, label, 1.0, 0)
+    asked = [search.run(stage.model, label, 1.0, 0) for stage in STAGES for label in stage.methods]
+    alike = [replace(run, label="", variant={}, windows="streams") for run in asked]  # which change nothing of a budget
+    for run in {run.name: run for run in alike}.values():
         with torch.device("meta"):
             tensors = dict(CATALOGUE[run.model].make().named_parameters())
         if run.method in BASELINES:
@@ -110,9 +111,8 @@ def test_no_budget_is_refused_when_its_turn_comes() -> None:
             continue
         optimizer = trainings.run_optimizer(run, SimpleNamespace(model=nn.Linear(4, 4)))
         plan = within_budget(resolve(optimizer=optimizer, **trainings._options(run)), tensors, run.workers)
-        assert plan.precondition == (
-            run.optimizer == "adamw" and run.options.get("precondition", run.method != "dense")
-        )
+        by_itself = run.optimizer == "adamw" and run.method != "dense"
+        assert plan.precondition == run.options.get("precondition", by_itself)
         if "budget" in run.options:
             assert plan.spending is not None
             assert 0.9 < plan.spending.mean / plan.spending.dense / run.options["budget"] <= 1
@@ -192,6 +192,21 @@ def test_the_control_s_optimizer_and_betas(context: RunContext) -> None:
     assert isinstance(optimizer, FactoredAdamW)
     assert optimizer.param_groups[0]["betas"] == (0.5, 0.999)
     assert run.name != replace(run, beta1=0.9).name != replace(run, beta1=0.9, optimizer="adamw").name
+
+
+def test_windows_are_random_where_they_are_asked_for(context: RunContext) -> None:
+    run = Run("windows", "gpt", windows="random", **TINY)
+    assert run.name != replace(run, windows="streams").name
+    assert replace(run, windows="streams").name == Run("windows", "gpt", **TINY).name
+    tasks_of = [trainings._task(own, context) for own in (run, replace(run, seed=1), replace(run, windows="streams"))]
+    first = [torch.stack([here for here, _ in next(task.batches(0))]) for task in tasks_of]
+    assert not torch.equal(first[0], first[1])
+    again = torch.stack([here for here, _ in next(tasks_of[2].batches(tasks_of[2].epoch))])
+    assert torch.equal(first[2], again)  # streams, of which every epoch reads the same windows
+    with pytest.raises(ValueError, match="windows must be one of streams, random, got 'all'"):
+        replace(run, windows="all")
+    with pytest.raises(ValueError, match="windows must be 'streams' but for transformers of text, got 'random' for"):
+        train_run(replace(run, model="lstm-ptb"), context)
 
 
 def test_one_large_training_at_a_time(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:

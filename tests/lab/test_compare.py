@@ -186,6 +186,7 @@ def test_a_worker_alone_sends_nothing_and_is_compared_all_the_same(
     assert compare_report.table(lines, 1).rows[1].cells[2:4] == ["0", "–"]
 
 
+@pytest.mark.slow
 def test_interrupted_compare_leaves_no_worker_behind(tmp_path: Path) -> None:
     command = [*SPARSYNC, "compare", "--workers", "2", "--steps", "100000", "--out", str(tmp_path)]
     # A shell starts what runs in its background with SIGINT ignored, and that is inherited.

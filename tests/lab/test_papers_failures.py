@@ -125,6 +125,7 @@ def test_an_item_that_fails_does_not_stop_the_others(
     assert (tmp_path / "results" / "p3-traffic-quick.json").is_file()
 
 
+@pytest.mark.slow
 def test_with_several_jobs_an_item_that_fails_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_processes_side_by_side_share_the_trainings(
     assert "not done yet" not in text.read_text() + capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_one_command_with_several_jobs(
     context: RunContext,
     trained_here: list[str],

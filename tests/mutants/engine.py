@@ -24,8 +24,8 @@ MUTANTS = [
     Mutant(
         "loss scale ignored",
         "src/sparsync/engine/worker.py",
-        "ratio = loss_scale / self.loss_scale",
-        "ratio = 1.0",
+        "self._follow_loss_scale(loss_scale / self.loss_scale)",
+        "self._follow_loss_scale(1.0)",
         "tests/failures/test_loss_scaling.py::test_the_residual_follows_the_loss_scale",
     ),
     Mutant(
@@ -62,7 +62,7 @@ MUTANTS = [
         "src/sparsync/engine/completion.py",
         "status.poison(unit.grad, positions.starts, self.plan.transactional)",
         "pass",
-        "tests/test_deferred.py::test_the_same_steps[('a', nan)-plain]",
+        "tests/test_deferred.py::test_the_same_steps[plain-('a', nan)]",
         interpreted=True,
     ),
     Mutant(
@@ -144,5 +144,19 @@ MUTANTS = [
         "            self.preconditioner.undo()",
         "            pass",
         "tests/test_preconditioned.py::test_a_scaler_and_steps_it_skips_change_nothing[loop]",
+    ),
+    Mutant(
+        "a step that is undone leaves its rates behind",
+        "src/sparsync/engine/worker.py",
+        "            self.rates = self._last_rates\n",
+        "",
+        "tests/test_preconditioned.py::test_a_step_that_is_undone_shrinks_nothing",
+    ),
+    Mutant(
+        "a threshold that does not follow a rate that falls at once",
+        "src/sparsync/engine/worker.py",
+        "        if ratio < SUDDEN:",
+        "        if False:",
+        "tests/test_preconditioned_clipping.py::test_a_rate_that_falls_at_once_sends_as_much_and_shows_the_same_norm",
     ),
 ]

@@ -9,8 +9,8 @@ MUTANTS = [
     Mutant(
         "the exact second moment is that of the sum over the workers",
         FILE,
-        "self._sums.pop(tensors[0].number) / self.workers",
-        "self._sums.pop(tensors[0].number)",
+        "self._sums.pop(first) / self.workers",
+        "self._sums.pop(first)",
         f"{TESTS}::test_exact_moments_are_those_of_the_mean_gradient",
     ),
     Mutant(

@@ -47,8 +47,8 @@ class MeanOfMessages:
     def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
         self.message.write_mean(self.rows, self.failed_exchange, out, None if flag is None else flag.bad, self.number)
 
-    def give_norm(self, out: Tensor, norm: Tensor, scale: float) -> Tensor:
-        return self.message.give_norm(self.rows, out, norm, scale)
+    def give_norm(self, out: Tensor, norms: Tensor, scale: float) -> Tensor:
+        return self.message.give_norm(self.rows, out, norms, scale)
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ class Mean(Protocol):
         """Overwrite the flat tensor ``out``; ``flag`` is told if that is not finite (a sum may overflow)."""
         ...
 
-    def give_norm(self, out: Tensor, norm: Tensor, scale: float) -> Tensor:
+    def give_norm(self, out: Tensor, norms: Tensor, scale: float) -> Tensor:
         """Multiply what was just written into ``out`` as ``sparse.give_norm`` does, on every rank alike."""
-        return give_norm(out, norm, scale)
+        return give_norm(out, norms, scale)
 
 
 @dataclass

@@ -3,7 +3,8 @@
 Parameters that are selected within their bucket (scope ``layer`` and ``bucket``) stay where they are, so a bucket is a
 unit as soon as it arrives. The others are gathered from all buckets of a step, in the model's order, and are a unit
 when the last bucket has come: the whole model in scope ``global``, and the small tensors that travel dense. That order,
-unlike the buckets', is the same in every run, so a resumed training repeats the same bits.
+unlike the buckets', is the same in every run, so a resumed training repeats the same bits. With a preconditioner the
+tensors that travel dense go with their bucket's sketches instead.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Unit:
     Args:
         rounding: values -> values as they travel, or ``None`` when they travel unchanged.
         keeps: something of it may stay in the residual.
-        feeds_preconditioner: its result goes to the preconditioner, not back to where the gradient came from.
+        feeds_preconditioner: it holds sketches, and its result goes to the preconditioner.
+        rounded: of sketches, the tensors in front whose own gradients travel: what rounding cuts off them is kept.
         workspace: of the layout: buffers that stay.
         unused: parameters whose gradient was all zero on this rank, and that must not be sent from.
         delivered: parameters that buckets have brought in this step.
@@ -60,6 +62,7 @@ class Unit:
     rounding: Rounding | None
     keeps: bool
     feeds_preconditioner: bool = False
+    rounded: tuple[Span, ...] = ()
     cut: tuple[float, Layout] | None = None  # by density
     workspace: Workspace = field(default_factory=Workspace)
     unused: set[str] = field(default_factory=set)
@@ -92,6 +95,22 @@ class Unit:
         return self.workspace.get(Traffic, dtype, lambda: self.collective.traffic(layout, wire, workers, dtype))
 
 
+class SpanViews:
+    """Parameters in a flat tensor, which stays what it is from step to step."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = tuple(spans)
+        self.names = [span.name for span in spans]
+        self._flat: Tensor | None = None
+        self._views: list[Tensor] = []
+
+    def of(self, flat: Tensor) -> list[Tensor]:
+        """Return the parameters in ``flat``."""
+        if self._flat is not flat:
+            self._flat, self._views = flat, [flat[span.start : span.stop] for span in self.spans]
+        return self._views
+
+
 class BucketSlice:
     """What of a bucket is gathered into one unit.
 
@@ -100,20 +119,12 @@ class BucketSlice:
     """
 
     def __init__(self, unit: Unit, here: Sequence[Span], there: Sequence[Span]) -> None:
-        self.unit, self.here, self.there = unit, here, there
-        self.names = frozenset(span.name for span in there)
-        self._between: tuple[Tensor, Tensor] | None = None
-        self._views: tuple[list[Tensor], list[Tensor]] = [], []
+        self.unit, self.here, self.there = unit, SpanViews(here), SpanViews(there)
+        self.names = frozenset(self.there.names)
 
     def views(self, buffer: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the parameters in ``buffer`` and in the unit; both stay what they are from step to step."""
-        if self._between is None or self._between[0] is not buffer or self._between[1] is not self.unit.grad:
-            self._between = buffer, self.unit.grad
-            self._views = (
-                [buffer[span.start : span.stop] for span in self.here],
-                [self.unit.grad[span.start : span.stop] for span in self.there],
-            )
-        return self._views
+        """Return the parameters in ``buffer`` and in the unit."""
+        return self.here.of(buffer), self.there.of(self.unit.grad)
 
     def gather(self, buffer: Tensor) -> None:
         """Copy the gradients of ``buffer`` into the unit."""
@@ -126,14 +137,19 @@ class BucketSlice:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """What a bucket of certain parameters is made of: its own unit, if any, and what is gathered from it."""
+    """What a bucket of certain parameters is made of: its own unit, if any, and what is gathered from it.
+
+    Args:
+        units: that it waits for, by key.
+        sketch: the unit of its sketches, with which what is ``dense`` travels.
+    """
 
     spans: tuple[Span, ...]
     own: Unit | None
     slices: tuple[BucketSlice, ...]
-    units: frozenset[str]  # by key
-    sketched: tuple[Span, ...] = ()  # of ``spans``, those that ``sketch`` is about
+    units: frozenset[str]
     sketch: Unit | None = None
+    dense: SpanViews | None = None
 
 
 @dataclass
@@ -189,7 +205,8 @@ class BucketMapper:
         self._gathered_by: dict[str, Unit] = {}  # parameter -> the unit it is gathered into
         if plan.unit_scope == "global":
             self._gather("global", [p for p in parameters if p.name not in dense_names], dense=False)
-        self._gather("dense", [p for p in parameters if p.name in dense_names], dense=True)
+        if plan.preconditioning is None:
+            self._gather("dense", [p for p in parameters if p.name in dense_names], dense=True)
 
     def add(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
         """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
@@ -227,8 +244,7 @@ class BucketMapper:
     def _note_unused(self, pending: PendingBucket) -> None:
         for span in pending.plan.spans:
             unit = self._gathered_by.get(span.name, pending.plan.own)
-            assert unit is not None
-            if not pending.bucket.buffer[span.start : span.stop].any():
+            if unit is not None and not pending.bucket.buffer[span.start : span.stop].any():
                 unit.unused.add(span.name)
 
     def _plan_of(self, bucket: Bucket) -> BucketPlan:
@@ -242,7 +258,7 @@ class BucketMapper:
                 spans.append(Span(name, start, numel))
             start += numel
         assert start == bucket.buffer.numel(), f"bucket {bucket.index}: {start} entries, {bucket.buffer.numel()} came"
-        own_spans = tuple(span for span in spans if span.name not in self._gathered_by)
+        own_spans = tuple(s for s in spans if s.name not in self._gathered_by and s.name not in self.dense_names)
         slices, own = [], None
         for unit in self._gathered.values():
             here = [span for span in spans if self._gathered_by.get(span.name) is unit]
@@ -257,28 +273,30 @@ class BucketMapper:
             key = f"bucket {bucket.index}"
             own = self._unit(key, bucket.index, self.plan.unit_scope, own_spans, bucket.buffer, dense=False)
             self._bucket_units[bucket.index] = own
-        units = [part.unit for part in slices] + ([own] if own else [])
-        sketched = tuple(span for span in spans if span.name not in self.dense_names)
-        sketch = self._sketch(bucket, sketched)
-        keys = frozenset(unit.key for unit in units)
-        plan = BucketPlan(tuple(spans), own, tuple(slices), keys, sketched, sketch)
+        units, sketch, dense = [part.unit for part in slices] + ([own] if own else []), None, None
+        if self.plan.preconditioning is not None and spans:
+            sketch, whole = self._sketch(bucket, spans), [s for s in spans if s.name in self.dense_names]
+            if whole:
+                units, dense = [*units, sketch], SpanViews(whole)
+        plan = BucketPlan(tuple(spans), own, tuple(slices), frozenset(unit.key for unit in units), sketch, dense)
         self._bucket_plans[bucket.index, bucket.names] = plan
         return plan
 
-    def _sketch(self, bucket: Bucket, spans: Sequence[Span]) -> Unit | None:
-        """Make the unit in which a bucket's sketches travel."""
+    def _sketch(self, bucket: Bucket, spans: Sequence[Span]) -> Unit:
+        """Make the unit in which a bucket's sketches travel, behind the tensors that travel dense."""
         preconditioning, places, start = self.plan.preconditioning, list[Span](), 0
-        if preconditioning is None or not spans:
-            return None
-        for span in spans:
-            matrices = preconditioning.matrices(self.parameters[span.name])
+        assert preconditioning is not None
+        for span in sorted(spans, key=lambda span: span.name not in self.dense_names):
+            dense = span.name in self.dense_names
+            matrices = None if dense else preconditioning.matrices(self.parameters[span.name])
             places.append(Span(span.name, start, span.numel if matrices is None else matrices.sums))
             start = places[-1].stop
-        grad = torch.zeros(start, device=bucket.buffer.device)
-        collective = ReduceByParts(half=preconditioning.second_moment == "sketch")
+        grad, half = torch.zeros(start, device=bucket.buffer.device), preconditioning.second_moment == "sketch"
+        rounded = tuple(place for place in places if half and place.name in self.dense_names)
+        collective = ReduceByParts(half, full_sums=rounded[-1].stop if rounded else 0)
         return Unit(
             f"sketch {bucket.index}", SKETCHES - bucket.index, "global", tuple(places), grad, NoCompression(),
-            collective, None, keeps=False, feeds_preconditioner=True,
+            collective, None, keeps=False, feeds_preconditioner=True, rounded=rounded,
         )  # fmt: skip
 
     def _gather(self, kind: str, parameters: Sequence[Parameter], dense: bool) -> None:
@@ -301,9 +319,6 @@ class BucketMapper:
     def _unit(self, key: str, number: int, scope: str, spans: tuple[Span, ...], grad: Tensor, dense: bool) -> Unit:
         """Make a unit; ``dense``: its parameters travel as they are, whatever the others do."""
         plan = self.plan
-        if dense and plan.preconditioning is not None:
-            collective, none = ReduceByParts(), NoCompression()
-            return Unit(key, number, scope, spans, grad, none, collective, None, keeps=False, feeds_preconditioner=True)
         if dense:
             keeps = plan.correction is not None
             return Unit(key, number, scope, spans, grad, NoCompression(), DenseAllReduce(exact=True), None, keeps)

@@ -50,7 +50,8 @@ class Reducer:
 
     Args:
         parameters: in the model's order, which is the same on every rank.
-        dense_names: parameters that travel dense: all in one message, once a step, in full precision.
+        dense_names: parameters that travel dense: all in one message, once a step, in full precision; with a
+            preconditioner in those of their buckets' sketches.
         may_skip: parameters may be unused, and what is sent for them is then lost.
         rates: gives the learning rate by parameter name, if residuals follow it.
         device: of the parameters, if they are preconditioned.

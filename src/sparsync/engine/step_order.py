@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from sparsync.collectives import Reduced
 from sparsync.config import ExchangePlan
@@ -68,50 +69,54 @@ class SketchesFirst(StepOrder):
         super().__init__(path)
         self.preconditioner = preconditioner
         self._waiting: list[Unit] = []  # complete, and not compressed yet
+        self._buckets: list[PendingBucket] = []  # of this step
 
     def begin_step(self, step: int, loss_scale: float | None) -> Mapping[str, float] | None:
         rules = self.path.rules()
-        self.preconditioner.begin_step(rules, self.path.plan.density_at(step), loss_scale)
-        self._waiting = []
+        self.preconditioner.begin_step(rules, self.path.plan.density_at(step), loss_scale, self.path.worker.rates)
+        self._waiting, self._buckets = [], []
         return {name: rule.rate for name, rule in rules.items()}
 
     def add(self, pending: PendingBucket, complete: Sequence[Unit], step: int) -> None:
         path = self.path
-        sketch, spans, buffer = pending.plan.sketch, pending.plan.sketched, pending.bucket.buffer
+        sketch, spans, buffer = pending.plan.sketch, pending.plan.spans, pending.bucket.buffer
         if sketch is not None:
-            fill = partial(sketch_unit, sketch, spans, buffer, sketch.grad, self.preconditioner)
+            made_by = self.preconditioner, path.worker.rounding
+            fill = partial(sketch_unit, sketch, spans, buffer, sketch.grad, *made_by)
             path.submit(path.compress(sketch, step, fill))
         self._waiting += complete
-        if not pending.bucket.last:
-            return
-        dense = [unit for unit in self._waiting if unit.feeds_preconditioner]
-        for unit in dense:
-            path.submit(path.compress(unit, step))
-        path.submit([partial(path.run, self.preconditioner.device, partial(self._precondition, dense))])
-        for unit in self._waiting:
-            if not unit.feeds_preconditioner:
-                path.submit([partial(path.run, unit.grad.device, partial(self._exchange, unit, step))])
-        # Last, as a bucket that is a unit is overwritten as a whole.
-        path.submit([partial(path.run, unit.grad.device, partial(self._give_dense, unit)) for unit in dense])
-        self._waiting = []
+        self._buckets.append(pending)
+        if pending.bucket.last:
+            device = self.preconditioner.device
+            path.submit([partial(path.run, device, self._precondition)])
+            path.submit([partial(path.run, device, partial(self._exchange, unit, step)) for unit in self._waiting])
+            # Last, as a bucket that is a unit is overwritten as a whole.
+            path.submit([partial(path.run, device, partial(self._give_dense, self._buckets))])
+            self._waiting = []
 
     def finish(self, unit: Unit, reduced: Reduced) -> list[PendingBucket]:
         keep_result(unit, unit.grad, self.preconditioner, reduced)
         return [] if unit.feeds_preconditioner else self.path.write_back(unit)
 
-    def _precondition(self, dense: Sequence[Unit]) -> None:
-        """Make the step's preconditioner, and the updates of the tensors that travel dense."""
+    def _precondition(self) -> None:
         self.preconditioner.update()
-        for unit in dense:
-            self.preconditioner.write_dense(unit.spans, unit.grad)
+        self.path.worker.rounding.keep(self.preconditioner.good)
 
     def _exchange(self, unit: Unit, step: int) -> None:
         for job in self.path.compress(unit, step):
             job()
 
-    def _give_dense(self, unit: Unit) -> None:
-        for bucket in self.path.write_back(unit):
-            bucket.complete()
+    def _give_dense(self, buckets: Sequence[PendingBucket]) -> None:
+        """Write the updates of the tensors that travel dense into their buckets, which are then complete."""
+        places = dict[str, Tensor]()
+        for bucket in buckets:
+            if bucket.plan.dense is not None:
+                places.update(zip(bucket.plan.dense.names, bucket.plan.dense.of(bucket.bucket.buffer), strict=True))
+        self.preconditioner.write_dense(places)
+        for bucket in buckets:
+            if bucket.plan.sketch is not None:
+                bucket.waits_for.discard(bucket.plan.sketch.key)
+                bucket.complete()
 
 
 def choose_order(path: UnitPath) -> StepOrder:

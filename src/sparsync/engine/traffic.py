@@ -17,11 +17,18 @@ CAPS = (2**20, 25 * 2**20)  # bytes at which DDP closes its first bucket, and al
 
 
 class SketchUnit(NamedTuple):
-    """A unit of sketches, the parameters that it is about, and the unit in which these are."""
+    """A unit of sketches.
+
+    Args:
+        home: the unit in which the sketched parameters are, if there are any ...
+        sketched: ... and where.
+        dense: the parameters that travel dense in front of the sketches, and where.
+    """
 
     unit: Unit
-    about: tuple[Span, ...]
-    home: Unit
+    home: Unit | None
+    sketched: tuple[Span, ...]
+    dense: tuple[Span, ...]
 
 
 def units_of(
@@ -29,15 +36,20 @@ def units_of(
 ) -> tuple[list[Unit], list[SketchUnit]]:
     """Return the units that a reducer would exchange, if DDP had all gradients in one bucket per dtype; then the units
     of their sketches."""
-    kinds = sorted({(p.name in dense_names, str(p.dtype)) for p in parameters if p.numel})
-    # What travels dense stands apart, so that no unit has holes.
-    buckets = [[p for p in parameters if p.numel and (p.name in dense_names, str(p.dtype)) == kind] for kind in kinds]
+    apart = plan.preconditioning is None  # what travels dense stands apart, so that no unit has holes
+    by_kind = dict[tuple[bool, str], list[Parameter]]()
+    for parameter in sorted(parameters, key=lambda p: p.name in dense_names):
+        if parameter.numel:
+            by_kind.setdefault((apart and parameter.name in dense_names, str(parameter.dtype)), []).append(parameter)
+    buckets = [by_kind[kind] for kind in sorted(by_kind)]
     units, sketches = _fill(BucketMapper(parameters, plan, dense_names, may_skip=False), buckets, device)
     found = []
     for sketch in sketches:
-        names = {span.name for span in sketch.spans}
-        home = next(unit for unit in units if names <= {span.name for span in unit.spans})
-        found.append(SketchUnit(sketch, tuple(span for span in home.spans if span.name in names), home))
+        dense = tuple(span for span in sketch.spans if span.name in dense_names)
+        names = {span.name for span in sketch.spans[len(dense) :]}
+        home = next((unit for unit in units if names and names <= {span.name for span in unit.spans}), None)
+        spans = home.spans if home is not None else ()
+        found.append(SketchUnit(sketch, home, tuple(span for span in spans if span.name in names), dense))
     return units, found
 
 

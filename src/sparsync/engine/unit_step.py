@@ -21,7 +21,7 @@ from sparsync.compressors import Context
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Unit
 from sparsync.engine.worker import WorkerState
-from sparsync.feedback import Preconditioner, accumulation_dtype
+from sparsync.feedback import Preconditioner, RoundingFeedback, accumulation_dtype
 from sparsync.kernels import Memory
 from sparsync.kernels.precondition import came_in
 from sparsync.kernels.sketch import Sketched
@@ -91,16 +91,31 @@ def failed_unit(unit: Unit, layout: Layout) -> SparseGrad:
 
 
 class SketchPlaces:
-    """Where in the moments the tensors of a unit of sketches are."""
+    """Where in the moments the tensors of a flat gradient are, and where in its sketch."""
 
     def __init__(self, tensors: list[Sketched]) -> None:
         self.tensors = tensors
 
 
-def sketch_unit(unit: Unit, spans: Sequence[Span], source: Tensor, out: Tensor, preconditioner: Preconditioner) -> None:
-    """Sketch the tensors at ``spans`` of the flat gradient ``source``."""
-    places = unit.workspace.get(SketchPlaces, None, lambda: SketchPlaces(preconditioner.places(spans)))
-    preconditioner.sketch(places.tensors, source, out, unit.workspace)
+def sketch_unit(
+    unit: Unit,
+    spans: Sequence[Span],
+    source: Tensor,
+    out: Tensor,
+    preconditioner: Preconditioner,
+    rounding: RoundingFeedback,
+) -> None:
+    """Sketch the tensors at ``spans`` of the flat gradient ``source``; round those in front, which travel dense.
+
+    Args:
+        spans: of the unit's tensors; those that are missing are in ``out`` already.
+        rounding: of the worker whose gradient it is.
+    """
+    if spans:
+        places = unit.workspace.get(SketchPlaces, None, lambda: SketchPlaces(preconditioner.places(spans, unit.spans)))
+        preconditioner.sketch(places.tensors, source, out, unit.workspace)
+    if unit.rounded:
+        rounding.round(unit.key, unit.rounded, out[: unit.rounded[-1].stop])
 
 
 def keep_result(unit: Unit, mean: Tensor, preconditioner: Preconditioner, reduced: Reduced) -> None:
@@ -110,11 +125,8 @@ def keep_result(unit: Unit, mean: Tensor, preconditioner: Preconditioner, reduce
         mean: as it was written.
         reduced: where it came from.
     """
-    places = unit.workspace.find(SketchPlaces)
-    if places is not None:
-        preconditioner.add_sketch(places.tensors, mean)
-    elif unit.feeds_preconditioner:
-        preconditioner.add_dense(unit.spans, mean)
+    if unit.feeds_preconditioner:
+        preconditioner.add_sketch(unit.spans, mean)
     else:
         preconditioner.show(unit.spans, mean, reduced.mean.give_norm)
 

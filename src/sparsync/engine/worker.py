@@ -13,8 +13,10 @@ from sparsync.compressors import State
 from sparsync.config import ExchangePlan
 from sparsync.engine.ledger import Cause, Ledger
 from sparsync.engine.snapshot import Snapshot
-from sparsync.feedback import Feedback, Preconditioner, SecondMoment
+from sparsync.feedback import Feedback, Preconditioner, RoundingFeedback, SecondMoment
 from sparsync.layout import Parameter
+
+SUDDEN = 0.9  # a learning rate that falls to less of itself in one step: thresholds do not follow by themselves
 
 
 class WorkerState:
@@ -37,10 +39,12 @@ class WorkerState:
     ) -> None:
         self.rank, self.plan, self.preconditioner = rank, plan, preconditioner
         self.feedback = Feedback(parameters, plan.transactional, plan.correction, plan.precondition)
+        self.rounding = RoundingFeedback(self.feedback)
         self.ledger = Ledger(self.feedback, on_stream)
         self.compressor_state: State = {}
         self.loss_scale: float | None = None
         self.rates: dict[str, float] = {}
+        self._last_rates = self.rates
         self._snapshot = Snapshot()
 
     def begin_step(self, loss_scale: float | None, rates: Mapping[str, float] | None) -> None:
@@ -50,18 +54,41 @@ class WorkerState:
             loss_scale: of this step, if losses are scaled; the residual follows its changes.
             rates: learning rates by parameter name, if the residual is divided by their changes, or holds updates.
         """
+        self.rounding.begin_step()
         if loss_scale is not None:
-            # What is preconditioned is in units of the update, whatever the loss is multiplied by.
-            if self.loss_scale is not None and loss_scale != self.loss_scale and not self.plan.precondition:
-                ratio = loss_scale / self.loss_scale
-                self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio), velocity=True)
-                self.plan.compressor.rescale(self.compressor_state, ratio)
+            if self.loss_scale is not None and loss_scale != self.loss_scale:
+                self._follow_loss_scale(loss_scale / self.loss_scale)
             self.loss_scale = loss_scale
-        if rates is not None:
-            follow = self.feedback.shrink if self.plan.precondition else self.feedback.follow
-            self.rates = follow(self.rates, rates)
+        if self.preconditioner is None and rates is not None:
+            self.rates = self.feedback.follow(self.rates, rates)
         if self.plan.transactional:  # saved in the new scale, which the residual keeps if the step is undone
             self._snapshot.take(self.compressor_state)
+        if self.preconditioner is not None:
+            self._follow_rates(rates or {}, self.preconditioner.dense_names)
+
+    def _follow_rates(self, rates: Mapping[str, float], dense: frozenset[str]) -> None:
+        """Note the rates that residuals with updates are in: the pass that adds to a residual lets it follow. A step
+        that is undone takes this back, unlike a change of the loss scale.
+
+        Args:
+            dense: names of tensors that keep no update.
+        """
+        last, now = self.rates, {name: rate for name, rate in rates.items() if rate}
+        self._last_rates = last
+        if now.items() <= last.items():  # the same object says that nothing has changed
+            return
+        self.rates = {**last, **now}
+        ratio = min((rate / last[n] for n, rate in now.items() if last.get(n) and n not in dense), default=1.0)
+        if ratio < SUDDEN:
+            self.plan.compressor.rescale(self.compressor_state, ratio)
+
+    def _follow_loss_scale(self, ratio: float) -> None:
+        """Bring what is in units of the gradient to another loss scale; what is preconditioned is in the update's."""
+        if self.preconditioner is None:
+            self.feedback.rescale(dict.fromkeys(self.feedback.parameters, ratio), velocity=True)
+            self.plan.compressor.rescale(self.compressor_state, ratio)
+        else:
+            self.feedback.rescale(dict.fromkeys(self.preconditioner.dense_names, ratio))
 
     def add_state(self, fresh: State) -> None:
         """Add the state of segments that the compressor has not seen before."""
@@ -98,6 +125,7 @@ class WorkerState:
         self.ledger.restore(Cause.UNDONE)
         if self.preconditioner is not None:
             self.preconditioner.undo()
+            self.rates = self._last_rates
         self._snapshot.restore(self.compressor_state)
 
 

@@ -11,6 +11,7 @@ from sparsync.feedback.momentum import (
 from sparsync.feedback.optimizer_rules import is_adam, is_sgd, rules_of
 from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.residual import Correction, Feedback, accumulation_dtype
+from sparsync.feedback.rounding import RoundingFeedback
 from sparsync.feedback.second_moment import AdamRule, Preconditioning, SecondMoment
 from sparsync.feedback.taken_optimizer import TakenOptimizer
 
@@ -21,6 +22,7 @@ __all__ = [
     "Feedback",
     "Preconditioner",
     "Preconditioning",
+    "RoundingFeedback",
     "SecondMoment",
     "TakenMomentum",
     "TakenOptimizer",

@@ -24,7 +24,7 @@ class Moments:
         velocity: in the parameter's shape.
         squares: second moment of every entry, in its shape; ``None`` if the optimizer does not know it.
         steps: in which the tensor had a gradient.
-        powers: products of the velocity's and of the second moment's betas over these steps.
+        powers: products over these steps of the momenta of both.
     """
 
     velocity: Tensor
@@ -74,8 +74,10 @@ class AdamRules:
 
     def to_state(self, group: Mapping[str, Any], parameter: Tensor, kept: Moments) -> dict[str, Tensor] | None:
         # Torch divides by the bias corrections of its own betas.
-        pairs = zip(group["betas"], kept.powers, strict=True)
-        first, second = ((1 - float(beta) ** kept.steps) / (1 - ours) if ours < 1 else 1.0 for beta, ours in pairs)
+        first, second = (
+            (1 - float(beta) ** kept.steps) / (1 - power) if power != 1 else 1.0
+            for beta, power in zip(group["betas"], kept.powers, strict=True)
+        )
         fused = group.get("fused") or group.get("capturable")
         assert kept.squares is not None
         return {

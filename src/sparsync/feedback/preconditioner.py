@@ -16,9 +16,9 @@ from torch import Tensor
 from sparsync.feedback.residual import FlatBuffer
 from sparsync.feedback.second_moment import AdamRule, SecondMoment
 from sparsync.kernels import Update
+from sparsync.kernels.second_moment import write_dense
 from sparsync.kernels.sketch import Sketched, sketch
 from sparsync.layout import Span
-from sparsync.sparse import give_norm
 from sparsync.workspace import Workspace
 
 
@@ -29,12 +29,47 @@ class TensorPlaces:
         self.tensors = tensors
 
 
+class UnitNorms:
+    """The norms of a unit's mean gradients, tensor by tensor, in a place that stays."""
+
+    def __init__(self, spans: Sequence[Span], tensors: list[Sketched], norms: Tensor) -> None:
+        self.spans, self.tensors, self.workspace = spans, tensors, Workspace()
+        self.numbers = torch.tensor([tensor.number for tensor in tensors], device=norms.device)
+        self.norms = torch.zeros(len(tensors), device=norms.device)
+
+    def read(self, norms: Tensor) -> Tensor:
+        """Return them, as they are now among those of all tensors."""
+        return torch.index_select(norms, 0, self.numbers, out=self.norms)
+
+
+class DenseUpdates:
+    """The updates of all tensors that travel dense, one after another, in the order of the model."""
+
+    def __init__(self, moment: SecondMoment) -> None:
+        self.tensors, self.workspace, start = list[Sketched](), Workspace(), 0
+        names = [name for name in moment.tensors if name in moment.dense]
+        for name in names:
+            self.tensors.append(replace(moment.tensors[name], start=start))
+            start += self.tensors[-1].numel
+        self.updates = torch.zeros(start, device=moment.device)
+        sizes = [tensor.numel for tensor in self.tensors]
+        self.parts = dict(zip(names, torch.split(self.updates, sizes) if names else (), strict=True))
+        self._numbers: dict[tuple[str, ...], Tensor] = {}
+
+    def numbers_of(self, names: tuple[str, ...]) -> Tensor:
+        """Return the numbers of tensors, on the device."""
+        if names not in self._numbers:
+            numbers = {name: tensor.number for name, tensor in zip(self.parts, self.tensors, strict=True)}
+            self._numbers[names] = torch.tensor([numbers[name] for name in names], device=self.updates.device)
+        return self._numbers[names]
+
+
 class Preconditioner:
     """The step of preconditioned feedback, between a gradient and its residual; virtual workers share one.
 
     Args:
-        moment: what it divides by; an optimizer whose state it is meanwhile reads and writes it (``adam.py``), others
-            come here.
+        moment: what it divides by; an optimizer whose state it is meanwhile (``taken_optimizer.py``) reads and writes
+            it, others come here.
         transactional: a step can be undone.
         clip: largest norm of the mean gradient; one that the user's own clipping shows is taken over.
     """
@@ -45,52 +80,75 @@ class Preconditioner:
             self.moment.max_norm.fill_(clip)
         self.transactional, self.loss_scale = transactional, 1.0
         self.shown: dict[str, Tensor] = {}  # by parameter name: what its update was multiplied by, for all to see
-        self.norms: dict[str, Tensor] = {}  # of what is shown, where a change of it is looked for
+        self.norms = torch.zeros_like(self.moment.norms)  # of what is shown, where a change of it is looked for
+        self.probes = self.moment.dense or frozenset(self.moment.tensors)  # where that is
         self.pending = False  # an exchange's result waits for the optimizer's step
-        self._signs = torch.empty_like(self.moment.sums)
+        self._units: dict[int, UnitNorms] = {}  # by the id of its spans
+        self._dense = DenseUpdates(self.moment)
 
     @property
     def device(self) -> torch.device:
         """That of all tensors that are preconditioned."""
         return self.moment.device
 
-    def places(self, spans: Sequence[Span]) -> list[Sketched]:
-        """Return where in the moments the tensors of a flat gradient are, and where in its own sketch."""
-        placed, at = [], 0
-        for span in spans:
-            placed.append(replace(self.moment.tensors[span.name], start=span.start, at=at))
-            at += placed[-1].size
-        return placed
+    @property
+    def dense_names(self) -> frozenset[str]:
+        """Of the tensors that travel dense."""
+        return self.moment.dense
 
-    def begin_step(self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None) -> None:
-        """Begin a step: read the optimizer's hyperparameters, draw signs."""
+    @property
+    def good(self) -> Tensor:
+        """0-d tensor: above 0 if everything that came in in this step was finite, on all workers."""
+        return self.moment.good
+
+    def places(self, spans: Sequence[Span], sketches: Sequence[Span] = ()) -> list[Sketched]:
+        """Return where in the moments the tensors of a flat gradient are.
+
+        Args:
+            sketches: of those tensors, and of others: where they are in the flat gradient's sketch.
+        """
+        at = {span.name: span.start for span in sketches}
+        return [replace(self.moment.tensors[s.name], start=s.start, at=at.get(s.name, 0)) for s in spans]
+
+    def begin_step(
+        self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None, last: Mapping[str, float]
+    ) -> None:
+        """Begin a step: read the optimizer's hyperparameters, draw signs; ``last``: rates that the residuals are in."""
         if self.transactional:
             self.moment.save()
         self.loss_scale = loss_scale or 1.0
-        self._signs.copy_(self.moment.begin_step(rules, density))  # in their place, which kernels know
+        self.moment.begin_step(rules, density, last)
 
     def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor, workspace: Workspace) -> None:
         """Write the sketch of a flat gradient; ``workspace``: of its layout, for those who sketch one after another."""
-        sketch(grad, tensors, self._signs, out, workspace)
+        sketch(grad, tensors, self.moment.vectors.signs, out, workspace)
 
-    def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
-        """Take the mean over the workers of a sketch."""
-        self.moment.sums.index_copy_(0, self.moment.index_of(tensors), mean)
-
-    def add_dense(self, spans: Sequence[Span], mean: Tensor) -> None:
-        """Take the mean gradient of tensors that travel dense, and lie one after another."""
+    def add_sketch(self, spans: Sequence[Span], mean: Tensor) -> None:
+        """Take the mean over the workers of sketches, and of gradients that travel dense, one after another."""
         index = self.moment.index_of([self.moment.tensors[span.name] for span in spans])
-        self.moment.sums.index_copy_(0, index, mean.float())
+        self.moment.sums.index_copy_(0, index, mean)
 
     def update(self) -> None:
         """Make this step's preconditioner, once the means of all sketches are there."""
         self.moment.update(self.loss_scale)
         self.pending = True
 
-    def write_dense(self, spans: Sequence[Span], out: Tensor) -> None:
-        """Write the updates of tensors that travel dense."""
-        out.copy_(self.moment.dense_updates([span.name for span in spans]))
-        self.show(spans, out, give_norm)
+    def write_dense(self, places: Mapping[str, Tensor]) -> None:
+        """Write the updates of tensors that travel dense, with the mean gradient's norm as ``show`` gives it.
+
+        Args:
+            places: where to, by parameter name, flat.
+        """
+        if not places:
+            return
+        dense, outs = self._dense, list(places.values())
+        factor = write_dense(
+            self.moment.vectors, dense.tensors, dense.updates, self.loss_scale, self.norms, dense.workspace
+        )
+        torch._foreach_copy_(outs, [dense.parts[name] for name in places])
+        self.shown.update(dict.fromkeys(places, factor))
+        if any(out.dtype.itemsize < dense.updates.dtype.itemsize for out in outs):  # rounded, which changes their norms
+            self._note_norms(dense.numbers_of(tuple(places)), outs)
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
         """Return how a flat gradient becomes the update that it asks for.
@@ -109,13 +167,22 @@ class Preconditioner:
         Args:
             multiply: does as ``give_norm``.
         """
-        factor = multiply(result, self.moment.norm_of([span.name for span in spans]), self.loss_scale)
+        unit = self._unit(spans)
+        factor = multiply(result, unit.read(self.moment.norms), self.loss_scale)
         self.shown.update((span.name, factor) for span in spans)
-        dense = self.moment.dense
-        if not dense or spans[0].name in dense:
-            parts = [result[span.start : span.stop] for span in spans]
-            norms = torch._foreach_norm(parts, 2, dtype=torch.promote_types(result.dtype, torch.float32))
-            self.norms.update((span.name, norm) for span, norm in zip(spans, norms, strict=True))
+        if spans[0].name in self.probes:
+            self._note_norms(unit.numbers, [result[span.start : span.stop] for span in spans])
+
+    def _note_norms(self, numbers: Tensor, results: list[Tensor]) -> None:
+        """Note the norms that results have; ``numbers``: of their tensors."""
+        double = any(result.dtype == torch.float64 for result in results)
+        norms = torch._foreach_norm(results, 2, dtype=torch.float64 if double else torch.float32)
+        self.norms.index_copy_(0, numbers, torch.stack(norms).float())
+
+    def _unit(self, spans: Sequence[Span]) -> UnitNorms:
+        if id(spans) not in self._units:
+            self._units[id(spans)] = UnitNorms(spans, self.places(spans), self.moment.norms)
+        return self._units[id(spans)]
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return copies of the moments by parameter name."""

@@ -135,18 +135,6 @@ class Feedback:
         self.rescale({name: last[name] / now[name] for name in now if last.get(name, now[name]) != now[name]})
         return {**last, **now}
 
-    def shrink(self, last: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
-        """Let residuals that hold updates become smaller with the learning rate, which is in them: what waits longest
-        would otherwise be the largest at the end of a training. A rate that grows, or is 0, leaves them alone.
-
-        Args:
-            last: what it returned before.
-            rates: by parameter name, from now on.
-        """
-        now = {name: rate for name, rate in rates.items() if rate}
-        self.rescale({name: rate / last[name] for name, rate in now.items() if rate < last.get(name, 0.0)})
-        return {**last, **now}
-
     def residual(self, name: str, newest: bool = False) -> Tensor | None:
         """Return the residual of a parameter in logical order and shape, or ``None`` if it never had one.
 
@@ -163,10 +151,11 @@ class Feedback:
         for buffer in self._velocities.flat.values():
             buffer.working.mul_(ratio)
 
-    def scale_residuals(self, ratio: Tensor) -> None:
-        """Multiply the residuals likewise."""
+    def scale_residuals(self, ratio: Tensor, but: frozenset[str]) -> None:
+        """Multiply the residuals likewise; ``but``: not those of these parameters, which have buffers of their own."""
         for buffer in self._residuals.flat.values():
-            buffer.working.mul_(ratio)
+            if buffer.spans[0].name not in but:
+                buffer.working.mul_(ratio)
 
     def load_velocities(self, velocities: Mapping[str, Tensor]) -> None:
         """Replace the velocities of these parameters alone."""

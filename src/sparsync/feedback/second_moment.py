@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsync.kernels.precondition import Tables
-from sparsync.kernels.sketch import Sketched, draw_signs
+from sparsync.kernels.second_moment import MomentVectors, begin_step, update
+from sparsync.kernels.sketch import Sketched
 from sparsync.layout import Matrices, Parameter
 
 SECOND_MOMENTS = ("sketch", "exact")
@@ -104,156 +105,75 @@ class SecondMoment:
     ) -> None:
         self.preconditioning, self.device, self.seed = preconditioning, device, seed
         self.tensors: dict[str, Sketched] = {}
-        self.dense: list[str] = []
-        groups: list[tuple[int, int]] = []  # of rows or columns of one matrix, or entries: the tensor, and how many
+        self.dense = frozenset(p.name for p in parameters if p.numel and p.name in dense_names)
         place = 0
         for parameter in (p for p in parameters if p.numel):
             shape = None if parameter.name in dense_names else preconditioning.matrices(parameter)
             tensor = Sketched(len(self.tensors), parameter.numel, shape, place)
             self.tensors[parameter.name] = tensor
             place += tensor.size
-            if parameter.name in dense_names:
-                self.dense.append(parameter.name)
-            if shape is None:
-                groups.append((tensor.number, tensor.size))
-            else:
-                groups += [(tensor.number, shape.rows)] * shape.stack + [(tensor.number, shape.cols)] * shape.stack
-        count = len(self.tensors)
-        zeros, doubles = torch.zeros(place, device=device), torch.ones(count, device=device, dtype=torch.float64)
-        self.sums, self.squares, self.means = zeros, zeros.clone(), zeros.clone() if self.dense else zeros[:0]
-        self.powers1, self.powers2, self.steps = doubles, doubles.clone(), torch.zeros_like(doubles)
-        self.norms = torch.zeros(count, device=device)
-        self.max_norm = torch.full((), math.inf, device=device)
-        self.good = torch.ones((), device=device, dtype=torch.bool)
-        owners = torch.tensor([number for number, _ in groups], device=device)
-        self._tensor = owners
-        self._groups_of = torch.bincount(owners, minlength=count)
-        self._matrix = torch.tensor([t.matrices is not None for t in self.tensors.values()], device=device)
-        self._lengths = torch.tensor([length for _, length in groups], device=device)
-        self._group = torch.repeat_interleave(self._lengths)
-        self._owner = owners[self._group]
-        self._pairs, self._entries = self._find_pairs()
-        self._numels = torch.tensor([tensor.numel for tensor in self.tensors.values()], device=device)
-        self._plain = torch.tensor([name in self.dense for name in self.tensors], device=device)
-        rates, eps, betas, shares = (torch.zeros(count, device=device) for _ in range(4))
-        self.tables = Tables(zeros.clone(), rates, eps, betas, shares, preconditioning.limit_for(workers))
-        self._known: tuple[list[AdamRule], float] = [], 0.0
-        self._hyper = torch.zeros(5, count, device=device)
+        dense = [self.tensors[name].number for name in self.dense]
+        limit = preconditioning.limit_for(workers)
+        self.vectors = vectors = MomentVectors(
+            list(self.tensors.values()), dense, preconditioning.floor, limit, preconditioning.rise, preconditioning.sgd,
+            device,
+        )  # fmt: skip
+        self.sums, self.squares, self.means = vectors.sums, vectors.squares, vectors.means
+        self.powers1, self.powers2, self.steps = vectors.powers1, vectors.powers2, vectors.steps
+        self.norms, self.max_norm, self.tables = vectors.norms, vectors.max_norm, vectors.tables
+        self.norm, self.clip, self.good = vectors.summary.unbind()
         self.draws = 0  # steps that signs were drawn for; one that is undone does not count
+        self._known: tuple[Any, Any, float] = None, None, 0.0
         self._saved: list[Tensor] | None = None
-        self._numbers: dict[tuple[str, ...], Tensor] = {}
         self._indices: dict[tuple[int, ...], Tensor] = {}
-
-    def _find_pairs(self) -> tuple[Tensor, Tensor]:
-        """Return of every group the one that it makes entries with, and 1 for groups of entries themselves."""
-        pairs, entries, at = [], [], 0
-        for tensor in self.tensors.values():
-            stack = tensor.matrices.stack if tensor.matrices else 0
-            pairs += [at + stack + i for i in range(stack)] + [at + i for i in range(stack)] or [at]
-            entries += [0.0] * (2 * stack) or [1.0]
-            at += 2 * stack or 1
-        return torch.tensor(pairs, device=self.device), torch.tensor(entries, device=self.device)
 
     # ---- a step ---------------------------------------------------------------------------------------------------
 
-    def begin_step(self, rules: Mapping[str, AdamRule], density: float) -> Tensor:
+    def begin_step(
+        self, rules: Mapping[str, AdamRule], density: float, last: Mapping[str, float] | None = None
+    ) -> Tensor:
         """Begin a step; returns its signs.
 
         Args:
-            rules: by parameter name; who has none is left alone.
+            rules: by parameter name; who has none is left alone. The same object again has not changed.
             density: share of the entries that is going to be sent.
+            last: learning rates that residuals are in, likewise. These become smaller with the rate: what waits longest
+                would otherwise be the largest at the end of a training. A rate that grows, or is 0, leaves them alone.
         """
-        own = [rules.get(name, AdamRule(0.0, (1.0, 1.0), 1.0)) for name in self.tensors]
-        if (own, density) != self._known:
-            beta_for = self.preconditioning.beta_for
-            first = [
-                rule.betas[0] if name in self.dense or name not in rules else beta_for(rule.betas[0], density)
-                for name, rule in zip(self.tensors, own, strict=True)
-            ]
-            rows = [[r.rate for r in own], first, [r.betas[1] for r in own], [r.eps for r in own]]
-            hyper = torch.tensor([*rows, [float(name in rules) for name in self.tensors]])
-            self._hyper.copy_(hyper.pin_memory() if self.device.type == "cuda" else hyper, non_blocking=True)
-            self._known = own, density
-        self.sums.zero_()
+        if self._known[0] is not rules or self._known[1] is not last or self._known[2] != density:
+            self._send_hyper(rules, density, last or {})
+            self._known = rules, last, density
         self.draws += 1
-        return draw_signs(self.sums.numel(), self.seed, self.draws, self.device)
+        begin_step(self.vectors, self.seed, self.draws)
+        return self.vectors.signs
+
+    def _send_hyper(self, rules: Mapping[str, AdamRule], density: float, last: Mapping[str, float]) -> None:
+        """Bring the optimizer's hyperparameters to the device, without waiting for it."""
+        beta_for, rows = self.preconditioning.beta_for, []
+        betas = {own: beta_for(own, density) for own in {rule.betas[0] for rule in rules.values()}}
+        for name in self.tensors:
+            rule = rules.get(name)
+            if rule is None:
+                rows.append((0.0, 1.0, 1.0, 1.0, 0.0, 1.0))
+                continue
+            first = rule.betas[0] if name in self.dense else betas[rule.betas[0]]
+            ratio = min(1.0, rule.rate / last[name]) if rule.rate and last.get(name) else 1.0
+            rows.append((rule.rate, first, rule.betas[1], rule.eps, 1.0, ratio))
+        self.tables.shrinks = any(row[-1] < 1 for row in rows)
+        hyper = torch.tensor(rows).t().contiguous()
+        self.vectors.hyper.copy_(hyper.pin_memory() if self.device.type == "cuda" else hyper, non_blocking=True)
 
     def update(self, loss_scale: float) -> None:
         """Take this step's gradient into the moments, and make its tables; a step that is not finite changes nothing.
 
         ``sums`` holds the mean over the workers of all sketches, and of the gradients that travel dense.
         """
-        rate, first, second, eps, known = self._hyper
-        sums, tables = self.sums, self.tables
-        self.good = torch.isfinite(sums).all()
-        sums.mul_(1 / loss_scale).masked_fill_(~self.good, 0)
-        squares = sums * sums
-        # A group's sum of squares is that of its matrix, of rows and of columns alike.
-        energy = _sums(squares, self._lengths)
-        energy *= 0.5 + 0.5 * self._entries
-        self.norms = _sums(energy, self._groups_of).sqrt_()
-        clip = self.clip
-        squares *= clip * clip
-        active = self.good & (self.norms > 0) & (known > 0)
-        risen = 1 - (self.steps + 1).pow_(-self.preconditioning.rise)
-        second = torch.where(self._matrix, torch.minimum(second, risen.float()), second)
-        self.powers1.mul_(torch.where(active, first.double(), 1.0))
-        self.powers2.mul_(torch.where(active, second.double(), 1.0))
-        self.steps += active
-        self.squares.lerp_(squares, torch.where(active, 1 - second, 0.0)[self._owner])
-        # Where nothing has come in yet everything is 0, and divided by what is not.
-        now = self.squares / (1 - self.powers2).float().clamp_(min=1e-30)[self._owner]
-        total = _sums(now, self._lengths).clamp_(min=1e-37)
-        # A single draw of signs may cancel a row by chance: the first steps know its size less well than the mean's.
-        least = (0.5 / self.steps.square().clamp(min=0.5)).clamp_(min=self.preconditioning.floor).float()
-        least = least[self._tensor] * total / self._lengths * (1 - self._entries)
-        now = torch.maximum(now, least[self._group])
-        whole = ((total + total[self._pairs]) / 2).sqrt() / total  # each side has the root of the matrix's sum
-        now *= torch.where(self._entries > 0, 1.0, whole)[self._group]
-        torch.sqrt(now, out=tables.sizes)
-        if self.preconditioning.sgd:
-            size = self._tensor_sizes(total)
-            rate, eps = rate * size, eps * size
-        else:
-            rate = rate / (1 - self.powers1).clamp_(min=1e-300)
-        tables.rates.copy_(torch.where(active, rate, 0.0))
-        tables.eps.copy_(eps)
-        tables.betas.copy_(torch.where(self.good & (self.norms > 0), first, 1.0))  # who has no gradient rests
-        tables.shares.copy_(torch.where(self.good, (1 - first) * clip / loss_scale, 0.0))
-        self._update_means(active, first, clip)
-
-    def _tensor_sizes(self, total: Tensor) -> Tensor:
-        """Return the root mean square of every tensor's second moment, which SGD's rate is multiplied by; 1 for tensors
-        that travel dense, whose rule is plain. ``total``: of every group its sum."""
-        energy = _sums(total * (0.5 + 0.5 * self._entries), self._groups_of)
-        return torch.where(self._plain, 1.0, (energy / self._numels).sqrt_().clamp_(min=1e-20))
-
-    def _update_means(self, active: Tensor, first: Tensor, clip: Tensor) -> None:
-        """Take the gradients that travel dense into their first moments."""
-        if self.means.numel():
-            self.means.lerp_(self.sums * clip, torch.where(active, 1 - first, 0.0)[self._owner])
-
-    @property
-    def clip(self) -> Tensor:
-        """What the mean gradient is multiplied by, so that its norm is not above the largest."""
-        return (self.max_norm / (self.norm + 1e-6)).clamp_(max=1.0)
+        update(self.vectors, loss_scale)
 
     def scale(self, ratio: Tensor) -> None:
         """Make the moments those of gradients ``ratio`` times as large."""
         self.squares.mul_(ratio * ratio)
         self.means.mul_(ratio)
-
-    @property
-    def norm(self) -> Tensor:
-        """The mean gradient's norm, before it is clipped; that of matrices is estimated."""
-        return self.norms.square().sum().sqrt()
-
-    def norm_of(self, names: Sequence[str]) -> Tensor:
-        """Return that of some tensors."""
-        key = tuple(names)
-        if key not in self._numbers:
-            self._numbers[key] = torch.tensor([self.tensors[name].number for name in names], device=self.device)
-        return self.norms.index_select(0, self._numbers[key]).square().sum().sqrt()
 
     def sizes_of(self, name: str) -> Tensor:
         """Return the second moment of every entry of a tensor as it is kept, flat, without bias correction."""
@@ -294,16 +214,6 @@ class SecondMoment:
             places = [torch.arange(t.place, t.place + t.size, device=self.device) for t in tensors]
             self._indices[key] = torch.cat(places)
         return self._indices[key]
-
-    def dense_updates(self, names: Sequence[str]) -> Tensor:
-        """Return what the optimizer's own rule makes of gradients that travel dense, flat, one after another; NaN in a
-        bad step."""
-        index, tables = self.index_of([self.tensors[name] for name in names]), self.tables
-        owner = self._owner[index]
-        update = self.means[index] * tables.rates[owner]
-        if not self.preconditioning.sgd:
-            update /= tables.sizes[index] + tables.eps[owner]
-        return torch.where(self.good, update, torch.nan)
 
     # ---- what is kept ---------------------------------------------------------------------------------------------
 
@@ -354,8 +264,3 @@ class SecondMoment:
                 mean.copy_(bag["mean"]) if bag else mean.zero_()
         self.max_norm.copy_(state[""]["max_norm"])
         self.draws = int(state[""]["draws"])
-
-
-def _sums(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sums of parts of these lengths; they are not checked, for which the host would have to wait."""
-    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True)

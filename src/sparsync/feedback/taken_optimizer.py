@@ -16,6 +16,7 @@ from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.residual import Feedback
 from sparsync.feedback.second_moment import FEW, AdamRule
 from sparsync.kernels.apply_update import Change, apply_update
+from sparsync.kernels.learn_clip import Clipping, find_undo, learn_clip, recognise
 from sparsync.layout import Parameter
 from sparsync.workspace import Workspace
 
@@ -66,6 +67,9 @@ class TakenOptimizer:
         self._unapplied: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what its gradient showed, the factor
         self._kept_back: dict[int, Tensor] = {}
         self._stepped = False
+        self._said: list[tuple[AdamRule, list[int]]] = []
+        self._rule_of: dict[str, AdamRule] = {}
+        self._probed: list[tuple[Tensor, str]] | None = None
         self._watched: dict[int, RemovableHandle] = {}
         self._workspace = Workspace()
         self._take_state()
@@ -86,14 +90,14 @@ class TakenOptimizer:
     # ---- what the exchange asks -------------------------------------------------------------------------------------
 
     def rules(self) -> dict[str, AdamRule]:
-        """Return what the optimizer says now, by parameter name."""
-        rules = {}
+        """Return what the optimizer says now, by parameter name; the same object as long as that is the same."""
+        said = []
         for group in self.optimizer.param_groups:
-            rule = self._rules.hyperparameters(group)
-            for parameter in group["params"]:
-                if id(parameter) in self._names:
-                    rules[self._names[id(parameter)]] = rule
-        return rules
+            said.append((self._rules.hyperparameters(group), [*map(id, group["params"])]))
+        if said != self._said:
+            self._said = said
+            self._rule_of = {self._names[key]: rule for rule, keys in said for key in keys if key in self._names}
+        return self._rule_of
 
     def decays(self) -> dict[int, float]:
         """Return, by ``id``, what of a parameter enters its gradient: weight decay of Adam and SGD, not of AdamW."""
@@ -149,26 +153,21 @@ class TakenOptimizer:
 
     def apply(self) -> None:
         """Apply the exchanged update, with decoupled weight decay beside it."""
-        moment = self.preconditioner
-        if not moment.pending:  # nothing was exchanged: somebody steps to make state
+        if not self.preconditioner.pending:  # nothing was exchanged: somebody steps to make state
             return
-        moment.pending = False
-        undo = self._recognise_factor()
-        found_inf = getattr(self.optimizer, "found_inf", None)
-        factors, changes = dict[int, Tensor](), list[Change]()
+        self.preconditioner.pending = False
+        undo, names, shown = self._recognise_factor(), self._names, self.preconditioner.shown
+        changes: list[Change] = []
         for group in self.optimizer.param_groups:
             decoupled = _decoupled(self.optimizer, group)
             kept = 1 - float(group["lr"]) * float(group["weight_decay"]) if decoupled else 1.0
             for parameter in group["params"]:
-                shown = moment.shown.get(self._names.get(id(parameter), ""))  # one for all parameters of a unit
-                if parameter.grad is not None and shown is not None:
-                    factor = factors.get(id(shown))
-                    if factor is None:
-                        factor = factors[id(shown)] = undo / shown
-                    changes.append(Change(parameter, parameter.grad, kept, factor))
-        apply_update(changes, found_inf, self._workspace)
-        for parameter, held, shown in self._unapplied:
-            parameter.addcmul_(held, (1 / shown).to(held.dtype), value=-1)
+                grad, own = parameter.grad, shown.get(names.get(id(parameter), ""))
+                if grad is not None and own is not None:
+                    changes.append(Change(parameter, grad, kept, own))
+        apply_update(changes, undo, getattr(self.optimizer, "found_inf", None), self._workspace)
+        for parameter, held, factor in self._unapplied:
+            parameter.addcmul_(held, (1 / factor).to(held.dtype), value=-1)
         self._unapplied, self._kept_back = [], {}
 
     def _recognise_factor(self) -> Tensor:
@@ -176,36 +175,34 @@ class TakenOptimizer:
 
         A loss scaler divides by its scale; one that we do not know of, by a power of 2. What is below 1 beside that is
         the user's own clipping: a cut behind the residual would destroy what was taken out of it, so from the next step
-        on its ``max_norm`` acts before the velocity.
+        on its ``max_norm`` acts before the velocity. It is looked for in the tensors that travel dense, which are few
+        entries, all of them written; in all tensors only where there is none of these.
         """
-        moment = self.preconditioner.moment
-        known = self.preconditioner.norms
-        probes = [(p.grad, known[self._names[id(p)]]) for p in self._tracked() if self._names[id(p)] in known]
-        grads = [grad for grad, _ in probes if grad is not None]
-        if not grads:
-            return torch.ones((), device=moment.device)
-        dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
-        found = torch.stack(torch._foreach_norm(grads, 2, dtype=dtype)).float()
-        shown = torch.stack([norm for grad, norm in probes if grad is not None]).float()
-        factor = torch.linalg.vector_norm(found) / torch.linalg.vector_norm(shown)
-        factor = torch.where((factor > 0) & factor.isfinite(), factor, 1.0)
-        uniform = ((found - factor * shown).abs() <= 1e-2 * factor * shown).all()
+        preconditioner, moment = self.preconditioner, self.preconditioner.moment
+        probes = [(p.grad, moment.tensors[name].number) for p, name in self._probes() if p.grad is not None]
+        grads, numbers = [grad for grad, _ in probes], tuple(number for _, number in probes)
         waits = getattr(self.optimizer, "grad_scale", None) is not None  # the scaler leaves dividing to the step
-        scale = 1.0 if waits else self.preconditioner.loss_scale
-        factor = torch.where(uniform, factor, 1 / scale)  # what is cut in part stays as it was cut
-        clip = factor * scale
-        power = torch.log2(clip)
-        cut = (clip < 0.999) & ((power - power.round()).abs() > 1e-4) & moment.good
-        if not self._stepped:  # the first gradient came in before anybody knew, and the second moment keeps it for long
-            self._stepped = True
-            fresh = torch.where(cut & (moment.steps.max() == 1), clip / moment.clip, 1.0)
-            self._scale_moments(fresh)
-            if moment.preconditioning.sgd:  # whose update is as large as the gradient: it is made smaller afterwards
-                for feedback in self.feedbacks:
-                    feedback.scale_residuals(fresh)
-                factor = factor / fresh
-        moment.max_norm.copy_(torch.where(cut, clip * moment.norm, moment.max_norm))
+        scale = 1.0 if waits else preconditioner.loss_scale
+        clipping = Clipping(preconditioner.norms, moment.vectors.summary, moment.max_norm, scale)
+        if self._stepped:
+            return find_undo(grads, numbers, clipping, self._workspace)
+        self._stepped = True  # the first gradient came in before anybody knew, and the second moment keeps it for long
+        factor = recognise(grads, numbers, clipping)
+        cut = learn_clip(factor, clipping)
+        fresh = torch.where(cut & (moment.steps.max() == 1), factor * scale / moment.clip, 1.0)
+        self._scale_moments(fresh)
+        if moment.preconditioning.sgd:  # whose update is as large as the gradient: it is made smaller afterwards
+            for feedback in self.feedbacks:
+                feedback.scale_residuals(fresh, but=preconditioner.dense_names)
+            factor = factor / fresh
         return 1 / factor
+
+    def _probes(self) -> list[tuple[Tensor, str]]:
+        """Return the parameters, and their names, in which a factor is looked for."""
+        if self._probed is None:
+            named, probes = ((p, self._names[id(p)]) for p in self._tracked()), self.preconditioner.probes
+            self._probed = [(p, name) for p, name in named if name in probes]
+        return self._probed
 
     def _scale_moments(self, ratio: Tensor) -> None:
         """Make all moments those of gradients ``ratio`` times as large."""
@@ -260,10 +257,10 @@ class TakenOptimizer:
                 name = self._names.get(id(parameter))
                 if not state or name is None or name not in moment.tensors or self._rules.key not in state:
                     continue
-                first = rule.betas[0]
+                beta = rule.betas[0]
                 if name not in moment.dense:
-                    first = moment.preconditioning.beta_for(first, FEW)
-                taken = self._rules.from_state(group, state, first, float(moment.steps[moment.tensors[name].number]))
+                    beta = moment.preconditioning.beta_for(beta, FEW)
+                taken = self._rules.from_state(group, state, beta, float(moment.steps[moment.tensors[name].number]))
                 if taken is not None:
                     own = self._parameters[name]
                     squares = None if taken.squares is None else _in_memory_order(taken.squares, own)

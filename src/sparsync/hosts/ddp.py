@@ -162,7 +162,8 @@ def attach(
             steps with lr (1 - beta) / (1 - m). The optimizer's groups keep their values. Both need torch's SGD (or
             Adam, which can only be moved); keep.
         precondition: the update that Adam or AdamW would make enters the residual, not the gradient; the optimizer then
-            applies what was exchanged, until ``detach``. On for torch's Adam and AdamW under our recipes.
+            applies what was exchanged, until ``detach``. On for torch's Adam and AdamW under our recipes; torch's SGD,
+            with rows and columns of every matrix evened out, has to be asked for.
         second_moment: of it: ``"sketch"``, of rows and columns from random signs, a few bytes; or ``"exact"``, of every
             entry, for which all of the gradient is sent, too: to compare with; sketch.
         beta, masking: of momentum correction: its momentum, and whether sent entries clear theirs; 0.5 and ``True``.

@@ -109,3 +109,23 @@ def blocks_for(numel: int, most: int) -> int:
 def table(rows: Sequence[object], device: torch.device) -> Tensor:
     """Return rows of integers as kernels read them."""
     return torch.tensor(rows, dtype=torch.int64, device=device).flatten()
+
+
+class ChangingTable:
+    """A table on the device whose rows change now and then: they are sent when they do, and nothing waits for it.
+
+    Args:
+        rows, fields: how many there are.
+    """
+
+    def __init__(self, rows: int, fields: int, device: torch.device) -> None:
+        self.values = torch.zeros(rows * fields, dtype=torch.int64, device=device)
+        self._known: Sequence[Sequence[int]] = ()
+
+    def update(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return the table, holding ``rows``."""
+        if rows != self._known:
+            here = torch.tensor(rows, dtype=torch.int64).flatten()
+            self.values.copy_(here.pin_memory() if self.values.is_cuda else here, non_blocking=True)
+            self._known = rows
+        return self.values

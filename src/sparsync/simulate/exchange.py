@@ -14,7 +14,6 @@ from sparsync.collectives.base import OverflowFlag
 from sparsync.compressors.base import flag
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.bucketing import Unit
 from sparsync.engine.ledger import Cause
 from sparsync.engine.traffic import units_of
 from sparsync.engine.unit_step import (
@@ -31,7 +30,7 @@ from sparsync.engine.worker import WorkerState, preconditioner_for
 from sparsync.feedback import AdamRule
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.simulate.graphs import Replays, Streams, repeatable, side_by_side
-from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualUnit
+from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualSketch, VirtualUnit
 from sparsync.sparse import NONFINITE, SparseGrad
 
 COUNT_EVERY = 100  # steps between messages that are encoded only to count their bytes
@@ -66,21 +65,24 @@ class VirtualExchange:
         ]
         units, sketches = units_of(plan, parameters, dense_names, device)
         self.units = [VirtualUnit.of(unit, workers) for unit in units]
-        # What each is about: parameters, and where their gradients are.
-        self.sketches = [(VirtualUnit.of(s, workers), spans, self._grads_of(unit)) for s, spans, unit in sketches]
-        self._places = {span.name: (virtual, span) for virtual in self.units for span in virtual.unit.spans}
+        self._places = {span.name: (v.rows, v.mean, span) for v in self.units for span in v.unit.spans}
+        self.sketches, self._dense = list[VirtualSketch](), dict[str, Tensor]()  # by name, where updates go
+        dtypes = {parameter.name: parameter.dtype for parameter in parameters}
+        for found in sketches:
+            grads = next((v.grads for v in self.units if v.unit is found.home), ())
+            sketch = VirtualSketch.of(found, grads, dtypes[found.unit.spans[0].name], workers)
+            self.sketches.append(sketch)
+            self._places.update((span.name, (sketch.dense, sketch.mean, span)) for span in found.dense)
+            self._dense.update((span.name, sketch.mean[span.start : span.stop]) for span in found.dense)
         shared = plan.collective.shared
         self._keys = Keys(plan.seed, workers, shared, device) if plan.compressor.random else None
         self._replays = Replays[Outcome](streams) if graph else None
         self.tally = Tally()
 
-    def _grads_of(self, unit: Unit) -> Sequence[Tensor]:
-        return next(virtual.grads for virtual in self.units if virtual.unit is unit)
-
     def place(self, parameter: Parameter) -> tuple[list[Tensor], Tensor]:
         """Return where a parameter's gradients go, one view a worker, and where their mean is found."""
-        virtual, span = self._places[parameter.name]
-        views = [_view(flat, span, parameter) for flat in (*virtual.rows, virtual.mean)]
+        rows, mean, span = self._places[parameter.name]
+        views = [_view(flat, span, parameter) for flat in (*rows, mean)]
         return views[:-1], views[-1]
 
     def reduce(self, rates: Mapping[str, float] | None = None, rules: Mapping[str, AdamRule] | None = None) -> None:
@@ -93,6 +95,9 @@ class VirtualExchange:
         step, done = self.tally.steps, list[tuple[VirtualUnit, Layout, Outcome]]()
         if rules is not None:
             rates = {name: rule.rate for name, rule in rules.items()}
+        if self.preconditioner is not None:
+            density = self.plan.density_at(step)
+            self.preconditioner.begin_step(rules or {}, density, None, self.workers[0].rates)
         for worker in self.workers:
             worker.begin_step(None, rates)
         if self._keys:
@@ -100,15 +105,12 @@ class VirtualExchange:
         if self.preconditioner is None:
             done += [self._step(virtual, step) for virtual in self.units]
         else:
-            self.preconditioner.begin_step(rules or {}, self.plan.density_at(step), None)
-            for sketch, spans, source in self.sketches:
-                done.append(self._step(sketch, step, (spans, source)))
-            known = [virtual for virtual in self.units if virtual.unit.feeds_preconditioner]
-            done += [self._step(virtual, step) for virtual in known]
+            done += [self._step(sketch.virtual, step, sketch) for sketch in self.sketches]
             self.preconditioner.update()
-            for virtual in known:
-                self.preconditioner.write_dense(virtual.unit.spans, virtual.mean)
-            done += [self._step(virtual, step) for virtual in self.units if not virtual.unit.feeds_preconditioner]
+            for worker in self.workers:
+                worker.rounding.keep(self.preconditioner.good)
+            done += [self._step(virtual, step) for virtual in self.units]
+            self.preconditioner.write_dense(self._dense)
         bad_step = False
         words = torch.stack([outcome.words for _, _, outcome in done]).tolist()  # once in a step the host waits
         for (virtual, layout, _), (flags, where, counts, overflow) in zip(done, words, strict=True):
@@ -127,13 +129,15 @@ class VirtualExchange:
         self.tally.bad_steps += bad_step
 
     def _step(
-        self, virtual: VirtualUnit, step: int, source: tuple[Sequence[Span], Sequence[Tensor]] | None = None
+        self, virtual: VirtualUnit, step: int, sketch: VirtualSketch | None = None
     ) -> tuple[VirtualUnit, Layout, Outcome]:
-        """Exchange one unit; ``source``: what a unit of sketches is about, and where the gradients are."""
+        """Exchange one unit; ``sketch``: what makes its gradients."""
         layout, _ = cut_unit(virtual.unit, self.plan, step, self.workers)
-        if source is not None and self.preconditioner is not None:
-            for own, out in zip(source[1], virtual.grads, strict=True):
-                sketch_unit(virtual.unit, source[0], own, out, self.preconditioner)
+        if sketch is not None and self.preconditioner is not None:
+            for worker, dense, out in zip(self.workers, sketch.dense, virtual.grads, strict=True):
+                out[: dense.numel()].copy_(dense)
+                grad = sketch.grads[worker.rank] if sketch.grads else dense
+                sketch_unit(virtual.unit, sketch.spans, grad, out, self.preconditioner, worker.rounding)
         outcome = self._exchange(virtual, layout)
         for worker, sent, result in zip(self.workers, outcome.sents, outcome.results, strict=True):
             worker.ledger.record_sent(virtual.unit, sent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +12,8 @@ from sparsync.collectives import Reduced
 from sparsync.compressors import Context
 from sparsync.compressors.random import key_of
 from sparsync.engine.bucketing import Unit
-from sparsync.layout import Layout
+from sparsync.engine.traffic import SketchUnit
+from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.workspace import Workspace
 
@@ -38,6 +40,30 @@ class VirtualUnit:
         """Return the unit for so many workers."""
         rows = torch.zeros(workers, *unit.grad.shape, dtype=unit.grad.dtype, device=unit.grad.device)
         return cls(unit, rows, rows.unbind(), unit.grad, [Workspace() for _ in range(workers)])
+
+
+@dataclass
+class VirtualSketch:
+    """A unit of sketches, and what it is made from.
+
+    Args:
+        spans: of what is sketched, in every worker's flat gradient ``grads``.
+        dense: gradients that travel dense in front of the sketches, one row a worker ...
+        mean: ... and the updates that they become.
+    """
+
+    virtual: VirtualUnit
+    spans: Sequence[Span]
+    grads: Sequence[Tensor]
+    dense: Tensor
+    mean: Tensor
+
+    @classmethod
+    def of(cls, sketch: SketchUnit, grads: Sequence[Tensor], dtype: torch.dtype, workers: int) -> VirtualSketch:
+        """Return the sketch for so many workers; ``dtype``: of its parameters."""
+        numel, device = sum(span.numel for span in sketch.dense), sketch.unit.grad.device
+        dense = torch.zeros(workers, numel, dtype=dtype, device=device)
+        return cls(VirtualUnit.of(sketch.unit, workers), sketch.sketched, grads, dense, dense[0].clone())
 
 
 @dataclass

@@ -14,7 +14,7 @@ from sparsync.kernels.device import on_device_of, usable_on
 from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.message.header import HEADER, SUM
 from sparsync.layout import Layout
-from sparsync.sparse import SparseGrad, factor_for
+from sparsync.sparse import SparseGrad
 from sparsync.wire.bits import words_for
 from sparsync.wire.indices import ef_width, ef_words
 from sparsync.wire.message import MAGIC, VERSION, Wire
@@ -147,8 +147,9 @@ class DeviceMessage:
                 CHECK=overflow is not None, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
             )  # fmt: skip
 
-    def give_norm(self, rows: Tensor, out: Tensor, norm: Tensor, scale: float) -> Tensor:
-        """Do as ``sparse.give_norm`` on the mean that was just written, where it has entries: the others are 0.
+    def give_norm(self, rows: Tensor, out: Tensor, norms: Tensor, scale: float) -> Tensor:
+        """Do as ``sparse.give_norm`` on the mean that was just written, where it has entries: the others are 0. The
+        next call overwrites what is returned.
 
         The sum of squares of a mean is that of each rank's values times it, over the ranks.
         """
@@ -171,14 +172,17 @@ class DeviceMessage:
                 self.entries, self.values_at, self.plane, self.shape.numel, BLOCK=BLOCK, CODEC=self.codec,
                 STEPS=self.steps,
             )  # fmt: skip
-            factor = factor_for((self.products.sum() / self.workers).sqrt().float(), norm, scale)
-            self.factor.copy_(factor)  # in its place, which the kernel knows
+            self.launch(
+                kernels.find_factor, (1,),
+                self.products, self.products.numel(), float(self.workers), norms, norms.numel(), scale, self.factor,
+                BLOCK=1024, num_warps=8,
+            )  # fmt: skip
             self.launch(
                 kernels.multiply_mean, grid,
                 indices, index_stride, self.begins, self.gathered, self.factor, out, self.tiles, self.shape.capacity,
                 self.shape.numel, BLOCK=BLOCK,
             )  # fmt: skip
-        return factor
+        return self.factor
 
     def _views(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return messages, the same in 16-bit words, and their entries' indices."""

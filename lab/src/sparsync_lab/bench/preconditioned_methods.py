@@ -45,7 +45,8 @@ class PreconditionedMethod(CompressorMethod):
         super().__init__(name, compressor, spans, "global", device)
         size, count = self.tensors[-1].place + self.tensors[-1].size, len(self.tensors)
         rates, eps, betas, shares = (torch.full((count,), x, device=device) for x in (1e-3, 1e-8, BETA, 1 - BETA))
-        self.tables = Tables(torch.ones(size, device=device), rates, eps, betas, shares, LIMIT)
+        kept = torch.ones(count, device=device)
+        self.tables = Tables(torch.ones(size, device=device), rates, eps, betas, shares, kept, LIMIT)
         self.signs, self.sketch = draw_signs(size, 0, 0, device), torch.zeros(size, device=device)
         self.velocity = torch.zeros(numel, device=device)
 

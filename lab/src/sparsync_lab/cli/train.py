@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sparsync_lab import models
+from sparsync_lab.cli.checked_training import WORKERS, CheckedTraining, check_launched, check_training, default_folder
 from sparsync_lab.cli.training_progress import TrainingProgress, show_cursor, summary
-from sparsync_lab.data import check_workers, load, train_size
+from sparsync_lab.data import load
+from sparsync_lab.training.all_ranks import on_rank_0
 from sparsync_lab.training.local_workers import PRELOAD, LocalWorkers, Worker, WorkerFailed
 from sparsync_lab.training.loop import train as train_here
 from sparsync_lab.training.process_group import launched, process_group, run_launched
-from sparsync_lab.training.run_folder import RunFolder
 from sparsync_lab.training.settings import Training, dense_bytes
 
-WORKERS = 4
 DEFAULT = Training()
-
-
-@dataclass(frozen=True)
-class CheckedTraining:
-    """A training that has been checked and can start."""
-
-    training: Training
-    workers: int
-    folder: Path
-    data_folder: Path | None
-    resume: bool
 
 
 def train(
@@ -164,7 +152,8 @@ def train(
     sparsync train --out runs/digits-mlp-default --resume --steps 600
 
     Ctrl-C stops it; --resume then goes on, and ends with the same weights as if nothing had happened. Several
-    machines, or processes of your own making: torchrun --nproc-per-node 2 -m sparsync_lab train ...
+    machines, or processes of your own making: torchrun --nproc-per-node 2 -m sparsync_lab train ...; with its
+    --max-restarts, workers that are started again go on from the last checkpoint.
     """
     given = {
         "method": method, "data": data, "model": model, "density": density, "scope": scope, "values": values,
@@ -175,7 +164,8 @@ def train(
     if launched():
         run_launched(_as_launched, given, out, data_dir, resume)
         return
-    checked = check_training(given, workers, out, data_dir, resume)
+    folder = out or default_folder(given)
+    checked = check_training(given, workers, folder, data_dir, resume)
     preload = [*PRELOAD, __name__] + (["sklearn.datasets"] if checked.training.data == "digits" else [])
     try:
         with LocalWorkers(checked.workers, preload) as local_workers:
@@ -190,58 +180,46 @@ def train(
             show_cursor()
 
 
-def check_training(
-    given: dict[str, Any], workers: int | None, out: Path | None, data_dir: Path | None, resume: bool
-) -> CheckedTraining:
-    """Check everything that can be checked before a process is started.
-
-    Args:
-        given: the fields of ``Training`` that were asked for.
-        workers: how many; ``None``: as many as the run had that is resumed, or 4.
-    """
-    names = [given.get(name, getattr(DEFAULT, name)) for name in ("data", "model", "method")]
-    folder = out or Path("runs") / "-".join(names)
-    if resume:
-        before, workers_before = RunFolder(folder).config()
-        training = Training(**(before.to_json() | given))
-        workers = workers_before if workers is None else workers
-    else:
-        training = Training(**given)
-    workers = WORKERS if workers is None else workers
-    check_workers(workers, train_size(training.data, data_dir), training.batch)
-    RunFolder(folder).check(training, resume)
-    return CheckedTraining(training, workers, folder, data_dir, resume)
-
-
 def _as_launched(worker: Worker, given: dict[str, Any], out: Path | None, data_dir: Path | None, resume: bool) -> None:
     """Run the whole command as one of the workers that torchrun has started."""
-    _work(worker, check_training(given, worker.count, out, data_dir, resume))
+    if not resume:
+        Training(**given)  # what is wrong with it is said before anybody waits for the others
+    folder = out or default_folder(given)
+    with process_group():
+        checked = on_rank_0(lambda: check_launched(given, worker.count, folder, data_dir, resume))
+        if checked is not None:
+            _train(worker, checked)
 
 
 def _work(worker: Worker, checked: CheckedTraining) -> None:
-    """Train on one worker; rank 0 shows the progress."""
-    training = checked.training
-    images = load(training.data, checked.data_folder)
-    rank, workers = worker.rank, worker.count
+    """Train on one of the local workers."""
     with process_group():
-        warnings.showwarning = _warn  # type: ignore[assignment]
-        if rank:
-            warnings.simplefilter("ignore")  # rank 0 says it for all
-        with TrainingProgress(
-            rank, training, dense_bytes(models.parameter_count(training.model, images), workers)
-        ) as shown:
-            outcome = train_here(
-                rank,
-                workers,
-                training,
-                images,
-                folder=checked.folder,
-                resume=checked.resume,
-                on_point=shown.on_point,
-                on_step=shown.on_step,
-            )
-        if outcome is not None:
-            print(f"{summary(outcome)}\nrun: {checked.folder}", flush=True)
+        _train(worker, checked)
+
+
+def _train(worker: Worker, checked: CheckedTraining) -> None:
+    """Train on one worker of the process group; rank 0 shows the progress."""
+    training, rank, workers = checked.training, worker.rank, worker.count
+    images = load(training.data, checked.data_folder)
+    warnings.showwarning = _warn  # type: ignore[assignment]
+    if rank:
+        warnings.simplefilter("ignore")  # rank 0 says it for all
+    with TrainingProgress(
+        rank, training, dense_bytes(models.parameter_count(training.model, images), workers)
+    ) as shown:
+        outcome = train_here(
+            rank,
+            workers,
+            training,
+            images,
+            folder=checked.folder,
+            resume=checked.resume,
+            launch=checked.launch,
+            on_point=shown.on_point,
+            on_step=shown.on_step,
+        )
+    if outcome is not None:
+        print(f"{summary(outcome)}\nrun: {checked.folder}", flush=True)
 
 
 def _warn(message: Any, *_: Any) -> None:

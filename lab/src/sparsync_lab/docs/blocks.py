@@ -35,6 +35,7 @@ BLOCKS: Mapping[str, Block] = {
     "selection on a GPU": selection.on_a_gpu,
     "selection over sizes": selection.over_sizes,
     "selection by layers": selection.by_layers,
+    "selection before AdamW": selection.preconditioned,
     "selection on a CPU": selection.on_a_cpu,
     "nearness to top-k": selection.nearness,
     "traffic": traffic.measured,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparsync_lab.bench.preconditioned_methods import PRECONDITIONED_FLOOR
 from sparsync_lab.docs.sources import Line, Sources, percent, table
 
 HEADINGS = ("method", "ms, median", "ratio to `e += g`", "count / k")
 FLOOR, ZEROING = "e += g", "e += g; g.zero_()"
+PLAIN = (FLOOR, "threshold")  # shown beside what is preconditioned
 WARM_UP = 20  # steps of a training that are not judged
 
 
@@ -58,6 +60,25 @@ def by_layers(sources: Sources) -> str:
         [
             table(["model", "method", "scope", "ms, median", "ratio to `e += g`"], rows),
             sources.made(file, lines[0], "sparsync bench select --shapes"),
+        ]
+    )
+
+
+def preconditioned(sources: Sources) -> str:
+    """Return what sketches, updates and selection take together on a GPU, beside selection alone."""
+    file = "bench-select-adamw-gpu.csv"
+    lines = sources.lines(file)
+    chosen = [line for line in lines if PRECONDITIONED_FLOOR in (line["method"], line["floor"])]
+    chosen += [line for line in lines if line["method"] in PLAIN]
+    rows = [
+        [*_row(line), line["syncs"] or "–", line["allocations_5_steps"] or "–"] for line in sorted(chosen, key=_median)
+    ]
+    command = f"sparsync bench select --size {lines[0]['size']} --density {lines[0]['density']} --dtype fp32"
+    return "\n\n".join(
+        [
+            table([*HEADINGS, "waits for the GPU", "allocations in 5 steps"], rows),
+            sources.made(file, lines[0], command) + f" {int(lines[0]['size']):,} fp32 entries; "
+            f"Triton {lines[0]['triton']}.",
         ]
     )
 

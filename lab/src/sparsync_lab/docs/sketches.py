@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,17 @@ from sparsync_lab.models import CATALOGUE
 from sparsync_lab.models.gpt import GPT
 
 BUDGET, WORKERS = 60, 16
+
+
+def block(width: int, bias: bool) -> Callable[[], nn.Module]:
+    """Return what makes a transformer's block: four matrices and two layer norms."""
+    return lambda: nn.TransformerEncoderLayer(width, 16, 4 * width, batch_first=True, bias=bias)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
+    "block of width 1024 without biases": block(1024, bias=False),
+    "block of width 1024": block(1024, bias=True),
+    "block of width 1792": block(1792, bias=True),
     "GPT of width 256, 4 layers": GPT,
     "GPT of width 1024, 24 layers": lambda: GPT(50_257, 24, 1024, 16),
     "GPT of width 4096, 32 layers": lambda: GPT(50_257, 32, 4096, 64),
@@ -32,7 +42,8 @@ class Cost:
     Args:
         entries: of the model.
         numbers: in all sketches.
-        sketches, exact: bytes of the sketches, and of the tensors that travel dense, as shares of a dense fp32 ring's.
+        sketches, exact: bytes of the sketches, and of the tensors that travel dense with them, as shares of a dense
+            fp32 ring's.
         least: share that is sent with as few entries as there can be.
     """
 
@@ -50,19 +61,22 @@ def cost_of(make: Callable[[], nn.Module], workers: int = WORKERS) -> Cost:
         model = make()
     tensors = dict(model.named_parameters())
     plan = resolve(optimizer=torch.optim.AdamW(model.parameters()), density=0.01)
+    names = plan.dense_names(tensors)
     parameters = [Parameter.of(name, tensor) for name, tensor in tensors.items()]
-    units, sketches = units_of(plan, parameters, plan.dense_names(tensors), meta)
     entries = sum(parameter.numel for parameter in parameters)
     dense = 2 * (workers - 1) / workers * 4 * entries
 
-    def share(unit: Unit) -> float:
-        return unit.traffic(unit.layout_at(1.0)[0], plan.wire, workers, torch.float32).mean_bytes / dense
+    def share(units: Sequence[Unit]) -> float:
+        sent = (unit.traffic(unit.layout_at(1.0)[0], plan.wire, workers, torch.float32) for unit in units)
+        return sum(traffic.mean_bytes for traffic in sent) / dense
 
+    messages = [found.unit for found in units_of(plan, parameters, names, meta)[1]]
+    alone = [found.unit for found in units_of(plan, [p for p in parameters if p.name not in names], names, meta)[1]]
     return Cost(
         entries=entries,
-        numbers=sum(sketch.unit.grad.numel() for sketch in sketches),
-        sketches=sum(share(sketch.unit) for sketch in sketches),
-        exact=sum(share(unit) for unit in units if unit.feeds_preconditioner),
+        numbers=sum(unit.grad.numel() for unit in alone),
+        sketches=share(alone),
+        exact=share(messages) - share(alone),
         least=bytes_per_step(plan, tensors, workers)(0.5 / entries) / dense,
     )
 
@@ -73,6 +87,7 @@ def cost(sources: Sources) -> str:
     for name, make in MODELS.items():
         found = cost_of(make)
         shares = [percent(found.sketches, 3), percent(BUDGET * found.sketches), percent(BUDGET * found.exact)]
+        shares.append(percent(BUDGET * (found.sketches + found.exact)))
         rows.append([name, f"{found.entries:,}", f"{found.numbers:,}", *shares, f"1/{1 / found.least:,.0f}"])
     headings = ["model", "entries", "numbers in sketches", "their bytes, of dense's", f"of a budget of 1/{BUDGET}"]
-    return table([*headings, "tensors that travel dense, of it", "smallest budget"], rows)
+    return table([*headings, "tensors that travel dense, of it", "both", "smallest budget"], rows)

@@ -150,7 +150,7 @@ def order_of(sweep: Sweep) -> Table:
         minutes = sum(run.seconds for run in left) / 60
         total += minutes
         setting = sweep.search.settings[stage.model]
-        word = f"{setting.model}-{setting.lengths[stage.length]}"
+        word = f"{setting.model}-{setting.words(stage.length).replace(' ', '-')}"
         cells = [str(number), name_of(sweep.search, stage), word, f"{done} of {done + len(left)}"]
         cells += [f"{sum(every) / len(every):.1f}", f"{minutes:.1f}"]
         rows.append(Row(cells))

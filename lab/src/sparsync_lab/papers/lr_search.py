@@ -63,11 +63,11 @@ class LearningRateSearch:
         setting, method = self.settings[model], self.method(label)
         steps, rate, dense = setting.lengths[length], setting.rate * factor, method.name == "dense"
         own = Run(
-            f"{steps} {label}, rate {rate:g}, seed {seed + self.seed}", setting.model, method.name,
+            f"{setting.words(length)} {label}, rate {rate:g}, seed {seed + self.seed}", setting.model, method.name,
             workers=setting.workers, batch=setting.batch, rate=rate, momentum=setting.momentum,
             weight_decay=setting.weight_decay, clip=setting.clip, steps=steps, warmup=setting.warmup, decay=None,
             seed=seed, limit=setting.limit, optimizer=setting.optimizer, settings=method.settings,
-            autocast=setting.autocast, seconds=START + steps * setting.seconds[not dense],
+            autocast=setting.autocast, windows=setting.windows, seconds=START + steps * setting.seconds[not dense],
         )  # fmt: skip
         own = replace(own, **method.changes)
         if dense:

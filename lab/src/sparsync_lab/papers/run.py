@@ -17,11 +17,13 @@ from sparsync_lab.papers.item import RunContext
 from sparsync_lab.training.methods import DENSE
 
 OPTIMIZERS = ("sgd", "adamw", "factored-adamw")
+WINDOWS = ("streams", "random")
 SUFFIX = ".json.gz"
 SEEDS = (0, 1, 2)  # of trainings that are made more than once
 MOST_ENTRIES = 3 * 10**8  # of the gradients of all workers; with more, a training has a GPU's memory to itself
 # Came later: where they are left alone, names are what they were.
-LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999, "variant": {}}
+LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999, "variant": {},
+         "windows": "streams"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Run:
             same with a row x column second moment.
         front: how many times the density begins with; above 1 it falls over the first tenth of ``steps``.
         variant: what is changed of preconditioned feedback, as ``FeedbackVariant`` takes it.
+        windows: of a transformer's text: ``"streams"``, which are read on, alike in every epoch, or ``"random"`` ones.
         autocast: passes compute in bfloat16 where torch takes that to be safe; images only. Weights and gradients are
             fp32 as ever.
         watch: snapshots: ``"shape"`` or ``"gtopk"``, every ``watch_every`` steps; none if it is empty.
@@ -78,11 +81,14 @@ class Run:
     beta1: float = 0.9
     beta2: float = 0.999
     variant: Mapping[str, Any] = field(default_factory=dict)
+    windows: str = "streams"
     seconds: float = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        if self.windows not in WINDOWS:
+            raise ValueError(f"windows must be one of {', '.join(WINDOWS)}, got {self.windows!r}")
         if self.front != 1 and (self.steps is None or "density" not in self.options):
             raise ValueError(f"front must be 1 without steps and options['density'], got {self.front!r}")
 

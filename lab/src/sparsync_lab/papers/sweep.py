@@ -26,6 +26,7 @@ class Setting:
         factors: of the rate that are tried for every method.
         further: ... and where the best stands at the edge, the next of these.
         like: the setting whose chosen rates it takes; its own are searched for if it is empty.
+        windows: as in ``Run``.
     """
 
     title: str
@@ -45,6 +46,11 @@ class Setting:
     factors: tuple[float, ...] = FACTORS
     further: tuple[float, ...] = FURTHER
     like: str = ""
+    windows: str = "streams"
+
+    def words(self, length: int) -> str:
+        """Return what the labels of its trainings begin with."""
+        return f"{self.lengths[length]}{' random windows' if self.windows == 'random' else ''}"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from sparsync_lab.packages import require
 
 Batch = tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Batch, Batch], tuple[Tensor, Batch]]
+Read = Callable[..., Iterator[list[Batch]]]
 TINY_WIDTH, TINY_LENGTH = 32, 8
 EVALUATED_STREAMS, EVALUATED_WINDOWS = 4, 8  # of a transformer: the same words for all, and few waits for the device
 
@@ -71,6 +73,7 @@ def make_task(
     seed: int,
     limit: int | None,
     autocast: bool = False,
+    windows: str = "streams",
 ) -> Task:
     """Return the task of a model of ``CATALOGUE``.
 
@@ -79,12 +82,16 @@ def make_task(
         batch: of each worker.
         seed: of weights and order.
         limit: for a tiny setting: examples that are trained on and tested with; recurrent layers are narrow then, too.
+        windows: of a transformer's text: ``"streams"`` or ``"random"``.
         autocast: of a model of images, passes compute in bfloat16 where torch takes that to be safe.
     """
     kind = CATALOGUE[name].data
     torch.manual_seed(seed)
     if name in ("gpt", "gpt-dropout", "gpt2"):
-        return _transformer_task(name, data.load_ptb(folder), device, workers, batch, limit)
+        read: Read = virtual.token_batches if windows == "streams" else partial(virtual.random_windows, seed=seed)
+        return _transformer_task(name, data.load_ptb(folder), device, workers, batch, limit, read)
+    if windows != "streams":
+        raise ValueError(f"windows must be 'streams' but for transformers of text, got {windows!r} for {name}")
     if kind == "ptb":
         return _lstm_task(data.load_ptb(folder), device, workers, batch, limit)
     if kind == "an4":
@@ -161,7 +168,7 @@ def _lstm_task(text: PennTreebank, device: torch.device, workers: int, batch: in
 
 
 def _transformer_task(
-    name: str, text: PennTreebank, device: torch.device, workers: int, batch: int, limit: int | None
+    name: str, text: PennTreebank, device: torch.device, workers: int, batch: int, limit: int | None, read: Read
 ) -> Task:
     """Return the task of a transformer: every window stands for itself, and several are evaluated at once."""
     if limit is None:
@@ -174,7 +181,7 @@ def _transformer_task(
         here, after = batch
         return nn.functional.cross_entropy(model(here).flatten(0, 1), after.flatten()), carried
 
-    task = _language_task(text, model, loss, CONTEXT, device, workers, batch, limit)
+    task = _language_task(text, model, loss, CONTEXT, device, workers, batch, limit, read=read)
     if limit is not None:
         return task
     valid = text.valid.to(device)
@@ -199,12 +206,14 @@ def _language_task(
     batch: int,
     limit: int | None,
     carried: Batch = (),
+    read: Read = virtual.token_batches,
 ) -> Task:
     """Return the task of a language model.
 
     Args:
         length: of a window, in words.
         carried: as ``Task`` has it.
+        read: yields windows of the text.
     """
     length = length if limit is None else TINY_LENGTH
     words = text.train[: None if limit is None else limit * workers * batch].to(device)
@@ -218,7 +227,7 @@ def _language_task(
     return Task(
         model,
         loss,
-        lambda start: virtual.token_batches(words, workers, batch, length, start=start),
+        lambda start: read(words, workers, batch, length, start=start),
         epoch=virtual.epoch_steps(words, workers, batch, length),
         evaluate=evaluate,
         score="perplexity",

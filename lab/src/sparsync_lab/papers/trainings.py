@@ -29,8 +29,9 @@ from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.observers import StepObserver
 from sparsync_lab.papers.run import History, Run, file_of, rate_factor, write
 from sparsync_lab.papers.tasks import Task
+from sparsync_lab.training.checkpoints import load_verified, one_line
+from sparsync_lab.training.durable import replace_file
 from sparsync_lab.training.methods import DENSE, method_options
-from sparsync_lab.training.run_folder import load_verified, one_line
 from sparsync_lab.virtual import BatchedPasses, SequentialPasses, VirtualWorkers, can_be_batched
 from sparsync_lab.virtual.feedback_variants import FeedbackVariant, VariantExchange
 
@@ -99,9 +100,8 @@ def _train(run: Run, context: RunContext, task: Task) -> History | None:
             session.seconds += now - begun
             begun = last_saved = now
             context.scratch.mkdir(parents=True, exist_ok=True)
-            part = saved.with_suffix(".part")
-            torch.save(session.state(), part)
-            part.replace(saved)
+            state = session.state()
+            replace_file(saved, partial(torch.save, state))
         if over and step < steps:
             return None
     session.seconds += time.monotonic() - begun
@@ -125,7 +125,7 @@ def _resume(session: VirtualSession, saved: Path, device: torch.device) -> None:
 
 
 def _task(run: Run, context: RunContext) -> Task:
-    how = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
+    how: dict[str, Any] = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
     if run.autocast and (run.model in IMAGENET or CATALOGUE[run.model].data not in ("mnist", "cifar10")):
         raise ValueError(f"autocast is for models of MNIST and CIFAR-10, got {run.model!r}")
     if run.model in IMAGENET:
@@ -133,7 +133,8 @@ def _task(run: Run, context: RunContext) -> Task:
         return image_folder_task(
             folder, models.build(run.model).to(context.device), context.device, limit=run.limit, **how
         )
-    return tasks.make_task(run.model, context.data, context.device, limit=run.limit, autocast=run.autocast, **how)
+    how = {**how, "limit": run.limit, "autocast": run.autocast, "windows": run.windows}
+    return tasks.make_task(run.model, context.data, context.device, **how)
 
 
 CARRIED = ("known", "sent", "points", "scores", "bytes", "snapshots", "seconds", "commits")

@@ -6,7 +6,9 @@ import gc
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync_lab import models
 from sparsync_lab.data import Images, check_workers, step_generator
-from sparsync_lab.training.run_folder import Checkpoint, RunFolder
+from sparsync_lab.training.all_ranks import gather, on_rank_0
+from sparsync_lab.training.checkpoints import Checkpoint, Checkpoints
+from sparsync_lab.training.run_folder import RunFolder
+from sparsync_lab.training.run_lock import hold_lock
 from sparsync_lab.training.settings import Outcome, Point, Training, attach_options, dense_bytes
 
 __all__ = ["Outcome", "Point", "Training", "attach_options", "dense_bytes", "train"]
@@ -39,6 +44,7 @@ def train(
     *,
     folder: Path | None = None,
     resume: bool = False,
+    launch: str | None = None,
     points: int = POINTS,
     on_point: Callable[[Point], None] = lambda point: None,
     on_step: Callable[[int], None] = lambda step: None,
@@ -47,43 +53,56 @@ def train(
 
     Args:
         folder: the run folder to write, or to go on from with ``resume``; ``None`` writes nothing. All ranks see it.
+        launch: name of the launch, by which workers that are started again know their run.
         points: how many the curve has, about.
         on_point: called on rank 0 at each of them.
         on_step: called on rank 0 with the number of steps done, every few steps.
     """
     check_workers(workers, len(images.train_x), training.batch)
     run_folder = None if folder is None else RunFolder(folder)
-    if run_folder is not None:
-        _on_rank_0(rank, lambda: run_folder.begin(training, workers, resume))
-    session = TrainingSession(rank, workers, training, images)
-    curve: list[Point] = []
-    if run_folder is not None and resume:
-        session.restore(run_folder)
-        curve = run_folder.points()
-    points_every = max(1, training.steps // points)
-    save_every = min(SAVE_EVERY, points_every)
-    x, y = (part.to(session.device) for part in images.shard(rank, workers))
-    order = torch.Generator().manual_seed(1000 * training.seed + rank)
-    for batch in islice(batch_indices(len(x), training.batch, order), session.step, training.steps):
-        crops = step_generator(training.seed, rank, session.step)
-        session.advance(images.inputs(x[batch], crops), y[batch])
-        last = session.step == training.steps
-        if session.step % points_every == 0 or last:
-            if rank == 0:
-                curve.append(session.point())
-                if run_folder is not None:
-                    run_folder.append(curve[-1])
-                on_point(curve[-1])
-            session.forget_losses()
-        if rank == 0 and (session.step % REPORT_EVERY == 0 or last):
-            on_step(session.step)
-        if run_folder is not None and (session.step % save_every == 0 or last):
-            run_folder.save(rank, session.checkpoint(), session.rank_state())
-    outcome = session.outcome(curve) if rank == 0 else None
-    session.close()
-    if run_folder is not None and outcome is not None:
-        run_folder.finish(outcome)
-    return outcome
+    with ExitStack() as held:
+        saved: int | None = None
+        if run_folder is not None:
+            on_rank_0(lambda: held.enter_context(hold_lock(run_folder.folder)))
+            saved = _newest_checkpoint(run_folder.checkpoints, rank, workers) if resume else None
+            on_rank_0(lambda: run_folder.begin(training, workers, resume, saved, launch))
+        session = TrainingSession(rank, workers, training, images)
+        curve: list[Point] = []
+        if run_folder is not None and saved is not None:
+            session.restore(run_folder.checkpoints, saved)
+            curve = run_folder.points(saved)
+        points_every = max(1, training.steps // points)
+        save_every = min(SAVE_EVERY, points_every)
+        x, y = (part.to(session.device) for part in images.shard(rank, workers))
+        order = torch.Generator().manual_seed(1000 * training.seed + rank)
+        for batch in islice(batch_indices(len(x), training.batch, order), session.step, training.steps):
+            crops = step_generator(training.seed, rank, session.step)
+            session.advance(images.inputs(x[batch], crops), y[batch])
+            last = session.step == training.steps
+            if session.step % points_every == 0 or last:
+                if rank == 0:
+                    curve.append(session.point())
+                    if run_folder is not None:
+                        run_folder.append(curve[-1])
+                    on_point(curve[-1])
+                session.forget_losses()
+            if rank == 0 and (session.step % REPORT_EVERY == 0 or last):
+                on_step(session.step)
+            if run_folder is not None and (session.step % save_every == 0 or last):
+                run_folder.checkpoints.save(rank, session.checkpoint(), session.rank_state())
+        outcome = session.outcome(curve) if rank == 0 else None
+        session.close()
+        if run_folder is not None and outcome is not None:
+            run_folder.finish(outcome)
+        return outcome
+
+
+def _newest_checkpoint(checkpoints: Checkpoints, rank: int, workers: int) -> int | None:
+    """Return the step of the newest checkpoint that every rank can read, the same on all; say if it is not the last."""
+    step, wrong = checkpoints.newest_whole(rank, workers, gather)
+    if wrong is not None and rank == 0:
+        warnings.warn(f"{wrong}; going on from the checkpoint before it, of step {step}", stacklevel=1)
+    return step
 
 
 class TrainingSession:
@@ -160,18 +179,16 @@ class TrainingSession:
         """Return what this rank alone knows."""
         return {"sync": None if self.sync is None else self.sync.state_dict()}
 
-    def restore(self, run_folder: RunFolder) -> None:
-        """Resume from the last checkpoint, if there is one; it may be of another number of workers."""
-        saved = run_folder.checkpoint()
-        if saved is None:
-            return
+    def restore(self, checkpoints: Checkpoints, step: int) -> None:
+        """Resume from a checkpoint; it may be of another number of workers."""
+        saved = checkpoints.load(step)
         self.model.load_state_dict(saved.model)
         self.optimizer.load_state_dict(dict(saved.optimizer))
         if self.sync is not None:
             if saved.workers == self.workers:
-                self.sync.load_state_dict(run_folder.rank_states(saved, [self.rank])[0]["sync"])
+                self.sync.load_state_dict(checkpoints.rank_states(step, [self.rank])[0]["sync"])
             else:
-                states = run_folder.rank_states(saved, range(saved.workers))
+                states = checkpoints.rank_states(step, range(saved.workers))
                 self.sync.load_state_dict([state["sync"] for state in states])
         self.step = saved.step
         self.before = {name: saved.progress[name] for name in self.before}
@@ -221,16 +238,3 @@ def batch_indices(images: int, batch: int, order: torch.Generator) -> Iterator[T
     while True:
         shuffled = torch.randperm(images, generator=order)
         yield from shuffled[: images // batch * batch].view(-1, batch)
-
-
-def _on_rank_0(rank: int, act: Callable[[], None]) -> None:
-    """Call ``act`` on rank 0; raise what is wrong there on every rank."""
-    said: list[str | None] = [None]
-    if rank == 0:
-        try:
-            act()
-        except (ValueError, OSError) as error:
-            said = [str(error)]
-    dist.broadcast_object_list(said)
-    if said[0] is not None:
-        raise ValueError(said[0])

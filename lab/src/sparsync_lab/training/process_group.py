@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from sparsync_lab.training.local_workers import Worker
 
@@ -25,11 +29,15 @@ def process_group() -> Iterator[None]:
     """Join torch's default group of all workers: NCCL if each has a GPU of its own, else Gloo."""
     local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     local_workers = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    # torchrun keeps one store for all its starts, and torch reads from it where workers were that have ended since.
+    store, rank, workers = next(rendezvous("env://"))
+    store = PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     if torch.cuda.device_count() >= local_workers and dist.is_nccl_available():
         torch.cuda.set_device(local_rank)
-        dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+        gpu = torch.device("cuda", local_rank)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=workers, device_id=gpu)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
     yield
     dist.barrier()
     dist.destroy_process_group()
@@ -38,6 +46,18 @@ def process_group() -> Iterator[None]:
 def launched() -> bool:
     """Return whether ``torchrun``, or another launcher that sets torch's variables, has started this process."""
     return {"RANK", "WORLD_SIZE"} <= set(os.environ)
+
+
+def launch_name() -> str | None:
+    """Return what all workers that one ``torchrun`` starts, again after a failure as well, have in common.
+
+    That is its ``--rdzv-id``, on several machines too, else its process. Other launchers start workers once: ``None``.
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name != "none":
+        return name
+    launcher = psutil.Process(os.getppid())
+    return f"process {launcher.pid} on {socket.gethostname()}, started at {launcher.create_time()}"
 
 
 def run_launched(function: Callable[..., None], *args: Any) -> None:

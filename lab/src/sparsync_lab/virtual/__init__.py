@@ -40,7 +40,13 @@ from sparsync.simulate.virtual_workers import VirtualWorkers
 from sparsync_lab.virtual.batched import BatchedPasses
 from sparsync_lab.virtual.evaluate import accuracy, evaluating, perplexity
 from sparsync_lab.virtual.supported_layers import can_be_batched
-from sparsync_lab.virtual.worker_batches import epoch_steps, image_batches, token_batches, worker_indices
+from sparsync_lab.virtual.worker_batches import (
+    epoch_steps,
+    image_batches,
+    random_windows,
+    token_batches,
+    worker_indices,
+)
 
 __all__ = [
     "BatchedPasses",
@@ -53,6 +59,7 @@ __all__ = [
     "evaluating",
     "image_batches",
     "perplexity",
+    "random_windows",
     "token_batches",
     "worker_indices",
 ]

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from sparsync.config import ExchangePlan
 from sparsync.engine.worker import WorkerState
-from sparsync.feedback import AdamRule, Preconditioner, Preconditioning
+from sparsync.feedback import AdamRule, Preconditioner, Preconditioning, SecondMoment
 from sparsync.kernels.sketch import Sketched
-from sparsync.layout import Parameter
+from sparsync.layout import Parameter, Span
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync.workspace import Workspace
 
@@ -39,6 +39,7 @@ class FeedbackVariant:
         floor: least second moment of a row or column, as a share of the mean's.
         limit: largest update of one worker, over the learning rate and the root of the number of workers; ``None``:
             there is none.
+        rise: in step t beta2 of matrices is at most 1 - t^-rise; ``None``: it is the optimizer's from the start.
         shrink: residuals become smaller with the learning rate.
     """
 
@@ -47,6 +48,7 @@ class FeedbackVariant:
     old: bool = False
     floor: float = Preconditioning.floor
     limit: float | None = Preconditioning.limit
+    rise: float | None = Preconditioning.rise
     shrink: bool = True
 
     def __post_init__(self) -> None:
@@ -78,14 +80,18 @@ class VariantPreconditioner(Preconditioner):
         workers: int,
     ) -> None:
         assert plan.preconditioning is not None
-        kind = "exact" if variant.second_moment == ENTRY else "sketch"
-        changed = replace(plan.preconditioning, second_moment=kind, floor=variant.floor)
-        super().__init__(parameters, dense_names, changed, device, plan.seed, clip=plan.clip, workers=workers)
-        self.moment.tables.limit = math.inf if variant.limit is None else variant.limit * math.sqrt(workers)
+        kind, rise = "exact" if variant.second_moment == ENTRY else "sketch", variant.rise or Preconditioning.rise
+        changed = replace(plan.preconditioning, second_moment=kind, floor=variant.floor, rise=rise)
+        moment = SecondMoment(parameters, dense_names, changed, device, plan.seed, workers)
+        moment.tables.limit = math.inf if variant.limit is None else variant.limit * math.sqrt(workers)
+        super().__init__(moment, clip=plan.clip)
         self.variant, self.workers = variant, workers
         self._sums: dict[int, Tensor] = {}  # of all workers' gradients, by the first of their tensors
-        matrices = [tensor for name, tensor in self.moment.tensors.items() if name not in dense_names]
-        self.matrices = self.moment.index_of(matrices)
+        self._sketched: dict[int, Sequence[Sketched]] = {}  # these tensors
+        self.tensors = list(moment.tensors.values())
+        matrices = [tensor for name, tensor in moment.tensors.items() if name not in dense_names]
+        moment.vectors.rises[[tensor.number for tensor in matrices]] = variant.rise is not None  # of every entry's, too
+        self.matrices = moment.index_of(matrices)
         self.newest: Tensor | None = None  # of the matrices' sizes, where those of the step before are used
 
     def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor, workspace: Workspace) -> None:
@@ -96,11 +102,22 @@ class VariantPreconditioner(Preconditioner):
             self._sums[tensors[0].number] += grad
         else:
             self._sums[tensors[0].number] = grad.float().clone()
+            self._sketched[tensors[0].number] = tensors
 
-    def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
-        if self.variant.exact:
-            mean = magnitudes(tensors, self._sums.pop(tensors[0].number) / self.workers)
-        super().add_sketch(tensors, mean)
+    def add_sketch(self, spans: Sequence[Span], mean: Tensor) -> None:
+        if not self.variant.exact:
+            super().add_sketch(spans, mean)
+            return
+        dense = [span for span in spans if span.name in self.dense_names]  # which are in front
+        if dense:
+            super().add_sketch(dense, mean[: dense[-1].stop])
+        if len(dense) < len(spans):
+            first = self.moment.tensors[spans[len(dense)].name].number
+            self._add_exact(self._sketched[first], self._sums.pop(first) / self.workers)
+
+    def _add_exact(self, tensors: Sequence[Sketched], grad: Tensor) -> None:
+        """Take what sketches of a flat gradient would estimate."""
+        self.moment.sums.index_copy_(0, self.moment.index_of(tensors), magnitudes(tensors, grad))
 
     def update(self) -> None:
         if self.variant.second_moment == TENSOR:
@@ -131,24 +148,12 @@ class VariantPreconditioner(Preconditioner):
 
 
 class OwnPreconditioner(VariantPreconditioner):
-    """One worker's: its matrices' second moment is that of its own gradient; all else is what ``common`` does."""
+    """One worker's: its matrices' second moment is that of its own gradient."""
 
-    def __init__(self, common: CommonPreconditioner, *args: Any) -> None:
-        super().__init__(*args)
-        self.common = common
-
-    def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor, workspace: Workspace) -> None:
-        self.moment.sums.index_copy_(0, self.moment.index_of(tensors), magnitudes(tensors, grad.float()))
-        self.common.sketch(self.common.same(tensors), grad, out, workspace)
-
-    def add_sketch(self, tensors: Sequence[Sketched], mean: Tensor) -> None:
-        self.common.add_sketch(self.common.same(tensors), mean)
-
-    def add_dense(self, *args: Any) -> None:
-        self.common.add_dense(*args)
-
-    def show(self, *args: Any) -> None:
-        self.common.show(*args)
+    def take(self, tensors: Sequence[Sketched], grad: Tensor) -> None:
+        """Take this worker's gradient; ``tensors``: as they are sketched."""
+        own = [replace(self.tensors[tensor.number], start=tensor.start) for tensor in tensors]
+        self._add_exact(own, grad.float())
 
 
 class CommonPreconditioner(Preconditioner):
@@ -164,28 +169,30 @@ class CommonPreconditioner(Preconditioner):
         workers: int,
     ) -> None:
         assert plan.preconditioning is not None
-        super().__init__(parameters, dense_names, plan.preconditioning, device, plan.seed, clip=plan.clip,
-                         workers=workers)  # fmt: skip
-        self.owned = [
-            OwnPreconditioner(self, variant, plan, parameters, dense_names, device, workers) for _ in range(workers)
-        ]
-        self._same: dict[int, list[Sketched]] = {}
+        moment = SecondMoment(parameters, dense_names, plan.preconditioning, device, plan.seed, workers)
+        super().__init__(moment, clip=plan.clip)
+        given = variant, plan, parameters, dense_names, device, workers
+        self.owned = [OwnPreconditioner(*given) for _ in range(workers)]
+        self._taken: dict[int, int] = {}  # how many workers' gradients, by the first of their tensors
 
-    def same(self, tensors: Sequence[Sketched]) -> list[Sketched]:
-        """Return the same tensors of a flat gradient, as they are sketched: one list for all steps and workers."""
-        first = tensors[0].number
-        if first not in self._same:
-            known, at = list(self.moment.tensors.values()), 0
-            self._same[first] = []
-            for tensor in tensors:
-                self._same[first].append(replace(known[tensor.number], start=tensor.start, at=at))
-                at += self._same[first][-1].size
-        return self._same[first]
+    def sketch(self, tensors: Sequence[Sketched], grad: Tensor, out: Tensor, workspace: Workspace) -> None:
+        """Sketch a worker's gradient, which is also its own moment's: they come in the order of their ranks."""
+        rank = self._taken.get(tensors[0].number, 0)
+        self._taken[tensors[0].number] = rank + 1
+        self.owned[rank].take(tensors, grad)
+        super().sketch(tensors, grad, out, workspace)
 
-    def begin_step(self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None) -> None:
-        super().begin_step(rules, density, loss_scale)
+    def add_sketch(self, spans: Sequence[Span], mean: Tensor) -> None:
+        assert all(count == len(self.owned) for count in self._taken.values())
+        self._taken = {}
+        super().add_sketch(spans, mean)
+
+    def begin_step(
+        self, rules: Mapping[str, AdamRule], density: float, loss_scale: float | None, last: Mapping[str, float]
+    ) -> None:
+        super().begin_step(rules, density, loss_scale, last)
         for own in self.owned:
-            own.begin_step(rules, density, loss_scale)
+            own.begin_step(rules, density, loss_scale, last)
 
     def update(self) -> None:
         super().update()
@@ -194,7 +201,7 @@ class CommonPreconditioner(Preconditioner):
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint of the workers does not hold."""
-        return {"moments": self.moment.state_dict()}
+        return {"moments": self.state_dict()}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         self.load_state_dict(state["moments"])

@@ -65,6 +65,24 @@ def token_batches(text: Tensor, workers: int, batch: int, length: int, *, start:
         yield list(zip(here.unbind(), after.unbind(), strict=True))
 
 
+def random_windows(
+    text: Tensor, workers: int, batch: int, length: int, *, seed: int = 0, start: int = 0
+) -> Iterator[list[Batch]]:
+    """Yield windows as ``token_batches`` does, but from random places of the text, others in every step: no epoch cuts
+    it alike. All workers together draw the same ones, however many they are.
+
+    Args:
+        seed: of the places.
+    """
+    epoch_steps(text, workers, batch, length)  # which refuses a text that is too short
+    within = torch.arange(length + 1, device=text.device)
+    for step in itertools.count(start):
+        generator = step_generator(seed, 0, step)
+        places = torch.randint(len(text) - length, (workers * batch, 1), generator=generator).to(text.device)
+        drawn = text[places + within].view(workers, batch, -1)
+        yield list(zip(drawn[..., :-1].unbind(), drawn[..., 1:].unbind(), strict=True))
+
+
 def epoch_steps(text: Tensor, workers: int, batch: int, length: int) -> int:
     """Return the number of steps in which the workers read a text once."""
     steps = (len(text) // (workers * batch) - 1) // length

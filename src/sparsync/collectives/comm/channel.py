@@ -98,11 +98,11 @@ class Channel:
         self._wait(_all_gather(out.view(-1), message.contiguous().view(-1), group=self.group, async_op=True))
         return out
 
-    def all_to_all(self, messages: Tensor) -> Tensor:
-        """Row r of ``messages`` goes to rank r; row r of what comes back is from rank r."""
+    def all_to_all(self, messages: Tensor, room: Tensor | None = None) -> Tensor:
+        """Row r of ``messages`` goes to rank r; row r of what comes back is from rank r; in its ``room``, if given."""
         if self.group is None:
             return messages
-        out = torch.empty_like(messages)
+        out = torch.empty_like(messages) if room is None else room
         self._bytes += messages.nbytes
         self._wait(dist.all_to_all_single(out, messages.contiguous(), group=self.group, async_op=True))
         return out

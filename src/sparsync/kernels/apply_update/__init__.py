@@ -13,25 +13,26 @@ from sparsync.kernels.device import usable_on
 from sparsync.workspace import Workspace
 
 
-def apply_update(changes: Sequence[Change], skip: Tensor | None, workspace: Workspace) -> None:
+def apply_update(changes: Sequence[Change], undo: Tensor, skip: Tensor | None, workspace: Workspace) -> None:
     """Do as ``reference.apply_update``, by what is fastest for each parameter.
 
     Args:
         workspace: of the optimizer; keeps the buffers.
     """
-    simple = list(map(_simple, changes))
-    if any(simple):
+    usable = bool(changes) and usable_on(changes[0].parameter.device)
+    simple = [change for change in changes if usable and _simple(change.parameter, change.grad)]
+    if simple:
         from sparsync.kernels.apply_update import launch
 
-        launch.apply_update([change for change, own in zip(changes, simple, strict=True) if own], skip, workspace)
-    if not all(simple):
-        reference.apply_update([change for change, own in zip(changes, simple, strict=True) if not own], skip)
+        launch.apply_update(simple, undo, skip, workspace)
+    if len(simple) < len(changes):
+        others = [change for change in changes if not (usable and _simple(change.parameter, change.grad))]
+        reference.apply_update(others, undo, skip)
 
 
-def _simple(change: Change) -> bool:
+def _simple(parameter: Tensor, grad: Tensor) -> bool:
     """Return whether the kernel can change this parameter: fp32, and in memory as its gradient is, without gaps."""
-    parameter, grad = change.parameter, change.grad
-    if not (usable_on(parameter.device) and parameter.numel() and parameter.dtype == grad.dtype == torch.float32):
+    if not (parameter.dtype is torch.float32 and grad.dtype is torch.float32 and parameter.numel()):
         return False
     if parameter.is_contiguous():
         return grad.is_contiguous()

@@ -11,22 +11,31 @@ from torch import Tensor
 
 
 class Change(NamedTuple):
-    """What becomes of a parameter: ``kept * parameter - factor * grad``; ``factor``: a 0-d tensor on its device."""
+    """What becomes of a parameter: ``kept * parameter - grad * undo / shown``.
+
+    ``shown``: by what its update was multiplied, a 0-d tensor on its device.
+    """
 
     parameter: Tensor
     grad: Tensor
     kept: float
-    factor: Tensor
+    shown: Tensor
 
 
-def apply_update(changes: Sequence[Change], skip: Tensor | None) -> None:
-    """Change parameters in place; where ``skip``, a tensor of one number on their device, is above 0, none is."""
+def apply_update(changes: Sequence[Change], undo: Tensor, skip: Tensor | None) -> None:
+    """Change parameters in place.
+
+    Args:
+        undo: undoes what was done to all gradients: a 0-d tensor on their device.
+        skip: a tensor of one number there; where it is above 0, nothing is changed.
+    """
     decayed: defaultdict[float, list[Tensor]] = defaultdict(list)
     for change in changes:
         decayed[change.kept].append(change.parameter)
     for kept, parameters in decayed.items():
         if kept != 1:
             torch._foreach_mul_(parameters, kept if skip is None else torch.where(skip > 0, 1.0, kept))
-    for parameter, grad, _, factor in changes:
+    factors = {id(change.shown): undo / change.shown for change in changes}
+    for parameter, grad, _, shown in changes:
         came = grad if skip is None else torch.where(skip > 0, torch.zeros_like(grad), grad)
-        parameter.addcmul_(came, factor.to(grad.dtype), value=-1)
+        parameter.addcmul_(came, factors[id(shown)].to(grad.dtype), value=-1)

@@ -9,7 +9,7 @@ from sparsync.kernels.apply_update import launch
 
 STRIP, CHANGE = tl.constexpr(len(launch.ParameterStrip._fields)), tl.constexpr(len(launch.ChangeRow._fields))
 NUMBER, START, NUMEL = map(tl.constexpr, range(STRIP.value))
-PARAMETER, GRAD, KEPT, FACTOR, IS_ALIGNED = map(tl.constexpr, range(CHANGE.value))
+PARAMETER, GRAD, SHOWN, KEPT = map(tl.constexpr, range(CHANGE.value))
 ALIGNED = tl.constexpr(launch.ALIGNED)
 
 
@@ -26,18 +26,20 @@ def _change(parameter, grad, kept, factor, size, BLOCK: tl.constexpr, BLOCKS: tl
 
 
 @triton.jit
-def apply_update(strips, rows, factors, skip, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+def apply_update(strips, rows, undo, skip, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     """Change one strip a program."""
     strip = strips + tl.program_id(0) * STRIP
     row, start = rows + tl.load(strip + NUMBER) * CHANGE, tl.load(strip + START)
     size = tl.where(tl.load(skip) > 0.0, 0, tl.load(strip + NUMEL)).to(tl.int32)
-    parameter = tl.load(row + PARAMETER).to(tl.pointer_type(tl.float32))
-    grad = tl.load(row + GRAD).to(tl.pointer_type(tl.float32))
+    parameter, grad = tl.load(row + PARAMETER), tl.load(row + GRAD)
     kept = tl.load(row + KEPT).to(tl.int32).to(tl.float32, bitcast=True)
-    factor = tl.load(factors + tl.load(row + FACTOR))
-    if (tl.load(row + IS_ALIGNED) != 0) & (size == BLOCK * BLOCKS):
+    factor = tl.div_rn(tl.load(undo), tl.load(tl.load(row + SHOWN).to(tl.pointer_type(tl.float32))))
+    # Pointers are made where they are used: what ``tl.multiple_of`` says of one holds wherever that is.
+    if ((parameter | grad) % ALIGNED == 0) & (size == BLOCK * BLOCKS):
         near = tl.multiple_of(start, BLOCK)
-        _change(tl.multiple_of(parameter, ALIGNED) + near, tl.multiple_of(grad, ALIGNED) + near, kept, factor, size,
-                BLOCK, BLOCKS, False)  # fmt: skip
+        p = tl.multiple_of(parameter.to(tl.pointer_type(tl.float32)), ALIGNED)
+        g = tl.multiple_of(grad.to(tl.pointer_type(tl.float32)), ALIGNED)
+        _change(p + near, g + near, kept, factor, size, BLOCK, BLOCKS, False)
     else:
-        _change(parameter + start, grad + start, kept, factor, size, BLOCK, BLOCKS, True)
+        p, g = parameter.to(tl.pointer_type(tl.float32)), grad.to(tl.pointer_type(tl.float32))
+        _change(p + start, g + start, kept, factor, size, BLOCK, BLOCKS, True)

@@ -156,12 +156,13 @@ def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | No
 
     velocity, update, strips = memory.velocity, memory.update, space.strip_count
     kept, places, stacked = velocity or update, space.strips, False
-    tables: tuple[Tensor | float, ...] = (*(5 * [space.scales]), 0.0)
+    tables: tuple[Tensor | float, ...] = (*(6 * [space.scales]), 0.0)
     if update is not None:
         assert velocity is None
         made_for, make = (id(space), id(update.tensors)), partial(CandidatePlaces, space, update.tensors)
         own, t = memory.workspace.get(CandidatePlaces, made_for, make), update.tables
-        places, stacked, tables = own.table, own.stacked, (t.sizes, t.rates, t.eps, t.betas, t.shares, t.limit)
+        places, stacked = own.table, own.stacked
+        tables = (t.sizes, t.rates, t.eps, t.betas, t.shares, t.kept, t.limit)
     space.launch(
         kernels.collect, (strips,), grad, memory.before, memory.after,
         kept.before if kept else grad, kept.after if kept else grad, velocity.beta if velocity else 0.0,

@@ -107,10 +107,11 @@ def accumulate(
 @triton.jit
 def _accumulate_update(
     grad, before, after, velocity_before, velocity_after, beta, offs, low, high, row_sizes, col_sizes, row, col, rows,
-    cols, exact, share, rate, eps, limit,
+    cols, exact, share, rate, eps, limit, kept,
     MASKED: tl.constexpr, ZERO: tl.constexpr, STACKED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Do as ``accumulate``, with the update that the gradient asks for in its place: as ``precondition`` makes it."""
+    """Do as ``accumulate``, with the update that the gradient asks for in its place: as ``precondition`` makes it; and
+    with the share ``kept`` of what was there before."""
     inside = (offs >= low) & (offs < high)
     if MASKED:
         g = tl.load(grad + offs, mask=inside, other=0.0).to(tl.float32)
@@ -119,6 +120,7 @@ def _accumulate_update(
     else:
         g = tl.load(grad + offs).to(tl.float32)
         r, old = tl.load(before + offs), tl.load(velocity_before + offs)
+    r = r * kept
     local = tl.maximum((offs - low).to(tl.int32), 0)
     velocity, update, finite = make_update(
         g, old, local, inside, row_sizes, col_sizes, row, col, rows, cols, exact, beta, share, rate, eps, limit,
@@ -143,7 +145,7 @@ def _accumulate_update(
 @triton.jit
 def _block(
     grad, before, after, velocity_before, velocity_after, beta, scale, offs, low, high, threshold, bit,
-    row_sizes, col_sizes, row, col, rows, cols, exact, share, rate, eps, limit,
+    row_sizes, col_sizes, row, col, rows, cols, exact, share, rate, eps, limit, kept,
     MASKED: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr, UPDATE: tl.constexpr,
     STACKED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
@@ -152,7 +154,7 @@ def _block(
     if UPDATE:
         u, nonfinite = _accumulate_update(
             grad, before, after, velocity_before, velocity_after, beta, offs, low, high, row_sizes, col_sizes, row, col,
-            rows, cols, exact, share, rate, eps, limit, MASKED, ZERO, STACKED, SIZE,
+            rows, cols, exact, share, rate, eps, limit, kept, MASKED, ZERO, STACKED, SIZE,
         )  # fmt: skip
     else:
         u, nonfinite = accumulate(grad, before, after, velocity_before, velocity_after, beta, scale, offs, low, high,
@@ -170,9 +172,9 @@ def _offset(word, BLOCK: tl.constexpr):
 
 @triton.jit
 def collect(
-    grad, before, after, velocity_before, velocity_after, beta, scales, places, sizes, rates, eps, betas, shares, limit,
-    strips, segments, state, rotation, counts, indices, values, out_indices, out_values, total, strip_count, out_size,
-    last,
+    grad, before, after, velocity_before, velocity_after, beta, scales, places, sizes, rates, eps, betas, shares,
+    kept_shares, limit, strips, segments, state, rotation, counts, indices, values, out_indices, out_values, total,
+    strip_count, out_size, last,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr, ZERO: tl.constexpr,
     UPDATE: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
@@ -197,6 +199,7 @@ def collect(
     if SCALED:
         scale = tl.load(scales + segment)
     row_sizes, col_sizes, line, col, rows, cols, exact, share, rate, least = sizes, sizes, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0
+    kept = 1.0
     if UPDATE:
         place = places + strip * PLACE
         number, exact = tl.load(place + NUMBER), tl.load(place + EXACT)
@@ -204,19 +207,19 @@ def collect(
         line, col = tl.load(place + ROW).to(tl.int32), tl.load(place + COL).to(tl.int32)
         rows, cols = tl.load(place + ROWS).to(tl.int32), tl.load(place + COLS).to(tl.int32)
         beta, share = tl.load(betas + number), tl.load(shares + number)
-        rate, least = tl.load(rates + number), tl.load(eps + number)
+        rate, least, kept = tl.load(rates + number), tl.load(eps + number), tl.load(kept_shares + number)
     noted = tl.zeros([BLOCK], tl.int32)
     if (low == start) & (high == start + BLOCK * BLOCKS):
         for i in range(BLOCKS):
             noted += _block(grad, before, after, velocity_before, velocity_after, beta, scale, start + i * BLOCK + lane,
                             low, high, threshold, 1 << i, row_sizes, col_sizes, line, col, rows, cols, exact, share,
-                            rate, least, limit, False, MOMENTUM, SCALED, ZERO, UPDATE, STACKED,
+                            rate, least, limit, kept, False, MOMENTUM, SCALED, ZERO, UPDATE, STACKED,
                             BLOCK * BLOCKS)  # fmt: skip
     else:
         for i in range(BLOCKS):
             noted += _block(grad, before, after, velocity_before, velocity_after, beta, scale, start + i * BLOCK + lane,
                             low, high, threshold, 1 << i, row_sizes, col_sizes, line, col, rows, cols, exact, share,
-                            rate, least, limit, True, MOMENTUM, SCALED, ZERO, UPDATE, STACKED,
+                            rate, least, limit, kept, True, MOMENTUM, SCALED, ZERO, UPDATE, STACKED,
                             BLOCK * BLOCKS)  # fmt: skip
     row = segments + segment * SEGMENT
     base, regions = tl.load(row + FIRST_REGION), tl.load(row + REGIONS)

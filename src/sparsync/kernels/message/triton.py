@@ -259,7 +259,7 @@ def _value(
 
 
 @triton.jit
-def _rounded(mean, out):
+def rounded(mean, out):
     """Return fp32 that ``out`` holds exactly."""
     if out.dtype.element_ty == tl.bfloat16:  # to the nearest, ties to even: the interpreter would cut off
         word = mean.to(tl.int32, bitcast=True)
@@ -274,7 +274,7 @@ def _write_mean(own, out, index, base, real, divisor, overflow, CHECK: tl.conste
     """Write the mean of entries that are summed up, and clear their sums: of ranks that share one, the first does."""
     total = tl.atomic_xchg(own + (index - base), tl.zeros_like(index), mask=real, sem="relaxed")
     total = tl.where(real, total, 0).to(tl.float32, bitcast=True)
-    mean = _rounded(tl.div_rn(total, divisor), out)
+    mean = rounded(tl.div_rn(total, divisor), out)
     tl.store(out + index, mean.to(out.dtype.element_ty), mask=real & (total != 0.0))
     if CHECK:
         nonfinite = real & (_magnitude(mean) >= INFINITE)
@@ -382,6 +382,23 @@ def gather_mean(
     tl.store(products + rank * pieces + piece, tl.sum(product))
 
 
+@triton.jit(do_not_specialize=["scale"])
+def find_factor(products, size, workers, norms, parts, scale, factor, BLOCK: tl.constexpr):
+    """Store what gives a mean ``scale`` times the norm of ``norms``; ``scale``, where either norm is 0 or unknown. One
+    program."""
+    lane = tl.arange(0, BLOCK)
+    squares, wanted = tl.full([BLOCK], 0.0, tl.float64), tl.full([BLOCK], 0.0, tl.float64)
+    for i in range(0, size, BLOCK):
+        squares += tl.load(products + i + lane, mask=i + lane < size, other=0.0)
+    for i in range(0, parts, BLOCK):
+        norm = tl.load(norms + i + lane, mask=i + lane < parts, other=0.0).to(tl.float64)
+        wanted += norm * norm
+    own = tl.sqrt(tl.maximum(tl.sum(squares), 0.0) / workers).to(tl.float32)
+    norm = tl.sqrt(tl.sum(wanted)).to(tl.float32)
+    known = (own > 0.0) & (norm > 0.0)
+    tl.store(factor, tl.where(known, tl.div_rn(norm, tl.where(known, own, 1.0)), 1.0) * scale)
+
+
 @triton.jit
 def multiply_mean(indices, index_stride, begins, gathered, factor, out, tiles, capacity, numel, BLOCK: tl.constexpr):
     """Write what was gathered, multiplied: of ranks that share an entry, all write the same."""
@@ -390,5 +407,5 @@ def multiply_mean(indices, index_stride, begins, gathered, factor, out, tiles, c
     real = entry < tl.load(begins + rank * (tiles + 1) + tiles)
     index = tl.load(indices + rank * index_stride + entry, mask=real, other=0)
     real = real & (index >= 0) & (index < numel)
-    mean = _rounded(tl.load(gathered + rank * capacity + entry, mask=real, other=0.0) * tl.load(factor), out)
+    mean = rounded(tl.load(gathered + rank * capacity + entry, mask=real, other=0.0) * tl.load(factor), out)
     tl.store(out + index, mean.to(out.dtype.element_ty), mask=real)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsync.kernels.device import usable_on
 from sparsync.kernels.memory import Memory, Update
 from sparsync.kernels.path import UNLIMITED, KernelPath, choose_path
 from sparsync.kernels.precondition import reference
@@ -20,7 +21,8 @@ class UpdateBuffer:
 
 
 def came_in(grad: Tensor, memory: Memory, workspace: Workspace) -> Tensor:
-    """Return what enters the residual: the gradient, or the update that it asks for, which ``memory`` then has no more.
+    """Return what enters the residual: the gradient, or the update that it asks for, which ``memory`` then has no more;
+    with a falling rate the residual has become smaller meanwhile.
 
     That takes the gradient's own place, or is in fp32 beside it.
 
@@ -33,8 +35,19 @@ def came_in(grad: Tensor, memory: Memory, workspace: Workspace) -> Tensor:
     if grad.dtype != update.after.dtype:
         out = workspace.get(UpdateBuffer, None, lambda: UpdateBuffer(grad.numel(), grad.device)).values
     precondition(grad, update, out, workspace)
+    _shrink(memory, update, workspace)
     memory.update = None
     return out
+
+
+def _shrink(memory: Memory, update: Update, workspace: Workspace) -> None:
+    """Do as ``reference.shrink``, if something shrinks; in place the device knows, as a CUDA graph is to replay it."""
+    if memory.before is memory.after and usable_on(memory.after.device):
+        from sparsync.kernels.precondition import launch
+
+        launch.shrink(memory.after, update, workspace)
+    elif update.tables.shrinks:
+        reference.shrink(memory, update)
 
 
 def precondition(grad: Tensor, update: Update, out: Tensor, workspace: Workspace) -> None:

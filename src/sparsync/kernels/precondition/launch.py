@@ -34,9 +34,7 @@ def precondition(grad: Tensor, update: Update, out: Tensor, workspace: Workspace
     """Do as ``reference.precondition``: nothing waits for the host."""
     from sparsync.kernels.precondition import triton as kernels
 
-    tensors, tables = update.tensors, update.tables
-    made_for = (id(tensors), grad.device)
-    space = workspace.get(PreconditionBuffers, made_for, lambda: PreconditionBuffers(tensors, grad.device))
+    space, tables = _buffers(update, workspace), update.tables
     with on_device_of(grad):
         space.launch(
             kernels.precondition, (space.count,),
@@ -44,3 +42,20 @@ def precondition(grad: Tensor, update: Update, out: Tensor, workspace: Workspace
             tables.betas, tables.shares, tables.limit,
             BLOCK=BLOCK, BLOCKS=space.blocks, STACKED=space.stacked, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
+
+
+def shrink(residual: Tensor, update: Update, workspace: Workspace) -> None:
+    """Do as ``reference.shrink``, in place: what does not shrink is not read."""
+    from sparsync.kernels.precondition import triton as kernels
+
+    space = _buffers(update, workspace)
+    with on_device_of(residual):
+        space.launch(
+            kernels.shrink, (space.count,),
+            residual, space.strips, space.places, update.tables.kept, BLOCK=BLOCK, BLOCKS=space.blocks, num_warps=4,
+        )  # fmt: skip
+
+
+def _buffers(update: Update, workspace: Workspace) -> PreconditionBuffers:
+    tensors, device = update.tensors, update.after.device
+    return workspace.get(PreconditionBuffers, (id(tensors), device), lambda: PreconditionBuffers(tensors, device))

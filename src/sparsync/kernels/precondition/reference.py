@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.kernels.memory import Update
+from sparsync.kernels.memory import Memory, Update
 
 
 @dataclass
@@ -20,7 +20,10 @@ class Tables:
         rates: of each tensor, its learning rate over the first moment's bias correction.
         eps: of each tensor, what is added to the root.
         betas, shares: of each tensor, by what its velocity and the gradient are multiplied.
+        kept: of each tensor, by what its residual is multiplied before the update is added: less than 1 where the
+            learning rate falls.
         limit: largest magnitude of an update over its rate.
+        shrinks: something is less than 1 there.
     """
 
     sizes: Tensor
@@ -28,7 +31,17 @@ class Tables:
     eps: Tensor
     betas: Tensor
     shares: Tensor
+    kept: Tensor
     limit: float
+    shrinks: bool = False
+
+
+def shrink(memory: Memory, update: Update) -> None:
+    """Multiply the residual as the tables say, into the place that the step writes."""
+    for tensor in update.tensors:
+        own = slice(tensor.start, tensor.start + tensor.numel)
+        torch.mul(memory.before[own], update.tables.kept[tensor.number], out=memory.after[own])
+    memory.before = memory.after
 
 
 def precondition(grad: Tensor, update: Update, out: Tensor) -> None:

@@ -109,3 +109,15 @@ def precondition(
             _block(grad + start, before + start, after + start, out + start, i * BLOCK + lane, first, last, row_sizes,
                    col_sizes, row, col, rows, cols, exact, beta, share, rate, least, limit, True, BLOCK * BLOCKS,
                    STACKED)  # fmt: skip
+
+
+@triton.jit
+def shrink(residual, strips, places, kept_shares, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """Multiply the residual of one strip a program by the share that is kept of it."""
+    row, kept = strips + tl.program_id(0) * STRIP, tl.load(kept_shares + tl.load(places + tl.program_id(0) * PLACE))
+    low, high = tl.load(row + LOW), tl.load(row + HIGH)
+    if kept != 1.0:
+        for i in range(BLOCKS):
+            at = tl.load(row + START) + i * BLOCK + tl.arange(0, BLOCK)
+            inside = (at >= low) & (at < high)
+            tl.store(residual + at, tl.load(residual + at, mask=inside, other=0.0) * kept, mask=inside)

@@ -11,6 +11,8 @@ from torch import Tensor
 from sparsync.kernels.rng import STRIDE, WORD, scramble
 from sparsync.layout import Matrices
 
+ALIGNED = 64  # bytes, as torch's CPU allocator gives them
+
 
 @dataclass(frozen=True)
 class Sketched:
@@ -37,10 +39,14 @@ class Sketched:
         return self.numel if self.matrices is None else self.matrices.sums
 
 
+def sign_key(seed: int, step: int) -> int:
+    """Return the 32 bits that a step's signs are drawn from."""
+    return scramble((scramble((seed * STRIDE + 1) & WORD) + step * STRIDE) & WORD)
+
+
 def draw_signs(count: int, seed: int, step: int, device: torch.device) -> Tensor:
     """Return so many random signs: the same on every device, others in each step."""
-    key = scramble((scramble((seed * STRIDE + 1) & WORD) + step * STRIDE) & WORD)
-    bits = scramble(torch.arange(count, dtype=torch.int64, device=device) ^ key)
+    bits = scramble(torch.arange(count, dtype=torch.int64, device=device) ^ sign_key(seed, step))
     return 1.0 - 2.0 * (bits & 1).float()
 
 
@@ -56,8 +62,14 @@ def sketch(grad: Tensor, tensors: Sequence[Sketched], signs: Tensor, out: Tensor
         if shape is None:
             place.copy_(own)
             continue
-        cut, matrices = shape.stack * shape.rows, own.to(out.dtype).view(shape.stack, shape.rows, shape.cols)
+        cut, matrices = shape.stack * shape.rows, _aligned(own.to(out.dtype)).view(shape.stack, shape.rows, shape.cols)
         own_signs = signs[tensor.place : tensor.place + tensor.size]
         w, z = own_signs[:cut].view(shape.stack, 1, shape.rows), own_signs[cut:].view(shape.stack, shape.cols, 1)
-        torch.bmm(matrices, z, out=place[:cut].view(shape.stack, shape.rows, 1))
-        torch.bmm(w, matrices, out=place[cut:].view(shape.stack, 1, shape.cols))
+        place[:cut] = torch.bmm(matrices, z).flatten()
+        place[cut:] = torch.bmm(w, matrices).flatten()
+
+
+def _aligned(values: Tensor) -> Tensor:
+    """Return values where memory is aligned: elsewhere a product is summed in another order, and virtual workers have
+    their tensors in other places than real ones."""
+    return values.clone() if values.device.type == "cpu" and values.data_ptr() % ALIGNED else values
