@@ -188,15 +188,15 @@ def test_a_device_finds_every_flipped_bit(values, indices):
     rows = torch.cat([message.unsqueeze(0), flipped(message)]).to(DEVICE)
     status = DeviceStatus(len(rows), rows.device)
     with fenced() if INTERPRETED else nullcontext():
-        status.check_headers(rows, 5)
+        status.check_messages(rows, 5)
         outcome = status.read(status.close_step())
         (headers,) = outcome.exchanges
         assert outcome.failed_exchange == 5
         assert [header.damaged for header in headers] == [False, *[True] * 32 * message.numel()]
         again = DeviceStatus(1, rows.device)
-        again.check_headers(rows[:1], 5)
+        again.check_messages(rows[:1], 5)
         assert again.read(again.close_step()).failed_exchange == 0
-        again.check_headers(rows[1:2], 6)
+        again.check_messages(rows[1:2], 6)
         assert again.read(again.close_step()).failed_exchange == 6
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed import HashStore
 
@@ -27,10 +30,12 @@ from sparsync.collectives import Channel
 from sparsync.collectives.base import shape_of
 from sparsync.collectives.comm.header_checks import HostChecks
 from sparsync.collectives.comm.store_monitor import StoreMonitor
+from sparsync.collectives.partition import HostPartition, IndexPartition
 from sparsync.kernels import cpu
 from sparsync.kernels.checksum import checksum, reference
-from sparsync.kernels.message.header import ENTRIES, FLAGS, SUM
-from sparsync.layout import Layout
+from sparsync.kernels.message.header import ENTRIES, FLAGS, SEQUENCE, SUM
+from sparsync.layout import Layout, Span
+from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, Shape, Wire, read_headers, seal
 from tests.failures.reducers import error_of, make_reducer, push_all
 from tests.methods import gradient, worker
@@ -45,10 +50,17 @@ formats = pytest.mark.parametrize(("indices", "values"), FORMATS)
 
 def small_message(indices: str, values: str) -> tuple[Tensor, Layout, Shape, Wire]:
     """A message about seven entries, or two blocks of them, of a gradient of 123."""
+    message, *others = message_of(indices, values, [100, 23], 0.05, 3)
+    assert int(message[ENTRIES]) > 2
+    return message, *others
+
+
+def message_of(
+    indices: str, values: str, sizes: list[int], density: float, seed: int
+) -> tuple[Tensor, Layout, Shape, Wire]:
     method = "block" if indices == "block" else "threshold"
-    one = worker(method, [100, 23], density=0.05, values=values, whole=indices == "block")
-    sent = one.send(gradient("normal", one.layout.numel, torch.float32, 3))
-    assert int(sent.count) > 2
+    one = worker(method, sizes, density=density, values=values, whole=indices == "block")
+    sent = one.send(gradient("normal", one.layout.numel, torch.float32, seed))
     wire, shape = Wire(values, indices), shape_of(one.layout, torch.float32)
     header = wire.header(sent, 7, one.layout.id, one.layout.digest)
     return wire.encode(sent, one.layout.segment_of, shape, header), one.layout, shape, wire
@@ -122,22 +134,63 @@ def test_a_count_or_index_that_does_not_fit_is_named():
                 wire.decode(seal(row), layout.segment_of, shape)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("words", [HEADER, 11, 64, 1000, 100_003])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 2)], ids=str)
-def test_every_version_of_the_checksum_is_the_same(words, shape):
+def test_every_version_of_the_checksum_is_the_same(monkeypatch, words, shape, compiled):
+    if compiled and not cpu.available():
+        pytest.skip("needs numba")
+    monkeypatch.setattr("sparsync.kernels.checksum.loaded", lambda: compiled)
+    monkeypatch.setattr("sparsync.kernels.checksum.available", lambda: compiled)
     messages = torch.randint(-(2**31), 2**31, (*shape, words), dtype=torch.int32)
     sums = reference.checksum(messages)
     assert torch.equal(checksum(messages), sums)
-    if cpu.available():
-        from sparsync.kernels.checksum import cpu as loops
-
-        assert torch.equal(loops.checksum(messages), sums)
-        assert torch.equal(loops.checksum(messages[..., :HEADER]), reference.checksum(messages[..., :HEADER]))
+    assert torch.equal(checksum(messages[..., :HEADER]), reference.checksum(messages[..., :HEADER]))
     row = messages.view(-1, words)[0].tolist()
     by_hand = sum((2 * i + 3) * (word % 2**32) for i, word in enumerate(row) if i not in (SUM, SUM + 1)) % 2**64
     assert int(sums.view(-1)[0]) % 2**64 == by_hand
 
 
+CODED = st.sampled_from(FORMATS)
+
+
+@given(
+    CODED, st.lists(st.integers(1, 3000), min_size=1, max_size=4), st.floats(0.001, 0.3), st.integers(0, 99), st.data()
+)
+def test_any_single_flip_is_found(coded, sizes, density, seed, data):
+    """Whatever the message, and wherever the bit; even two messages of which one has it."""
+    message, layout, shape, wire = message_of(*coded, sizes, density, seed)
+    place = data.draw(st.integers(0, 32 * message.numel() - 1))
+    rows = torch.cat([message.unsqueeze(0), flipped(message, torch.tensor([[place]]))])
+    assert [header.damaged for header in read_headers(rows)] == [False, True]
+    with contextlib.suppress(Damaged):
+        got = wire.decode(rows[1], layout.segment_of, shape)
+        assert 0 <= int(got.count) <= shape.capacity
+        assert ((got.indices >= 0) & (got.indices < shape.numel)).all()
+    whole = wire.decode(rows[0], layout.segment_of, shape)
+    assert torch.equal(wire.decode(message, layout.segment_of, shape).values, whole.values)
+
+
+@pytest.mark.parametrize("kind", [HostPartition, IndexPartition])
+def test_a_sum_behind_the_gradients_end_is_not_written(monkeypatch, kind):
+    """Of 4 owners' rows of 10 entries the last are longer than the gradient: 2 of their places do not exist."""
+    if kind is IndexPartition:
+        monkeypatch.setattr("sparsync.wire.bits.on_host", lambda tensor: False)
+    layout = Layout.cut([Span("all", 0, 10)], numel=10, scope="layer", density=1.0)
+    partition, owners = kind(layout, 4, 1.0), torch.arange(4).unsqueeze(1)
+    rows, none = torch.full((4, 1), 2), torch.zeros((), dtype=torch.int32)
+    part = SparseGrad(rows, torch.ones(4, 1), torch.ones(4, dtype=torch.int64), partition.rows, none, none)
+    assert int((partition.place(rows, owners) >= 10).sum()) == 2
+    if kind is HostPartition:
+        with pytest.raises(Damaged, match="an index outside 0 to 9"):
+            partition.placed(part, owners)
+        return
+    result = partition.placed(part, owners)
+    assert ((result.indices >= 0) & (result.indices < 10)).all()
+    assert int(result.values.isnan().sum()) == 2
+
+
+VALUE = HEADER + 31  # behind 30 indices
 METHODS = {
     "allgather": (TopK(0.1), AllGather()),
     "balanced": (TopK(0.1), Balanced()),
@@ -177,7 +230,7 @@ def case_flipped(rank: int, size: int, method: str, word: int) -> tuple[tuple[st
 @pytest.mark.parametrize(
     ("method", "word"),
     [
-        *[("allgather", word) for word in (ENTRIES, FLAGS, SUM, HEADER, HEADER + 31)],
+        *[("allgather", word) for word in (SEQUENCE, ENTRIES, FLAGS, SUM, HEADER, VALUE)],
         ("balanced", HEADER),
         ("gtopk", HEADER),
         ("dense", FLAGS),

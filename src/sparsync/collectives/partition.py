@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparsync.collectives.base import remainder_of, round_sums, shape_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
-from sparsync.wire import Shape, Wire
+from sparsync.wire import Shape, Wire, within
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,6 +72,9 @@ class IndexPartition:
         return self._whole(part, indices, values)
 
     def _whole(self, part: SparseGrad, indices: Tensor, values: Tensor) -> SparseGrad:
+        if self.rows * self.workers > self.layout.numel:  # not all of the last row lies within the gradient
+            indices, outside = within(indices, self.layout.numel, "index")
+            values = values if outside is None else values.masked_fill(outside, torch.nan)
         count, flags, where = part.count.sum(), part.flags.max(), part.where.max()
         return SparseGrad(indices, values, count, self.layout.numel, flags, where)
 

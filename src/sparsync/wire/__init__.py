@@ -2,7 +2,7 @@
 
 from sparsync.kernels.message.header import HEADER, Header
 from sparsync.wire.indices import INDEX_CODECS, IndexCodec
-from sparsync.wire.message import MAGIC, VERSION, Wire, read_headers, seal
+from sparsync.wire.message import MAGIC, VERSION, Wire, read_headers, seal, within
 from sparsync.wire.shape import WORD, Shape
 from sparsync.wire.values import CODECS, ValueCodec
 
@@ -20,4 +20,5 @@ __all__ = [
     "Wire",
     "read_headers",
     "seal",
+    "within",
 ]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparsync.errors import Damaged
-from sparsync.kernels.checksum import checksum
+from sparsync.kernels.checksum import checksum, checksum_on_host
 from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER, SUM, WHERE, Header
 from sparsync.sparse import SparseGrad
 from sparsync.wire import bits
@@ -89,9 +89,9 @@ class Wire:
         """
         split = HEADER + self.index_codec.words(shape)
         count, flags, where = message[..., ENTRIES].long(), message[..., FLAGS], message[..., WHERE]
-        count, misfit = _within(count, shape.capacity + 1, "entries")
+        count, misfit = within(count, shape.capacity + 1, "entries")
         indices = self.index_codec.unpack(message[..., HEADER:split], count, shape)
-        indices, outside = _within(indices, shape.numel, "index")
+        indices, outside = within(indices, shape.numel, "index")
         values = self.codec.unpack(message[..., split:], indices, count, segment_of, shape)
         if misfit is not None and outside is not None:
             values = values.masked_fill(outside | misfit.unsqueeze(-1), torch.nan)
@@ -100,23 +100,27 @@ class Wire:
 
 def seal(messages: Tensor) -> Tensor:
     """Write the checksums of messages, or of headers alone, into them."""
-    messages[..., SUM : SUM + 2] = _halves(checksum(messages))
+    if bits.on_host(messages):
+        words = messages.numpy()
+        words[..., SUM : SUM + 2] = checksum_on_host(words).view(np.int32).reshape(*words.shape[:-1], 2)
+    else:
+        messages[..., SUM : SUM + 2] = checksum(messages).unsqueeze(-1).view(torch.int32)
     return messages
 
 
 def read_headers(messages: Tensor) -> list[Header]:
     """Return the headers of messages that were received, a row each; of each, whether it was damaged."""
-    headers = messages[:, :HEADER].clone()
-    headers[:, SUM : SUM + 2] ^= _halves(checksum(messages))
+    if bits.on_host(messages):
+        headers, sums = messages.numpy()[:, :HEADER].copy(), checksum_on_host(messages.numpy())
+    else:
+        headers, sums = messages[:, :HEADER].cpu().numpy(), checksum(messages).cpu().numpy()
+    headers[:, SUM : SUM + 2] ^= sums.view(np.int32).reshape(-1, 2)
     return [Header(*words) for words in headers.tolist()]
 
 
-def _halves(sums: Tensor) -> Tensor:
-    return sums.unsqueeze(-1).view(torch.int32)
-
-
-def _within(numbers: Tensor, limit: int, what: str) -> tuple[Tensor, Tensor | None]:
-    """Return numbers from 0 to below ``limit``; on a device others become 0, and the second result says which."""
+def within(numbers: Tensor, limit: int, what: str) -> tuple[Tensor, Tensor | None]:
+    """Return numbers that must be from 0 to below ``limit``: others are an error on the host. On a device, which nobody
+    waits for, they become 0, and the second result says which."""
     if not bits.on_host(numbers):
         outside = (numbers < 0) | (numbers >= limit)
         return numbers.masked_fill(outside, 0), outside

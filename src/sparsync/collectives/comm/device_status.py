@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsync.kernels.checksum.launch import add_checksums
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.launcher import Launcher
 from sparsync.layout import Layout
@@ -17,6 +16,7 @@ from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, MAGIC, VERSION, Header
 
 BLOCK, PROGRAMS = 1024, 264
+WORDS = 4096  # of a message that are summed at a time
 FIRST = 2  # word of a report that is a header's
 PAUSE = 20e-6  # seconds between two looks at the device
 
@@ -81,7 +81,7 @@ class DeviceStatus:
     def __init__(self, workers: int, device: torch.device) -> None:
         self.workers, self.device, self._launch = workers, device, Launcher()
         self.failed_exchange = torch.zeros((), dtype=torch.int32, device=device)
-        self._sums = torch.zeros(workers, dtype=torch.int64, device=device)  # of the messages that are being checked
+        self._sums = torch.zeros(workers + 1, dtype=torch.int64, device=device)  # for messages that are checked
         self._report = torch.zeros(FIRST + workers * HEADER, dtype=torch.int32, device=device)
         self.bad, self._written = self._report[0], FIRST  # words that this step has written
         self._spare: list[Tensor] = []
@@ -103,19 +103,20 @@ class DeviceStatus:
             )  # fmt: skip
         return header
 
-    def check_headers(self, rows: Tensor, number: int) -> None:
+    def check_messages(self, rows: Tensor, number: int) -> None:
         """Look at the messages ``rows`` of exchange ``number``, and at their headers."""
         from sparsync.kernels.status import triton as kernels
 
-        add_checksums(rows, self._sums, self._launch)
+        words = rows.shape[1]
+        programs = min(PROGRAMS, -(-words // WORDS))
         with on_device_of(rows):
             here, self._written = self._written, self._written + self.workers * HEADER
             if self._written > self._report.numel():
                 self._make_room()
             self._launch(
-                kernels.check_headers, (1,),
-                rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, number, self._sums, self.failed_exchange,
-                self.bad, self._report, here, LANES=32,
+                kernels.check_messages, (programs, self.workers),
+                rows, rows.stride(0), words, self.workers, programs, MAGIC << 16 | VERSION, number, self._sums,
+                self.failed_exchange, self.bad, self._report, here, BLOCK=WORDS, LANES=32,
             )  # fmt: skip
 
     def check_finite(self, result: Tensor) -> None:

@@ -102,7 +102,7 @@ class DeviceChecks:
         return buffer.rows
 
     def check(self, rows: Tensor, sequence: int) -> list[Header]:
-        self.status(rows.device).check_headers(rows, sequence)
+        self.status(rows.device).check_messages(rows, sequence)
         return []
 
     def failed_exchange(self, device: torch.device) -> Tensor:

@@ -44,8 +44,8 @@ def pack(whole, header, rows, rows16, full, numel, full_part, part, words, BLOCK
         tl.store(rows + rank * words + HEADER + entry, value.to(tl.int32, bitcast=True), mask=there)
     if piece == 0:
         word = tl.arange(0, WORDS)
-        there = word < HEADER
-        tl.store(rows + rank * words + word, tl.load(header + word, mask=there, other=0), mask=there)
+        own = tl.load(header + word, mask=word < HEADER, other=0)
+        tl.store(rows + rank * words + word, own, mask=word < HEADER)
 
 
 @triton.jit

@@ -207,6 +207,7 @@ def expand(
             one = tl.load(spot, mask=mine, other=0).to(tl.int64) & 0xFFFFFFFF
             two = tl.load(spot + 1, mask=mine, other=0).to(tl.int64)
             index = index | (((one | (two << 32)) >> (low & 31)) & ((tl.full([], 1, tl.int64) << WIDTH) - 1))
+        index = tl.minimum(index, 0x7FFFFFFF)  # of one that is too large, no bit gets lost: it stays too large
         tl.store(indices + rank * capacity + place, index.to(tl.int32), mask=mine)
         place += mine.to(tl.int32)
 
@@ -215,7 +216,7 @@ def expand(
 def find_tiles(rows, stride, indices, index_stride, failed_exchange, number, begins, tiles, capacity,
            TILE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Find where each tile's entries begin in every message, by bisection. Exchange ``number`` fails where a message
-    has more entries than there is room for, or some behind the last tile."""
+    has more entries than there is room for, or some before the first tile or behind the last."""
     rank = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     said = tl.load(rows + rank * stride + ENTRIES)
@@ -228,7 +229,8 @@ def find_tiles(rows, stride, indices, index_stride, failed_exchange, number, beg
         index = tl.load(indices + rank * index_stride + further - 1, mask=there, other=0)
         below = tl.where(there & (index.to(tl.int64) < tile.to(tl.int64) * TILE), further, below)
     tl.store(begins + rank * (tiles + 1) + tile, below, mask=tile <= tiles)
-    _fail((tile == tiles) & (below != said), failed_exchange, number)
+    outside = ((tile == 0) & (below != 0)) | ((tile == tiles) & (below != said))
+    _fail(outside, failed_exchange, number)
 
 
 @triton.jit
@@ -283,11 +285,9 @@ def _write_mean(own, out, index, base, real, divisor, overflow, CHECK: tl.conste
 
 
 @triton.jit
-def _within(index, base, real, numel, failed_exchange, number, TILE: tl.constexpr):
-    """Return which real entries lie within their tile; exchange ``number`` fails if one does not."""
-    inside = real & (index >= base) & (index < base + TILE) & (index < numel)
-    _fail(real & (inside == 0), failed_exchange, number)
-    return inside
+def _within(index, base, numel, TILE: tl.constexpr):
+    """Return which indices lie within their tile."""
+    return (index >= base) & (index < tl.minimum(base + TILE, numel))
 
 
 @triton.jit
@@ -312,13 +312,13 @@ def sum_tiles(
 ):  # fmt: skip
     """Write the mean of all messages into ``out``, which is zero: tile by tile, the ranks one after another.
 
-    Sums are made in a scratch that is zero again when a tile is done. Exchange ``number`` fails
-    as in ``_within``. ``RANKS``: where a tile has few entries, those of
-    all ranks are read at once.
+    Sums are made in a scratch that is zero again when a tile is done. ``RANKS``: where a tile has few entries, those of
+    all ranks are read at once. Entries that do not lie within their tile are left out, and exchange ``number`` fails.
     """
     pid = tl.program_id(0)
     own = scratch + pid * TILE
     lane, member = tl.arange(0, LANES), tl.arange(0, RANKS).to(tl.int64)
+    astray, many_astray = tl.zeros([RANKS, LANES], tl.int32), tl.zeros([LANES], tl.int32)
     for tile in range(pid, tiles, programs):
         base = tile * TILE
         first = tl.load(begins + member * (tiles + 1) + tile, mask=member < workers, other=0)
@@ -327,7 +327,9 @@ def sum_tiles(
             entry = first[:, None] + lane[None, :]
             real = entry < last[:, None]
             index = tl.load(indices + member[:, None] * index_stride + entry, mask=real, other=0)
-            real = _within(index, base, real, numel, failed_exchange, number, TILE)
+            inside = _within(index, base, numel, TILE)
+            astray |= (real & (inside == 0)).to(tl.int32)
+            real = real & inside
             value = _value(rows, rows16, member[:, None] * stride, entry, index, real, starts, owners, spans, segments,
                            values_at, plane, CODEC, STEPS)  # fmt: skip
             spot = own + (index - base)
@@ -345,7 +347,9 @@ def sum_tiles(
                     entry = i + lane
                     real = entry < stop
                     index = tl.load(indices + near + entry, mask=real, other=0)
-                    real = _within(index, base, real, numel, failed_exchange, number, TILE)
+                    inside = _within(index, base, numel, TILE)
+                    many_astray |= (real & (inside == 0)).to(tl.int32)
+                    real = real & inside
                     value = _value(rows, rows16, row, entry, index, real, starts, owners, spans, segments, values_at,
                                    plane, CODEC, STEPS)  # fmt: skip
                     spot = own + (index - base)
@@ -358,9 +362,10 @@ def sum_tiles(
                 for i in range(start, stop, LANES):
                     real = i + lane < stop
                     index = tl.load(indices + near + i + lane, mask=real, other=0)
-                    real = _within(index, base, real, numel, failed_exchange, number, TILE)
+                    real = real & _within(index, base, numel, TILE)
                     _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
         tl.debug_barrier()
+    _fail(tl.max(astray, 0) | many_astray, failed_exchange, number)
 
 
 @triton.jit
