@@ -28,9 +28,10 @@ from sparsync_lab.papers import observers as watch
 from sparsync_lab.papers import step_times as steps
 from sparsync_lab.papers import tables as tables
 from sparsync_lab.papers.curves import base_result, difference, scores
+from sparsync_lab.papers.equal_bytes import budget, counted_traffic
 from sparsync_lab.papers.imagenet import image_folder_task
 from sparsync_lab.papers.item import Result
-from sparsync_lab.papers.lr_search import LearningRateSearch, budget
+from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.published import P1_MODELS, P2_ACCURACY
 from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, rate_factor, read, write
 from sparsync_lab.papers.run_queue import train_missing
@@ -365,12 +366,12 @@ def test_a_run_s_name_follows_what_it_is() -> None:
 
 def test_methods_beyond_the_papers_send_the_same_bytes() -> None:
     allowed = budget("resnet20", 16)
-    assert allowed == 15 * (4 * HEADER + 8 * 270)
+    assert allowed == 15 * (32 + 8 * 270)
     search = LearningRateSearch(lambda run: None)
     runs = {label: search.run("resnet20", label, 1.0, 0) for label in (*METHODS, *ABLATIONS)}
     for label, run in runs.items():
         if label != "dense":
-            assert 0.97 * allowed < traffic_per_step(run)(run.options["density"]) <= allowed, label
+            assert 0.97 * allowed < counted_traffic(run)(run.options["density"]) <= allowed, label
     assert runs["TopK-SGD"].options["density"] == pytest.approx(0.001, rel=0.005)
     assert (runs[EARLY].front, runs[EARLY].options["beta"]) == (8, 0.5)
     # AdamW has no momentum that could be corrected.
