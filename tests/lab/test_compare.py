@@ -135,7 +135,7 @@ def test_compare_end_to_end(
     shown, errors = capsys.readouterr()
     assert errors == ""
     assert re.search(r"^dense +\d+\.\d ± \d+\.\d % +340,008 +1\.0 × +100 %", shown, re.MULTILINE)
-    assert re.search(r"^topk 100 % +.* 677,992 +0\.5 ×", shown, re.MULTILINE)
+    assert re.search(r"^topk 100 % +.* 678,008 +0\.5 ×", shown, re.MULTILINE)
     assert "sends least" not in shown
     assert re.search(r"^paper +.* 712 +478 × +0\.1 %", shown, re.MULTILINE)
     assert len(re.findall(r"^misses dense by \d+\.\d points", shown, re.MULTILINE)) == 1
