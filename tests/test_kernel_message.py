@@ -18,6 +18,8 @@ from sparsync.sparse import SparseGrad, give_norm, write_mean
 from sparsync.wire import CODECS, HEADER, MAGIC, VERSION, Wire, seal
 from sparsync.wire.device import TILE, DeviceMessage, carries
 from sparsync.wire.indices import ef_width, ef_words
+from sparsync_lab.bench.wire import WireBench
+from sparsync_lab.bench.wire_kernels import FORMATS, measure_kernels
 from tests.fence import fenced
 from tests.methods import place
 from tests.pairs import DEVICE, INTERPRETED, MARKS
@@ -337,3 +339,10 @@ def failed_by(device, rows, layout):
         device.write_mean(rows.to(DEVICE), failed, out, None, 4)
     assert not device.scratch.any()
     return int(failed)
+
+
+def test_bench_wire_times_what_kernels_do():
+    rows = measure_kernels(WireBench(5000, 0.01, 1), 2, torch.device(DEVICE))
+    assert [(row.indices, row.values) for row in rows] == list(FORMATS)
+    for row in rows:
+        assert min(row.pack_ms, row.headers_ms, row.check_ms, row.decode_ms) > 0

@@ -278,7 +278,7 @@ def test_bench_wire_writes_its_columns(tmp_path):
     ]
     assert [float(row["bits_per_index"]) for row in rows[::2]] == [32, 32]
     assert all(1 <= float(row["ratio_to_bound"]) <= 1.1 for row in rows[1::2])
-    for key in ("encode_ms", "decode_ms", "select_ms", "coding_to_select"):
+    for key in ("encode_ms", "decode_ms", "select_ms", "coding_to_select", "read_ms", "checksum_ms"):
         assert all(float(row[key]) > 0 for row in rows), key
     for key in ("device", "cpus", "python", "torch", "sparsync", "date", "rounds", "threads", "density", "sent"):
         assert all(row[key] for row in rows), key
