@@ -304,6 +304,14 @@ def test_a_count_that_does_not_fit_fails_the_exchange(indices, workers, number):
     assert failed_by(device, seal(rows), layout) == 4
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_value_that_a_count_makes_an_index_fails_the_exchange(workers):
+    rows, layout, device, _ = messages("int", workers)
+    rows[-1, ENTRIES] = layout.capacity + 1
+    rows[-1, HEADER + layout.capacity] = layout.numel - 1  # the first value: as an index it would fit
+    assert failed_by(device, seal(rows), layout) == 4
+
+
 @pytest.mark.parametrize("numel", [2**31 - 2**18, 2**20])
 def test_a_coded_index_that_is_too_large_fails_the_exchange(numel):
     """Even if it is the 32 bits of a number that would fit."""

@@ -118,4 +118,25 @@ MUTANTS = [
         "MeanOf(terms, max(1, len(rows) - 1))",
         f"{TRAINING}[topk-allgather-3]",
     ),
+    Mutant(
+        "a damaged message is applied",
+        "src/sparsync/collectives/comm/header_checks.py",
+        "if header.damaged:",
+        "if False:",
+        "tests/failures/test_damaged_messages.py::test_a_message_that_is_damaged_on_its_way_ends_all_ranks[allgather-10]",
+    ),
+    Mutant(
+        "a damaged message between two ranks is applied",
+        "src/sparsync/collectives/comm/channel.py",
+        "check_intact([other], [source], self.monitor)",
+        "pass",
+        "tests/failures/test_damaged_messages.py::test_a_message_that_is_damaged_on_its_way_ends_all_ranks[gtopk-10]",
+    ),
+    Mutant(
+        "a sum behind the gradient's end is written",
+        "src/sparsync/collectives/partition.py",
+        "if self.rows * self.workers > self.layout.numel:",
+        "if False:",
+        "tests/failures/test_damaged_messages.py::test_a_sum_behind_the_gradients_end_is_not_written",
+    ),
 ]
