@@ -60,7 +60,7 @@ MUTANTS = [
         "src/sparsync/collectives/comm/channel.py",
         "self._messages = self._messages or CommThread(",
         "self._messages = CommThread(",
-        "tests/failures/test_communication_thread.py::test_messages_between_two_ranks_leave_nothing_behind",
+        "tests/failures/test_communication_thread.py::test_messages_between_two_ranks_leave_nothing_behind[1500]",
     ),
     Mutant(
         "a deadline may be infinite",
