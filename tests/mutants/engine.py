@@ -82,6 +82,13 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
+        "an error of the communication thread is not announced",
+        "src/sparsync/engine/reducer.py",
+        "return self.channel.monitor.broadcast_error(SparsyncError(own))",
+        "return SparsyncError(own)",
+        "tests/failures/test_errors_reach_every_rank.py::test_a_communication_thread_that_fails_ends_all_at_once",
+    ),
+    Mutant(
         "sent entries are restored before rejected ones are taken out again",
         "src/sparsync/engine/ledger.py",
         "self._in_flight.insert(-1, InFlight(",

@@ -182,7 +182,7 @@ class Reducer:
                 for bucket in written:  # last: backward goes on, and the next step may begin
                     bucket.complete()
         except Exception as error:  # a future that never completes would hang backward
-            self._stop(error)
+            self._stop(self._announced(unit.key, error))
 
     def write_back(self, unit: Unit) -> list[PendingBucket]:
         """Write a unit's result into the buckets it came from, and return those."""
@@ -199,7 +199,7 @@ class Reducer:
             if self.error is None:
                 self.channel.assert_consistent(f"layout of {unit.key}", text)
         except Exception as error:
-            self._stop(error)
+            self._stop(self._announced(unit.key, error))
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -284,11 +284,18 @@ class Reducer:
             self.error = self.channel.monitor.broadcast_error(kind(f"rank {self.channel.rank}: {error}"))
             self._comm_thread.submit(partial(self._stop, self.error))
 
-    def _stop(self, error: Exception, cause: Cause = Cause.EXCHANGE_FAILED) -> None:
+    def _announced(self, what: str, error: Exception) -> SparsyncError:
+        """Return an error of the communication thread that all ranks know of. What the library raises there is seen by
+        all, in their headers, or was broadcast; anything else has happened here alone."""
+        if isinstance(error, SparsyncError):
+            return error
+        own = f"rank {self.channel.rank}: {what}: {type(error).__name__}: {error}"
+        return self.channel.monitor.broadcast_error(SparsyncError(own))
+
+    def _stop(self, error: SparsyncError, cause: Cause = Cause.EXCHANGE_FAILED) -> None:
         """Exchange nothing more; whoever waits for a bucket hears why."""
         if self.error is None:
-            known = isinstance(error, SparsyncError)
-            self.error = error if known else SparsyncError(f"{type(error).__name__}: {error}")  # type: ignore[assignment]
+            self.error = error
         try:
             self.worker.ledger.restore(cause)
         finally:
@@ -334,9 +341,9 @@ class Reducer:
             try:
                 self.channel.unit = "handing back"
                 self.channel.all_reduce(tensor).div_(self.channel.size)
-            except SparsyncError as error:
-                self.error = error
-                log.warning("the optimizer is given this rank's own velocities, not their mean: %s", error)
+            except Exception as error:
+                self.error = self._announced(self.channel.unit, error)
+                log.warning("the optimizer is given this rank's own velocities, not their mean: %s", self.error)
         return tensor
 
     def newest_stats(self) -> Stats:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
+from sparsync.collectives.comm.bounded_store import BoundedStore
 from sparsync.collectives.comm.device_status import Report
 from sparsync.collectives.comm.header_checks import SAME, HeaderChecks, HostChecks, disagreement
 from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
@@ -54,15 +56,15 @@ class Channel:
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
         if peers is None or (self.size == 1 and _backend(peers, device) != "nccl"):
-            self.monitor = StoreMonitor(HashStore(), self.rank, self.size, deadline)
+            self.monitor = StoreMonitor(BoundedStore(HashStore()), self.rank, self.size, deadline)
             self.checks: HeaderChecks = HostChecks(self.monitor)
             self.may_defer = usable_on(device)
             return
         # The store of the model's group is there before any exchange. Each rank counts how often it came here: the
         # same number on all of them.
-        store = PrefixStore("sparsync", peers.get_group_store())
-        turn = store.add(f"rank {self.rank}", 1)
-        self.monitor = StoreMonitor(PrefixStore(str(turn), store), self.rank, self.size, deadline)
+        store = BoundedStore(PrefixStore("sparsync", peers.get_group_store()))
+        self.monitor = StoreMonitor(store, self.rank, self.size, deadline)
+        store.enter(str(self.monitor.ask(lambda store: store.add(f"rank {self.rank}", 1), self.place)))
         self.checks = HostChecks(self.monitor)
         self.assert_consistent("version", f"sparsync {__version__}, format {VERSION}")  # and so all ranks are here
         # A group of our own: our exchanges can never be taken for the model's. Its own time limit is only a net under
@@ -73,7 +75,8 @@ class Channel:
         self._local = len(ranks) < dist.get_world_size()
         usual = str(dist.get_backend_config(peers)) == str(dist.get_backend_config())
         backend = None if usual else dist.get_backend(peers)  # as the peers have, which may not be the default
-        self.group = dist.new_group(ranks, limit, backend, use_local_synchronization=self._local)
+        new_group = partial(dist.new_group, ranks, limit, backend, use_local_synchronization=self._local)
+        self.group = self.monitor.ask(lambda _: new_group(), self.place)  # torch asks the store, without a time limit
         self.backend = _backend(self.group, device)
         self.may_defer = self.backend == "nccl" and usable_on(device)
 
@@ -164,6 +167,7 @@ class Channel:
         # would get its name, find its old keys in the store, and hang.
         if self.group is not None and dist.is_initialized() and not self._local:
             dist.destroy_process_group(self.group)
+        self.monitor.close()
         self.group, self.size = None, 1
 
     def _wait(self, work: dist.Work | None) -> None:
