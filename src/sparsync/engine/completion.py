@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,10 @@ class Completion:
 
     def poll(self, before: int) -> None:
         """Learn what came of the steps before this one; raise, on every rank alike, what went wrong in them."""
+
+    def completed(self, steps: int) -> int:
+        """Return how many of so many steps are known to be completed."""
+        return steps
 
     def update_stats(self) -> None:
         """Let the statistics have all that is known of past steps."""
@@ -146,7 +151,7 @@ class Deferred(Completion):
 
     def poll(self, before: int) -> None:
         while self._pending and self._pending[0].step < before:
-            pending = self._pending.pop(0)
+            pending = self._pending[0]
             bad, exchanges = self._read(pending)
             for (_, layout), headers in zip(pending.exchanges, exchanges, strict=True):
                 check_headers(headers, self.channel.monitor)
@@ -154,6 +159,22 @@ class Deferred(Completion):
                     if header.flags & NONFINITE:
                         warn_of_non_finite(pending.step, layout, rank, header.where)
             self.bad = bad
+            self._pending.pop(0)
+
+    def completed(self, steps: int) -> int:
+        until = time.monotonic() + self.channel.monitor.grace  # the device may be about to say it
+        for pending in self._pending:
+            if not (pending.report.there(max(0.0, until - time.monotonic())) and self._all_agree(pending)):
+                return pending.step
+        return steps
+
+    def _all_agree(self, pending: PendingStep) -> bool:
+        try:
+            for headers in self._read(pending)[1]:
+                check_headers(headers, self.channel.monitor)
+            return True
+        except SparsyncError:
+            return False
 
     def update_stats(self) -> None:
         for pending in self._pending:

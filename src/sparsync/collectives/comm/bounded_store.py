@@ -17,7 +17,7 @@ from torch.distributed import DistStoreError, PrefixStore, Store  # type: ignore
 from sparsync.collectives.comm.comm_thread import CommThread
 
 T = TypeVar("T")
-SLACK = 0.1  # seconds that an answer may take beside what was waited for
+SLACK = 1.0  # seconds that an answer may take beside what was waited for
 
 
 class StoreSilent(Exception):

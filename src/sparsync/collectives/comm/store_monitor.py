@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import zip_longest
 from typing import NoReturn, TypeVar
@@ -30,6 +30,10 @@ SILENT = "the store does not answer: rank 0, or the launcher, may be frozen"
 class StoreMonitor:
     """The store of a process group.
 
+    Attributes:
+        alarmed: an error was broadcast, or could not be: the ranks may have stopped at different places.
+        lost: ranks that were not heard from, as whoever was first to raise the alarm says.
+
     Args:
         store: shared by all ranks.
         deadline: seconds anything may be waited for.
@@ -40,6 +44,8 @@ class StoreMonitor:
         self.patience, self.grace = min(PATIENCE, deadline / 8), min(GRACE, deadline / 4)
         self._agreements = self._beats = 0
         self._cause: str | None = None  # why this rank failed
+        self.alarmed = False
+        self.lost: frozenset[int] = frozenset()
 
     def wait(self, done: Callable[[float], bool], place: str, began: float | None = None) -> None:
         """Wait until ``done(seconds)``, which itself waits that long at most, says so; raise before the deadline.
@@ -56,6 +62,7 @@ class StoreMonitor:
                 with suppress(StoreSilent):  # the ranks may answer all the same
                     self._look_around(place)
         except DistError as error:
+            self.alarmed = True
             raise PeerLost(f"{place}: {GONE}") from error
 
     def ask(self, question: Callable[[Store], T], place: str, began: float | None = None) -> T:
@@ -66,6 +73,7 @@ class StoreMonitor:
         except StoreSilent:
             raise self.broadcast_error(PeerLost(f"{place}: {SILENT}")) from None
         except DistError as error:
+            self.alarmed = True
             raise PeerLost(f"{place}: {GONE}") from error
 
     def assert_consistent(self, what: str, text: str, place: str) -> None:
@@ -104,15 +112,45 @@ class StoreMonitor:
             why = GONE
         return f"rank {rank} failed, and {why}"
 
-    def broadcast_error(self, error: SparsyncError) -> SparsyncError:
-        """Tell every rank that waits to stop with this error; returns it, or that of whoever was first."""
-        alarm = f"{type(error).__name__}\n{error}"
+    def broadcast_error(self, error: SparsyncError, lost: Iterable[int] = ()) -> SparsyncError:
+        """Tell every rank that waits to stop with this error; returns it, or that of whoever was first.
+
+        Args:
+            lost: ranks that were not heard from.
+        """
+        self.alarmed = True
+        alarm = f"{type(error).__name__}\n{' '.join(map(str, lost))}\n{error}"
         try:
             first = self.store.ask(lambda store: store.compare_set("alarm", "", alarm), self.grace, insist=True)
         except (StoreSilent, DistError):  # nobody is there to tell
             return error
-        kind, _, text = bytes(first).decode().partition("\n")
+        kind, ranks, text = bytes(first).decode().split("\n", 2)
+        self.lost = frozenset(map(int, ranks.split()))
         return getattr(errors, kind, SparsyncError)(text)  # type: ignore[no-any-return]
+
+    def leave_vote(self, vote: int) -> None:
+        """Let whoever stops after an alarm know this rank's ``vote``."""
+        self.store.post(lambda store: store.set(f"vote/{self.rank}", str(vote)))
+
+    def collect_votes(self) -> dict[int, int]:
+        """Return the votes of all ranks that stop within a while.
+
+        Raises ``StoreSilent``, or what the store raises, where nothing can be learned.
+        """
+        names = [f"vote/{rank}" for rank in range(self.size)]
+        expected = [name for rank, name in enumerate(names) if rank not in self.lost]
+        if self.store.silent:
+            raise StoreSilent
+        until = time.monotonic() + 2 * self.grace
+        while time.monotonic() < until and not self.store.appear(expected, self.patience):
+            pass
+        return {rank: int(said) for rank, said in enumerate(self._read(names)) if said}
+
+    def first_to_say(self, name: str, text: str, place: str) -> str:
+        """Return the ``text`` of the rank that was first to say one under this ``name``."""
+        if self.size == 1:
+            return text
+        return bytes(self.ask(lambda store: store.compare_set(name, "", text), place)).decode()
 
     def fail(self, cause: str, place: str) -> NoReturn:
         """Find out who is missing, tell everybody, raise."""
@@ -120,13 +158,16 @@ class StoreMonitor:
             elsewhere, lost = self._find_lost(place)
         except StoreSilent:
             raise self.broadcast_error(PeerLost(f"{place}: {cause}; {SILENT}")) from None
+        except DistError as error:
+            self.alarmed = True
+            raise PeerLost(f"{place}: {cause}; {GONE}") from error
         if elsewhere and not lost:  # all wait, but not for the same thing
             listing = "; ".join(
                 f"rank {rank} waits at {where}" for rank, where in (elsewhere | {self.rank: place}).items()
             )
             raise self.broadcast_error(Mismatch(f"where the ranks wait differs: {listing}"))
         ranks = ", ".join(map(str, lost)) or "none"
-        raise self.broadcast_error(PeerLost(f"{place}: {cause}; ranks not heard from: {ranks}"))
+        raise self.broadcast_error(PeerLost(f"{place}: {cause}; ranks not heard from: {ranks}"), lost)
 
     def close(self) -> None:
         """Ask the store nothing more."""
@@ -168,9 +209,11 @@ class StoreMonitor:
 
     def _whereabouts(self) -> dict[int, str]:
         """Return what every rank last wrote."""
-        names = [f"here/{rank}" for rank in range(self.size)]
-        said = self.store.ask(lambda s: [bytes(s.get(n)).decode() if s.check([n]) else "" for n in names], self.grace)
-        return dict(enumerate(said))
+        return dict(enumerate(self._read([f"here/{rank}" for rank in range(self.size)])))
+
+    def _read(self, names: list[str]) -> list[str]:
+        """Return what is written under these names; nothing where it is not there."""
+        return self.store.ask(lambda s: [bytes(s.get(n)).decode() if s.check([n]) else "" for n in names], self.grace)
 
 
 def _difference(ours: str, theirs: str, rank: int) -> str:
