@@ -65,12 +65,18 @@ def state_dict(worker: WorkerState, workers: int, step: int, training: str) -> d
 
 
 def load_state_dict(
-    worker: WorkerState, workers: int, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], origin: Origin
+    worker: WorkerState,
+    workers: int,
+    state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    origin: Origin | None = None,
 ) -> int:
     """Load a worker's state, or its share of the states of all ranks of an earlier run, in their order.
 
     With another number of workers the mean over the workers is kept: every old residual goes to one new worker (rank
     modulo workers) and is scaled by new/old workers. A state that is refused changes nothing.
+
+    Args:
+        origin: is told what was loaded, if other ranks have loaded theirs elsewhere.
 
     Returns:
         The step to go on from.
@@ -109,7 +115,8 @@ def load_state_dict(
     if worker.preconditioner is not None:
         worker.preconditioner.load_state_dict(first["moments"])
     worker.load(**kept, compressor=first["compressor"], loss_scale=first.get("loss_scale"), rates=first["rates"])
-    origin.resume(first)
+    if origin is not None:
+        origin.resume(first)
     step: int = first["step"]
     return step
 

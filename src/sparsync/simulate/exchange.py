@@ -156,7 +156,7 @@ class VirtualExchange:
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue from ``state_dict()``, of as many workers."""
         for worker, state in zip(self.workers, states, strict=True):
-            checkpoint.load_state_dict(worker, len(self.workers), state, checkpoint.Origin(VIRTUAL))
+            checkpoint.load_state_dict(worker, len(self.workers), state)
         for virtual in self.units:
             virtual.unit.forget_layout()
 
