@@ -32,10 +32,11 @@ class BoundedStore:
 
     Args:
         store: shared by all ranks.
+        threaded: whether it may be silent; that of a single rank never is.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, threaded: bool = True) -> None:
+        self._store, self._threaded = store, threaded
         self._thread: CommThread | None = None
         self._overdue: Future[object] | None = None
 
@@ -65,7 +66,7 @@ class BoundedStore:
     def post(self, question: Callable[[Store], T]) -> Future[T]:
         """Ask without waiting for the answer."""
         if self._thread is None:
-            self._thread = CommThread(threaded=True, name="sparsync store")
+            self._thread = CommThread(self._threaded, name="sparsync store")
         answer: Future[T] = Future()
 
         def run() -> None:

@@ -39,8 +39,9 @@ class StoreMonitor:
         deadline: seconds anything may be waited for.
     """
 
-    def __init__(self, store: BoundedStore, rank: int, size: int, deadline: float) -> None:
-        self.store, self.rank, self.size, self.deadline = store, rank, size, deadline
+    def __init__(self, store: Store, rank: int, size: int, deadline: float) -> None:
+        self.rank, self.size, self.deadline = rank, size, deadline
+        self.store = BoundedStore(store, threaded=size > 1)
         self.patience, self.grace = min(PATIENCE, deadline / 8), min(GRACE, deadline / 4)
         self._agreements = self._beats = 0
         self._cause: str | None = None  # why this rank failed
