@@ -20,6 +20,13 @@ MUTANTS = [
         "tests/failures/test_bucket_rebuilds.py::test_residuals_survive_a_rebuild_into_buckets_of_other_sizes",
     ),
     Mutant(
+        "velocities do not follow the loss scale",
+        "src/sparsync/feedback/residual.py",
+        "            self._velocities.rescale(ratios)",
+        "            pass",
+        "tests/failures/test_loss_scaling.py::test_the_residual_follows_the_loss_scale[correct-topk]",
+    ),
+    Mutant(
         "rollback keeps the step",
         "src/sparsync/feedback/residual.py",
         "            buffer.rollback()",
