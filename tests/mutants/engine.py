@@ -32,8 +32,8 @@ MUTANTS = [
     Mutant(
         "unused parameters are sent from",
         "src/sparsync/engine/bucketing.py",
-        "        if self.may_skip:\n",
-        "        if False:\n",
+        "        if self.may_skip or bucket.frozen:\n",
+        "        if bucket.frozen:\n",
         "tests/failures/test_unused_parameters.py::test_a_parameter_unused_on_every_rank_keeps_its_residual",
     ),
     Mutant(
@@ -63,6 +63,13 @@ MUTANTS = [
         "            self.worker.ledger.record_sent(unit, sent)\n",
         "",
         f"{ERRORS}::test_what_was_sent_comes_home_after_a_failed_exchange",
+    ),
+    Mutant(
+        "with another number of workers means change",
+        "src/sparsync/engine/checkpoint.py",
+        "tensor if old == workers else tensor * (workers / old)",
+        "tensor",
+        "tests/failures/test_restarts.py::test_a_process_group_may_shrink[budget]",
     ),
     Mutant(
         "exchange on backward's thread",

@@ -56,14 +56,27 @@ def load_state_dict(worker: WorkerState, workers: int, state: Mapping[str, Any] 
     if ("moments" in first) != (worker.preconditioner is not None):
         made = "with" if "moments" in first else "without"
         raise ValueError(f"the checkpoint was made {made} preconditioned feedback; load it {made} precondition=True")
+    mine = share_of(own, first, worker.rank, workers)
+    worker.load(**{key: mine[key] for key in ("residuals", "velocities", "compressor", "loss_scale", "rates")})
+    if worker.preconditioner is not None:
+        worker.preconditioner.load_state_dict(mine["moments"])
+    step: int = mine["step"]
+    return step
+
+
+def share_of(own: Sequence[Mapping[str, Any]], like: Mapping[str, Any], rank: int, workers: int) -> dict[str, Any]:
+    """Return the state of a worker that goes on for others: the sum of what they kept, so scaled that the mean over all
+    workers is what it was.
+
+    Args:
+        own: states of the old workers, none of which anybody else goes on for.
+        like: has all that is the same on every worker, and their old number.
+    """
     kept: dict[str, dict[str, Any]] = {"residuals": {}, "velocities": {}}
+    old = like["workers"]
     for one in own:
         for kind, sums in kept.items():
             for name, tensor in one[kind].items():
                 share = tensor if old == workers else tensor * (workers / old)
                 sums[name] = sums[name] + share if name in sums else share
-    worker.load(**kept, compressor=first["compressor"], loss_scale=first["loss_scale"], rates=first["rates"])
-    if worker.preconditioner is not None:
-        worker.preconditioner.load_state_dict(first["moments"])
-    step: int = first["step"]
-    return step
+    return {**like, **kept, "rank": rank, "workers": workers}
