@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import PeerLost, SparsyncError, TopK
+from sparsync.collectives import Channel
+from sparsync.wire import Wire
 from tests.failures.checked_training import inputs, mlp, square, train
 from tests.failures.ddp_training import (
     ALL_SPARSE,
@@ -168,3 +170,28 @@ def test_a_rank_that_wakes_after_the_deadline_gets_the_same_error():
     finished, late = answers[1]  # the one that slept finds out too, and with the same words
     assert finished, late
     assert late["error"] == answers[0][1]["error"] == answers[2][1]["error"]
+
+
+UNUSABLE = [float("inf"), float("nan"), 0, -1.0, 1e12, "soon"]
+
+
+@pytest.mark.parametrize("deadline", UNUSABLE, ids=str)
+def test_a_deadline_that_is_no_time_to_wait_is_refused(deadline: Any) -> None:
+    with pytest.raises(ValueError, match=r"deadline must be above 0 seconds and at most a year"):
+        sparsync.comm_hook(net(), "topk", deadline=deadline)
+    with pytest.raises(ValueError, match=r"deadline must be above 0 seconds and at most a year"):
+        Channel(None, Wire(), deadline)
+
+
+def case_unusable_deadlines(rank: int, size: int) -> list[str]:
+    ddp = DistributedDataParallel(net())
+    said = [error_of(sparsync.attach, ddp, "topk", deadline=deadline)[0] for deadline in UNUSABLE]
+    sync = sparsync.attach(ddp, "topk", deadline=365 * 24 * 3600)  # and the model is as it was
+    sync.detach()
+    del ddp
+    gc.collect()
+    return said
+
+
+def test_attach_refuses_such_a_deadline_on_every_rank(worlds: dict[int, World]) -> None:
+    assert worlds[2].run(case_unusable_deadlines) == 2 * [len(UNUSABLE) * ["ValueError"]]

@@ -88,7 +88,8 @@ def test_every_stage_is_of_known_settings_and_methods() -> None:
     first = {(model, label) for model, length, seed, label in asked if length == 0 and seed == 0}
     rates_of = {(SETTINGS[model].like or model, search.method(label).like or label) for model, _, _, label in asked}
     assert first >= rates_of
-    names = [run.name for stage in STAGES for part in search.runs(stage) for run in part]
+    # Four workers that search for their rate share trainings with those that take sixteen's.
+    names = [run.name for stage in STAGES if stage.model != "gpt-w4-own" for part in search.runs(stage) for run in part]
     assert len(set(names)) == len(names)
     assert all(method.like in ROWS for method in ABLATIONS.values())
     # The total batch is the same, whatever the workers.
@@ -149,7 +150,7 @@ def test_tables_say_how_far_from_dense_and_for_how_many_bytes() -> None:
     assert rows[LOCO[15]][0] == "not run"
     standing = {row.cells[0]: row.cells for row in adamw_tables.standing(search).rows}
     of_16 = standing["GPT on PTB, 16 workers of 4, 600 steps"]
-    assert of_16[5:] == ["met", f"191.00 ± 1.00 ({GRADIENT})"]
+    assert of_16[4:] == ["× 1.007", "1/40", "met", f"191.00 ± 1.00 ({GRADIENT})"]
     assert standing["ViT on CIFAR-10, 16 workers of 32, 1,400 steps"][1] == "not run"
     budgets = {row.cells[0]: row.cells[1] for row in adamw_tables.against_budget(search).rows}
     assert budgets["1/40"] == "126.50 ± 1.00 (× 1.004)"
@@ -160,7 +161,7 @@ def test_tables_say_how_far_from_dense_and_for_how_many_bytes() -> None:
     assert (curves["dense"].low[0], curves["dense"].high[0]) == (125, 127)
     assert list(curves["DeMo"].y) == [211]
     worse = searched(bowl("dense", 1.0, 125) | bowl(MAIN, 1.0, 127))
-    assert adamw_tables.standing(worse).rows[0].cells[5] == "missed"
+    assert adamw_tables.standing(worse).rows[0].cells[6] == "missed"
 
 
 def test_an_edge_is_told() -> None:
@@ -245,7 +246,7 @@ def test_the_item_in_a_tiny_setting(context: RunContext) -> None:
         assert "Not run yet" not in block(sources)
     assert "DeMo, 1/40" in blocks.language_models(sources)
     standing = next(t for t in result.tables if t.caption == adamw_tables.STANDING)
-    judged = {row.cells[0]: row.cells[5] for row in standing.rows}
+    judged = {row.cells[0]: row.cells[6] for row in standing.rows}
     for setting, result_of in judged.items():
         assert (setting in blocks.losses(sources)) == (result_of == "missed")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsync.collectives import Collective
+from sparsync.collectives.comm.channel import check_deadline
 from sparsync.compressors import Compressor
 from sparsync.config.budget import Budget, Spending
 from sparsync.config.recipes import OURS, fill_in, take_budget
@@ -68,6 +69,7 @@ class ExchangePlan:
             raise ValueError(f"joined must be one of {', '.join(JOINED)}, got {self.joined!r}")
         if self.dense_below < 0:
             raise ValueError(f"dense_below must be 0 or more entries, got {self.dense_below!r}")
+        check_deadline(self.deadline)
         if self.follow_lr and self.optimizer is None:
             raise ValueError("follow_lr=True needs optimizer=, to read its learning rates")
         if self.momentum not in MOMENTA:

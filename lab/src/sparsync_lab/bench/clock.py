@@ -8,16 +8,20 @@ from collections.abc import Callable, Sequence
 import torch
 
 FLUSH = 1 << 28  # bytes, more than any cache
-HEAD_START = 8  # times these are written before a call, on a GPU
+HEAD_START = 8
 
 Call = Callable[[], object]
 
 
 class Clock:
-    """Time calls on one device."""
+    """Time calls on one device.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Args:
+        head_start: how often, on a GPU, more than its caches is written before a call: meanwhile the host queues it.
+    """
+
+    def __init__(self, device: torch.device, head_start: int = HEAD_START) -> None:
+        self.device, self.head_start = device, head_start
         self.flush = torch.empty(FLUSH, dtype=torch.int8, device=device)
 
     def time(self, call: Call) -> tuple[float, float]:
@@ -33,7 +37,7 @@ class Clock:
 
     def _on_gpu(self, call: Call) -> tuple[float, float]:
         # Several times: as in a backward pass, the device stays busy while the host queues the call.
-        for _ in range(HEAD_START):
+        for _ in range(self.head_start):
             self.flush.zero_()
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         first.record()

@@ -24,6 +24,7 @@ BLOCKS: Mapping[str, Block] = {
     "AdamW, language models": adamw.language_models,
     "AdamW, image models": adamw.image_models,
     "AdamW, ablations": adamw.ablations,
+    "AdamW, times": adamw.times,
     "cost of sketches": sketches.cost,
     "papers": items.papers,
     "demo": demo.demo_table,
