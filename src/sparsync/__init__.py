@@ -24,7 +24,7 @@ from sparsync.compressors import (
     TrimmedK,
 )
 from sparsync.config.recipes import RECIPES
-from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
+from sparsync.errors import Damaged, Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.hosts.ddp import attach, comm_hook
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.planning import plan
@@ -43,6 +43,7 @@ __all__ = [
     "Compressor",
     "Constant",
     "Context",
+    "Damaged",
     "DenseAllReduce",
     "ExponentialWarmup",
     "FrontLoaded",
