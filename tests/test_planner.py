@@ -46,7 +46,7 @@ from sparsync.planner.overlap import Job, Timeline
 from sparsync.planner.quantities import bandwidth_of, bandwidth_text, bytes_text, count_of, seconds_of, seconds_text
 from sparsync.planner.report import text_table
 from sparsync.planner.shapes import SHAPES
-from sparsync.wire import Wire
+from sparsync.wire import HEADER, WORD, Wire
 from tests.world import World
 
 CPU = torch.device("cpu")
@@ -266,7 +266,7 @@ def test_forecasts_have_the_bytes_that_attach_predicts(name: str, optimizer: str
     planner = Planner(model, workers, 0.1, FREE, optimizer, {name: METHODS[name]})
     expected = bytes_per_step(plan, model.tensors, workers)(plan.density_at(10**9))
     if METHODS[name].plain:  # DDP gathers no headers
-        expected -= len(model.ready) * (workers - 1) * 32
+        expected -= len(model.ready) * (workers - 1) * HEADER * WORD
     assert planner.forecasts[name].traffic == pytest.approx(expected)
 
 
@@ -321,7 +321,7 @@ def test_costs_are_on_the_timeline_by_hand() -> None:
     name = "topk 0.1 %"
     planner = Planner(model, 4, 0.5, costs, methods={name: METHODS[name]})
     (row,) = planner.rows(Network(LINK))
-    sent = 3 * (8 * 1000 + 32)
+    sent = 3 * (8 * 1000 + HEADER * WORD)
     assert row.traffic == sent
     local = (0.01 + 0.01) + (0.02 + 1e-6 * sent + 3e-3)
     assert row.local == pytest.approx(local)
