@@ -7,7 +7,7 @@ does.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from unittest.mock import patch
 
 import pytest
@@ -522,6 +522,45 @@ def test_the_device_sees_that_ranks_are_not_at_the_same_exchange(two_ranks):
         assert "their sequence differs" in error
         assert results[0].any()
         assert not results[1].any()  # before any host has heard of it
+
+
+def damaging_last_header():
+    """A bit of what this rank gets in the last exchange of a step is flipped."""
+    verify = Channel.verify
+
+    def verified(channel, rows):
+        if channel.unit.startswith("dense"):
+            rows[0, ENTRIES] ^= 1
+        return verify(channel, rows)
+
+    return patch("sparsync.collectives.comm.channel.Channel.verify", verified)
+
+
+def case_damaged_here_alone(rank, size):
+    """In step 1 a message arrives damaged at rank 1, and whole at rank 0."""
+    ours, results = reducer(DEVICE, TopK(0.02), group=dist.group.WORLD), []
+    with suppress(SparsyncError, RuntimeError):
+        for number in range(4):
+            with damaging_last_header() if (rank, number) == (1, 1) else nullcontext():
+                results.append(named(step(ours, DEVICE, whole_numbers(number, rank), THREE)))
+    with pytest.raises(SparsyncError) as error:
+        ours.check()
+    state = ours.state_dict()
+    ours.close()
+    return results, type(error.value).__name__, str(error.value), state["step"]
+
+
+def test_a_device_that_has_stopped_says_so_in_its_next_header(two_ranks):
+    """So rank 0, which has completed the step, applies nothing of the next one."""
+    (results, kind, error, steps), (other, told, same, behind) = two_ranks.run(case_damaged_here_alone)
+    assert (kind, error) == (told, same)
+    assert kind == "Damaged"
+    assert error.endswith("steps committed: 2, by rank 0; behind: rank 1 with 1")
+    assert (steps, behind) == (2, 1)
+    assert results[1]["small"].any()
+    assert not other[1]["small"].any()
+    for later in (*results[2:], *other[2:]):
+        assert not any(part.any() for part in later.values())
 
 
 class Twice(AllGather):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 # Flags that travel with a gradient, one bit each.
 NONFINITE = 1  # the gradient that came in held NaN or infinity
-FAILED = 2  # this rank could not produce its gradient
+FAILED = 2  # this rank could not produce its gradient, or an exchange had failed there before
 
 
 @dataclass

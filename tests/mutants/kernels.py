@@ -9,6 +9,14 @@ FROM_A_FAILURE_ON = f"{DEFERRED}::test_from_a_failed_exchange_on_nothing_is_appl
 
 MUTANTS = [
     Mutant(
+        "a device that has stopped does not say so in its next header",
+        "src/sparsync/kernels/message/triton.py",
+        "tl.where(tl.load(failed_exchange) != 0, FAILED, 0)",
+        "tl.where(tl.load(failed_exchange) != 0, 0, 0)",
+        "tests/test_deferred.py::test_a_device_that_has_stopped_says_so_in_its_next_header",
+        interpreted=True,
+    ),
+    Mutant(
         "the largest level is forgotten on the device",
         "src/sparsync/kernels/candidates/triton.py",
         "level = tl.where(size > 3.0 * scale, 4 * scale, level)",

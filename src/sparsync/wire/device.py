@@ -42,9 +42,18 @@ class DeviceMessage:
 
     Args:
         workers: how many ranks' messages are read.
+        failed_exchange: 0-d int32 tensor; messages say so where it is not 0.
     """
 
-    def __init__(self, wire: Wire, layout: Layout, shape: Shape, workers: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        layout: Layout,
+        shape: Shape,
+        workers: int,
+        device: torch.device,
+        failed_exchange: Tensor | None = None,
+    ) -> None:
         self.layout, self.shape, self.workers, self.launch = layout, shape, workers, Launcher()
         self.codec = CODECS[wire.values]
         self.words = wire.bytes(shape) // 4
@@ -65,6 +74,7 @@ class DeviceMessage:
         def zeros(*size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
+        self.failed_exchange = zeros() if failed_exchange is None else failed_exchange
         self.message = zeros(self.words)
         self.message16 = self.message.view(torch.int16)
         self.checksum = self.message[SUM : SUM + 2].view(torch.int64)
@@ -94,8 +104,9 @@ class DeviceMessage:
             self.launch(kernels.count_marks, (self.pieces,), self.bitmap, self.lines, self.sums, num_warps=8)
             self.launch(
                 kernels.write_header, (1,),
-                self.sums, self.pieces, sent.count, sent.flags, sent.where, self.message, MAGIC << 16 | VERSION,
-                sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024, SEALED=False,
+                self.sums, self.pieces, sent.count, sent.flags, sent.where, self.failed_exchange, self.message,
+                MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024,
+                SEALED=False,
             )  # fmt: skip
             self.launch(
                 kernels.write, (entries,),

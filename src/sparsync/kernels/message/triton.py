@@ -12,10 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sparsync import sparse
 from sparsync.kernels.checksum.triton import sum_pieces, weighted
 from sparsync.kernels.message import header
 
 INFINITE = tl.constexpr(0x7F800000)
+FAILED = tl.constexpr(sparse.FAILED)
 HEADER, WORDS = tl.constexpr(header.HEADER), tl.constexpr(header.LANES)  # words
 SUM = tl.constexpr(header.SUM)
 SEQUENCE, UNIT, DIGEST = map(tl.constexpr, (header.SEQUENCE, header.UNIT, header.DIGEST))
@@ -78,10 +80,11 @@ def count_marks(bitmap, lines, sums):
 
 @triton.jit(do_not_specialize=["sequence", "unit", "digest"])
 def write_header(
-    sums, blocks, count, flags, where, message, version, sequence, unit, digest, BLOCK: tl.constexpr,
+    sums, blocks, count, flags, where, failed_exchange, message, version, sequence, unit, digest, BLOCK: tl.constexpr,
     SEALED: tl.constexpr,
 ):  # fmt: skip
-    """Make sums what lies before them, and write the header: one program. ``SEALED``: it travels alone."""
+    """Make sums what lies before them, and write the header: one program. It says so where an exchange has failed here
+    before, so that no other rank goes on alone. ``SEALED``: it travels alone."""
     before = 0
     for i in range(0, blocks, BLOCK):
         block = i + tl.arange(0, BLOCK)
@@ -92,7 +95,8 @@ def write_header(
     header = tl.where(word == 0, version, 0) + tl.where(word == SEQUENCE, sequence, 0)
     header += tl.where(word == UNIT, unit, 0) + tl.where(word == DIGEST, digest, 0)
     header += tl.where(word == ENTRIES, tl.load(count).to(tl.int32), 0)
-    header += tl.where(word == FLAGS, tl.load(flags), 0) + tl.where(word == WHERE, tl.load(where), 0)
+    own = tl.load(flags) | tl.where(tl.load(failed_exchange) != 0, FAILED, 0)
+    header += tl.where(word == FLAGS, own, 0) + tl.where(word == WHERE, tl.load(where), 0)
     header = header.to(tl.int32)
     if SEALED:
         total = tl.sum(weighted(header, word))
