@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -232,3 +233,49 @@ def test_out_of_memory_on_one_rank_ends_all() -> None:
     assert kind == "PeerFailed"
     assert text.startswith("rank 1: failed to compress")
     assert "no room" in text
+
+
+def case_communication_thread_fails(rank: int, size: int, where: str) -> tuple[str, str, float]:
+    """Messages arrive on all ranks; on rank 1 they cannot be read, or there is no memory for their sum."""
+    model = Chain(SIZES)
+    options: dict[str, Any] = ALL_SPARSE
+    if where == "sum of sketches":
+        options = {"optimizer": torch.optim.AdamW(model.parameters(), 1e-3), "precondition": True}
+    ddp = DistributedDataParallel(model, **SMALL_BUCKETS)
+    handle = sparsync.attach(ddp, TopK(0.05), deadline=60, **options)
+    for step in range(2):
+        loss_of(ddp, rank, step).backward()
+    if rank == 1:
+        fails = mock.Mock(side_effect=MemoryError("no room"))
+        if where == "reading":
+            fails = mock.Mock(side_effect=ValueError("torn"))
+            mock.patch("sparsync.wire.Wire.decode", fails).start()
+        else:
+            handle._running().completion.finish = fails  # type: ignore
+    start = time.monotonic()
+    with pytest.raises(RuntimeError):
+        loss_of(ddp, rank, 2).backward()
+    with pytest.raises(SparsyncError) as caught:
+        handle.check()
+    seconds = time.monotonic() - start
+    kind, text = type(caught.value).__name__, str(caught.value)
+    torch.distributed.barrier()  # no rank learns anything from a connection that another one closes
+    handle.detach()
+    del ddp, caught
+    gc.collect()
+    return kind, text, seconds
+
+
+@pytest.mark.parametrize(
+    ("where", "cause"),
+    [
+        ("reading", "rank 1: bucket 0: ValueError: torn"),
+        ("sum", "rank 1: bucket 0: MemoryError: no room"),
+        ("sum of sketches", "rank 1: sketch 0: MemoryError: no room"),
+    ],
+)
+def test_a_communication_thread_that_fails_ends_all_at_once(where: str, cause: str) -> None:
+    outcomes = World.once(3, case_communication_thread_fails, timeout=90, where=where)
+    assert all(ok for ok, _ in outcomes), outcomes
+    assert [(kind, text) for _, (kind, text, _) in outcomes] == [("SparsyncError", cause)] * 3
+    assert max(seconds for _, (_, _, seconds) in outcomes) < 15  # the deadline is 60

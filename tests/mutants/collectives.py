@@ -5,6 +5,7 @@ from tests.mutants import Mutant
 WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
 EXCHANGES = "tests/failures/test_ranks_that_disagree.py::test_another_number_of_exchanges_on_one_rank_is_an_error"
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
+FROZEN = "tests/failures/test_frozen_ranks.py"
 
 MUTANTS = [
     Mutant(
@@ -61,7 +62,7 @@ MUTANTS = [
         "src/sparsync/collectives/comm/channel.py",
         "self._messages = self._messages or CommThread(",
         "self._messages = CommThread(",
-        "tests/failures/test_communication_thread.py::test_messages_between_two_ranks_leave_nothing_behind",
+        "tests/failures/test_communication_thread.py::test_messages_between_two_ranks_leave_nothing_behind[1500]",
     ),
     Mutant(
         "a deadline may be infinite",
@@ -132,6 +133,27 @@ MUTANTS = [
         "MeanOf(terms, len(rows))",
         "MeanOf(terms, max(1, len(rows) - 1))",
         f"{TRAINING}[topk-allgather-3]",
+    ),
+    Mutant(
+        "a question to the store has no time limit",
+        "src/sparsync/collectives/comm/bounded_store.py",
+        "return answer.result(seconds)",
+        "return answer.result()",
+        f"{FROZEN}::test_survivors_raise_when_the_host_of_the_store_is_frozen[allgather-between steps]",
+    ),
+    Mutant(
+        "a store that is silent for a while ends a wait",
+        "src/sparsync/collectives/comm/store_monitor.py",
+        "with suppress(StoreSilent):  # the ranks may answer all the same",
+        "with suppress():",
+        f"{FROZEN}::test_a_short_freeze_ends_nothing",
+    ),
+    Mutant(
+        "a rank's cause is waited for as long as the store is silent",
+        "src/sparsync/collectives/comm/store_monitor.py",
+        "while time.monotonic() < until:\n                if self.store.appear",
+        "while True:\n                if self.store.appear",
+        f"{FROZEN}::test_a_cause_that_the_frozen_store_holds_is_not_waited_for",
     ),
     Mutant(
         "a damaged message is applied",

@@ -6,6 +6,7 @@ TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 ERRORS = "tests/failures/test_errors_reach_every_rank.py"
 DEFERRED = "tests/test_deferred.py"
 BUDGET = "tests/test_budget.py"
+CLOSED = "tests/failures/test_closed_steps.py"
 
 MUTANTS = [
     Mutant(
@@ -18,8 +19,8 @@ MUTANTS = [
     Mutant(
         "a non-finite step is committed",
         "src/sparsync/engine/reducer.py",
-        "(undo or self.completion.bad or self.error is not None)",
-        "(undo or self.error is not None)",
+        "(undo or self.completion.bad or self.vote.undone)",
+        "(undo or self.vote.undone)",
         "tests/failures/test_loss_scaling.py::test_an_overflow_rolls_the_whole_step_back",
     ),
     Mutant(
@@ -116,6 +117,69 @@ MUTANTS = [
         "told = error",
         f"{DEFERRED}::test_a_rank_that_hears_of_a_failure_first_tells_the_others",
         interpreted=True,
+    ),
+    Mutant(
+        "an error of the communication thread is not announced",
+        "src/sparsync/engine/reducer.py",
+        "return self.channel.monitor.broadcast_error(SparsyncError(own))",
+        "return SparsyncError(own)",
+        "tests/failures/test_errors_reach_every_rank.py::test_a_communication_thread_that_fails_ends_all_at_once",
+    ),
+    Mutant(
+        "a checkpoint counts a step that failed",
+        "src/sparsync/engine/reducer.py",
+        "steps = self.step if self.error is None else self.vote.completed",
+        "steps = self.step",
+        f"{CLOSED}::test_where_nobody_completed_a_step_all_are_at_the_one_before",
+    ),
+    Mutant(
+        "a step that was completed is undone by a later error",
+        "src/sparsync/engine/step_vote.py",
+        "return self.error is not None and self.completed <= self.step",
+        "return self.error is not None",
+        f"{CLOSED}::test_an_error_between_steps_undoes_nothing_that_was_completed",
+    ),
+    Mutant(
+        "survivors do not say who is behind",
+        "src/sparsync/engine/step_vote.py",
+        "if steps < committed]",
+        "if False]",
+        f"{CLOSED}::test_a_rank_that_fails_at_the_end_of_a_step_is_behind",
+    ),
+    Mutant(
+        "a step counts as completed though its last result was not delivered",
+        "src/sparsync/engine/step_vote.py",
+        "any(one.bucket.last for one in buckets) and all(one.delivered for one in buckets)",
+        "any(one.bucket.last for one in buckets)",
+        f"{CLOSED}::test_a_rank_that_fails_at_the_end_of_a_step_is_behind",
+    ),
+    Mutant(
+        "states in a list are not compared",
+        "src/sparsync/engine/checkpoint.py",
+        "        _check_alike(states)\n",
+        "",
+        "tests/failures/test_checkpoints.py::test_a_checkpoint_that_does_not_fit_is_refused",
+    ),
+    Mutant(
+        "a residual that is missing is taken for 0",
+        "src/sparsync/engine/checkpoint.py",
+        "    if lost:\n",
+        "    if False:\n",
+        "tests/failures/test_checkpoints.py::test_a_checkpoint_that_does_not_fit_is_refused",
+    ),
+    Mutant(
+        "a residual that is not finite is loaded",
+        "src/sparsync/engine/checkpoint.py",
+        "if tensor.isnan().any() or (kept and not tensor.isfinite().all()):",
+        "if False:",
+        "tests/failures/test_checkpoints.py::test_a_checkpoint_that_does_not_fit_is_refused",
+    ),
+    Mutant(
+        "ranks do not compare what each has loaded",
+        "src/sparsync/engine/reducer.py",
+        "[*self.origin.take(), *map(str, layout.segments)]",
+        "[*map(str, layout.segments)]",
+        "tests/failures/test_checkpoints.py::test_states_that_do_not_belong_together_are_refused_at_the_first_step",
     ),
     Mutant(
         "sent entries are restored before rejected ones are taken out again",

@@ -164,10 +164,12 @@ class PendingBucket:
     plan: BucketPlan
     future: Future[Tensor]
     waits_for: set[str]
+    delivered: bool = False
 
     def complete(self) -> None:
         """Let backward have the bucket, if nothing is missing any more."""
         if not self.waits_for and not self.future.done():
+            self.delivered = True
             self.future.set_result(self.bucket.buffer)
 
 

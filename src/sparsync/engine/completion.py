@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,10 @@ class Completion:
 
     def poll(self, before: int) -> None:
         """Learn what came of the steps before this one; raise, on every rank alike, what went wrong in them."""
+
+    def completed(self, steps: int) -> int:
+        """Return how many of so many steps are known to be completed."""
+        return steps
 
     def update_stats(self) -> None:
         """Let the statistics have all that is known of past steps."""
@@ -147,7 +152,7 @@ class Deferred(Completion):
 
     def poll(self, before: int) -> None:
         while self._pending and self._pending[0].step < before:
-            pending = self._pending.pop(0)
+            pending = self._pending[0]
             outcome = self._read(pending)
             for (_, layout), headers in zip(pending.exchanges, outcome.exchanges, strict=True):
                 check_headers(headers, self.channel.monitor)
@@ -156,6 +161,20 @@ class Deferred(Completion):
                         warn_of_non_finite(pending.step, layout, rank, header.where)
             check_fits(outcome.failed_exchange, self.channel.monitor)
             self.bad = outcome.bad
+            self._pending.pop(0)
+
+    def completed(self, steps: int) -> int:
+        until = time.monotonic() + self.channel.monitor.grace  # the device may be about to say it
+        for pending in self._pending:
+            if not pending.report.there(max(0.0, until - time.monotonic())) or self._failed(pending):
+                return pending.step
+        return steps
+
+    def _failed(self, pending: PendingStep) -> bool:
+        try:
+            return self._read(pending).failed_exchange > 0
+        except SparsyncError:
+            return True
 
     def update_stats(self) -> None:
         for pending in self._pending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -64,8 +65,8 @@ class Channel:
         # The store of the model's group is there before any exchange. Each rank counts how often it came here: the
         # same number on all of them.
         store = PrefixStore("sparsync", peers.get_group_store())
-        turn = store.add(f"rank {self.rank}", 1)
-        self.monitor = StoreMonitor(PrefixStore(str(turn), store), self.rank, self.size, deadline)
+        self.monitor = StoreMonitor(store, self.rank, self.size, deadline)
+        self.monitor.store.enter(str(self.monitor.ask(lambda store: store.add(f"rank {self.rank}", 1), self.place)))
         self.checks = HostChecks(self.monitor)
         self.assert_consistent("version", f"sparsync {__version__}, format {VERSION}")  # and so all ranks are here
         # A group of our own: our exchanges can never be taken for the model's. Its own time limit is only a net under
@@ -76,7 +77,8 @@ class Channel:
         self._local = len(ranks) < dist.get_world_size()
         usual = str(dist.get_backend_config(peers)) == str(dist.get_backend_config())
         backend = None if usual else dist.get_backend(peers)  # as the peers have, which may not be the default
-        self.group = dist.new_group(ranks, limit, backend, use_local_synchronization=self._local)
+        new_group = partial(dist.new_group, ranks, limit, backend, use_local_synchronization=self._local)
+        self.group = self.monitor.ask(lambda _: new_group(), self.place)  # torch asks the store, without a time limit
         self.backend = _backend(self.group, device)
         self.may_defer = self.backend == "nccl" and usable_on(device)
 
@@ -170,6 +172,7 @@ class Channel:
         if self.group is not None and dist.is_initialized() and not self._local:
             dist.destroy_process_group(self.group)
         self._abandon_messages()
+        self.monitor.close()
         self.group, self.size = None, 1
 
     def _wait(self, work: dist.Work | None) -> None:
