@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsync.collectives.base import remainder_of, round_sums, shape_of
+from sparsync.collectives.base import largest_sum, remainder_of, round_sums, shape_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire
@@ -43,6 +43,7 @@ class IndexPartition:
         self.rows = max(1, -(-layout.numel // workers))
         self.room = min(self.rows, layout.capacity, _room(layout.capacity / workers))
         self.kept = min(self.rows, max(1, math.ceil(share * layout.k / workers)))
+        self.most = largest_sum(layout, workers)
 
     def shapes(self, dtype: torch.dtype) -> tuple[Shape, Shape]:
         """Return the shapes of messages to owners, and from them; ``dtype`` is the residual's."""
@@ -122,7 +123,7 @@ class IndexPartition:
         # Zeros stand apart: a mean of signs shall not count them.
         segment = torch.where(values != 0, self.segment(owners, chosen), parts - 1)
         number = torch.arange(len(owners), device=sums.device).unsqueeze(1)
-        sent = round_sums(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
+        sent = round_sums(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire, self.most)
         left = remainder_of(sums.reshape(-1), (chosen + self.rows * number).view(-1), sent).view(sums.shape)
         values = sent.view(values.shape)
         order = torch.sort((values == 0).to(torch.int8), stable=True).indices  # what is real goes first
@@ -211,7 +212,7 @@ class HostPartition(IndexPartition):
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
         else:
             chosen, goes, going = torch.arange(rows.numel()), rows, found
-        sent = round_sums(going, self.segment(owner, goes), len(self.layout.segments), wire)
+        sent = round_sums(going, self.segment(owner, goes), len(self.layout.segments), wire, self.most)
         left = remainder_of(found, chosen, sent)
         real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
         missing = 0, self.kept - real.numel()

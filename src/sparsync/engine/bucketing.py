@@ -82,6 +82,7 @@ class Unit:
             capacity=self.compressor.capacity,
             id=self.id,
             name=f"{self.key}:{names:08x}",
+            dtype=self.grad.dtype,
         )
         fresh = self.cut is None or self.cut[1] != layout
         self.cut, self.workspace = (density, layout), Workspace()
