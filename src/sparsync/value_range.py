@@ -21,12 +21,12 @@ def largest_value(dtype: torch.dtype) -> float:
     if dtype == torch.float16:
         return HALF
     kept = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
-    return 2.0 ** math.floor(math.log2(kept.max)) * kept.eps
+    return power_below(kept.max) * kept.eps
 
 
 def power_below(most: float) -> float:
     """Return the largest power of 2 that is at most ``most``."""
-    return most if math.isinf(most) else 2.0 ** math.floor(math.log2(most))
+    return most if math.isinf(most) else 2.0 ** (math.frexp(most)[1] - 1)
 
 
 def limit(sent: Tensor, values: Tensor, most: float) -> Tensor:

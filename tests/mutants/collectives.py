@@ -5,6 +5,8 @@ from tests.mutants import Mutant
 WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 
+RANGE = "tests/failures/test_value_range.py"
+
 MUTANTS = [
     Mutant(
         "an owner loses the sums it leaves out",
@@ -96,5 +98,12 @@ MUTANTS = [
         "MeanOf(terms, len(rows))",
         "MeanOf(terms, max(1, len(rows) - 1))",
         f"{TRAINING}[topk-allgather-3]",
+    ),
+    Mutant(
+        "sums are rounded beyond what their mean has room for",
+        "src/sparsync/collectives/base.py",
+        "return workers * layout.most if layout.dtype == torch.float16 else math.inf",
+        "return math.inf",
+        f"{RANGE}::test_half_precision_means_stay_in_range[topk-balanced-levels-signs]",
     ),
 ]

@@ -5,6 +5,8 @@ from tests.mutants import Mutant
 LAW_1 = "tests/test_laws.py::test_law_1_nothing_is_lost_on_one_worker"
 VELOCITY = "tests/test_laws.py::test_law_1_under_momentum_correction_and_clipping"
 
+RANGE = "tests/failures/test_value_range.py"
+
 MUTANTS = [
     Mutant(
         "the velocity is not cleared where sent",
@@ -40,5 +42,12 @@ MUTANTS = [
         "            own[name].fill_(value)\n",
         "            own[name].fill_(value if own[name] == 0 else own[name].item())\n",
         "tests/test_laws.py::test_threshold_holds_the_count_near_k[0.01-normal]",
+    ),
+    Mutant(
+        "a whole gradient is sent beyond the range on a CPU",
+        "src/sparsync/compressors/none.py",
+        "sent = limit(total, total, most) if ctx.rounding is None else",
+        "sent = total if ctx.rounding is None else",
+        f"{RANGE}::test_half_precision_gradients_that_add_up_beyond_their_range[topk-allgather-fp32-corrected-2]",
     ),
 ]

@@ -2,6 +2,8 @@
 
 from tests.mutants import Mutant
 
+RANGE = "tests/failures/test_value_range.py"
+
 MUTANTS = [
     Mutant(
         "two of four levels look alike on the wire",
@@ -23,5 +25,26 @@ MUTANTS = [
         "sent.indices.to(torch.int32)",
         "sent.indices.float().to(torch.int32)",
         "tests/failures/test_wire_bits.py::test_indices_beyond_2_24_are_not_rounded",
+    ),
+    Mutant(
+        "a codec rounds beyond the range of the bucket",
+        "src/sparsync/wire/values.py",
+        "values, min(most, top))",
+        "values, top)",
+        f"{RANGE}::test_half_precision_means_stay_in_range[topk-allgather-bf16-all]",
+    ),
+    Mutant(
+        "a scale of signs is beyond the range",
+        "src/sparsync/wire/values.py",
+        ".clamp(max=power_below(most))",
+        "",
+        f"{RANGE}::test_sums_of_the_largest_numbers_saturate[topk-allgather-sign-all-torch.float32]",
+    ),
+    Mutant(
+        "levels are beyond the range",
+        "src/sparsync/wire/values.py",
+        ".clamp(max=power_below(most) / 4)",
+        ".clamp(max=power_below(most))",
+        f"{RANGE}::test_half_precision_means_stay_in_range[topk-allgather-levels-signs]",
     ),
 ]

@@ -390,9 +390,10 @@ def round_for_wire(u, going, peaks, shares, choice, CODEC: tl.constexpr, HALF: t
     else:
         sent = within_range(_rounded(u, CODEC), u, HALF or CODEC == 1)
     rest = u - sent
-    going = going & (rest + sent == u) & (u - rest == sent)
     if CODEC != 0:
-        going = going & (sent != 0.0)
+        going = going & (sent != 0.0) & (rest + sent == u) & (u - rest == sent)
+    elif HALF:  # the last bit of fp32 is subtracted exactly from all there is
+        going = going & (rest + sent == u) & (u - rest == sent)
     return sent, rest, going
 
 

@@ -41,8 +41,9 @@ def send_dense(
             # (Of a half-precision gradient, one thread may read what another clears.)
             u = tl.where(nonfinite, kept, u)
             sent = within_range(u, u, HALF)
-            rest = u - sent
-            sent = tl.where((rest + sent == u) & (u - rest == sent), sent, 0.0)
+            if HALF:
+                rest = u - sent
+                sent = tl.where((rest + sent == u) & (u - rest == sent), sent, 0.0)
             tl.store(out + at, sent, mask=inside)
             tl.store(after + at, u - sent, mask=inside)
             if MOMENTUM:
