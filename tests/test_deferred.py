@@ -278,6 +278,23 @@ def test_what_is_sent_comes_home_when_a_gradient_is_not_finite():
     ours.close()
 
 
+@pytest.mark.parametrize("kind", ["unit", "preconditioned"])
+def test_a_bad_step_that_can_be_undone_shows_in_every_bucket(kind):
+    """In those that were written before the last one was bad, too: another optimizer may apply them."""
+    if kind == "preconditioned":
+        ours = preconditioned(DEVICE, transactional=True)
+    else:
+        ours = reducer(DEVICE, TopK(0.02), transactional=True)
+    assert isinstance(ours.completion, Deferred)
+    for number, odd in enumerate([None, ("a", float("nan")), None]):
+        result = step(ours, DEVICE, gradients(number, torch.float32, odd))
+        first = [own[0].isnan().item() for own in named(result, BUCKETS).values()]
+        assert first == 4 * [odd is not None]
+    ours.check()
+    assert ours.stats.total.skipped == 1
+    ours.close()
+
+
 def test_a_floor_is_looked_for_again_after_steps_that_were_undone():
     """Which of nearly equal entries go is left open, so all but a few are the same."""
     with plain():

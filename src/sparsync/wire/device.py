@@ -174,19 +174,20 @@ class DeviceMessage:
         if self.gathered is None:
             self.gathered = torch.zeros(self.workers, self.shape.capacity, device=out.device)
             self.products = torch.zeros(self.workers, self.entries, device=out.device, dtype=torch.float64)
+            self.peaks = torch.zeros(self.workers, self.entries, device=out.device)
             self.factor = torch.ones((), device=out.device)
         with on_device_of(out):
             self.launch(
                 kernels.gather_mean, grid,
                 rows, rows16, self.words, indices, index_stride, self.begins, out, self.gathered, self.products,
                 self.starts, self.owners, self.spans, len(self.layout.segments), self.tiles, self.shape.capacity,
-                self.entries, self.values_at, self.plane, self.shape.numel, BLOCK=BLOCK, CODEC=self.codec,
+                self.entries, self.values_at, self.plane, self.shape.numel, self.peaks, BLOCK=BLOCK, CODEC=self.codec,
                 STEPS=self.steps,
             )  # fmt: skip
             self.launch(
                 kernels.find_factor, (1,),
                 self.products, self.products.numel(), float(self.workers), norms, norms.numel(), scale, self.factor,
-                BLOCK=1024, num_warps=8,
+                self.peaks, BLOCK=1024, HALF=out.dtype == torch.float16, num_warps=8,
             )  # fmt: skip
             self.launch(
                 kernels.multiply_mean, grid,
