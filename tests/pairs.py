@@ -46,11 +46,16 @@ def specified(compressor: Compressor) -> Compressor:
     return kind(**{field.name: getattr(compressor, field.name) for field in fields(compressor)})  # type: ignore[arg-type]
 
 
-def layout_of(sizes: Sequence[int], compressor: Compressor, scope: str = "layer", hole: int = 3) -> Layout:
+def layout_of(
+    sizes: Sequence[int],
+    compressor: Compressor,
+    scope: str = "layer",
+    hole: int = 3,
+    dtype: torch.dtype = torch.float32,
+) -> Layout:
     spans, numel = place(sizes, hole)
-    return Layout.cut(
-        spans, numel=numel, scope=scope, density=compressor.density, capacity=compressor.capacity, name="all"
-    )
+    cut = {"scope": scope, "density": compressor.density, "capacity": compressor.capacity, "name": "all"}
+    return Layout.cut(spans, numel=numel, dtype=dtype, **cut)  # type: ignore[arg-type]
 
 
 def pair_of(
@@ -64,7 +69,7 @@ def pair_of(
     **options: Any,
 ) -> tuple[Worker, Worker]:
     """The same worker twice: with the kernels on the device, and the specification on the CPU."""
-    layout = layout_of(sizes, compressor, scope, hole)
+    layout = layout_of(sizes, compressor, scope, hole, dtype)
     fused = Worker(compressor, layout, dtype, values, device=DEVICE, **options)
     return fused, Worker(specified(compressor), replace(layout, _tables={}), dtype, values, **options)
 

@@ -7,7 +7,7 @@ does.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from unittest.mock import patch
 
 import pytest
@@ -278,6 +278,23 @@ def test_what_is_sent_comes_home_when_a_gradient_is_not_finite():
     ours.close()
 
 
+@pytest.mark.parametrize("kind", ["unit", "preconditioned"])
+def test_a_bad_step_that_can_be_undone_shows_in_every_bucket(kind):
+    """In those that were written before the last one was bad, too: another optimizer may apply them."""
+    if kind == "preconditioned":
+        ours = preconditioned(DEVICE, transactional=True)
+    else:
+        ours = reducer(DEVICE, TopK(0.02), transactional=True)
+    assert isinstance(ours.completion, Deferred)
+    for number, odd in enumerate([None, ("a", float("nan")), None]):
+        result = step(ours, DEVICE, gradients(number, torch.float32, odd))
+        first = [own[0].isnan().item() for own in named(result, BUCKETS).values()]
+        assert first == 4 * [odd is not None]
+    ours.check()
+    assert ours.stats.total.skipped == 1
+    ours.close()
+
+
 def test_a_floor_is_looked_for_again_after_steps_that_were_undone():
     """Which of nearly equal entries go is left open, so all but a few are the same."""
     with plain():
@@ -522,6 +539,45 @@ def test_the_device_sees_that_ranks_are_not_at_the_same_exchange(two_ranks):
         assert "their sequence differs" in error
         assert results[0].any()
         assert not results[1].any()  # before any host has heard of it
+
+
+def damaging_last_header():
+    """A bit of what this rank gets in the last exchange of a step is flipped."""
+    verify = Channel.verify
+
+    def verified(channel, rows):
+        if channel.unit.startswith("dense"):
+            rows[0, ENTRIES] ^= 1
+        return verify(channel, rows)
+
+    return patch("sparsync.collectives.comm.channel.Channel.verify", verified)
+
+
+def case_damaged_here_alone(rank, size):
+    """In step 1 a message arrives damaged at rank 1, and whole at rank 0."""
+    ours, results = reducer(DEVICE, TopK(0.02), group=dist.group.WORLD), []
+    with suppress(SparsyncError, RuntimeError):
+        for number in range(4):
+            with damaging_last_header() if (rank, number) == (1, 1) else nullcontext():
+                results.append(named(step(ours, DEVICE, whole_numbers(number, rank), THREE)))
+    with pytest.raises(SparsyncError) as error:
+        ours.check()
+    state = ours.state_dict()
+    ours.close()
+    return results, type(error.value).__name__, str(error.value), state["step"]
+
+
+def test_a_device_that_has_stopped_says_so_in_its_next_header(two_ranks):
+    """So rank 0, which has completed the step, applies nothing of the next one."""
+    (results, kind, error, steps), (other, told, same, behind) = two_ranks.run(case_damaged_here_alone)
+    assert (kind, error) == (told, same)
+    assert kind == "Damaged"
+    assert error.endswith("steps committed: 2, by rank 0; behind: rank 1 with 1")
+    assert (steps, behind) == (2, 1)
+    assert results[1]["small"].any()
+    assert not other[1]["small"].any()
+    for later in (*results[2:], *other[2:]):
+        assert not any(part.any() for part in later.values())
 
 
 class Twice(AllGather):

@@ -11,6 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from sparsync.value_range import largest_value
+
 SCOPES = ("layer", "bucket", "global")
 
 
@@ -113,12 +115,14 @@ class Segment:
 class Layout:
     """A flat gradient of ``numel`` entries and its segments; entries outside every segment are not ours to send.
 
-    ``id`` numbers the exchange unit (the bucket), and travels in each message.
+    ``id`` numbers the exchange unit (the bucket), and travels in each message. ``dtype`` is the gradient's, which its
+    mean is written in.
     """
 
     id: int
     numel: int
     segments: tuple[Segment, ...]
+    dtype: torch.dtype = torch.float32
     _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
     _budgets: dict[torch.device, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
@@ -133,6 +137,7 @@ class Layout:
         capacity: Callable[[int, int], int] = lambda k, n: k,
         id: int = 0,
         name: str = "",
+        dtype: torch.dtype = torch.float32,
     ) -> Layout:
         """Cut ``spans`` by ``scope``: one segment per parameter (``layer``), or one in all (``bucket``, ``global``).
 
@@ -145,7 +150,7 @@ class Layout:
             if n:
                 k = entries_for(density, n)
                 segments.append(Segment(label, group, k, min(n, max(k, capacity(k, n)))))
-        return cls(id, numel, tuple(segments))
+        return cls(id, numel, tuple(segments), dtype)
 
     @cached_property
     def k(self) -> int:
@@ -154,6 +159,11 @@ class Layout:
     @cached_property
     def capacity(self) -> int:
         return sum(segment.capacity for segment in self.segments)
+
+    @cached_property
+    def most(self) -> float:
+        """The largest magnitude of what one worker may send of an entry."""
+        return largest_value(self.dtype)
 
     @cached_property
     def slots(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sparsync.value_range import HALF, cast_finite
+
 # Flags that travel with a gradient, one bit each.
 NONFINITE = 1  # the gradient that came in held NaN or infinity
-FAILED = 2  # this rank could not produce its gradient
+FAILED = 2  # this rank could not produce its gradient, or an exchange had failed there before
 
 
 @dataclass
@@ -78,11 +80,11 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
         if divisor != 1:
             whole = whole / divisor
         if whole.data_ptr() != out.data_ptr():
-            out.copy_(whole)
+            out.copy_(cast_finite(whole, out.dtype))
         return out
     out.zero_()
     if len(terms) == 1:  # which has every index once, so that each is divided as it comes
-        quotients = (terms[0].values / divisor).to(out.dtype)
+        quotients = cast_finite(terms[0].values / divisor, out.dtype)
         replace(terms[0], values=quotients).add_to(out)
         return quotients
     touched = torch.cat([term.indices for term in terms if term.indices is not None])
@@ -99,15 +101,18 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
     for term in terms:
         sums.index_add_(0, place[start : start + term.values.numel()], term.values)
         start += term.values.numel()
-    out[unique] = quotients = (sums / divisor).to(out.dtype)
+    out[unique] = quotients = cast_finite(sums / divisor, out.dtype)
     return quotients
 
 
 def give_norm(out: Tensor, norms: Tensor, scale: float) -> Tensor:
     """Multiply ``out``, in place, by what makes its norm ``scale`` times that of ``norms``, themselves the norms of
-    its parts; returns that: ``scale`` itself, where either norm is 0 or unknown."""
+    its parts; returns that: ``scale`` itself, where either norm is 0 or unknown, and less where fp16 has no room."""
     dtype = torch.promote_types(out.dtype, torch.float32)
     own, norm = torch.linalg.vector_norm(out, dtype=dtype), torch.linalg.vector_norm(norms)
     factor = torch.where((own > 0) & (norm > 0), norm / own, 1.0) * scale
+    if out.dtype == torch.float16 and out.numel():
+        peak = out.abs().amax().float()
+        factor = torch.where((peak * factor > HALF) & peak.isfinite(), HALF / peak, factor)
     out.mul_(factor)
     return factor

@@ -10,6 +10,8 @@ import torch
 
 from sparsync import SparsyncError, ThresholdK, TopK
 from tests.failures.ddp_training import (
+    ALL_SPARSE,
+    RATE,
     SIZES,
     SMALL_BUCKETS,
     Chain,
@@ -118,3 +120,61 @@ def test_a_step_that_the_user_skips_leaves_no_trace(worlds: Any) -> None:
     """Skipping steps, even the one before DDP regroups its buckets, leaves no trace."""
     skipped = worlds[2].run(case_user_skips)
     assert skipped == worlds[2].run(case_without_bad_steps, compressor=TopK(0.05), bad_steps=(0, 3))
+
+
+def two_optimizers(model: Chain, kinds: tuple[str, str]) -> list[torch.optim.Optimizer]:
+    """Return an optimizer for the first two layers and one for the others."""
+    halves = [[*model.layer0.parameters(), *model.layer1.parameters()]]
+    halves.append([*model.layer2.parameters(), *model.layer3.parameters()])
+    return [getattr(torch.optim, kind)(half, lr=RATE) for kind, half in zip(kinds, halves, strict=True)]
+
+
+def case_two_optimizers(
+    rank: int, size: int, kinds: tuple[str, str], name: str, bad_steps: tuple[int, ...], scaled: bool, **options: Any
+) -> dict[str, Any]:
+    """Train with two optimizers under one scaler, whose gradient overflows on the last rank in ``bad_steps``; or, not
+    ``scaled``, without one, leaving those steps out."""
+    model = Chain(SIZES)
+    optimizers = two_optimizers(model, kinds)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if scaled else None
+    with training(model, TopK(0.05), SMALL_BUCKETS, scaler=scaler, **ALL_SPARSE, **options) as run:
+        for step in range(7):
+            if scaler is None and step in bad_steps:
+                continue
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = loss_of(run.ddp, rank, step)
+            if scaler is None:
+                loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                continue
+            weights = digest(model.parameters())
+            with bad_gradient(model, name, math.inf, step in bad_steps and rank == size - 1):
+                scaler.scale(loss).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            assert (digest(model.parameters()) == weights) == (step in bad_steps)
+        state = run.handle.state_dict()
+        scale = state["loss_scale"] or 1.0
+        assert run.handle.stats().total.skipped == (len(bad_steps) if scaled else 0)
+    residuals = [residual / scale for residual in state["residuals"].values()]
+    return {"weights": digest(model.parameters()), "residuals": digest(residuals)}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kinds", [("SGD", "SGD"), ("SGD", "AdamW")], ids="-".join)
+@pytest.mark.parametrize("name", ["layer0.weight", "layer3.weight", "layer2.bias"])
+def test_an_overflow_of_one_optimizer_is_one_of_all(worlds: Any, name: str, kinds: tuple[str, str], size: int) -> None:
+    """Buckets that were exchanged before the overflow came show it as well, so that nobody applies what is undone."""
+    arguments = {"kinds": kinds, "name": name, "bad_steps": (1, 3, 4)}
+    scaled = worlds[size].run(case_two_optimizers, scaled=True, **arguments)
+    assert scaled == worlds[size].run(case_two_optimizers, scaled=False, **arguments)
+
+
+@pytest.mark.parametrize("scope", ["bucket", "global"])
+def test_an_overflow_of_one_optimizer_is_one_of_all_in_other_scopes(worlds: Any, scope: str) -> None:
+    arguments = {"kinds": ("SGD", "SGD"), "name": "layer0.weight", "bad_steps": (1, 3, 4), "scope": scope}
+    scaled = worlds[2].run(case_two_optimizers, scaled=True, **arguments)
+    assert scaled == worlds[2].run(case_two_optimizers, scaled=False, **arguments)

@@ -9,6 +9,7 @@ UNUSED = (
     "tests/failures/test_unused_parameters.py::"
     "test_kinds_that_send_zeros_send_them_from_a_parameter_unused_on_every_rank"
 )
+RANGE = "tests/failures/test_value_range.py"
 
 MUTANTS = [
     Mutant(
@@ -59,5 +60,12 @@ MUTANTS = [
         "            own[name].fill_(value)\n",
         "            own[name].fill_(value if own[name] == 0 else own[name].item())\n",
         "tests/test_laws.py::test_threshold_holds_the_count_near_k[0.01-normal]",
+    ),
+    Mutant(
+        "a whole gradient is sent beyond the range on a CPU",
+        "src/sparsync/compressors/none.py",
+        "sent = limit(total, total, most) if ctx.rounding is None else",
+        "sent = total if ctx.rounding is None else",
+        f"{RANGE}::test_half_precision_gradients_that_add_up_beyond_their_range[topk-allgather-fp32-corrected-2]",
     ),
 ]

@@ -103,6 +103,28 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
+        "buckets that were written before a step was bad do not show it",
+        "src/sparsync/engine/completion.py",
+        "poison(pending.bucket.buffer, pending.plan.spans)",
+        "pass",
+        "tests/failures/test_loss_scaling.py::test_an_overflow_of_one_optimizer_is_one_of_all[layer0.weight-SGD-SGD-2]",
+    ),
+    Mutant(
+        "buckets that were written before a step was bad do not show it on the device",
+        "src/sparsync/engine/completion.py",
+        "status.poison(pending.bucket.buffer, positions.starts, True)",
+        "pass",
+        "tests/test_deferred.py::test_a_bad_step_that_can_be_undone_shows_in_every_bucket[unit]",
+        interpreted=True,
+    ),
+    Mutant(
+        "buckets of a step that can be undone do not wait for its end",
+        "src/sparsync/engine/bucketing.py",
+        "{*plan.units, VERDICT} if self.plan.transactional else set(plan.units)",
+        "set(plan.units)",
+        "tests/failures/test_loss_scaling.py::test_an_overflow_of_one_optimizer_is_one_of_all[layer0.weight-SGD-SGD-2]",
+    ),
+    Mutant(
         "rejected entries of a failed exchange are restored twice",
         "src/sparsync/engine/ledger.py",
         "self._in_flight.insert(-1, InFlight(unit, rejected, returned=True))",

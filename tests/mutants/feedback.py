@@ -4,6 +4,8 @@ from tests.mutants import Mutant
 
 PRECONDITIONED = "tests/test_preconditioned.py"
 
+RANGE = "tests/failures/test_value_range.py"
+
 MUTANTS = [
     Mutant(
         "residuals keyed by bucket index",
@@ -173,5 +175,19 @@ MUTANTS = [
         "torch.where(good > 0, self.rest, self.memory.before, out=self.memory.after)",
         "self.memory.after.copy_(self.rest)",
         f"{PRECONDITIONED}::test_a_bad_gradient_poisons_nothing",
+    ),
+    Mutant(
+        "what comes home makes a residual infinite",
+        "src/sparsync/feedback/residual.py",
+        "residual.index_copy_(0, touched, residual.index_select(0, touched).clamp_(-top, top))",
+        "pass",
+        f"{RANGE}::test_no_residual_becomes_infinite[block-balanced-sign]",
+    ),
+    Mutant(
+        "an update that is shown in fp16 is infinite",
+        "src/sparsync/feedback/preconditioner.py",
+        "room = torch.where(peak > HALF, HALF / peak, 1.0)",
+        "room = torch.ones_like(peak)",
+        f"{RANGE}::test_updates_that_travel_dense_are_shown_within_fp16",
     ),
 ]

@@ -8,6 +8,7 @@ SHARDED = "tests/failures/test_distributed_checkpoints.py"
 ZERO_GRAD = (
     "tests/failures/test_clipping_and_accumulation.py::test_backward_without_zero_grad_loses_nothing_and_is_told_once"
 )
+BYPASSED = "tests/failures/test_bypassed_hook.py"
 
 MUTANTS = [
     Mutant(
@@ -97,7 +98,7 @@ MUTANTS = [
     Mutant(
         "a restart without residuals goes unnoticed",
         "src/sparsync/hosts/handle.py",
-        "        if self._restarts and reducer.step == 0:",
+        "        if self._restarts:",
         "        if False:",
         f"{RESTARTS}::test_a_restart_without_a_checkpoint_is_told_once[2-False-1]",
     ),
@@ -128,5 +129,40 @@ MUTANTS = [
         "    if len(set(steps)) > 1:",
         "    if False:",
         f"{SHARDED}::test_a_distributed_checkpoint_that_does_not_fit_is_refused",
+    ),
+    Mutant(
+        "a model that was wrapped for the Python reducer is attached to",
+        "src/sparsync/hosts/ddp.py",
+        """if getattr(ddp, "_use_python_reducer", False):""",
+        "if False:",
+        f"{BYPASSED}::test_the_python_reducer_of_a_compiled_model_is_refused[eager]",
+    ),
+    Mutant(
+        "the hook takes what is no bucket",
+        "src/sparsync/hosts/ddp.py",
+        "        raise SparsyncError(PYTHON_REDUCER)",
+        "        return Future()",
+        f"{BYPASSED}::test_the_python_reducer_of_a_compiled_model_is_refused[eager]",
+    ),
+    Mutant(
+        "a step without any bucket goes unnoticed at the optimizer's step",
+        "src/sparsync/hosts/ddp.py",
+        "register_step_pre_hook(lambda *_: look())",
+        "register_step_pre_hook(lambda *_: None)",
+        f"{BYPASSED}::test_a_step_without_any_bucket_is_noticed_on_every_rank[optimizer-0-2]",
+    ),
+    Mutant(
+        "a step without any bucket goes unnoticed once one has come",
+        "src/sparsync/hosts/bucket_check.py",
+        "self._synchronised, self._accumulated, self.came = synchronised, False, False",
+        "self._synchronised, self._accumulated = synchronised, False",
+        f"{BYPASSED}::test_a_step_without_any_bucket_is_noticed_on_every_rank[forward-3-2]",
+    ),
+    Mutant(
+        "gradients under no_sync are missed in buckets",
+        "src/sparsync/hosts/bucket_check.py",
+        "self._accumulated = self._synchronised",
+        "self._accumulated = True",
+        f"{BYPASSED}::test_steps_that_need_no_bucket_raise_no_alarm[2]",
     ),
 ]

@@ -7,7 +7,18 @@ VELOCITY = "tests/test_laws.py::test_law_1_under_momentum_correction_and_clippin
 DEFERRED = "tests/test_deferred.py"
 FROM_A_FAILURE_ON = f"{DEFERRED}::test_from_a_failed_exchange_on_nothing_is_applied_and_all_is_kept[header]"
 
+RANGE = "tests/failures/test_value_range.py"
+KERNEL_RANGE = "tests/test_kernel_value_range.py"
+
 MUTANTS = [
+    Mutant(
+        "a device that has stopped does not say so in its next header",
+        "src/sparsync/kernels/message/triton.py",
+        "tl.where(tl.load(failed_exchange) != 0, FAILED, 0)",
+        "tl.where(tl.load(failed_exchange) != 0, 0, 0)",
+        "tests/test_deferred.py::test_a_device_that_has_stopped_says_so_in_its_next_header",
+        interpreted=True,
+    ),
     Mutant(
         "the largest level is forgotten on the device",
         "src/sparsync/kernels/candidates/triton.py",
@@ -434,5 +445,75 @@ MUTANTS = [
         "_fail(many_astray * 0, failed_exchange, number)",
         "tests/test_kernel_message.py::test_entries_that_are_not_in_order_fail_the_exchange",
         interpreted=True,
+    ),
+    Mutant(
+        "values beyond the range travel",
+        "src/sparsync/kernels/accumulate/reference.py",
+        "sent = limit(values, values, most) if rounding is None else",
+        "sent = values if rounding is None else",
+        f"{RANGE}::test_a_model_of_half_precision_recovers_from_large_gradients[2]",
+    ),
+    Mutant(
+        "kernels send values beyond the range",
+        "src/sparsync/kernels/candidates/triton.py",
+        "sent = within_range(_rounded(u, CODEC), u, HALF or CODEC == 1)",
+        "sent = _rounded(u, CODEC)",
+        f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-fp32-half]",
+        interpreted=True,
+    ),
+    Mutant(
+        "kernels make scales beyond the range",
+        "src/sparsync/kernels/candidates/triton.py",
+        "32768.0 if HALF else LAST_BIT)",
+        "3.4028234663852886e38)",
+        f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-sign-half]",
+        interpreted=True,
+    ),
+    Mutant(
+        "kernels make levels beyond the range",
+        "src/sparsync/kernels/candidates/triton.py",
+        "8192.0 if HALF else LAST_BIT / 4)",
+        "32768.0 if HALF else LAST_BIT)",
+        f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-levels-single]",
+        interpreted=True,
+    ),
+    Mutant(
+        "a kernel sends a number that cannot be cut off exactly",
+        "src/sparsync/kernels/candidates/triton.py",
+        "    elif HALF:",
+        "    elif False:",
+        f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-fp32-half]",
+        interpreted=True,
+    ),
+    Mutant(
+        "a whole gradient is sent beyond the range",
+        "src/sparsync/kernels/dense_pass/triton.py",
+        "sent = within_range(u, u, HALF)",
+        "sent = u",
+        f"{KERNEL_RANGE}::test_a_whole_gradient_stays_in_range[half]",
+        interpreted=True,
+    ),
+    Mutant(
+        "a kernel's mean that was rounded beyond fp16 is infinite",
+        "src/sparsync/kernels/message/triton.py",
+        "near = tl.where(_magnitude(mean) < INFINITE, tl.minimum(tl.maximum(mean, -TOP), TOP), mean)",
+        "near = mean",
+        f"{KERNEL_RANGE}::test_a_mean_that_was_rounded_beyond_its_range_is_finite[65536.0]",
+        interpreted=True,
+    ),
+    Mutant(
+        "a kernel gives a mean a norm beyond fp16",
+        "src/sparsync/kernels/message/triton.py",
+        "found = tl.where(most > 0.0, tl.minimum(found, room), found)",
+        "found = found + 0 * room",
+        f"{KERNEL_RANGE}::test_a_norm_that_fp16_has_no_room_for[1000000.0]",
+        interpreted=True,
+    ),
+    Mutant(
+        "updates of half precision are multiplied in half precision",
+        "src/sparsync/kernels/apply_update/reference.py",
+        "if grad.dtype.itemsize < factor.dtype.itemsize:",
+        "if False:",
+        f"{RANGE}::test_preconditioned_means_in_half_precision_stay_in_range[2]",
     ),
 ]

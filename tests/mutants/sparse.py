@@ -2,6 +2,8 @@
 
 from tests.mutants import Mutant
 
+RANGE = "tests/failures/test_value_range.py"
+
 MUTANTS = [
     Mutant(
         "divided by a little more",
@@ -9,5 +11,20 @@ MUTANTS = [
         "out[touched] = quotients = out[touched] / divisor",
         "out[touched] = quotients = out[touched] / (divisor * 1.0000001)",
         "tests/test_laws.py::test_law_3_density_1_is_dense[topk-allgather]",
+    ),
+    Mutant(
+        "a mean is given a norm beyond fp16",
+        "src/sparsync/sparse.py",
+        "HALF / peak, factor)",
+        "factor, factor)",
+        f"{RANGE}::test_preconditioned_means_in_half_precision_stay_in_range[2]",
+    ),
+    Mutant(
+        "a mean that was rounded beyond fp16 is infinite",
+        "src/sparsync/sparse.py",
+        "quotients = cast_finite(sums / divisor, out.dtype)",
+        "quotients = (sums / divisor).to(out.dtype)",
+        "tests/test_kernel_value_range.py::test_a_mean_that_was_rounded_beyond_its_range_is_finite[65536.0]",
+        interpreted=True,
     ),
 ]

@@ -2,6 +2,8 @@
 
 from tests.mutants import Mutant
 
+RANGE = "tests/failures/test_value_range.py"
+
 MUTANTS = [
     Mutant(
         "two of four levels look alike on the wire",
@@ -44,5 +46,26 @@ MUTANTS = [
         "headers, sums = messages.numpy()[:, :HEADER].copy(), checksum_on_host(messages.numpy())",
         "headers, sums = messages.numpy()[:, :HEADER].copy(), messages[:, SUM : SUM + 2].clone().numpy()",
         "tests/failures/test_damaged_messages.py::test_every_flipped_bit_is_an_error[int-fp32]",
+    ),
+    Mutant(
+        "a codec rounds beyond the range of the bucket",
+        "src/sparsync/wire/values.py",
+        "values, min(most, top))",
+        "values, top)",
+        f"{RANGE}::test_half_precision_means_stay_in_range[topk-allgather-bf16-all]",
+    ),
+    Mutant(
+        "a scale of signs is beyond the range",
+        "src/sparsync/wire/values.py",
+        ".clamp(max=power_below(most))",
+        "",
+        f"{RANGE}::test_sums_of_the_largest_numbers_saturate[topk-allgather-sign-all-torch.float32]",
+    ),
+    Mutant(
+        "levels are beyond the range",
+        "src/sparsync/wire/values.py",
+        ".clamp(max=power_below(most) / 4)",
+        ".clamp(max=power_below(most))",
+        f"{RANGE}::test_half_precision_means_stay_in_range[topk-allgather-levels-signs]",
     ),
 ]

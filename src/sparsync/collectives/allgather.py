@@ -33,7 +33,8 @@ class GatherBuffers:
 
     def __init__(self, layout: Layout, dtype: torch.dtype, channel: Channel, device: torch.device) -> None:
         shape = shape_of(layout, dtype)
-        self.message = DeviceMessage(channel.wire, layout, shape, channel.size, device)
+        failed_exchange = channel.checks.failed_exchange(device)
+        self.message = DeviceMessage(channel.wire, layout, shape, channel.size, device, failed_exchange)
         self.rows = channel.room_for(self.message.message)
 
 

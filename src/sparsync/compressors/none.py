@@ -12,6 +12,7 @@ from sparsync.kernels.clip import clip_scale, clip_scales
 from sparsync.kernels.dense_pass.launch import ENTRIES, send_dense
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
+from sparsync.value_range import limit
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class NoCompression:
         nonfinite = [accumulate_segment(grad, memory, segment, ctx, path)[1] for segment in layout.segments]
         total = memory.after.clone()
         parts = torch.zeros(1, dtype=torch.int64, device=grad.device).expand(layout.numel)
-        sent = total if ctx.rounding is None else ctx.rounding(total, parts, 1)
+        most = layout.most
+        sent = limit(total, total, most) if ctx.rounding is None else ctx.rounding(total, parts, 1, most)
         rest = total - sent
         exact = torch.zeros_like(total, dtype=torch.bool)
         for start, stop in (run for segment in layout.segments for run in segment.runs(ctx.unused)):

@@ -122,7 +122,7 @@ def send_chosen(
     residual, chosen, capacity = memory.after, indices.numel(), layout.capacity
     assert chosen <= capacity
     unused = [(span.start, span.stop) for span in layout.spans if span.name in ctx.unused] if ctx.whole else []
-    sent = take(residual, indices, segments, len(layout.segments), ctx.rounding, unused)
+    sent = take(residual, indices, segments, len(layout.segments), ctx.rounding, layout.most, unused)
     goes = sent != 0
     if memory.velocity is not None and memory.velocity.masking:
         speed = memory.velocity.after

@@ -26,6 +26,7 @@ from sparsync.wire import Wire
 from sparsync.workspace import Workspace
 
 SKETCHES = -1000  # the number of the first bucket's sketch
+VERDICT = "verdict"  # what a bucket of a step that can be undone waits for, beside its units
 
 
 @dataclass
@@ -85,6 +86,7 @@ class Unit:
             capacity=self.compressor.capacity,
             id=self.id,
             name=f"{self.key}:{names:08x}",
+            dtype=self.grad.dtype,
         )
         fresh = self.cut is None or self.cut[1] != layout
         self.cut, self.workspace = (density, layout), Workspace()
@@ -146,6 +148,7 @@ class BucketPlan:
     Args:
         units: that it waits for, by key.
         sketch: the unit of its sketches, with which what is ``dense`` travels.
+        workspace: buffers that stay as long as the bucket is made of these.
     """
 
     spans: tuple[Span, ...]
@@ -154,11 +157,13 @@ class BucketPlan:
     units: frozenset[str]
     sketch: Unit | None = None
     dense: SpanViews | None = None
+    workspace: Workspace = field(default_factory=Workspace)
 
 
 @dataclass
 class PendingBucket:
-    """A bucket on its way; its future completes when every unit it feeds has been written back."""
+    """A bucket on its way; its future completes when every unit it feeds has been written back and, where the step can
+    be undone, when it is known whether all of it is good."""
 
     bucket: Bucket
     plan: BucketPlan
@@ -217,7 +222,8 @@ class BucketMapper:
     def add(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
         """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
         plan = self._plan_of(bucket)
-        pending = PendingBucket(bucket, plan, future_on(bucket.buffer.device), set(plan.units))
+        waits_for = {*plan.units, VERDICT} if self.plan.transactional else set(plan.units)
+        pending = PendingBucket(bucket, plan, future_on(bucket.buffer.device), waits_for)
         if plan.own is not None:
             plan.own.grad = bucket.buffer
         for part in plan.slices:

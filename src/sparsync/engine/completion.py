@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +15,15 @@ from sparsync.collectives.base import OverflowFlag
 from sparsync.collectives.comm.device_status import Outcome
 from sparsync.collectives.comm.header_checks import DeviceChecks, OnStream, check_fits, check_headers
 from sparsync.config import ExchangePlan
-from sparsync.engine.bucketing import Unit
+from sparsync.engine.bucketing import PendingBucket, Unit
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.unit_step import finish_unit, poison, warn_of_non_finite
 from sparsync.engine.worker import WorkerState
 from sparsync.errors import SparsyncError
-from sparsync.layout import Layout, Parameter
+from sparsync.layout import Layout, Parameter, Span
 from sparsync.sparse import NONFINITE, SparseGrad
+from sparsync.workspace import Workspace
 
 
 class Completion:
@@ -48,8 +50,9 @@ class Completion:
         """Write the result into the unit; in a bad step, with NaN in it."""
         raise NotImplementedError
 
-    def close_step(self, device: torch.device, step: int) -> None:
-        """End a step: all its units are written."""
+    def close_step(self, device: torch.device, step: int, buckets: Sequence[PendingBucket]) -> None:
+        """End a step: all its units are written. If it can be undone, and is bad, all of its ``buckets`` show NaN, also
+        those that were written before that was known: another optimizer may apply them."""
 
     def poll(self, before: int) -> None:
         """Learn what came of the steps before this one; raise, on every rank alike, what went wrong in them."""
@@ -90,11 +93,16 @@ class Immediate(Completion):
             warn_of_non_finite(step, layout, rank, where)
         self.bad = self.bad or bool(reduced.bad_ranks) or (flag is not None and bool(flag.bad))
         if self.bad:
-            poison(unit.grad, layout)
+            poison(unit.grad, layout.spans)
             self.worker.ledger.restore(Cause.NON_FINITE)
         if self.plan.debug:
             self.channel.assert_consistent(f"result of {unit.key}", _fingerprint(unit.grad))
         self.stats.count_entries(record, int(sent.count), layout.sendable)
+
+    def close_step(self, device: torch.device, step: int, buckets: Sequence[PendingBucket]) -> None:
+        if self.bad and self.plan.transactional:
+            for pending in buckets:
+                poison(pending.bucket.buffer, pending.plan.spans)
 
 
 @dataclass
@@ -109,10 +117,15 @@ class PendingStep:
 
 
 class PositionsOfParameters:
-    """Where each parameter of a layout starts, on its device."""
+    """Where each parameter of a flat gradient starts, on its device."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.starts = torch.tensor([span.start for span in layout.spans], device=device)
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+        self.starts = torch.tensor([span.start for span in spans], dtype=torch.int64, device=device)
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], device: torch.device, workspace: Workspace) -> PositionsOfParameters:
+        """Return those of ``spans``, which the workspace belongs to."""
+        return workspace.get(cls, device, lambda: cls(spans, device))
 
 
 class Deferred(Completion):
@@ -139,13 +152,16 @@ class Deferred(Completion):
         status = self._checks.status(device)
         finish_unit(unit, unit.grad, status if self.plan.keeps_residuals else None, [reduced], [self.worker])
         self.worker.ledger.record_rejected(unit, reduced.rejected)
-        positions = unit.workspace.get(PositionsOfParameters, device, lambda: PositionsOfParameters(layout, device))
+        positions = PositionsOfParameters.of(layout.spans, device, unit.workspace)
         status.poison(unit.grad, positions.starts, self.plan.transactional)
         self.worker.ledger.record_exchange(unit, self.channel.sequence)
         self._started.append((record, layout))
 
-    def close_step(self, device: torch.device, step: int) -> None:
+    def close_step(self, device: torch.device, step: int, buckets: Sequence[PendingBucket]) -> None:
         status = self._checks.status(device)
+        for pending in buckets if self.plan.transactional else ():
+            positions = PositionsOfParameters.of(pending.plan.spans, device, pending.plan.workspace)
+            status.poison(pending.bucket.buffer, positions.starts, True)
         self.worker.ledger.restore_on_device(status)
         self._pending.append(PendingStep(step, status.close_step(), device, self._started))
         self._started = []

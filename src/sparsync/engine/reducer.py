@@ -25,7 +25,7 @@ from sparsync.collectives import Channel
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.bucketing import Bucket, BucketMapper, PendingBucket, Unit, scatter_result
+from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, PendingBucket, Unit, scatter_result
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
@@ -199,8 +199,18 @@ class Reducer:
         return pending
 
     def _close_step(self, device: torch.device, step: int) -> None:
-        if self.error is None:
-            self.completion.close_step(device, step)
+        """End a step, all of whose units are written; buckets that wait for it are complete."""
+        if self.error is not None:
+            return
+        try:
+            with self._on_thread(device):
+                self.completion.close_step(device, step, self._pending_buckets)
+            for bucket in self._pending_buckets:
+                with self._streams.use(bucket.bucket.buffer.device):
+                    bucket.waits_for.discard(VERDICT)
+                    bucket.complete()
+        except Exception as error:  # a future that never completes would hang backward
+            self._stop(self._announced("the end of the step", error))
 
     def _compare_layout(self, unit: Unit, lines: list[str]) -> None:
         try:

@@ -144,9 +144,10 @@ def finish_unit(
         worker.ledger.restore_rejected(unit, result.rejected)
 
 
-def poison(result: Tensor, layout: Layout) -> None:
+def poison(result: Tensor, spans: Sequence[Span]) -> None:
     """Let the optimizer, or a loss scaler, see that the step is bad: NaN in the first entry of every parameter."""
-    result[torch.tensor([span.start for span in layout.spans], device=result.device)] = math.nan
+    starts = torch.tensor([span.start for span in spans], dtype=torch.int64, device=result.device)
+    result[starts] = math.nan
 
 
 def warn_of_non_finite(step: int, layout: Layout, rank: int, where: int) -> None:

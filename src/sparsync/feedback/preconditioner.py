@@ -19,6 +19,7 @@ from sparsync.kernels import Update
 from sparsync.kernels.second_moment import write_dense
 from sparsync.kernels.sketch import Sketched, sketch
 from sparsync.layout import Span
+from sparsync.value_range import HALF
 from sparsync.workspace import Workspace
 
 
@@ -145,6 +146,11 @@ class Preconditioner:
         factor = write_dense(
             self.moment.vectors, dense.tensors, dense.updates, self.loss_scale, self.norms, dense.workspace
         )
+        if any(out.dtype == torch.float16 for out in outs):  # whose range may end below what the norm asks for
+            peak = dense.updates.abs().amax()
+            room = torch.where(peak > HALF, HALF / peak, 1.0)
+            dense.updates.mul_(room)
+            factor = factor * room
         torch._foreach_copy_(outs, [dense.parts[name] for name in places])
         self.shown.update(dict.fromkeys(places, factor))
         if any(out.dtype.itemsize < dense.updates.dtype.itemsize for out in outs):  # rounded, which changes their norms

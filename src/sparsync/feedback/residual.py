@@ -99,9 +99,16 @@ class Feedback:
         return self._velocities.at(key, tuple(spans), numel, device)
 
     def restore_to_residual(self, key: str, rejected: SparseGrad) -> None:
-        """Add entries that this rank sent, or dropped for others, back into its residual."""
-        if key in self._residuals.flat:  # otherwise nothing was taken out of it either
-            rejected.add_to(self._residuals.flat[key].working)
+        """Add entries that this rank sent, or dropped for others, back into its residual; sums saturate there."""
+        if key not in self._residuals.flat:  # nothing was taken out of it either
+            return
+        residual = rejected.add_to(self._residuals.flat[key].working)
+        top = torch.finfo(residual.dtype).max
+        if rejected.indices is None:
+            residual.clamp_(-top, top)
+        else:
+            touched = rejected.indices.view(-1)
+            residual.index_copy_(0, touched, residual.index_select(0, touched).clamp_(-top, top))
 
     def working(self, key: str) -> Tensor | None:
         """Return the residual of the flat gradient ``key`` as the step under way leaves it, if there is one."""

@@ -15,7 +15,7 @@ from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.residual import Feedback
 from sparsync.feedback.second_moment import FEW, AdamRule
-from sparsync.kernels.apply_update import Change, apply_update
+from sparsync.kernels.apply_update import Change, apply_update, subtract
 from sparsync.kernels.learn_clip import Clipping, find_undo, learn_clip, recognise
 from sparsync.layout import Parameter
 from sparsync.workspace import Workspace
@@ -167,7 +167,7 @@ class TakenOptimizer:
                     changes.append(Change(parameter, grad, kept, own))
         apply_update(changes, undo, getattr(self.optimizer, "found_inf", None), self._workspace)
         for parameter, held, factor in self._unapplied:
-            parameter.addcmul_(held, (1 / factor).to(held.dtype), value=-1)
+            subtract(parameter, held, 1 / factor)
         self._unapplied, self._kept_back = [], {}
 
     def _recognise_factor(self) -> Tensor:

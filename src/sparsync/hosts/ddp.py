@@ -17,6 +17,7 @@ from sparsync.collectives import Collective
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
 from sparsync.errors import SparsyncError
+from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
 from sparsync.hosts.coverage import ignored_in, left_out_by
 from sparsync.hosts.handle import Handle
 from sparsync.schedule import Schedule
@@ -29,13 +30,14 @@ class Slot:
 
     def __init__(self, group: Any) -> None:
         self.handle: Handle | None = None
+        self.check: BucketCheck | None = None
         self.group = group
 
     def clear(self) -> None:
         """Let the handle go; its process group may be another one than at first."""
         if self.handle is not None:
             self.group = self.handle.group
-        self.handle = None
+        self.handle = self.check = None
 
     def __deepcopy__(self, memo: Any) -> None:
         """Return nothing: a copy of a DDP model has no hook."""
@@ -45,14 +47,18 @@ class Slot:
 
 
 class Watch:
-    """Raises, before a forward pass, what ended an earlier step. A copy of the model is not watched."""
+    """Raises, before a forward pass, what ended an earlier step, and looks whether that brought buckets. A copy of the
+    model is not watched."""
 
-    def __init__(self, handle: Handle | None = None) -> None:
-        self.handle = handle
+    def __init__(self, slot: Slot | None = None) -> None:
+        self.slot = slot
 
-    def __call__(self, *_: Any) -> None:
-        if self.handle is not None:
-            self.handle.check_start()
+    def __call__(self, ddp: Module, *_: Any) -> None:
+        if self.slot is None or self.slot.handle is None:
+            return
+        self.slot.handle.check_start()
+        if self.slot.check is not None:
+            self.slot.check.before_forward(torch.is_grad_enabled() and bool(ddp.require_backward_grad_sync))
 
     def __deepcopy__(self, memo: Any) -> "Watch":
         return Watch()
@@ -67,6 +73,10 @@ def _slot(ddp: DistributedDataParallel) -> Slot | None:
 
 def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     """Exchange a bucket: the communication hook itself. ``state`` is a ``Handle`` or a ``Slot``."""
+    if isinstance(bucket, tuple):  # called by Python, which an exception may reach
+        raise SparsyncError(PYTHON_REDUCER)
+    if isinstance(state, Slot) and state.check is not None:
+        state.check.came = True
     handle = state.handle if isinstance(state, Slot) else state
     if handle is None:
         return _dense_hook(bucket, state.group if isinstance(state, Slot) else None)
@@ -229,6 +239,8 @@ def attach(
     if getattr(ddp, "skip_all_reduce_unused_params", False):
         raise ValueError("a step ends with its last bucket, which skip_all_reduce_unused_params=True may leave out")
     _refuse_other_hook(ddp)
+    if getattr(ddp, "_use_python_reducer", False):
+        raise ValueError(PYTHON_REDUCER)
     may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
     handle = Handle(ddp.module, plan, ddp.process_group, may_skip, left_out_by(ddp))
     handle.start()
@@ -239,9 +251,17 @@ def attach(
         except RuntimeError as error:
             handle.detach()
             raise SparsyncError(f"DDP takes one communication hook, and this model has another: {error}") from error
+        except Exception:
+            handle.detach()
+            raise
         vars(ddp)["_sparsync"] = slot
     slot.handle = handle
     handle.on_detach(slot.clear)
-    handle.on_detach(ddp.register_forward_pre_hook(Watch(handle)).remove)
+    slot.check = BucketCheck(p for p in ddp.module.parameters() if p.requires_grad)
+    handle.on_detach(slot.check.remove)
+    if optimizer is not None:
+        look = slot.check.look
+        handle.on_detach(optimizer.register_step_pre_hook(lambda *_: look()).remove)
+    handle.on_detach(ddp.register_forward_pre_hook(Watch(slot)).remove)
     log.info("%s", handle.describe())
     return handle

@@ -205,7 +205,7 @@ class Handle:
             names = tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
             raise SparsyncError("this hook state belongs to another model; make one for each model") from None
-        if self._restarts and reducer.step == 0:
+        if self._restarts:
             self._tell(RESTARTED.format(self._restarts))
         self._restarts = 0
         frozen = joined and self.plan.joined == "freeze"

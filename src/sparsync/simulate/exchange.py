@@ -121,7 +121,7 @@ class VirtualExchange:
                 warn_of_non_finite(step, layout, rank, where[rank])
             bad_step = bad_step or bool(bad) or any(overflow)
             if bad_step:
-                poison(virtual.mean, layout)
+                poison(virtual.mean, layout.spans)
         for worker in self.workers:
             if bad_step:
                 worker.ledger.restore(Cause.NON_FINITE)

@@ -42,9 +42,18 @@ class DeviceMessage:
 
     Args:
         workers: how many ranks' messages are read.
+        failed_exchange: 0-d int32 tensor; messages say so where it is not 0.
     """
 
-    def __init__(self, wire: Wire, layout: Layout, shape: Shape, workers: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        layout: Layout,
+        shape: Shape,
+        workers: int,
+        device: torch.device,
+        failed_exchange: Tensor | None = None,
+    ) -> None:
         self.layout, self.shape, self.workers, self.launch = layout, shape, workers, Launcher()
         self.codec = CODECS[wire.values]
         self.words = wire.bytes(shape) // 4
@@ -65,6 +74,7 @@ class DeviceMessage:
         def zeros(*size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
+        self.failed_exchange = zeros() if failed_exchange is None else failed_exchange
         self.message = zeros(self.words)
         self.message16 = self.message.view(torch.int16)
         self.checksum = self.message[SUM : SUM + 2].view(torch.int64)
@@ -94,8 +104,9 @@ class DeviceMessage:
             self.launch(kernels.count_marks, (self.pieces,), self.bitmap, self.lines, self.sums, num_warps=8)
             self.launch(
                 kernels.write_header, (1,),
-                self.sums, self.pieces, sent.count, sent.flags, sent.where, self.message, MAGIC << 16 | VERSION,
-                sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024, SEALED=False,
+                self.sums, self.pieces, sent.count, sent.flags, sent.where, self.failed_exchange, self.message,
+                MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024,
+                SEALED=False,
             )  # fmt: skip
             self.launch(
                 kernels.write, (entries,),
@@ -163,19 +174,20 @@ class DeviceMessage:
         if self.gathered is None:
             self.gathered = torch.zeros(self.workers, self.shape.capacity, device=out.device)
             self.products = torch.zeros(self.workers, self.entries, device=out.device, dtype=torch.float64)
+            self.peaks = torch.zeros(self.workers, self.entries, device=out.device)
             self.factor = torch.ones((), device=out.device)
         with on_device_of(out):
             self.launch(
                 kernels.gather_mean, grid,
                 rows, rows16, self.words, indices, index_stride, self.begins, out, self.gathered, self.products,
                 self.starts, self.owners, self.spans, len(self.layout.segments), self.tiles, self.shape.capacity,
-                self.entries, self.values_at, self.plane, self.shape.numel, BLOCK=BLOCK, CODEC=self.codec,
+                self.entries, self.values_at, self.plane, self.shape.numel, self.peaks, BLOCK=BLOCK, CODEC=self.codec,
                 STEPS=self.steps,
             )  # fmt: skip
             self.launch(
                 kernels.find_factor, (1,),
                 self.products, self.products.numel(), float(self.workers), norms, norms.numel(), scale, self.factor,
-                BLOCK=1024, num_warps=8,
+                self.peaks, BLOCK=1024, HALF=out.dtype == torch.float16, num_warps=8,
             )  # fmt: skip
             self.launch(
                 kernels.multiply_mean, grid,

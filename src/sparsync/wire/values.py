@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sparsync.kernels.accumulate import Rounding
 from sparsync.sparse import SparseGrad
+from sparsync.value_range import limit, power_below
 from sparsync.wire.bits import clear_from, pack_bits, unpack_bits, words_for
 from sparsync.wire.shape import WORD, Shape
 
@@ -21,15 +24,15 @@ class ValueCodec:
     """How values travel.
 
     Args:
-        round: values -> the same values as they travel (``None``: unchanged); applied inside ``compress``, so that the
-            residual keeps what is cut off.
+        round: values -> the same values as they travel (``None``: unchanged), none of them larger than is asked for;
+            applied inside ``compress``, so that the residual keeps what is cut off.
         dtype: what one value is on the wire (``None``: the residual's own dtype; fp64 gradients travel as fp64).
         signs: one sign bit a value and one scale a segment travel instead ...
         planes: ... and so many bits more a value, that say which power of 2 of the scale it is.
     """
 
     name: str
-    round: Callable[[Tensor, Tensor, int], Tensor] | None
+    round: Rounding | None
     dtype: torch.dtype | None
     signs: bool = False
     planes: int = 0
@@ -57,26 +60,24 @@ class ValueCodec:
         return own[..., : shape.capacity].to(shape.dtype)
 
 
-def _cast(dtype: torch.dtype) -> Callable[[Tensor, Tensor, int], Tensor]:
+def _cast(dtype: torch.dtype) -> Rounding:
     top = torch.finfo(dtype).max
-    cap = 2.0 ** (int(top).bit_length() - 1)  # a power of 2 is subtracted exactly from most of what lies above
 
-    def round(values: Tensor, segments: Tensor, parts: int) -> Tensor:
-        size = values.abs()
-        return torch.where(size > top, torch.copysign(size.clamp(max=cap), values), values.to(dtype).to(values.dtype))
+    def round(values: Tensor, segments: Tensor, parts: int, most: float = math.inf) -> Tensor:
+        return limit(values.to(dtype).to(values.dtype), values, min(most, top))
 
     return round
 
 
-def _signs(values: Tensor, segments: Tensor, parts: int) -> Tensor:
+def _signs(values: Tensor, segments: Tensor, parts: int, most: float = math.inf) -> Tensor:
     """Sign times one scale a segment. An entry under half the scale becomes 0, that is, it waits."""
-    size, scale = values.abs(), _scales(values, segments, parts)
+    size, scale = values.abs(), _scales(values, segments, parts).clamp(max=power_below(most))
     return torch.where(size >= scale / 2, torch.copysign(scale, values), 0)
 
 
-def _levels(values: Tensor, segments: Tensor, parts: int) -> Tensor:
+def _levels(values: Tensor, segments: Tensor, parts: int, most: float = math.inf) -> Tensor:
     """Return the nearest of half, once, twice and four times the scale of the segment; under a quarter of it, 0."""
-    size, scale = values.abs(), _scales(values, segments, parts)
+    size, scale = values.abs(), _scales(values, segments, parts).clamp(max=power_below(most) / 4)
     level = scale / 2
     for bound in (0.75, 1.5, 3.0):
         level = torch.where(size > bound * scale, 2 * level, level)

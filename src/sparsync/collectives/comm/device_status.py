@@ -98,8 +98,8 @@ class DeviceStatus:
         with on_device_of(header):
             self._launch(
                 kernels.write_header, (1,),
-                header, 0, sent.count, sent.flags, sent.where, header, MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF,
-                layout.id, layout.digest, BLOCK=1024, SEALED=True,
+                header, 0, sent.count, sent.flags, sent.where, self.failed_exchange, header, MAGIC << 16 | VERSION,
+                sequence & 0x7FFFFFFF, layout.id, layout.digest, BLOCK=1024, SEALED=True,
             )  # fmt: skip
         return header
 

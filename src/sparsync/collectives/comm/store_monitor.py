@@ -98,7 +98,8 @@ class StoreMonitor:
             self.store.ask(lambda store: store.compare_set(f"cause/{self.rank}", "", cause), self.grace, insist=True)
 
     def cause(self, rank: int) -> str:
-        """Return why that rank failed, as far as the store says so within half of the deadline."""
+        """Return why that rank failed, as far as the store says so within half of the deadline; raise if it, or anybody
+        else, has raised an alarm instead."""
         if rank == self.rank and self._cause is not None:
             return self._cause
         key, until, why = f"cause/{rank}", time.monotonic() + self.deadline / 2, "has not said why"
@@ -106,6 +107,8 @@ class StoreMonitor:
             while time.monotonic() < until:
                 if self.store.appear([key], self.patience):
                     return bytes(self.store.ask(lambda store: store.get(key), self.patience)).decode()
+                with suppress(StoreSilent):
+                    self._look_around(f"the cause of rank {rank}")
             why = SILENT if self.store.silent else why
         except StoreSilent:
             why = SILENT

@@ -16,14 +16,15 @@ from torch import Tensor
 
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.path import KernelPath
+from sparsync.value_range import limit
 
 ROW = 64
 CHUNK = 1 << 19  # entries; 2 MB of fp32 stay in the cache
 LONG = 1 << 26  # the same where launching a kernel costs more than reading memory again
 
 Run = tuple[int, int]
-# (values, segment of each, number of segments) -> the values as they travel
-Rounding = Callable[[Tensor, Tensor, int], Tensor]
+# (values, segment of each, number of segments, largest magnitude) -> the values as they travel
+Rounding = Callable[[Tensor, Tensor, int, float], Tensor]
 
 
 @dataclass
@@ -156,15 +157,17 @@ def take(
     segments: Tensor,
     parts: int,
     rounding: Rounding | None,
+    most: float,
     unused: Sequence[Run] = (),
 ) -> Tensor:
     """Take the entries at ``indices`` out of the residual ``after``; return their values as they travel.
 
-    ``values + after[indices]`` is bit for bit what stood there: the residual keeps what ``rounding`` cut off. An entry
-    that could not be put together again exactly stays where it is, and so do all within ``unused``: their value is 0.
+    ``values + after[indices]`` is bit for bit what stood there: the residual keeps what ``rounding`` cut off, and what
+    is beyond ``most``. An entry that could not be put together again exactly stays where it is, and so do all within
+    ``unused``: their value is 0.
     """
     values = after.index_select(0, indices)  # on a CPU faster than after[indices], by half
-    sent = values if rounding is None else rounding(values, segments, parts)
+    sent = limit(values, values, most) if rounding is None else rounding(values, segments, parts, most)
     rest = values - sent
     stays = (rest + sent != values) | (values - rest != sent)
     for start, stop in unused:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels.apply_update import reference
-from sparsync.kernels.apply_update.reference import Change
+from sparsync.kernels.apply_update.reference import Change, subtract
 from sparsync.kernels.device import usable_on
 from sparsync.workspace import Workspace
 
@@ -39,4 +39,4 @@ def _simple(parameter: Tensor, grad: Tensor) -> bool:
     return all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (parameter, grad))
 
 
-__all__ = ["Change", "apply_update"]
+__all__ = ["Change", "apply_update", "subtract"]

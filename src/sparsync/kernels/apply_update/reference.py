@@ -38,4 +38,12 @@ def apply_update(changes: Sequence[Change], undo: Tensor, skip: Tensor | None) -
     factors = {id(change.shown): undo / change.shown for change in changes}
     for parameter, grad, _, shown in changes:
         came = grad if skip is None else torch.where(skip > 0, torch.zeros_like(grad), grad)
-        parameter.addcmul_(came, factors[id(shown)].to(grad.dtype), value=-1)
+        subtract(parameter, came, factors[id(shown)])
+
+
+def subtract(parameter: Tensor, grad: Tensor, factor: Tensor) -> None:
+    """Subtract a gradient times a factor, a 0-d tensor in fp32: in half precision that may be 0."""
+    if grad.dtype.itemsize < factor.dtype.itemsize:
+        parameter.copy_(parameter.float() - grad.float() * factor)
+    else:
+        parameter.addcmul_(grad, factor.to(grad.dtype), value=-1)

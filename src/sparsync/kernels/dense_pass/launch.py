@@ -56,7 +56,8 @@ def send_dense(
             grad, before, after, velocity.before if velocity else grad, velocity.after if velocity else grad,
             space.out, space.first, velocity.beta if velocity else 0.0, scale if scale is not None else space.out,
             layout.numel, programs,
-            BLOCK=BLOCK, KEEPS=keeps, MOMENTUM=velocity is not None, SCALED=scale is not None, enable_fp_fusion=False,
+            BLOCK=BLOCK, KEEPS=keeps, MOMENTUM=velocity is not None, SCALED=scale is not None,
+            HALF=layout.dtype == torch.float16, enable_fp_fusion=False,
         )  # fmt: skip
         starts = space.starts
         space.launch(kernels.report_first, (1,), space.first, starts, starts.numel(), space.words, BLOCK=128)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sparsync.kernels.candidates.triton import within_range
+
 INFINITE = tl.constexpr(0x7F800000)
 
 
 @triton.jit
 def send_dense(
     grad, before, after, velocity_before, velocity_after, out, first, beta, scale, numel, programs,
-    BLOCK: tl.constexpr, KEEPS: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK: tl.constexpr, KEEPS: tl.constexpr, MOMENTUM: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Send all that came and all that was kept: ``out = before + gradient`` (or its velocity), and nothing stays.
-    ``first`` becomes the lowest index that is not finite; there, everything stays as it was."""
+    """Send all that came and all that was kept: ``out = before + gradient`` (or its velocity), and nothing stays but
+    what is out of range: fp16's (``HALF``), or near the end of fp32's. ``first`` becomes the lowest index that is not
+    finite; there, everything stays as it was."""
     pid = tl.program_id(0)
     for piece in range(pid, tl.cdiv(numel, BLOCK), programs):
         at = piece * BLOCK + tl.arange(0, BLOCK)
@@ -36,8 +39,13 @@ def send_dense(
         if KEEPS:
             # In this order: on the way to ``out`` threads meet, so all have read ``before``, which ``after`` may be.
             # (Of a half-precision gradient, one thread may read what another clears.)
-            tl.store(out + at, tl.where(nonfinite, kept, u), mask=inside)
-            tl.store(after + at, tl.zeros_like(u), mask=inside)
+            u = tl.where(nonfinite, kept, u)
+            sent = within_range(u, u, HALF)
+            if HALF:
+                rest = u - sent
+                sent = tl.where((rest + sent == u) & (u - rest == sent), sent, 0.0)
+            tl.store(out + at, sent, mask=inside)
+            tl.store(after + at, u - sent, mask=inside)
             if MOMENTUM:
                 tl.store(velocity_after + at, tl.where(nonfinite, old, velocity), mask=inside)
         lowest = tl.min(tl.where(nonfinite & inside, at, 0x7FFFFFFF))

@@ -12,10 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sparsync import sparse, value_range
 from sparsync.kernels.checksum.triton import sum_pieces, weighted
 from sparsync.kernels.message import header
 
 INFINITE = tl.constexpr(0x7F800000)
+TOP = tl.constexpr(value_range.HALF)  # fp16's largest number
+FAILED = tl.constexpr(sparse.FAILED)
 HEADER, WORDS = tl.constexpr(header.HEADER), tl.constexpr(header.LANES)  # words
 SUM = tl.constexpr(header.SUM)
 SEQUENCE, UNIT, DIGEST = map(tl.constexpr, (header.SEQUENCE, header.UNIT, header.DIGEST))
@@ -78,10 +81,11 @@ def count_marks(bitmap, lines, sums):
 
 @triton.jit(do_not_specialize=["sequence", "unit", "digest"])
 def write_header(
-    sums, blocks, count, flags, where, message, version, sequence, unit, digest, BLOCK: tl.constexpr,
+    sums, blocks, count, flags, where, failed_exchange, message, version, sequence, unit, digest, BLOCK: tl.constexpr,
     SEALED: tl.constexpr,
 ):  # fmt: skip
-    """Make sums what lies before them, and write the header: one program. ``SEALED``: it travels alone."""
+    """Make sums what lies before them, and write the header: one program. It says so where an exchange has failed here
+    before, so that no other rank goes on alone. ``SEALED``: it travels alone."""
     before = 0
     for i in range(0, blocks, BLOCK):
         block = i + tl.arange(0, BLOCK)
@@ -92,7 +96,8 @@ def write_header(
     header = tl.where(word == 0, version, 0) + tl.where(word == SEQUENCE, sequence, 0)
     header += tl.where(word == UNIT, unit, 0) + tl.where(word == DIGEST, digest, 0)
     header += tl.where(word == ENTRIES, tl.load(count).to(tl.int32), 0)
-    header += tl.where(word == FLAGS, tl.load(flags), 0) + tl.where(word == WHERE, tl.load(where), 0)
+    own = tl.load(flags) | tl.where(tl.load(failed_exchange) != 0, FAILED, 0)
+    header += tl.where(word == FLAGS, own, 0) + tl.where(word == WHERE, tl.load(where), 0)
     header = header.to(tl.int32)
     if SEALED:
         total = tl.sum(weighted(header, word))
@@ -267,6 +272,9 @@ def rounded(mean, out):
         word = mean.to(tl.int32, bitcast=True)
         word = (word + 0x7FFF + ((word >> 16) & 1)) & -0x10000
         return tl.where((_magnitude(mean) < INFINITE), word.to(tl.float32, bitcast=True), mean)
+    elif out.dtype.element_ty == tl.float16:  # a sum that was rounded beyond its range stays finite
+        near = tl.where(_magnitude(mean) < INFINITE, tl.minimum(tl.maximum(mean, -TOP), TOP), mean)
+        return near.to(tl.float16).to(tl.float32)
     else:
         return mean.to(out.dtype.element_ty).to(tl.float32)
 
@@ -371,9 +379,11 @@ def sum_tiles(
 @triton.jit
 def gather_mean(
     rows, rows16, stride, indices, index_stride, begins, out, gathered, products, starts, owners, spans, segments,
-    tiles, capacity, pieces, values_at, plane, numel, BLOCK: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
+    tiles, capacity, pieces, values_at, plane, numel, peaks, BLOCK: tl.constexpr, CODEC: tl.constexpr,
+    STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Gather what was written for the entries of every message, and sum up its products with their values."""
+    """Gather what was written for the entries of every message, and sum up its products with their values; of fp16 note
+    the largest."""
     piece, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)
     entry = piece * BLOCK + tl.arange(0, BLOCK)
     real = entry < tl.load(begins + rank * (tiles + 1) + tiles)
@@ -385,12 +395,15 @@ def gather_mean(
     tl.store(gathered + rank * capacity + entry, mean, mask=real)
     product = tl.where(real, value, 0.0).to(tl.float64) * mean.to(tl.float64)
     tl.store(products + rank * pieces + piece, tl.sum(product))
+    if out.dtype.element_ty == tl.float16:
+        finite = real & (_magnitude(mean) < INFINITE)
+        tl.store(peaks + rank * pieces + piece, tl.max(tl.where(finite, tl.abs(mean), 0.0)))
 
 
 @triton.jit(do_not_specialize=["scale"])
-def find_factor(products, size, workers, norms, parts, scale, factor, BLOCK: tl.constexpr):
-    """Store what gives a mean ``scale`` times the norm of ``norms``; ``scale``, where either norm is 0 or unknown. One
-    program."""
+def find_factor(products, size, workers, norms, parts, scale, factor, peaks, BLOCK: tl.constexpr, HALF: tl.constexpr):
+    """Store what gives a mean ``scale`` times the norm of ``norms``; ``scale``, where either norm is 0 or unknown, and
+    less where that leaves fp16's range (``HALF``). One program."""
     lane = tl.arange(0, BLOCK)
     squares, wanted = tl.full([BLOCK], 0.0, tl.float64), tl.full([BLOCK], 0.0, tl.float64)
     for i in range(0, size, BLOCK):
@@ -401,7 +414,15 @@ def find_factor(products, size, workers, norms, parts, scale, factor, BLOCK: tl.
     own = tl.sqrt(tl.maximum(tl.sum(squares), 0.0) / workers).to(tl.float32)
     norm = tl.sqrt(tl.sum(wanted)).to(tl.float32)
     known = (own > 0.0) & (norm > 0.0)
-    tl.store(factor, tl.where(known, tl.div_rn(norm, tl.where(known, own, 1.0)), 1.0) * scale)
+    found = tl.where(known, tl.div_rn(norm, tl.where(known, own, 1.0)), 1.0) * scale
+    if HALF:
+        peak = tl.full([BLOCK], 0.0, tl.float32)
+        for i in range(0, size, BLOCK):
+            peak = tl.maximum(peak, tl.load(peaks + i + lane, mask=i + lane < size, other=0.0))
+        most = tl.max(peak)
+        room = tl.div_rn(tl.full([], TOP, tl.float32), tl.where(most > 0.0, most, 1.0))
+        found = tl.where(most > 0.0, tl.minimum(found, room), found)
+    tl.store(factor, found)
 
 
 @triton.jit

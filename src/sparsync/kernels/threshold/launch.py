@@ -71,7 +71,8 @@ def take_out(memory: Memory, space: EntryLists, codec: str, takers: int, block: 
         space.found, space.owners, space.segments, space.spans, space.given, space.choice, space.peaks, space.shares,
         space.out_indices, space.out_values, space.total, space.flags, space.regions, takers, space.span_count,
         space.entries,
-        BLOCK=block, CODEC=CODECS[codec], MASKING=masking, num_warps=warps, enable_fp_fusion=False,
+        BLOCK=block, CODEC=CODECS[codec], HALF=space.layout.dtype == torch.float16, MASKING=masking,
+        num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def sum_shares(values, found, owners, segments, choice, peaks, shares, regions, 
 def take_out(
     after, velocity_after, indices, values, found, owners, segments, spans, given, choice, peaks, shares, out_indices,
     out_values, total, flags, regions, takers, span_count, last,
-    BLOCK: tl.constexpr, CODEC: tl.constexpr, MASKING: tl.constexpr,
+    BLOCK: tl.constexpr, CODEC: tl.constexpr, HALF: tl.constexpr, MASKING: tl.constexpr,
 ):  # fmt: skip
     """Take the entries to send out of the residual: ``takers`` programs a region. The first one stores the flags."""
     if tl.program_id(0) == 0:
@@ -129,7 +129,7 @@ def take_out(
             u = tl.load(values + first + spot, mask=real, other=0.0)
             index = tl.load(indices + first + spot, mask=real, other=0).to(tl.int64)
             going = real & (bits_of(u) >= bound)
-            sent, rest, going = round_for_wire(u, going, peaks + segment, shares + segment, mine, CODEC)
+            sent, rest, going = round_for_wire(u, going, peaks + segment, shares + segment, mine, CODEC, HALF)
             number = tl.cumsum(going.to(tl.int32))
             many = tl.max(number)
             if many > 0:

@@ -154,6 +154,6 @@ def take_out(memory: Memory, space: EntryLists, search: RadixRanges, codec: str)
             space.found, space.owners, space.segments, space.strips, search.ranges, space.choice, space.peaks,
             space.shares, space.out_indices, space.out_values, space.total, search.rounds, search.index_bits,
             search.highest, space.regions, space.chunks, strips, len(space.layout.segments),
-            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=CHUNK, ACTION=action.value, CODEC=CODECS[codec], MASKING=masking,
-            num_warps=4, enable_fp_fusion=False,
+            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=CHUNK, ACTION=action.value, CODEC=CODECS[codec],
+            HALF=space.layout.dtype == torch.float16, MASKING=masking, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

@@ -307,7 +307,7 @@ def set_limits(
 @triton.jit
 def _act(
     u, index, going, segment, after, velocity_after, choice, peaks, shares, out_indices, out_values, total,
-    ACTION: tl.constexpr, CODEC: tl.constexpr, MASKING: tl.constexpr,
+    ACTION: tl.constexpr, CODEC: tl.constexpr, HALF: tl.constexpr, MASKING: tl.constexpr,
 ):  # fmt: skip
     """Find the peak of entries that go, or sum up their shares of it, or take them all out."""
     if tl.max(going.to(tl.int32)) > 0:
@@ -319,7 +319,7 @@ def _act(
             tl.atomic_add(shares + segment, tl.sum(tl.where(going, part, 0)), sem="relaxed")
         else:
             sent, rest, exact = round_for_wire(
-                u, going, peaks + segment, shares + segment, choice + segment * CHOICE, CODEC
+                u, going, peaks + segment, shares + segment, choice + segment * CHOICE, CODEC, HALF
             )
             number = tl.cumsum(exact.to(tl.int32))
             slot = tl.atomic_add(total, tl.max(number).to(tl.int64), sem="relaxed") + number - 1
@@ -334,15 +334,15 @@ def _act(
 def _act_on_strip(
     start, begin, stop, limit, index_bits, highest, segment, after, velocity_after, choice, peaks, shares, out_indices,
     out_values, total,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ACTION: tl.constexpr, CODEC: tl.constexpr, MASKING: tl.constexpr,
-    MASKED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ACTION: tl.constexpr, CODEC: tl.constexpr, HALF: tl.constexpr,
+    MASKING: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Do so with what reaches the limit in a strip of the residual."""
     for i in range(BLOCKS):
         index, real, u = load_block(after, start + i * BLOCK, begin, stop, BLOCK, MASKED)
         going = real & (bits_of(u) > 0) & (_key(bits_of(u), index, index_bits, highest) >= limit)
         _act(u, index, going, segment, after, velocity_after, choice, peaks, shares, out_indices, out_values, total,
-             ACTION, CODEC, MASKING)  # fmt: skip
+             ACTION, CODEC, HALF, MASKING)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["index_bits", "highest"])
@@ -350,7 +350,7 @@ def take_largest(
     after, velocity_after, indices, values, found, owners, segments, strips, ranges, choice, peaks, shares, out_indices,
     out_values, total, rounds, index_bits, highest, regions, chunks, strip_count, segment_count,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PIECE: tl.constexpr,
-    ACTION: tl.constexpr, CODEC: tl.constexpr, MASKING: tl.constexpr,
+    ACTION: tl.constexpr, CODEC: tl.constexpr, HALF: tl.constexpr, MASKING: tl.constexpr,
 ):  # fmt: skip
     """Act on every entry that reaches its segment's limit: from the candidates, or from the residual."""
     pid, programs = tl.program_id(0), tl.num_programs(0)
@@ -368,7 +368,7 @@ def take_largest(
             limit = tl.load(limits + segment * RANGE + RANGE_LOW)
             going = real & (_key(bits_of(u), index, index_bits, highest) >= limit)
             _act(u, index, going, segment, after, velocity_after, choice, peaks, shares, out_indices, out_values, total,
-                 ACTION, CODEC, MASKING)  # fmt: skip
+                 ACTION, CODEC, HALF, MASKING)  # fmt: skip
     if residual_searches(limits, segment_count) > 0:
         for strip in range(pid * strip_count // programs, (pid + 1) * strip_count // programs):
             segment = tl.load(strips + strip * STRIP + OWNER)
@@ -379,8 +379,8 @@ def take_largest(
                 if (begin == start) & (stop == start + BLOCK * BLOCKS):
                     _act_on_strip(start, begin, stop, limit, index_bits, highest, segment, after, velocity_after,
                                   choice, peaks, shares, out_indices, out_values, total,
-                                  BLOCK, BLOCKS, ACTION, CODEC, MASKING, False)  # fmt: skip
+                                  BLOCK, BLOCKS, ACTION, CODEC, HALF, MASKING, False)  # fmt: skip
                 else:
                     _act_on_strip(start, begin, stop, limit, index_bits, highest, segment, after, velocity_after,
                                   choice, peaks, shares, out_indices, out_values, total,
-                                  BLOCK, BLOCKS, ACTION, CODEC, MASKING, True)  # fmt: skip
+                                  BLOCK, BLOCKS, ACTION, CODEC, HALF, MASKING, True)  # fmt: skip
