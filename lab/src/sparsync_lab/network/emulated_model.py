@@ -25,7 +25,8 @@ def shapes_of(model: str) -> list[Shape]:
     """Return the shapes of a model's parameters, by its name or by the number of entries."""
     if model.isdigit() and int(model):
         matrices, rest = divmod(int(model), TENSOR * TENSOR)
-        return [(TENSOR, TENSOR) for _ in range(matrices)] + ([(1, rest)] if rest else [])
+        shapes: list[Shape] = [(TENSOR, TENSOR) for _ in range(matrices)]
+        return [*shapes, (1, rest)] if rest else shapes
     if model in OTHERS:
         return OTHERS[model]()
     if model not in CATALOGUE:

@@ -80,12 +80,15 @@ class AttachedMethod:
     def __init__(self, method: Method, module: nn.Module, workers: int) -> None:
         self.method, self.handle, self._hook = method, None, HOOKS.get(method.name)
         self._dense = dense_bytes(sum(p.numel() for p in module.parameters()), workers)
-        self._steps_optimizer = False
+        self._stepped: torch.optim.Optimizer | None = None
         if self._hook is None:
-            self.optimizer = OPTIMIZERS[method.optimizer](module.parameters())
-            plan = mean_plan(resolve(optimizer=self.optimizer, **method.options), module, workers)
+            options = method.options
+            if "recipe" in options:
+                options["optimizer"] = OPTIMIZERS[method.optimizer](module.parameters())
+            plan = mean_plan(resolve(**options), module, workers)
             self.handle = Handle(module, plan)
-            self._steps_optimizer = plan.precondition
+            # An update that was preconditioned and is never applied would wait to be; other steps change nothing here.
+            self._stepped = plan.optimizer if plan.precondition else None
 
     def before_step(self) -> None:
         """Do what ``attach`` does before a forward pass."""
@@ -104,8 +107,8 @@ class AttachedMethod:
             return self._dense * self._hook[1] / 4, (0.0, 0.0, 0.0)
         assert self.handle is not None
         self.handle.check()
-        if self._steps_optimizer:  # an update that is never applied would be counted as waiting
-            self.optimizer.step()
+        if self._stepped is not None:
+            self._stepped.step()
         last = self.handle.stats().step
         return last.traffic, (last.compress_s, last.exchange_s, last.decode_s)
 
