@@ -227,14 +227,28 @@ def test_a_command_that_fails_inside_says_why() -> None:
 
 
 @needs_namespaces
-def test_interfaces_count_within_5_percent_of_traffic_and_a_run_is_resumed(tmp_path: Path) -> None:
-    """All collectives, and DDP's own hooks; then nothing is left to measure but a new rate."""
+def test_interfaces_count_within_5_percent_of_traffic_and_a_run_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All collectives, and DDP's own hooks; then nothing is left to measure."""
     out = tmp_path / "new" / "lab.csv"
     methods = ["dense", "bf16", "default", "balanced", "topk+allgather@bucket", "topk+gtopk", "random+shared@bucket"]
-    command = [*SPARSYNC, "lab", "collectives", "--workers", "3", "--rounds", "3", "--model", "1000000", "--out", out]
-    command += ["--density", "0.02", *(word for name in methods for word in ("--method", name))]
-    done = subprocess.run([*command, "--rate", "500Mbit"], capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
+    words = [
+        "lab",
+        "collectives",
+        "--workers",
+        "3",
+        "--rate",
+        "500Mbit",
+        "--model",
+        "1000000",
+        "--rounds",
+        "3",
+        "--density",
+        "0.02",
+    ]
+    words += ["--out", str(out), *(word for name in methods for word in ("--method", name))]
+    assert run(words) == 0
     first = _read(out)
     assert [row["method"] for row in first] == methods
     for row in first:
@@ -249,9 +263,9 @@ def test_interfaces_count_within_5_percent_of_traffic_and_a_run_is_resumed(tmp_p
     # What 16/3 MB need on a link of 500 Mbit, give or take what a busy machine adds.
     assert 85 < float(by_name["dense"]["step_p20_ms"]) < 400
 
-    done = subprocess.run([*command, "--rate", "500Mbit"], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert "1 of 1 cells are in" in done.stdout
+    capsys.readouterr()
+    assert run(words) == 0
+    assert "1 of 1 cells are in" in capsys.readouterr().out
     assert _read(out) == first
 
 
@@ -275,7 +289,11 @@ def test_a_rate_changes_in_the_middle_of_a_run(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    ids=lambda number: number.name,
+)
 def test_nothing_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
     """Whatever ends a run, its processes and namespaces are gone soon after, and the host has no interface of it."""
     devices = Path("/proc/net/dev").read_text().count(":")
