@@ -20,6 +20,7 @@ from sparsync.config import ExchangePlan, resolve
 from sparsync.engine.budget import DENSE_PART, within_budget
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.simulate import VirtualWorkers
+from sparsync.wire import HEADER
 from tests.models import net
 
 STEPS = 12
@@ -65,7 +66,7 @@ def predicted(plan: ExchangePlan, tensors: dict[str, Tensor], workers: int, step
 def assert_within(sent: list[float], plan: ExchangePlan, tensors: dict[str, Tensor], workers: int) -> None:
     """The mean over the training is the budget or less, no step is above 8 times it or above dense."""
     dense = dense_ring(tensors, workers)
-    slack = 32 * (workers - 1) if plan.compressor.dense else 0  # the header of a dense sum
+    slack = 4 * HEADER * (workers - 1) if plan.compressor.dense else 0  # the header of a dense sum
     allowed = plan.budget.share * dense + slack
     assert sum(sent) / len(sent) <= allowed
     assert max(sent) <= min(8 * allowed, dense + slack)
@@ -124,7 +125,7 @@ def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tup
     expected = predicted(handle.plan, tensors, size, STEPS)
     assert sent[1:] == expected[1:]
     buckets = 2 if kind == "wide" else 1  # DDP makes the second one, with its sketch's header, after the first step
-    assert sent[0] == expected[0] - 32 * (buckets - 1) * (size - 1)
+    assert sent[0] == expected[0] - 4 * HEADER * (buckets - 1) * (size - 1)
     assert_within([expected[0], *sent[1:]], handle.plan, tensors, size)
     total = handle.stats().total.traffic
     handle.detach()
@@ -377,9 +378,9 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_a_budget_that_cannot_be_reached_is_refused_with_the_smallest_that_can() -> None:
     tensors = tensors_of((30, 30), (30,))
-    with pytest.raises(ValueError, match=r"budget=1/250 cannot be reached with 4 workers: .* possible is 0.02581"):
+    with pytest.raises(ValueError, match=r"budget=1/250 cannot be reached with 4 workers: .* possible is 0.03011"):
         within_budget(resolve(budget=1 / 250), tensors, 4)
-    assert within_budget(resolve(budget=0.02581), tensors, 4).spending.mean == 144
+    assert within_budget(resolve(budget=0.03011), tensors, 4).spending.mean == 168
     tiny = tensors_of((2, 2))
     with pytest.raises(ValueError, match="for a model of 4 entries that is more than all of them dense"):
         within_budget(resolve(budget=0.4), tiny, 64)

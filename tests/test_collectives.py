@@ -117,18 +117,18 @@ def test_bytes_are_what_was_handed_over(worlds):
     one = worker("topk", [5000], density=0.02)
     message = Wire().bytes(shape_of(one.layout, torch.float32))
     assert worlds[3].run(case_bytes, collective="allgather") == [(message, message)] * 3
-    assert worlds[3].run(case_bytes, collective="dense") == [(32 + 4 * 5000,) * 2] * 3
+    assert worlds[3].run(case_bytes, collective="dense") == [(4 * HEADER + 4 * 5000,) * 2] * 3
 
 
 def test_traffic():
     layout = worker("topk", [5000], density=0.02).layout
     gather = COLLECTIVES["allgather"].traffic(layout, Wire(), 4)
-    assert gather.mean_bytes == gather.max_bytes == 3 * (32 + 100 * 8)
+    assert gather.mean_bytes == gather.max_bytes == 3 * (4 * HEADER + 100 * 8)
     assert gather.rounds == 3
     dense = COLLECTIVES["dense"].traffic(layout, Wire(), 4)
-    assert dense.mean_bytes == 3 * 32 + 2 * 3 / 4 * 5000 * 4
+    assert dense.mean_bytes == 3 * 4 * HEADER + 2 * 3 / 4 * 5000 * 4
     half = COLLECTIVES["dense"].traffic(layout, Wire("bf16"), 4)
-    assert half.mean_bytes == 3 * 32 + 2 * 3 / 4 * 5000 * 2
+    assert half.mean_bytes == 3 * 4 * HEADER + 2 * 3 / 4 * 5000 * 2
     assert COLLECTIVES["allgather"].traffic(layout, Wire(), 1).mean_bytes == 0
 
 

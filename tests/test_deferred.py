@@ -24,6 +24,7 @@ from sparsync.engine.reducer import Reducer
 from sparsync.errors import PeerFailed, SparsyncError
 from sparsync.feedback import AdamRule
 from sparsync.feedback.residual import Correction, Feedback
+from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER, SEQUENCE, SUM
 from sparsync.layout import Parameter
 from sparsync.schedule import Constant
 from sparsync.wire import Wire
@@ -40,7 +41,8 @@ SIZES = {"a": 2000, "small": 40, "b": 300, "c": 700}
 BUCKETS = (("b", "c"), ("a", "small"))
 THREE = (("c",), ("b",), ("a", "small"))  # the second is going to fail
 KEPT = ("a", "b", "c")
-CAUSES = r"no memory|not a message of format"
+CAUSES = r"no memory|not a message of format|its checksum is another one"
+FIELDS = {"sequence": SEQUENCE, "count": ENTRIES, "flags": FLAGS, "checksum": SUM, "index": HEADER, "value": -1}
 CHOOSERS = ("kernels.path", "wire.device", "collectives.comm.channel")
 
 
@@ -115,7 +117,7 @@ def whole_numbers(number, rank=0, odd=None):
 
 
 def failing(cause):
-    """This rank fails at the second bucket: it cannot compress it, or what it sends is none of our messages."""
+    """This rank fails at the second bucket: it cannot compress it, or a bit of its message is flipped."""
     compress, pack = TopK.compress, DeviceMessage.pack
 
     def no_memory(self, grad, memory, layout, ctx, state):
@@ -123,14 +125,14 @@ def failing(cause):
             raise ValueError("no memory")
         return compress(self, grad, memory, layout, ctx, state)
 
-    def foreign(self, sent, sequence):
+    def flipped(self, sent, sequence):
         message = pack(self, sent, sequence)
-        message[0] ^= self.layout.id == 1
+        message[FIELDS.get(cause, 0)] ^= 4 * (self.layout.id == 1)
         return message
 
     if cause == "compress":
         return patch.object(TopK, "compress", no_memory)
-    return patch.object(DeviceMessage, "pack", foreign)
+    return patch.object(DeviceMessage, "pack", flipped)
 
 
 def gradients(number, dtype, odd=None):
@@ -349,7 +351,7 @@ def test_what_a_collective_rejects_comes_home():
     ours.close()
 
 
-FAILED = pytest.mark.parametrize("cause", ["compress", "header"])
+FAILED = pytest.mark.parametrize("cause", ["compress", "header", *FIELDS])
 
 
 @FAILED
@@ -501,6 +503,25 @@ def test_a_rank_that_hears_of_a_failure_first_tells_the_others(two_ranks):
     assert error == told
     assert "rank 1: failed to compress bucket 1: ValueError: no memory" in error
     assert len(results) == len(other) == 2
+
+
+def case_other_exchange(rank, size):
+    """Rank 1 has made an exchange more than rank 0 when step 1 begins."""
+    ours, results = reducer(DEVICE, TopK(0.02), group=dist.group.WORLD), []
+    for number in range(2):
+        ours.channel.sequence += (rank, number) == (1, 1)
+        results.append(step(ours, DEVICE, whole_numbers(number, rank)))
+    with pytest.raises(Mismatch) as error:
+        ours.check()
+    ours.close()
+    return results, str(error.value)
+
+
+def test_the_device_sees_that_ranks_are_not_at_the_same_exchange(two_ranks):
+    for results, error in two_ranks.run(case_other_exchange):
+        assert "their sequence differs" in error
+        assert results[0].any()
+        assert not results[1].any()  # before any host has heard of it
 
 
 class Twice(AllGather):

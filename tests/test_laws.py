@@ -160,6 +160,22 @@ def test_law_1_nothing_is_lost_over_the_workers(name, collective, codecs, worker
         assert ((applied + kept.sum(0) - came_in).abs() <= slack).all()
 
 
+@pairs
+@given(sizes, densities, st.sampled_from(KINDS), st.data())
+def test_law_1_one_worker_alone_applies_and_keeps_what_came_in(name, collective, codecs, sizes, density, kind, data):
+    """Bit for bit, through every collective: nothing is summed, so nothing is rounded that was not kept."""
+    values, seed = data.draw(st.sampled_from(codecs)), data.draw(seeds)
+    one = worker(name, sizes, density=density, values=values, shared=COLLECTIVES[collective].shared)
+    for step in range(3):
+        grad, before = gradient(kind, one.layout.numel, torch.float32, seed + step), one.residual.clone()
+        (reduced,) = COLLECTIVES[collective].reduce_local([one.send(grad)], one.layout, Wire(values))
+        applied = torch.full((one.layout.numel,), float("nan"))
+        reduced.mean.write(applied)
+        if reduced.rejected is not None:
+            reduced.rejected.add_to(one.residual)
+        assert torch.equal(applied + one.residual, before + grad)
+
+
 @whole_pairs
 @given(st.integers(1, 9), few_sizes, seeds)
 def test_law_3_density_1_is_dense(name, collective, codecs, workers, sizes, seed):

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
+from sparsync.wire import HEADER
 from tests.methods import COLLECTIVES, EVERYWHERE, PAIRS_AND_WORLDS, WORLD_IDS, make
 from tests.models import local_gradients, loss_of, net, weights
 from tests.world import World
@@ -227,7 +228,7 @@ def case_stats(rank: int, size: int) -> None:
     assert step.bytes < 0.2 * 4 * numel
     sparse, small = handle.stats().timeline
     assert sparse.traffic == (size - 1) * sparse.bytes
-    assert small.traffic == (size - 1) * (32 + 2 / size * (small.bytes - 32))
+    assert small.traffic == (size - 1) * (4 * HEADER + 2 / size * (small.bytes - 4 * HEADER))
     assert min(step.compress_s, step.exchange_s, step.decode_s) > 0
     text = handle.describe()
     assert "TopK" in text

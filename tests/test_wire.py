@@ -13,7 +13,7 @@ import sparsync
 from sparsync.collectives.base import shape_of
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
-from sparsync.wire import CODECS, HEADER, INDEX_CODECS, MAGIC, VERSION, Header, Shape, Wire
+from sparsync.wire import CODECS, HEADER, INDEX_CODECS, MAGIC, VERSION, Shape, Wire, read_headers
 from sparsync.wire.bits import gather, pack_bits, spread, unpack_bits
 from sparsync.wire.values import QUEUES, _bins
 from sparsync_lab.bench.wire import fewest_bits
@@ -38,8 +38,8 @@ def test_round_trip(values, indices, dtype, sizes, kind, seed):
     assert torch.equal(back.indices, sent.indices)
     assert torch.equal(back.values, sent.values)
     assert torch.equal(back.count, sent.count)
-    told = Header(*message[:HEADER].tolist())
-    assert told == (MAGIC << 16 | VERSION, 7, one.layout.id, one.layout.digest, int(sent.count), 0, -1, 0)
+    (told,) = read_headers(message.unsqueeze(0))
+    assert told == (MAGIC << 16 | VERSION, 7, one.layout.id, one.layout.digest, int(sent.count), 0, -1, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("values", "bits"), [("fp32", 64), ("fp16", 48), ("bf16", 48), ("sign", 33), ("levels", 35)])
@@ -278,7 +278,7 @@ def test_bench_wire_writes_its_columns(tmp_path):
     ]
     assert [float(row["bits_per_index"]) for row in rows[::2]] == [32, 32]
     assert all(1 <= float(row["ratio_to_bound"]) <= 1.1 for row in rows[1::2])
-    for key in ("encode_ms", "decode_ms", "select_ms", "coding_to_select"):
+    for key in ("encode_ms", "decode_ms", "select_ms", "coding_to_select", "read_ms", "checksum_ms"):
         assert all(float(row[key]) > 0 for row in rows), key
     for key in ("device", "cpus", "python", "torch", "sparsync", "date", "rounds", "threads", "density", "sent"):
         assert all(row[key] for row in rows), key

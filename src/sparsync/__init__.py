@@ -24,7 +24,7 @@ from sparsync.compressors import (
     TrimmedK,
 )
 from sparsync.config.recipes import RECIPES
-from sparsync.errors import Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
+from sparsync.errors import Damaged, Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.hosts.ddp import attach, comm_hook
 from sparsync.hosts.handle import Handle
 from sparsync.layout import Layout
@@ -42,6 +42,7 @@ __all__ = [
     "Compressor",
     "Constant",
     "Context",
+    "Damaged",
     "DenseAllReduce",
     "ExponentialWarmup",
     "FrontLoaded",

@@ -17,5 +17,9 @@ class Mismatch(SparsyncError):
     """The ranks disagree: other configuration, other version, other bucket or other order of exchanges."""
 
 
+class Damaged(SparsyncError):
+    """A message did not arrive as it was sent: bits were flipped on the way, or it names entries that do not exist."""
+
+
 class StepFailed(SparsyncError):
     """An earlier step failed, so this model cannot be trained on without building it anew."""

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
 import sys
 import threading
+import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
-from sparsync import AllGather, TopK
+from sparsync import AllGather, GTopK, TopK
+from sparsync.collectives import Channel
+from sparsync.wire import Wire
+from sparsync.workspace import Workspace
 from tests.failures.ddp_training import ALL_SPARSE, Chain, loss_of, training
+from tests.methods import worker
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,50 @@ def case_many_buckets(rank: int, size: int) -> None:
 def test_many_buckets_do_not_hang(worlds: Any, size: int) -> None:
     """All exchanges run on one thread and in a process group of our own."""
     worlds[size].run(case_many_buckets)
+
+
+def case_many_messages(rank: int, size: int, exchanges: int) -> tuple[int, int, int, list[str]]:
+    """Threads started by 100 exchanges, then growth of memory over more: Python's in bytes, the process's in KB."""
+    channel = Channel(dist.group.WORLD, Wire(), 60.0)
+    one, workspace = worker("topk", [100], density=0.05, rank=rank), Workspace()
+    sent = one.send(torch.ones(100))
+    started, start = 0, threading.Thread.start
+
+    def count(thread: threading.Thread) -> None:
+        nonlocal started
+        started += 1
+        start(thread)
+
+    def exchange(times: int) -> tuple[int, int]:
+        for _ in range(times):
+            GTopK().reduce(sent, one.layout, channel, workspace)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss // 1024
+
+    tracemalloc.start()
+    threading.Thread.start = count  # type: ignore[method-assign]
+    try:
+        exchange(100)
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+    before = exchange(1200)  # PyTorch keeps a record of the last 2,000 messages
+    after = exchange(exchanges)
+    tracemalloc.stop()
+    channel.close()
+    ours = [thread for thread in threading.enumerate() if thread.name == "sparsync message"]
+    for thread in ours:
+        thread.join(10)
+    return started, after[0] - before[0], after[1] - before[1], [t.name for t in ours if t.is_alive()]
+
+
+@pytest.mark.parametrize("exchanges", [1500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_messages_between_two_ranks_leave_nothing_behind(worlds: Any, exchanges: int) -> None:
+    """Neither threads nor memory, however many there are: of 10,000, not 52 bytes each."""
+    for started, python, process, alive in worlds[2].run(case_many_messages, timeout=500.0, exchanges=exchanges):
+        assert started <= 1
+        assert python < 60_000
+        assert process < 512
+        assert not alive
 
 
 SCRIPT = """

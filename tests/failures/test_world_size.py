@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync import AllGather, ThresholdK, TopK
+from sparsync import AllGather, Balanced, ThresholdK, TopK
 from sparsync.layout import Layout, Span
 from sparsync.wire import Wire
 from tests.failures.checked_training import inputs, mlp, train
@@ -73,3 +73,23 @@ def test_one_worker_without_torch_distributed(compressor, values, scope):
         assert 0 < sum(int(result.count_nonzero()) for result in results) <= 60
     assert reducer.stats.total.bytes == 0
     reducer.close()
+
+
+@pytest.mark.parametrize("values", ["sign", "levels"])
+def test_one_worker_is_not_rounded_twice(values):
+    """It sums nothing: what it sends is applied as it is, and the residual is the same whatever the collective."""
+    reducers = [
+        make_reducer({"a": torch.zeros(300, 1)}, TopK(), method, alone=True, values=values)
+        for method in (AllGather(), Balanced())
+    ]
+    kept = torch.zeros(300)
+    for step in range(5):
+        torch.manual_seed(step)
+        gradient = torch.randn(300)
+        (plain,), (balanced,) = (push_all(reducer, [("a", gradient)]) for reducer in reducers)
+        before, kept = kept, reducers[1].state_dict()["residuals"]["a"].flatten()
+        assert plain.any()
+        assert torch.equal(balanced, plain)
+        assert torch.equal(balanced + kept, before + gradient)  # law 1, bit for bit
+    for reducer in reducers:
+        reducer.close()

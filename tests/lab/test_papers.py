@@ -18,6 +18,7 @@ from torch import nn
 
 from sparsync.feedback import TakenMomentum
 from sparsync.simulate.sequential import SequentialPasses
+from sparsync.wire import HEADER
 from sparsync_lab.cli.app import run as command
 from sparsync_lab.cli.papers import unfinished
 from sparsync_lab.data import PennTreebank
@@ -27,9 +28,10 @@ from sparsync_lab.papers import observers as watch
 from sparsync_lab.papers import step_times as steps
 from sparsync_lab.papers import tables as tables
 from sparsync_lab.papers.curves import base_result, difference, scores
+from sparsync_lab.papers.equal_bytes import budget, counted_traffic
 from sparsync_lab.papers.imagenet import image_folder_task
 from sparsync_lab.papers.item import Result
-from sparsync_lab.papers.lr_search import LearningRateSearch, budget
+from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.published import P1_MODELS, P2_ACCURACY
 from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, rate_factor, read, write
 from sparsync_lab.papers.run_queue import train_missing
@@ -129,9 +131,9 @@ def test_traffic_grows_as_p3_says(results: Path) -> None:
         k = round(25_557_032 * line["density"])
         workers = line["workers"]
         if line["collective"].startswith("Top-k"):
-            assert line["mean_bytes"] == pytest.approx((workers - 1) * (8 * k + 32), rel=1e-4)
+            assert line["mean_bytes"] == pytest.approx((workers - 1) * (8 * k + 4 * HEADER), rel=1e-4)
         if line["collective"].startswith("gTop-k"):
-            assert line["max_bytes"] == pytest.approx(math.log2(workers) * (8 * k + 32), rel=1e-4)
+            assert line["max_bytes"] == pytest.approx(math.log2(workers) * (8 * k + 4 * HEADER), rel=1e-4)
 
 
 def test_messages_of_table_2_have_the_room_that_their_methods_need() -> None:
@@ -139,7 +141,7 @@ def test_messages_of_table_2_have_the_room_that_their_methods_need() -> None:
     methods = ("Dense", *steps.THEIRS, *steps.OURS)
     seconds = {method: steps.exchange_seconds(10**6, method, 16, network) for method in methods}
     assert seconds["Dense"] == pytest.approx(2 * 15 / 16 * 4e6 / 1.25e9, rel=1e-3)
-    assert seconds["TopK"] == pytest.approx(15 * (8 * 1000 + 32) / 1.25e9)
+    assert seconds["TopK"] == pytest.approx(15 * (8 * 1000 + 4 * HEADER) / 1.25e9)
     room = {"DGC": 1.3, "Gaussian": 8, "ours: Gaussian, count held": 1.1, "ours: threshold": 1}
     for method, times in room.items():
         assert seconds[method] == pytest.approx(times * seconds["TopK"], rel=0.01), method
@@ -207,10 +209,10 @@ def test_a_training_s_file_holds_all_there_is_to_know(context: RunContext) -> No
     assert again.best == pytest.approx(history.best)
     # It learns: where a bright spot is.
     assert sum(history.losses[-2:]) < sum(history.losses[:2])
-    assert plain["steps"]["bytes"] == [[32 + 8 * 617, 8]]
+    assert plain["steps"]["bytes"] == [[4 * HEADER + 8 * 617, 8]]
     assert sum(again.sent) == plain["points"]["bytes"][-1] == history.bytes[-1]
     # 0.01 of 61,706 entries and 8 bytes each, gathered by two workers.
-    assert history.bytes[-1] == 8 * (32 + 8 * 617)
+    assert history.bytes[-1] == 8 * (4 * HEADER + 8 * 617)
 
 
 def test_a_snapshot_is_gradient_plus_residual(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +371,7 @@ def test_methods_beyond_the_papers_send_the_same_bytes() -> None:
     runs = {label: search.run("resnet20", label, 1.0, 0) for label in (*METHODS, *ABLATIONS)}
     for label, run in runs.items():
         if label != "dense":
-            assert 0.97 * allowed < traffic_per_step(run)(run.options["density"]) <= allowed, label
+            assert 0.97 * allowed < counted_traffic(run)(run.options["density"]) <= allowed, label
     assert runs["TopK-SGD"].options["density"] == pytest.approx(0.001, rel=0.005)
     assert (runs[EARLY].front, runs[EARLY].options["beta"]) == (8, 0.5)
     # AdamW has no momentum that could be corrected.

@@ -3,7 +3,9 @@
 from tests.mutants import Mutant
 
 WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
+EXCHANGES = "tests/failures/test_ranks_that_disagree.py::test_another_number_of_exchanges_on_one_rank_is_an_error"
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
+FROZEN = "tests/failures/test_frozen_ranks.py"
 
 MUTANTS = [
     Mutant(
@@ -49,6 +51,27 @@ MUTANTS = [
         "tests/test_collectives.py::test_balanced_what_comes_home_twice_does_so_in_one_order[IndexPartition]",
     ),
     Mutant(
+        "a single worker rounds its sums again",
+        "src/sparsync/collectives/partition.py",
+        "return sums if self.workers == 1 else round_sums",
+        "return round_sums",
+        "tests/failures/test_world_size.py::test_one_worker_is_not_rounded_twice[levels]",
+    ),
+    Mutant(
+        "a thread for every message between two ranks",
+        "src/sparsync/collectives/comm/channel.py",
+        "self._messages = self._messages or CommThread(",
+        "self._messages = CommThread(",
+        "tests/failures/test_communication_thread.py::test_messages_between_two_ranks_leave_nothing_behind[1500]",
+    ),
+    Mutant(
+        "a deadline may be infinite",
+        "src/sparsync/collectives/comm/channel.py",
+        "and 0 < deadline <= LONGEST)",
+        "and 0 < deadline)",
+        "tests/failures/test_lost_ranks.py::test_a_deadline_that_is_no_time_to_wait_is_refused[inf]",
+    ),
+    Mutant(
         "gTop-k loses the entries it drops",
         "src/sparsync/collectives/gtopk.py",
         "left = torch.where(sums.isfinite(), sums - sent, 0)",
@@ -77,6 +100,20 @@ MUTANTS = [
         "tests/test_collectives.py::test_law_4_ranks_at_different_buckets_all_raise",
     ),
     Mutant(
+        "the sequence number is not compared",
+        "src/sparsync/collectives/comm/header_checks.py",
+        '("version", "sequence", "unit", "digest")',
+        '("version", "unit", "digest")',
+        f"{EXCHANGES}[allgather]",
+    ),
+    Mutant(
+        "the sequence number of a pair is not compared",
+        "src/sparsync/collectives/comm/channel.py",
+        "        for field in SAME:",
+        '        for field in set(SAME) - {"sequence"}:',
+        f"{EXCHANGES}[gtopk]",
+    ),
+    Mutant(
         "failure of a rank ignored",
         "src/sparsync/collectives/comm/header_checks.py",
         "if header.flags & FAILED:",
@@ -96,5 +133,47 @@ MUTANTS = [
         "MeanOf(terms, len(rows))",
         "MeanOf(terms, max(1, len(rows) - 1))",
         f"{TRAINING}[topk-allgather-3]",
+    ),
+    Mutant(
+        "a question to the store has no time limit",
+        "src/sparsync/collectives/comm/bounded_store.py",
+        "return answer.result(seconds)",
+        "return answer.result()",
+        f"{FROZEN}::test_survivors_raise_when_the_host_of_the_store_is_frozen[allgather-between steps]",
+    ),
+    Mutant(
+        "a store that is silent for a while ends a wait",
+        "src/sparsync/collectives/comm/store_monitor.py",
+        "with suppress(StoreSilent):  # the ranks may answer all the same",
+        "with suppress():",
+        f"{FROZEN}::test_a_short_freeze_ends_nothing",
+    ),
+    Mutant(
+        "a rank's cause is waited for as long as the store is silent",
+        "src/sparsync/collectives/comm/store_monitor.py",
+        "while time.monotonic() < until:\n                if self.store.appear",
+        "while True:\n                if self.store.appear",
+        f"{FROZEN}::test_a_cause_that_the_frozen_store_holds_is_not_waited_for",
+    ),
+    Mutant(
+        "a damaged message is applied",
+        "src/sparsync/collectives/comm/header_checks.py",
+        "if header.damaged:",
+        "if False:",
+        "tests/failures/test_damaged_messages.py::test_a_message_that_is_damaged_on_its_way_ends_all_ranks[allgather-10]",
+    ),
+    Mutant(
+        "a damaged message between two ranks is applied",
+        "src/sparsync/collectives/comm/channel.py",
+        "check_intact([other], [source], self.monitor)",
+        "pass",
+        "tests/failures/test_damaged_messages.py::test_a_message_that_is_damaged_on_its_way_ends_all_ranks[gtopk-10]",
+    ),
+    Mutant(
+        "a sum behind the gradient's end is written",
+        "src/sparsync/collectives/partition.py",
+        "if self.rows * self.workers > self.layout.numel:",
+        "if False:",
+        "tests/failures/test_damaged_messages.py::test_a_sum_behind_the_gradients_end_is_not_written",
     ),
 ]

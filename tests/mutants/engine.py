@@ -3,8 +3,10 @@
 from tests.mutants import Mutant
 
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
+ERRORS = "tests/failures/test_errors_reach_every_rank.py"
 DEFERRED = "tests/test_deferred.py"
 BUDGET = "tests/test_budget.py"
+CLOSED = "tests/failures/test_closed_steps.py"
 
 MUTANTS = [
     Mutant(
@@ -17,8 +19,8 @@ MUTANTS = [
     Mutant(
         "a non-finite step is committed",
         "src/sparsync/engine/reducer.py",
-        "(undo or self.completion.bad or self.error is not None)",
-        "(undo or self.error is not None)",
+        "(undo or self.completion.bad or self.vote.undone)",
+        "(undo or self.vote.undone)",
         "tests/failures/test_loss_scaling.py::test_an_overflow_rolls_the_whole_step_back",
     ),
     Mutant(
@@ -31,9 +33,44 @@ MUTANTS = [
     Mutant(
         "unused parameters are sent from",
         "src/sparsync/engine/bucketing.py",
-        "        if self.may_skip:\n",
-        "        if False:\n",
+        "        if self.may_skip or bucket.frozen:\n",
+        "        if bucket.frozen:\n",
         "tests/failures/test_unused_parameters.py::test_a_parameter_unused_on_every_rank_keeps_its_residual",
+    ),
+    Mutant(
+        "the next forward pass does not see a backward that broke off",
+        "src/sparsync/engine/reducer.py",
+        "        if starting and self._open:",
+        "        if False:",
+        f"{ERRORS}::test_a_backward_that_breaks_off_on_one_rank_ends_all",
+    ),
+    Mutant(
+        "a step may begin in the middle of another",
+        "src/sparsync/engine/reducer.py",
+        "        if self._open:\n            raise StepFailed(UNFINISHED)\n        #",
+        "        #",
+        f"{ERRORS}::test_a_step_that_begins_in_the_middle_of_another_is_refused",
+    ),
+    Mutant(
+        "what a failed exchange sent is lost",
+        "src/sparsync/engine/reducer.py",
+        "            self.worker.ledger.restore(cause)",
+        "            self.worker.ledger.clear()",
+        f"{ERRORS}::test_what_was_sent_comes_home_after_a_failed_exchange",
+    ),
+    Mutant(
+        "what was never sent is lost",
+        "src/sparsync/engine/reducer.py",
+        "            self.worker.ledger.record_sent(unit, sent)\n",
+        "",
+        f"{ERRORS}::test_what_was_sent_comes_home_after_a_failed_exchange",
+    ),
+    Mutant(
+        "with another number of workers means change",
+        "src/sparsync/engine/checkpoint.py",
+        "tensor if old == workers else tensor * (workers / old)",
+        "tensor",
+        "tests/failures/test_restarts.py::test_a_process_group_may_shrink[budget]",
     ),
     Mutant(
         "exchange on backward's thread",
@@ -80,6 +117,69 @@ MUTANTS = [
         "told = error",
         f"{DEFERRED}::test_a_rank_that_hears_of_a_failure_first_tells_the_others",
         interpreted=True,
+    ),
+    Mutant(
+        "an error of the communication thread is not announced",
+        "src/sparsync/engine/reducer.py",
+        "return self.channel.monitor.broadcast_error(SparsyncError(own))",
+        "return SparsyncError(own)",
+        "tests/failures/test_errors_reach_every_rank.py::test_a_communication_thread_that_fails_ends_all_at_once",
+    ),
+    Mutant(
+        "a checkpoint counts a step that failed",
+        "src/sparsync/engine/reducer.py",
+        "steps = self.step if self.error is None else self.vote.completed",
+        "steps = self.step",
+        f"{CLOSED}::test_where_nobody_completed_a_step_all_are_at_the_one_before",
+    ),
+    Mutant(
+        "a step that was completed is undone by a later error",
+        "src/sparsync/engine/step_vote.py",
+        "return self.error is not None and self.completed <= self.step",
+        "return self.error is not None",
+        f"{CLOSED}::test_an_error_between_steps_undoes_nothing_that_was_completed",
+    ),
+    Mutant(
+        "survivors do not say who is behind",
+        "src/sparsync/engine/step_vote.py",
+        "if steps < committed]",
+        "if False]",
+        f"{CLOSED}::test_a_rank_that_fails_at_the_end_of_a_step_is_behind",
+    ),
+    Mutant(
+        "a step counts as completed though its last result was not delivered",
+        "src/sparsync/engine/step_vote.py",
+        "any(one.bucket.last for one in buckets) and all(one.delivered for one in buckets)",
+        "any(one.bucket.last for one in buckets)",
+        f"{CLOSED}::test_a_rank_that_fails_at_the_end_of_a_step_is_behind",
+    ),
+    Mutant(
+        "states in a list are not compared",
+        "src/sparsync/engine/checkpoint.py",
+        "        _check_alike(states)\n",
+        "",
+        "tests/failures/test_checkpoints.py::test_a_checkpoint_that_does_not_fit_is_refused",
+    ),
+    Mutant(
+        "a residual that is missing is taken for 0",
+        "src/sparsync/engine/checkpoint.py",
+        "    if lost:\n",
+        "    if False:\n",
+        "tests/failures/test_checkpoints.py::test_a_checkpoint_that_does_not_fit_is_refused",
+    ),
+    Mutant(
+        "a residual that is not finite is loaded",
+        "src/sparsync/engine/checkpoint.py",
+        "if tensor.isnan().any() or (kept and not tensor.isfinite().all()):",
+        "if False:",
+        "tests/failures/test_checkpoints.py::test_a_checkpoint_that_does_not_fit_is_refused",
+    ),
+    Mutant(
+        "ranks do not compare what each has loaded",
+        "src/sparsync/engine/reducer.py",
+        "[*self.origin.take(), *map(str, layout.segments)]",
+        "[*map(str, layout.segments)]",
+        "tests/failures/test_checkpoints.py::test_states_that_do_not_belong_together_are_refused_at_the_first_step",
     ),
     Mutant(
         "sent entries are restored before rejected ones are taken out again",

@@ -24,4 +24,25 @@ MUTANTS = [
         "sent.indices.float().to(torch.int32)",
         "tests/failures/test_wire_bits.py::test_indices_beyond_2_24_are_not_rounded",
     ),
+    Mutant(
+        "an index outside the gradient is followed",
+        "src/sparsync/wire/message.py",
+        "if numbers.numel() and int(",
+        "if False and int(",
+        "tests/failures/test_damaged_messages.py::test_a_count_or_index_that_does_not_fit_is_named",
+    ),
+    Mutant(
+        "on a device, an index outside the gradient is followed",
+        "src/sparsync/wire/message.py",
+        "return numbers.masked_fill(outside, 0), outside",
+        "return numbers, outside",
+        "tests/failures/test_damaged_messages.py::test_no_flipped_bit_leads_outside_the_gradient[device-int-fp32]",
+    ),
+    Mutant(
+        "only the header of a message is summed up",
+        "src/sparsync/wire/message.py",
+        "headers, sums = messages.numpy()[:, :HEADER].copy(), checksum_on_host(messages.numpy())",
+        "headers, sums = messages.numpy()[:, :HEADER].copy(), messages[:, SUM : SUM + 2].clone().numpy()",
+        "tests/failures/test_damaged_messages.py::test_every_flipped_bit_is_an_error[int-fp32]",
+    ),
 ]

@@ -42,9 +42,10 @@ class MeanOfMessages:
     message: DeviceMessage
     rows: Tensor
     failed_exchange: Tensor
+    number: int  # of the exchange
 
     def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
-        self.message.write_mean(self.rows, self.failed_exchange, out, None if flag is None else flag.bad)
+        self.message.write_mean(self.rows, self.failed_exchange, out, None if flag is None else flag.bad, self.number)
 
     def give_norm(self, out: Tensor, norms: Tensor, scale: float) -> Tensor:
         return self.message.give_norm(self.rows, out, norms, scale)
@@ -79,7 +80,7 @@ class AllGather:
         buffers = workspace.get(GatherBuffers, (layout.digest, device), make)
         rows = channel.all_gather(buffers.message.pack(sent, channel.sequence), buffers.rows)
         headers = channel.verify(rows)
-        mean = MeanOfMessages(buffers.message, rows, channel.checks.failed_exchange(device))
+        mean = MeanOfMessages(buffers.message, rows, channel.checks.failed_exchange(device), channel.sequence)
         return Reduced(mean, bad_ranks=bad_ranks(headers))
 
     def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:

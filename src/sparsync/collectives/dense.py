@@ -21,8 +21,8 @@ class DenseAllReduce:
     """The mean of the whole gradient, computed as DDP computes it: every rank scales by 1/P, then they sum.
 
     Values travel as they are or, with ``values="bf16"``, as bf16: they are then summed in bf16 and divided after. A
-    header of 32 bytes is gathered first, so that a rank that failed, or is at another bucket, is noticed before
-    anything is summed.
+    header of 40 bytes is gathered first, so that a rank that failed, or is at another bucket, is noticed before
+    anything is summed. What the backend sums has no checksum: a bit that is flipped there is not noticed.
 
     Args:
         exact: values travel as they are, whatever the wire's codec.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparsync.collectives.base import remainder_of, round_sums, shape_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
-from sparsync.wire import Shape, Wire
+from sparsync.wire import Shape, Wire, within
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -72,6 +72,9 @@ class IndexPartition:
         return self._whole(part, indices, values)
 
     def _whole(self, part: SparseGrad, indices: Tensor, values: Tensor) -> SparseGrad:
+        if self.rows * self.workers > self.layout.numel:  # not all of the last row lies within the gradient
+            indices, outside = within(indices, self.layout.numel, "index")
+            values = values if outside is None else values.masked_fill(outside, torch.nan)
         count, flags, where = part.count.sum(), part.flags.max(), part.where.max()
         return SparseGrad(indices, values, count, self.layout.numel, flags, where)
 
@@ -122,7 +125,7 @@ class IndexPartition:
         # Zeros stand apart: a mean of signs shall not count them.
         segment = torch.where(values != 0, self.segment(owners, chosen), parts - 1)
         number = torch.arange(len(owners), device=sums.device).unsqueeze(1)
-        sent = round_sums(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
+        sent = self._rounded(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
         left = remainder_of(sums.reshape(-1), (chosen + self.rows * number).view(-1), sent).view(sums.shape)
         values = sent.view(values.shape)
         order = torch.sort((values == 0).to(torch.int8), stable=True).indices  # what is real goes first
@@ -145,6 +148,10 @@ class IndexPartition:
 
     def _turn(self, rows: Tensor) -> Tensor:
         return (rows * MIXER & 0xFFFFFFFF) >> 15
+
+    def _rounded(self, sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
+        """Return sums as they travel. A single worker's are what it sent, which needs no other scale than its own."""
+        return sums if self.workers == 1 else round_sums(sums, segments, parts, wire)
 
 
 def _room(mean: float) -> int:
@@ -211,7 +218,7 @@ class HostPartition(IndexPartition):
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
         else:
             chosen, goes, going = torch.arange(rows.numel()), rows, found
-        sent = round_sums(going, self.segment(owner, goes), len(self.layout.segments), wire)
+        sent = self._rounded(going, self.segment(owner, goes), len(self.layout.segments), wire)
         left = remainder_of(found, chosen, sent)
         real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
         missing = 0, self.kept - real.numel()

@@ -14,7 +14,7 @@ from sparsync.errors import Mismatch
 from sparsync.kernels.message.header import EXTRA
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
-from sparsync.wire import HEADER, WORD, Wire
+from sparsync.wire import HEADER, WORD, Wire, seal
 from sparsync.workspace import Workspace
 
 
@@ -24,6 +24,7 @@ class SharedIndexAllReduce:
 
     Goes with the random kinds. Traffic is 2(P-1)/P values a worker, however many workers there are. With
     ``values="bf16"`` they are summed in bf16, which rounds. A header is gathered first, with a checksum of the indices.
+    What the backend sums has none: a bit that is flipped there is not noticed.
     """
 
     shared = True
@@ -44,7 +45,7 @@ class SharedIndexAllReduce:
         assert sent.indices is not None
         header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
         header[EXTRA] = checksum = zlib.crc32(sent.indices.cpu().numpy().tobytes()) & 0x7FFFFFFF
-        headers = channel.verify(channel.all_gather(header))
+        headers = channel.verify(channel.all_gather(seal(header)))
         odd = [rank for rank, other in enumerate(headers) if other.extra != headers[0].extra]
         if odd:
             raise Mismatch(f"rank {', '.join(map(str, odd))} drew other entries than rank 0 (checksum {checksum})")

@@ -30,12 +30,16 @@ SKETCHES = -1000  # the number of the first bucket's sketch
 
 @dataclass
 class Bucket:
-    """Gradients that are ready: ``buffer`` holds those of the parameters ``names``, one after another."""
+    """Gradients that are ready: ``buffer`` holds those of the parameters ``names``, one after another.
+
+    ``frozen``: they are zeros, and nothing is to be sent from the residual of these parameters either.
+    """
 
     index: int
     buffer: Tensor
     names: tuple[str, ...]
     last: bool
+    frozen: bool = False
 
 
 @dataclass
@@ -160,10 +164,12 @@ class PendingBucket:
     plan: BucketPlan
     future: Future[Tensor]
     waits_for: set[str]
+    delivered: bool = False
 
     def complete(self) -> None:
         """Let backward have the bucket, if nothing is missing any more."""
         if not self.waits_for and not self.future.done():
+            self.delivered = True
             self.future.set_result(self.bucket.buffer)
 
 
@@ -216,7 +222,7 @@ class BucketMapper:
             plan.own.grad = bucket.buffer
         for part in plan.slices:
             part.gather(bucket.buffer)
-        if self.may_skip:
+        if self.may_skip or bucket.frozen:
             self._note_unused(pending)
         pending.complete()
         return pending, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])

@@ -1,35 +1,82 @@
-"""Checkpoints of what is kept: tensors and plain types only, so that ``torch.load(weights_only=True)`` reads them."""
+"""Checkpoints of what is kept: tensors and plain types only, so that ``torch.load(weights_only=True)`` reads them.
+
+A state knows how many steps made it, in which training and with which options, and what it has to hold. States that are
+loaded together must agree in all of it: those in one list are compared here, and what each rank has loaded from a file
+of its own is compared before the first exchange (``Origin``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from sparsync.config import ExchangePlan
 from sparsync.engine.worker import WorkerState
 
-SCHEMA = 1
+SCHEMA = 2
+KEYS = ("rank", "workers", "step", "training", "options", "holds", "residuals", "velocities", "compressor", "rates")
+TENSORS = ("residuals", "velocities", "compressor", "moments")  # keys under which a state holds tensors
+ALIKE = {"step": "steps", "training": "trainings", "options": "options", "workers": "numbers of workers"}
 
 
-def state_dict(worker: WorkerState, workers: int, step: int) -> dict[str, Any]:
-    """Return what a worker keeps, after so many steps; the last of them is committed."""
-    return {
+class Origin:
+    """What a training goes on from, which must be the same on every rank.
+
+    Args:
+        training: a name that all ranks share, and no other training has.
+    """
+
+    def __init__(self, training: str) -> None:
+        self.training = training
+        self._lines = ["step 0", f"training {training}"]
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that was loaded."""
+        about = {key: state[key] for key in ("step", "training", "options")}
+        about["moments"] = _digest(state.get("moments"))
+        self._lines = [f"{key} {value}" for key, value in about.items()]
+
+    def take(self) -> list[str]:
+        """Return a text for the ranks to compare, line by line; nothing where they have done so."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+def state_dict(worker: WorkerState, workers: int, step: int, training: str) -> dict[str, Any]:
+    """Return what a worker keeps, after so many steps of this training; the last of them is committed."""
+    state = {
         "schema": SCHEMA,
         "rank": worker.rank,
         "workers": workers,
         "step": step,
+        "training": training,
+        "options": digest_of(worker.plan),
         **worker.feedback.state_dict(),
         "compressor": {n: {key: t.clone() for key, t in bag.items()} for n, bag in worker.compressor_state.items()},
         "loss_scale": worker.loss_scale,
         "rates": dict(worker.rates),
         **({"moments": worker.preconditioner.state_dict()} if worker.preconditioner else {}),
     }
+    return _whole(state)
 
 
-def load_state_dict(worker: WorkerState, workers: int, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
+def load_state_dict(
+    worker: WorkerState,
+    workers: int,
+    state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    origin: Origin | None = None,
+) -> int:
     """Load a worker's state, or its share of the states of all ranks of an earlier run, in their order.
 
     With another number of workers the mean over the workers is kept: every old residual goes to one new worker (rank
-    modulo workers) and is scaled by new/old workers.
+    modulo workers) and is scaled by new/old workers. A state that is refused changes nothing.
+
+    Args:
+        origin: is told what was loaded, if other ranks have loaded theirs elsewhere.
 
     Returns:
         The step to go on from.
@@ -38,8 +85,7 @@ def load_state_dict(worker: WorkerState, workers: int, state: Mapping[str, Any] 
     if not states:
         raise ValueError("no state to load: the list is empty")
     for one in states:
-        if one.get("schema") != SCHEMA:
-            raise ValueError(f"this is not a sparsync state of schema {SCHEMA}: it says {one.get('schema')!r}")
+        _check_keys(one)
     old = states[0]["workers"]
     if isinstance(state, Mapping):
         if (state["rank"], old) != (worker.rank, workers):
@@ -51,19 +97,96 @@ def load_state_dict(worker: WorkerState, workers: int, state: Mapping[str, Any] 
     else:
         if [one["rank"] for one in states] != list(range(old)):
             raise ValueError(f"the list must hold the states of ranks 0 to {old - 1}, in order")
+        _check_alike(states)
         own = states[worker.rank :: workers]
     first = own[0] if own else states[0]
     if ("moments" in first) != (worker.preconditioner is not None):
         made = "with" if "moments" in first else "without"
         raise ValueError(f"the checkpoint was made {made} preconditioned feedback; load it {made} precondition=True")
+    for one in states:
+        worker.feedback.check_state(one["residuals"], one["velocities"])
+        _check_tensors(one)
+    mine = share_of(own, first, worker.rank, workers)
+    if worker.preconditioner is not None:
+        worker.preconditioner.load_state_dict(mine["moments"])
+    loss_scale = mine.get("loss_scale")
+    worker.load(**{key: mine[key] for key in ("residuals", "velocities", "compressor", "rates")}, loss_scale=loss_scale)
+    if origin is not None:
+        origin.resume(mine)
+    step: int = mine["step"]
+    return step
+
+
+def share_of(own: Sequence[Mapping[str, Any]], like: Mapping[str, Any], rank: int, workers: int) -> dict[str, Any]:
+    """Return the state of a worker that goes on for others: the sum of what they kept, so scaled that the mean over all
+    workers is what it was.
+
+    Args:
+        own: states of the old workers, none of which anybody else goes on for.
+        like: has all that is the same on every worker, and their old number.
+    """
     kept: dict[str, dict[str, Any]] = {"residuals": {}, "velocities": {}}
+    old = like["workers"]
     for one in own:
         for kind, sums in kept.items():
             for name, tensor in one[kind].items():
                 share = tensor if old == workers else tensor * (workers / old)
                 sums[name] = sums[name] + share if name in sums else share
-    worker.load(**kept, compressor=first["compressor"], loss_scale=first["loss_scale"], rates=first["rates"])
-    if worker.preconditioner is not None:
-        worker.preconditioner.load_state_dict(first["moments"])
-    step: int = first["step"]
-    return step
+    return _whole({**like, **kept, "rank": rank, "workers": workers})
+
+
+def _whole(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state that knows which tensors it has to hold."""
+    return {**state, "holds": "\n".join(name for name, _ in _tensors(state))}
+
+
+def digest_of(plan: ExchangePlan) -> str:
+    """Return a text that differs when options do."""
+    return hashlib.sha256(plan.configuration(frozenset()).encode()).hexdigest()[:16]
+
+
+def _check_keys(state: Mapping[str, Any]) -> None:
+    if state.get("schema") != SCHEMA:
+        raise ValueError(f"this is not a sparsync state of schema {SCHEMA}: it says {state.get('schema')!r}")
+    missing = [key for key in KEYS if key not in state]
+    if missing:
+        raise ValueError(f"the state is not whole: it lacks {', '.join(map(repr, missing))}")
+
+
+def _check_alike(states: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse states that were not saved together."""
+    for key, many in ALIKE.items():
+        said = [one[key] for one in states]
+        if len({*said}) > 1:
+            listing = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(said))
+            raise ValueError(f"the states are of different {many}, and cannot be loaded together ({listing})")
+
+
+def _check_tensors(state: Mapping[str, Any]) -> None:
+    """Refuse a state that has lost tensors, or whose tensors have lost their values."""
+    tensors = dict(_tensors(state))
+    lost = [name for name in state["holds"].splitlines() if name not in tensors]
+    if lost:
+        raise ValueError(f"the state of rank {state['rank']} is not whole: {lost[0]} is missing")
+    for name, tensor in tensors.items():
+        kept = name.startswith(("residuals", "velocities"))
+        if tensor.isnan().any() or (kept and not tensor.isfinite().all()):
+            raise ValueError(f"the state of rank {state['rank']} is damaged: {name} is not finite")
+
+
+def _tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of a state with their names."""
+    for kind in TENSORS:
+        for name, value in state.get(kind, {}).items():
+            if isinstance(value, Tensor):
+                yield f"{kind}: {name}", value
+            else:
+                yield from ((f"{kind}: {name}, {key}", tensor) for key, tensor in value.items())
+
+
+def _digest(moments: Mapping[str, Mapping[str, Tensor]] | None) -> str:
+    """Return a text that differs when any bit of the moments does: they are the same on every rank."""
+    digest = hashlib.sha256()
+    for _, tensor in _tensors({"moments": moments or {}}):
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

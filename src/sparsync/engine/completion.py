@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from sparsync.collectives import Channel, Reduced, Report
 from sparsync.collectives.base import OverflowFlag
-from sparsync.collectives.comm.header_checks import DeviceChecks, OnStream, check_headers
+from sparsync.collectives.comm.device_status import Outcome
+from sparsync.collectives.comm.header_checks import DeviceChecks, OnStream, check_fits, check_headers
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Unit
 from sparsync.engine.ledger import Cause
@@ -20,7 +22,6 @@ from sparsync.engine.worker import WorkerState
 from sparsync.errors import SparsyncError
 from sparsync.layout import Layout, Parameter
 from sparsync.sparse import NONFINITE, SparseGrad
-from sparsync.wire import Header
 
 
 class Completion:
@@ -53,6 +54,10 @@ class Completion:
     def poll(self, before: int) -> None:
         """Learn what came of the steps before this one; raise, on every rank alike, what went wrong in them."""
 
+    def completed(self, steps: int) -> int:
+        """Return how many of so many steps are known to be completed."""
+        return steps
+
     def update_stats(self) -> None:
         """Let the statistics have all that is known of past steps."""
 
@@ -79,6 +84,7 @@ class Immediate(Completion):
     ) -> None:
         flag = OverflowFlag(unit.grad.device) if self.plan.keeps_residuals else None
         finish_unit(unit, unit.grad, flag, [reduced], [self.worker])
+        check_fits(int(self.channel.checks.failed_exchange(unit.grad.device)), self.channel.monitor)
         self.worker.ledger.record_rejected(unit, reduced.rejected)
         for rank, where in reduced.bad_ranks:
             warn_of_non_finite(step, layout, rank, where)
@@ -99,7 +105,7 @@ class PendingStep:
     report: Report
     device: torch.device
     exchanges: list[tuple[ExchangeRecord, Layout]]
-    outcome: tuple[bool, list[list[Header]]] | None = None  # whether it was bad, and each exchange's headers
+    outcome: Outcome | None = None
 
 
 class PositionsOfParameters:
@@ -146,14 +152,29 @@ class Deferred(Completion):
 
     def poll(self, before: int) -> None:
         while self._pending and self._pending[0].step < before:
-            pending = self._pending.pop(0)
-            bad, exchanges = self._read(pending)
-            for (_, layout), headers in zip(pending.exchanges, exchanges, strict=True):
+            pending = self._pending[0]
+            outcome = self._read(pending)
+            for (_, layout), headers in zip(pending.exchanges, outcome.exchanges, strict=True):
                 check_headers(headers, self.channel.monitor)
                 for rank, header in enumerate(headers):
                     if header.flags & NONFINITE:
                         warn_of_non_finite(pending.step, layout, rank, header.where)
-            self.bad = bad
+            check_fits(outcome.failed_exchange, self.channel.monitor)
+            self.bad = outcome.bad
+            self._pending.pop(0)
+
+    def completed(self, steps: int) -> int:
+        until = time.monotonic() + self.channel.monitor.grace  # the device may be about to say it
+        for pending in self._pending:
+            if not pending.report.there(max(0.0, until - time.monotonic())) or self._failed(pending):
+                return pending.step
+        return steps
+
+    def _failed(self, pending: PendingStep) -> bool:
+        try:
+            return self._read(pending).failed_exchange > 0
+        except SparsyncError:
+            return True
 
     def update_stats(self) -> None:
         for pending in self._pending:
@@ -162,17 +183,17 @@ class Deferred(Completion):
     def forget(self) -> None:
         self._started, self._pending = [], []
 
-    def _read(self, pending: PendingStep) -> tuple[bool, list[list[Header]]]:
+    def _read(self, pending: PendingStep) -> Outcome:
         """Return what a report says; raise before the deadline if a rank is gone and it never comes."""
         if pending.outcome is None:
             self.channel.await_report(pending.report)
             pending.outcome = self._checks.status(pending.device).read(pending.report)
-            if len(pending.outcome[1]) != len(pending.exchanges):
+            if len(pending.outcome.exchanges) != len(pending.exchanges):
                 raise SparsyncError(
-                    f"step {pending.step}: headers were verified {len(pending.outcome[1])} times in "
+                    f"step {pending.step}: headers were verified {len(pending.outcome.exchanges)} times in "
                     f"{len(pending.exchanges)} exchanges; a collective with deferrable=True must do it once in each"
                 )
-            for (record, layout), headers in zip(pending.exchanges, pending.outcome[1], strict=True):
+            for (record, layout), headers in zip(pending.exchanges, pending.outcome.exchanges, strict=True):
                 self.stats.count_entries(record, headers[self.channel.rank].entries, layout.sendable)
         return pending.outcome
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -29,6 +30,7 @@ from sparsync.engine.completion import choose_completion
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.step_order import Job, choose_order
+from sparsync.engine.step_vote import StepVote
 from sparsync.engine.streams import SideStreams
 from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit
 from sparsync.engine.worker import WorkerState, preconditioner_for
@@ -79,15 +81,21 @@ class Reducer:
         self.rules: Callable[[], Mapping[str, AdamRule]] = dict
         self.stats = Stats()
         self.step = 0
-        self.error: SparsyncError | None = None
+        self.origin = checkpoint.Origin(channel.monitor.first_to_say("training", uuid.uuid4().hex, "attach"))
         self._order = choose_order(self)
         self.completion = choose_completion(plan, list(parameters), channel, self.worker, self.stats)
+        self.vote = StepVote(channel.monitor, self.completion)
         # Where nothing is waited for, no thread is needed to wait; a single worker never waits.
         self._comm_thread = CommThread(threaded=channel.group is not None and self.completion.waits)
         self._pending_buckets: list[PendingBucket] = []
         self._next_bucket = 0
         self._open = False  # between the first bucket of a step and its last
         self._unsettled = False  # a step is done, and neither committed nor undone
+
+    @property
+    def error(self) -> SparsyncError | None:
+        """What ended this training, if anything has."""
+        return self.vote.error
 
     # ---- the path -------------------------------------------------------------------------------------------------
 
@@ -134,7 +142,7 @@ class Reducer:
         layout, fresh = cut_unit(unit, self.plan, step, [self.worker])
         if fresh:
             # Messages of different sizes would abort Gloo, so the ranks compare a layout before its first exchange.
-            jobs.append(partial(self._compare_layout, unit, "\n".join(map(str, layout.segments))))
+            jobs.append(partial(self._compare_layout, unit, [*self.origin.take(), *map(str, layout.segments)]))
         try:
             if fill is not None:
                 fill()
@@ -182,7 +190,7 @@ class Reducer:
                 for bucket in written:  # last: backward goes on, and the next step may begin
                     bucket.complete()
         except Exception as error:  # a future that never completes would hang backward
-            self._stop(error)
+            self._stop(self._announced(unit.key, error))
 
     def write_back(self, unit: Unit) -> list[PendingBucket]:
         """Write a unit's result into the buckets it came from, and return those."""
@@ -194,12 +202,12 @@ class Reducer:
         if self.error is None:
             self.completion.close_step(device, step)
 
-    def _compare_layout(self, unit: Unit, text: str) -> None:
+    def _compare_layout(self, unit: Unit, lines: list[str]) -> None:
         try:
             if self.error is None:
-                self.channel.assert_consistent(f"layout of {unit.key}", text)
+                self.channel.assert_consistent(f"loaded state, or the layout of {unit.key},", "\n".join(lines))
         except Exception as error:
-            self._stop(error)
+            self._stop(self._announced(unit.key, error))
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
@@ -211,7 +219,7 @@ class Reducer:
         self._streams.join()  # what follows touches what the last step may still be writing
         self._settle()
         self._open = self._unsettled = True
-        self._next_bucket, self._pending_buckets = 0, []
+        self._next_bucket, self._pending_buckets, self.vote.step = 0, [], self.step
         scale = self.plan.scaler.get_scale() if self.plan.scaler is not None else None
         self.worker.begin_step(scale, self._order.begin_step(self.step, scale))
         self.completion.begin_step(self._streams.use)
@@ -232,7 +240,7 @@ class Reducer:
         if self.error is not None:
             self._comm_thread.drain()  # what was on its way goes back to the residual first
         self._unsettled = False
-        if self.plan.transactional and (undo or self.completion.bad or self.error is not None):
+        if self.plan.transactional and (undo or self.completion.bad or self.vote.undone):
             self.worker.undo()
             self.stats.total.skipped += 1
         else:
@@ -241,14 +249,17 @@ class Reducer:
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank keeps. The last step is committed first."""
         self.settle()
-        return checkpoint.state_dict(self.worker, self.channel.size, self.step)
+        steps = self.step if self.error is None else self.vote.completed
+        return checkpoint.state_dict(self.worker, self.channel.size, steps, self.origin.training)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from a checkpoint, as if nothing had been before."""
         if self._open:
             raise SparsyncError("a step is under way: load before or after it")
         self.catch_up()
-        self.step = checkpoint.load_state_dict(self.worker, self.channel.size, state)
+        self.step = checkpoint.load_state_dict(self.worker, self.channel.size, state, self.origin)
+        self.vote.step = self.step
+        self._pending_buckets = []
         self.buckets.forget_layouts()
         self._unsettled = False
 
@@ -264,11 +275,11 @@ class Reducer:
         try:
             self.completion.poll(before)
         except SparsyncError as error:
-            self.completion.forget()
             # Whoever asked hears it before the others, who may wait for this rank by now.
             told = self.channel.monitor.broadcast_error(error)
             self._stop(told)
-            raise told from None
+            self.completion.forget()
+            raise self.vote.close(told, self._pending_buckets) from None
 
     def _wait(self) -> None:
         """Catch up, if nothing is under way."""
@@ -281,20 +292,27 @@ class Reducer:
         self._open = False
         if self.error is None:
             kind = type(error) if isinstance(error, SparsyncError) else SparsyncError
-            self.error = self.channel.monitor.broadcast_error(kind(f"rank {self.channel.rank}: {error}"))
-            self._comm_thread.submit(partial(self._stop, self.error))
+            told = self.channel.monitor.broadcast_error(kind(f"rank {self.channel.rank}: {error}"))
+            self._comm_thread.submit(partial(self._stop, self.vote.close(told, self._pending_buckets)))
 
-    def _stop(self, error: Exception, cause: Cause = Cause.EXCHANGE_FAILED) -> None:
+    def _announced(self, what: str, error: Exception) -> SparsyncError:
+        """Return an error of the communication thread that all ranks know of. What the library raises there is seen by
+        all, in their headers, or was broadcast; anything else has happened here alone."""
+        if isinstance(error, SparsyncError):
+            return error
+        own = f"rank {self.channel.rank}: {what}: {type(error).__name__}: {error}"
+        return self.channel.monitor.broadcast_error(SparsyncError(own))
+
+    def _stop(self, error: SparsyncError, cause: Cause = Cause.EXCHANGE_FAILED) -> None:
         """Exchange nothing more; whoever waits for a bucket hears why."""
-        if self.error is None:
-            known = isinstance(error, SparsyncError)
-            self.error = error if known else SparsyncError(f"{type(error).__name__}: {error}")  # type: ignore[assignment]
+        error = self.vote.close(error, self._pending_buckets)
         try:
-            self.worker.ledger.restore(cause)
+            if self.vote.undone:  # else it was applied
+                self.worker.ledger.restore(cause)
         finally:
             for bucket in self._pending_buckets:
                 if not bucket.future.done():
-                    bucket.future.set_exception(self.error)  # type: ignore[arg-type]
+                    bucket.future.set_exception(error)  # type: ignore[arg-type]
 
     def _failed_message(self, unit: Unit, layout: Layout, error: Exception) -> SparseGrad:
         """Return a message without entries that says this rank failed."""
@@ -319,12 +337,12 @@ class Reducer:
     def residual(self, name: str) -> Tensor | None:
         """Return the residual of a parameter, after the last step unless that is going to be undone."""
         self._wait()
-        return self.worker.feedback.residual(name, newest=not (self.completion.bad or self.error))
+        return self.worker.feedback.residual(name, newest=not (self.completion.bad or self.vote.undone))
 
     def velocity(self, name: str) -> Tensor | None:
         """Return a parameter's velocity under momentum correction, likewise."""
         self._wait()
-        return self.worker.feedback.velocity(name, newest=not (self.completion.bad or self.error))
+        return self.worker.feedback.velocity(name, newest=not (self.completion.bad or self.vote.undone))
 
     def mean_of(self, tensor: Tensor) -> Tensor:
         """Return a tensor's mean over the ranks, in its place; as it is once a rank is gone."""
@@ -334,9 +352,9 @@ class Reducer:
             try:
                 self.channel.unit = "handing back"
                 self.channel.all_reduce(tensor).div_(self.channel.size)
-            except SparsyncError as error:
-                self.error = error
-                log.warning("the optimizer is given this rank's own velocities, not their mean: %s", error)
+            except Exception as error:
+                known = self.vote.close(self._announced(self.channel.unit, error), self._pending_buckets)
+                log.warning("the optimizer is given this rank's own velocities, not their mean: %s", known)
         return tensor
 
     def newest_stats(self) -> Stats:

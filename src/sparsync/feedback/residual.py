@@ -166,8 +166,8 @@ class Feedback:
         """Return copies of what is committed, by kind and parameter name, in logical order."""
         return {"residuals": self._residuals.state_dict(), "velocities": self._velocities.state_dict()}
 
-    def load_state_dict(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
-        """Replace all that is kept; what is not named starts from zero."""
+    def check_state(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
+        """Refuse what ``load_state_dict`` cannot take."""
         if velocities and self.correction is None and not self.preconditioned:
             raise ValueError(
                 "the checkpoint holds velocities: it was made with momentum='correct', or preconditioned, so load it "
@@ -175,6 +175,10 @@ class Feedback:
             )
         self._residuals.check(residuals)
         self._velocities.check(velocities)
+
+    def load_state_dict(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
+        """Replace all that is kept; what is not named starts from zero."""
+        self.check_state(residuals, velocities)
         self._residuals.load_state_dict(residuals)
         self._velocities.load_state_dict(velocities)
 

@@ -251,10 +251,10 @@ class SecondMoment:
         for name in state:
             if name and name not in self.tensors:
                 raise ValueError(f"the checkpoint holds moments for {name!r}, which this model does not have")
+            if name and state[name]["squares"].numel() != self.tensors[name].size:
+                raise ValueError(f"the checkpoint's moments for {name!r} are of another shape, or of another kind")
         for name, tensor in self.tensors.items():
             bag, own = state.get(name), self.squares[tensor.place : tensor.place + tensor.size]
-            if bag is not None and bag["squares"].shape != own.shape:
-                raise ValueError(f"the checkpoint's moments for {name!r} are of another shape, or of another kind")
             own.copy_(bag["squares"]) if bag else own.zero_()
             numbers = (self.steps, self.powers1, self.powers2)
             for kept, value in zip(numbers, bag["numbers"] if bag else (0, 1, 1), strict=True):

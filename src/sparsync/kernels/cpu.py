@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 SWITCH = "SPARSYNC_COMPILED"  # 0 in the environment: never
 LEAST = 1 << 16  # entries of a flat gradient that are worth loading numba
 SHARE = 1 << 18  # entries that are worth a thread
-OPERATIONS = ("accumulate", "topk", "threshold", "precondition")  # that have such loops
+OPERATIONS = ("accumulate", "topk", "threshold", "precondition", "checksum")  # that have such loops
 log = logging.getLogger("sparsync")
 
 
@@ -46,6 +46,11 @@ def available() -> bool:
         log.debug("the CPU pass is not compiled: %s: %s", type(error).__name__, error)
         return False
     return True
+
+
+def loaded() -> bool:
+    """Return whether the compiled loops are there already, so that using them costs nothing."""
+    return available.cache_info().currsize > 0 and available()
 
 
 def usable(u: Tensor, *others: Tensor) -> bool:

@@ -34,6 +34,7 @@ from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualSketch,
 from sparsync.sparse import NONFINITE, SparseGrad
 
 COUNT_EVERY = 100  # steps between messages that are encoded only to count their bytes
+VIRTUAL = "virtual"  # the training that states of virtual workers say they are of
 
 
 class VirtualExchange:
@@ -149,7 +150,8 @@ class VirtualExchange:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return of every worker what its handle's ``state_dict()`` would be in a process of its own."""
-        return [checkpoint.state_dict(worker, len(self.workers), self.tally.steps) for worker in self.workers]
+        workers, steps = len(self.workers), self.tally.steps
+        return [checkpoint.state_dict(worker, workers, steps, VIRTUAL) for worker in self.workers]
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue from ``state_dict()``, of as many workers."""

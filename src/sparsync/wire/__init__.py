@@ -2,7 +2,7 @@
 
 from sparsync.kernels.message.header import HEADER, Header
 from sparsync.wire.indices import INDEX_CODECS, IndexCodec
-from sparsync.wire.message import MAGIC, VERSION, Wire
+from sparsync.wire.message import MAGIC, VERSION, Wire, read_headers, seal, within
 from sparsync.wire.shape import WORD, Shape
 from sparsync.wire.values import CODECS, ValueCodec
 
@@ -18,4 +18,7 @@ __all__ = [
     "Shape",
     "ValueCodec",
     "Wire",
+    "read_headers",
+    "seal",
+    "within",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsync.kernels.codecs import CODECS
 from sparsync.kernels.device import on_device_of, usable_on
 from sparsync.kernels.launcher import Launcher
-from sparsync.kernels.message.header import HEADER
+from sparsync.kernels.message.header import HEADER, SUM
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire.bits import words_for
@@ -22,8 +22,10 @@ from sparsync.wire.shape import Shape
 
 BLOCK = 128  # entries
 PIECE = 4096 * 32  # entries of the gradient whose marks one program counts
+WORDS = 1024  # of a message that are summed at a time
 HIGH = 256  # words of an Elias-Fano coded message that one program reads
 TILE = 8192  # entries of the gradient that are summed at a time
+PIECES = 256  # programs that share the sum over a message, at most
 PROGRAMS = 2112  # that stay: sixteen for each multiprocessor of the largest GPUs
 RANKS = 16  # at most, whose entries are read at once
 MOST = 2**31 - PIECE
@@ -65,6 +67,7 @@ class DeviceMessage:
 
         self.message = zeros(self.words)
         self.message16 = self.message.view(torch.int16)
+        self.checksum = self.message[SUM : SUM + 2].view(torch.int64)
         self._read: tuple[Tensor, Tensor, Tensor] | None = None
         self.gathered: Tensor | None = None
         self.bitmap, self.lines, self.sums = zeros(self.pieces * 4096), zeros(self.pieces * 128), zeros(self.pieces)
@@ -92,7 +95,7 @@ class DeviceMessage:
             self.launch(
                 kernels.write_header, (1,),
                 self.sums, self.pieces, sent.count, sent.flags, sent.where, self.message, MAGIC << 16 | VERSION,
-                sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024,
+                sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024, SEALED=False,
             )  # fmt: skip
             self.launch(
                 kernels.write, (entries,),
@@ -101,12 +104,19 @@ class DeviceMessage:
                 len(self.layout.segments), self.plane,
                 BLOCK=BLOCK, WIDTH=self.width, CODEC=self.codec, STEPS=self.steps,
             )  # fmt: skip
-            self.launch(kernels.unmark, (entries,), sent.indices, sent.count, self.bitmap, BLOCK=BLOCK)
+            self.launch(
+                kernels.unmark, (entries,),
+                sent.indices, sent.count, self.bitmap, self.message, self.words, self.checksum, min(PIECES, entries),
+                BLOCK=BLOCK, PIECE=WORDS,
+            )  # fmt: skip
         return self.message
 
-    def write_mean(self, rows: Tensor, failed_exchange: Tensor, out: Tensor, overflow: Tensor | None) -> None:
+    def write_mean(
+        self, rows: Tensor, failed_exchange: Tensor, out: Tensor, overflow: Tensor | None, number: int = 1
+    ) -> None:
         """Overwrite ``out`` with the mean of the messages ``rows``, summed in their order; with 0 where
-        ``failed_exchange`` is not 0. ``overflow`` becomes 1 where that is not finite."""
+        ``failed_exchange`` is not 0. ``overflow`` becomes 1 where that is not finite; ``failed_exchange`` becomes
+        ``number``, this exchange, where a message has entries that do not exist."""
         from sparsync.kernels.message import triton as kernels
 
         rows, rows16, indices = self._views(rows)
@@ -119,20 +129,20 @@ class DeviceMessage:
                 self.launch(kernels.count_ones, (blocks, self.workers), *high, BLOCK=HIGH)
                 self.launch(
                     kernels.expand, (blocks, self.workers),
-                    *high, indices, index_stride, BLOCK=HIGH, BLOCKS=max(2, 1 << (blocks - 1).bit_length()),
-                    WIDTH=self.width,
+                    *high, indices, index_stride, failed_exchange, number, BLOCK=HIGH,
+                    BLOCKS=max(2, 1 << (blocks - 1).bit_length()), WIDTH=self.width,
                 )  # fmt: skip
             self.launch(
                 kernels.find_tiles, (self.workers, -(-(self.tiles + 1) // BLOCK)),
-                rows, stride, indices, index_stride, failed_exchange, self.begins, self.tiles, self.shape.capacity,
-                TILE=TILE, STEPS=self.shape.capacity.bit_length(), BLOCK=BLOCK,
+                rows, stride, indices, index_stride, failed_exchange, number, self.begins, self.tiles,
+                self.shape.capacity, TILE=TILE, STEPS=self.shape.capacity.bit_length(), BLOCK=BLOCK,
             )  # fmt: skip
             self.launch(
                 kernels.sum_tiles, (self.programs,),
                 rows, rows16, stride, indices, index_stride, self.begins, self.scratch, out,
-                failed_exchange if overflow is None else overflow, self.starts, self.owners, self.spans,
-                len(self.layout.segments), self.tiles, self.programs, self.workers, float(self.workers),
-                self.values_at, self.plane,
+                failed_exchange if overflow is None else overflow, failed_exchange, number, self.starts, self.owners,
+                self.spans, len(self.layout.segments), self.tiles, self.programs, self.workers, float(self.workers),
+                self.values_at, self.plane, self.shape.numel,
                 TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
                 CHECK=overflow is not None, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
             )  # fmt: skip
@@ -159,7 +169,8 @@ class DeviceMessage:
                 kernels.gather_mean, grid,
                 rows, rows16, self.words, indices, index_stride, self.begins, out, self.gathered, self.products,
                 self.starts, self.owners, self.spans, len(self.layout.segments), self.tiles, self.shape.capacity,
-                self.entries, self.values_at, self.plane, BLOCK=BLOCK, CODEC=self.codec, STEPS=self.steps,
+                self.entries, self.values_at, self.plane, self.shape.numel, BLOCK=BLOCK, CODEC=self.codec,
+                STEPS=self.steps,
             )  # fmt: skip
             self.launch(
                 kernels.find_factor, (1,),
@@ -169,7 +180,7 @@ class DeviceMessage:
             self.launch(
                 kernels.multiply_mean, grid,
                 indices, index_stride, self.begins, self.gathered, self.factor, out, self.tiles, self.shape.capacity,
-                BLOCK=BLOCK,
+                self.shape.numel, BLOCK=BLOCK,
             )  # fmt: skip
         return self.factor
 

@@ -1,6 +1,8 @@
 """A sparse gradient as one flat message of 32-bit words, and back.
 
-    header (8 words) | indices | values
+    header (10 words) | indices | values
+
+The header ends with a checksum of the whole message; ``kernels/checksum/reference.py`` says what it finds out.
 
 Everything is viewed as integers, never converted: no arithmetic touches a bit pattern on its way. The size of a message
 follows from the layout alone, so no sizes are exchanged. Several gradients of one shape, a row each, become as many
@@ -12,16 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER, WHERE, Header
+from sparsync.errors import Damaged
+from sparsync.kernels.checksum import checksum, checksum_on_host
+from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER, SUM, WHERE, Header
 from sparsync.sparse import SparseGrad
+from sparsync.wire import bits
 from sparsync.wire.indices import INDEX_CODECS, IndexCodec
 from sparsync.wire.shape import WORD, Shape
 from sparsync.wire.values import CODECS, ValueCodec
 
-VERSION = 1
+VERSION = 2
 MAGIC = 0x5350  # "SP"
 
 
@@ -62,7 +68,7 @@ class Wire:
         return WORD * (HEADER + indices + self.codec.words(shape.capacity, shape.segments, shape.dtype))
 
     def header(self, sent: SparseGrad, sequence: int, unit: int, digest: int) -> Tensor:
-        """Return the header alone; count and flags are copied on the device they are on."""
+        """Return the header; count and flags are copied on the device they are on. If it travels alone, ``seal`` it."""
         sequence &= 0x7FFFFFFF  # a long training wraps round
         words = torch.tensor(Header(MAGIC << 16 | VERSION, sequence, unit, digest, 0, 0, 0), dtype=torch.int32)
         words = words.to(sent.values.device).expand(*sent.count.shape, HEADER).clone()
@@ -70,14 +76,54 @@ class Wire:
         return words
 
     def encode(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor) -> Tensor:
-        """Return the message: an int32 tensor of ``bytes(shape)`` bytes."""
+        """Return the message, sealed: an int32 tensor of ``bytes(shape)`` bytes."""
         sent = self.index_codec.arrange(sent)
-        return torch.cat([header, self.index_codec.pack(sent, shape), self.codec.pack(sent, segment_of, shape)], -1)
+        parts = [header, self.index_codec.pack(sent, shape), self.codec.pack(sent, segment_of, shape)]
+        return seal(torch.cat(parts, -1))
 
     def decode(self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> SparseGrad:
-        """Return the gradient a message was made from, bit for bit; in ascending order if ``"ef"`` coded."""
+        """Return the gradient a message was made from, bit for bit; in ascending order if ``"ef"`` coded.
+
+        Whether the message came as it was sent, ``read_headers`` says. But whatever it holds, no entry of the result
+        lies outside the shape: on the host that is an error, on a device, which nobody waits for, such an entry is NaN.
+        """
         split = HEADER + self.index_codec.words(shape)
         count, flags, where = message[..., ENTRIES].long(), message[..., FLAGS], message[..., WHERE]
+        count, misfit = within(count, shape.capacity + 1, "entries")
         indices = self.index_codec.unpack(message[..., HEADER:split], count, shape)
+        indices, outside = within(indices, shape.numel, "index")
         values = self.codec.unpack(message[..., split:], indices, count, segment_of, shape)
+        if misfit is not None and outside is not None:
+            values = values.masked_fill(outside | misfit.unsqueeze(-1), torch.nan)
         return SparseGrad(indices, values, count, shape.numel, flags, where)
+
+
+def seal(messages: Tensor) -> Tensor:
+    """Write the checksums of messages, or of headers alone, into them."""
+    if bits.on_host(messages):
+        words = messages.numpy()
+        words[..., SUM : SUM + 2] = checksum_on_host(words).view(np.int32).reshape(*words.shape[:-1], 2)
+    else:
+        messages[..., SUM : SUM + 2] = checksum(messages).unsqueeze(-1).view(torch.int32)
+    return messages
+
+
+def read_headers(messages: Tensor) -> list[Header]:
+    """Return the headers of messages that were received, a row each; of each, whether it was damaged."""
+    if bits.on_host(messages):
+        headers, sums = messages.numpy()[:, :HEADER].copy(), checksum_on_host(messages.numpy())
+    else:
+        headers, sums = messages[:, :HEADER].cpu().numpy(), checksum(messages).cpu().numpy()
+    headers[:, SUM : SUM + 2] ^= sums.view(np.int32).reshape(-1, 2)
+    return [Header(*words) for words in headers.tolist()]
+
+
+def within(numbers: Tensor, limit: int, what: str) -> tuple[Tensor, Tensor | None]:
+    """Return numbers that must be from 0 to below ``limit``: others are an error on the host. On a device, which nobody
+    waits for, they become 0, and the second result says which."""
+    if not bits.on_host(numbers):
+        outside = (numbers < 0) | (numbers >= limit)
+        return numbers.masked_fill(outside, 0), outside
+    if numbers.numel() and int(numbers.numpy().view(np.uint64).max()) >= limit:  # below 0 they are huge
+        raise Damaged(f"a message was not read: it has an {what} outside 0 to {limit - 1}")
+    return numbers, None

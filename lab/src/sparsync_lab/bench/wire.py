@@ -11,15 +11,18 @@ from statistics import median
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from sparsync.collectives.base import shape_of
+from sparsync.collectives.base import MeanOf, shape_of
 from sparsync.compressors import Context, TopK
 from sparsync.kernels import Memory
+from sparsync.kernels.checksum import checksum_on_host
 from sparsync.layout import Layout, Span
 from sparsync.wire import INDEX_CODECS, Wire
 
 CODED = ("int", "ef")
 WARM_UP = 2  # rounds that are not counted
+WORKERS = 4  # whose messages are read together
 T = TypeVar("T")
 
 
@@ -51,7 +54,8 @@ class WireRow:
     """One index codec's figures: bits an index, the fewest any code could take on average, and milliseconds.
 
     ``encode_ms`` and ``decode_ms`` are of a whole message with fp32 values; ``select_ms`` is exact top-k of the same
-    gradient.
+    gradient. ``read_ms`` is decoding a message of every worker and writing the mean, ``checksum_ms`` their checksums;
+    both a message.
     """
 
     indices: str
@@ -61,6 +65,8 @@ class WireRow:
     encode_ms: float
     decode_ms: float
     select_ms: float
+    read_ms: float
+    checksum_ms: float
 
 
 def measure(bench: WireBench, progress: Callable[[int], None] = lambda done: None) -> list[WireRow]:
@@ -83,6 +89,13 @@ def _measure(bench: WireBench, progress: Callable[[int], None]) -> list[WireRow]
     selects: list[float] = []
     encodes: dict[str, list[float]] = {name: [] for name in CODED}
     decodes: dict[str, list[float]] = {name: [] for name in CODED}
+    reads: dict[str, list[float]] = {name: [] for name in CODED}
+    checks: dict[str, list[float]] = {name: [] for name in CODED}
+    mean = torch.zeros_like(grad)
+
+    def read(wire: Wire, rows: Tensor) -> None:
+        MeanOf([wire.decode(row, layout.segment_of, shape) for row in rows], WORKERS).write(mean)
+
     for turn in range(WARM_UP + bench.rounds):
         residual.zero_()
         memory = Memory(residual, residual)
@@ -92,6 +105,9 @@ def _measure(bench: WireBench, progress: Callable[[int], None]) -> list[WireRow]
             header = wire.header(sent, turn, layout.id, layout.digest)
             message = _timed(encodes[name], partial(wire.encode, sent, layout.segment_of, shape, header))
             _timed(decodes[name], partial(wire.decode, message, layout.segment_of, shape))
+            rows = message.repeat(WORKERS, 1)
+            _timed(checks[name], partial(checksum_on_host, rows.numpy()))
+            _timed(reads[name], partial(read, wire, rows))
         progress(1)
 
     def middle(times: list[float]) -> float:
@@ -107,6 +123,8 @@ def _measure(bench: WireBench, progress: Callable[[int], None]) -> list[WireRow]
             middle(encodes[name]),
             middle(decodes[name]),
             middle(selects),
+            middle(reads[name]) / WORKERS,
+            middle(checks[name]) / WORKERS,
         )
         for name, codec in ((name, INDEX_CODECS[name]) for name in CODED)
     ]

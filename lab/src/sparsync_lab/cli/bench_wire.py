@@ -6,16 +6,19 @@ import csv
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from sparsync_lab.bench.wire import WARM_UP, WireBench, WireRow, measure
+from sparsync_lab.bench.wire_kernels import KernelRow, measure_kernels
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
-HEADINGS = ("entries", "density", "indices", "bits", "bound", "ratio", "encode", "decode", "select ms")
+HEADINGS = ("entries", "density", "indices", "bits", "bound", "ratio", "encode", "decode", "select ms", "checksum")
+KERNEL_HEADINGS = ("entries", "density", "indices", "values", "workers", "pack", "decode", "check ms", "checksum")
 
 
 def wire(
@@ -29,21 +32,37 @@ def wire(
         0.01,
     ],
     rounds: Annotated[int, typer.Option(help="How often everything is timed.")] = 15,
-    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/bench-wire-cpu.csv"),
+    device: Annotated[str, typer.Option(help="cpu, or cuda: then the kernels that make and read messages.")] = "cpu",
+    workers: Annotated[int, typer.Option(help="Ranks whose messages a GPU reads.")] = 16,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
 ) -> None:
     """Measure size and time of messages with plain and with Elias-Fano coded indices, beside the time of selection."""
     where = environment()
     benches = [WireBench(n, share, rounds) for n in entries for share in density]
+    out = out or Path(f"results/bench-wire-{'gpu' if device == 'cuda' else 'cpu'}.csv")
     out.parent.mkdir(parents=True, exist_ok=True)
     console = Console()
+    if device == "cuda":
+        where |= {"device": torch.cuda.get_device_name()}
+        with progress_bar(console, where["device"], len(benches) * (WARM_UP + rounds)) as progress:
+            cuda = torch.device("cuda")
+            timed = [(bench, row) for bench in benches for row in measure_kernels(bench, workers, cuda, progress)]
+        console.print(_kernel_table(timed, workers))
+        console.print("Milliseconds; the checksum as a share of reading all messages without it.", highlight=False)
+        _write([_kernel_line(bench, row, workers) | where for bench, row in timed], out)
+        return
     with progress_bar(console, "1 thread", len(benches) * (WARM_UP + rounds)) as progress:
         measured = [(bench, row) for bench in benches for row in measure(bench, progress)]
     console.print(_table(measured))
     console.print(
-        "Bits per index, beside the fewest possible. A worker encodes once and decodes a message per worker.",
+        "Bits per index, beside the fewest possible. A worker encodes once and decodes a message per worker. The "
+        "checksum as a share of decoding messages and writing their mean.",
         highlight=False,
     )
-    lines = [_line(bench, row) | where for bench, row in measured]
+    _write([_line(bench, row) | where for bench, row in measured], out)
+
+
+def _write(lines: list[dict[str, Any]], out: Path) -> None:
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
         writer.writeheader()
@@ -66,8 +85,37 @@ def _table(measured: list[tuple[WireBench, WireRow]]) -> Table:
             f"{row.encode_ms:.3f}",
             f"{row.decode_ms:.3f}",
             f"{row.select_ms:.3f}",
+            f"{row.checksum_ms / row.read_ms:.1%}",
         )
     return table
+
+
+def _kernel_table(timed: list[tuple[WireBench, KernelRow]], workers: int) -> Table:
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
+    for heading in KERNEL_HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("indices", "values") else "right", no_wrap=True)
+    for bench, row in timed:
+        times = (f"{ms:.4f}" for ms in (row.pack_ms, row.decode_ms, row.check_ms))
+        what = (f"{bench.entries:,}", f"{bench.density:g}", row.indices, row.values, str(workers))
+        table.add_row(*what, *times, f"{row.share:.1%}")
+    return table
+
+
+def _kernel_line(bench: WireBench, row: KernelRow, workers: int) -> dict[str, Any]:
+    return {
+        "entries": bench.entries,
+        "density": bench.density,
+        "workers": workers,
+        "indices": row.indices,
+        "values": row.values,
+        "words": row.words,
+        "pack_ms": f"{row.pack_ms:.5f}",
+        "headers_ms": f"{row.headers_ms:.5f}",
+        "check_ms": f"{row.check_ms:.5f}",
+        "decode_ms": f"{row.decode_ms:.5f}",
+        "checksum_to_decode": f"{row.share:.4f}",
+        "rounds": bench.rounds,
+    }
 
 
 def _line(bench: WireBench, row: WireRow) -> dict[str, Any]:
@@ -83,6 +131,9 @@ def _line(bench: WireBench, row: WireRow) -> dict[str, Any]:
         "decode_ms": f"{row.decode_ms:.4f}",
         "select_ms": f"{row.select_ms:.4f}",
         "coding_to_select": f"{(row.encode_ms + row.decode_ms) / row.select_ms:.4f}",
+        "read_ms": f"{row.read_ms:.4f}",
+        "checksum_ms": f"{row.checksum_ms:.4f}",
+        "checksum_to_decode": f"{row.checksum_ms / row.read_ms:.4f}",
         "rounds": bench.rounds,
         "threads": 1,
     }

@@ -2,8 +2,9 @@
 
 ``p1.py``, ``p2.py``, ``p3.py``, ``beyond.py`` and ``adamw.py`` hold the items; ``item.py`` says what an item is,
 ``run.py`` what a training is and holds its history, ``trainings.py`` makes it, in pieces, ``run_queue.py`` shares them
-between processes. ``sweep.py`` lists what is compared at equal bytes, ``lr_search.py`` searches its learning rates, and
-``tables.py`` shows the results; ``adamw_sweep.py`` and ``adamw_tables.py`` do so for AdamW.
+between processes. ``sweep.py`` lists what is compared at equal bytes, ``equal_bytes.py`` finds the densities for that,
+``lr_search.py`` searches learning rates, and ``tables.py`` shows the results; ``adamw_sweep.py`` and
+``adamw_tables.py`` do so for AdamW.
 """
 
 from sparsync_lab.papers import adamw, beyond, p1, p2, p3

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import product
 from math import isnan, log10
 from typing import Any
 
-from sparsync.collectives import AllGather
-from sparsync.engine.budget import four_digits
-from sparsync.layout import Layout
-from sparsync.wire import Wire
+from sparsync_lab.papers.equal_bytes import density_of, options_in
 from sparsync_lab.papers.run import SEEDS, History, Run
-from sparsync_lab.papers.step_times import spans_of
-from sparsync_lab.papers.sweep import ABLATIONS, METHODS, SETTINGS, STAGES, Method, Setting, Stage, method_of
-from sparsync_lab.papers.trainings import traffic_per_step
+from sparsync_lab.papers.sweep import ABLATIONS, METHODS, SETTINGS, STAGES, Method, Setting, Stage
 
 START = 6.0  # seconds until a training is under way
 
@@ -198,17 +192,6 @@ class LearningRateSearch:
         return [label for label in self.asked(model) if label in self.rows]
 
 
-def options_in(setting: Setting, method: Method) -> dict[str, Any]:
-    """Return a method's options; where the optimizer has no momentum of SGD's kind, there is none to correct."""
-    options = dict(method.options)
-    if setting.momentum > 0 and setting.optimizer == "sgd":
-        return options
-    if method.name == "dgc":
-        return options | {"momentum": "keep"}
-    corrects = options.get("momentum") == "correct"
-    return {name: value for name, value in options.items() if not (corrects and name in ("momentum", "beta"))}
-
-
 def best_factor(known: Mapping[float, History]) -> float:
     """Return the factor with the best last score; among equals the one nearest to 1."""
     return max(known, key=lambda factor: (goodness(known[factor]), -abs(log10(factor))))
@@ -225,35 +208,3 @@ def goodness(history: History) -> float:
     """Return the last score, so that more is better; least of all if it is not a number."""
     last = history.last
     return float("-inf") if isnan(last) else last if history.score == "accuracy" else -last
-
-
-def budget(model: str, workers: int) -> float:
-    """Return the bytes of a step of TopK-SGD: 0.1 % of all entries, 32 + 32 bits each, gathered."""
-    spans = spans_of(model)
-    layout = Layout.cut(spans, numel=spans[-1].stop, scope="global", density=0.001)
-    return AllGather().traffic(layout, Wire(), workers).mean_bytes
-
-
-@cache
-def density_of(setting: Setting, label: str, length: int) -> float:
-    """Return the largest density at which a method sends no more than TopK-SGD, over the whole training."""
-    method = method_of(label)
-    if method.front == 1 and length > 0:
-        return density_of(setting, label, 0)
-    options = {**options_in(setting, method), "density": 0.001}
-    run = Run(label, setting.model, method.name, options, method.settings, setting.workers, front=method.front,
-              steps=setting.lengths[length])  # fmt: skip
-    return within(run, budget(setting.model, setting.workers))
-
-
-def within(run: Run, allowed: float) -> float:
-    """Return the largest density at which a step of the run sends no more than that."""
-    cost, low, high = traffic_per_step(run), 1e-5, 0.05
-    if cost(high) <= allowed:
-        low, high = high, 0.5
-    for _ in range(16):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if cost(middle) <= allowed else (low, middle)
-    if cost(low) > allowed:
-        raise ValueError(f"{run.label} sends {cost(low):,.0f} bytes a step, most of them dense, of {allowed:,.0f}")
-    return four_digits(low)  # they are part of the run's name

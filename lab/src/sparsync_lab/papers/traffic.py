@@ -11,7 +11,7 @@ from sparsync.config import RECIPES, resolve
 from sparsync.engine.budget import within_budget
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.layout import Layout, Span
-from sparsync.wire import Wire
+from sparsync.wire import HEADER, WORD, Wire
 from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
@@ -86,8 +86,9 @@ def traffic(context: RunContext) -> Result:
             "P3's abstract, all we have of it, gives the orders O(kP) and O(k log P) and no numbers. With our tree "
             "the root sends and receives k log₂ P entries each; a worker sends less than 2k on average.",
             "Balanced is ours, after Ok-Topk, which came later: every worker sends about 2k, none more than another.",
-            "An entry takes 8 bytes (index and value) and a message has a header of 32 bytes. sparsync bench traffic "
-            "holds these numbers against the counters of a network interface (results/bench-traffic.csv).",
+            f"An entry takes 8 bytes (index and value) and a message has a header of {WORD * HEADER} bytes. "
+            "sparsync bench traffic holds these numbers against the counters of a network interface "
+            "(results/bench-traffic.csv).",
         ],
         columns,
     )

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsync.compressors import ThresholdK
-from sparsync.config import registry, resolve
+from sparsync.config import ExchangePlan, registry, resolve
 from sparsync.config.recipes import RECIPES
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.schedule import FrontLoaded
@@ -275,17 +276,21 @@ def _options(run: Run) -> dict[str, Any]:
     return {**options, "seed": run.seed, **extra}
 
 
-def traffic_per_step(run: Run) -> Callable[[float], float]:
-    """Return the bytes that a worker sends in a step, as a function of the density of what is compressed; on average if
-    the density changes."""
+def plan_of(run: Run) -> tuple[ExchangePlan, dict[str, Tensor]]:
+    """Return what decides about a training's bytes: its plan, and the parameters without their memory."""
     with torch.device("meta"):
         model = CATALOGUE[run.model].make()
     # What the optimizer does changes no bytes, and it is not there.
     options = _options(replace(run, front=1.0)) | {"momentum": "keep", "follow_lr": False}
     needless = ("clip", "beta", "masking")
     plan = resolve(**{name: value for name, value in options.items() if name not in needless})
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    at = bytes_per_step(plan, named, run.workers, whole=True)
+    return plan, {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def traffic_per_step(run: Run) -> Callable[[float], float]:
+    """Return the bytes that a worker sends in a step, as a function of the density of what is compressed; on average if
+    the density changes."""
+    at = bytes_per_step(*plan_of(run), run.workers, whole=True)
 
     def mean(density: float) -> float:
         if run.front == 1:

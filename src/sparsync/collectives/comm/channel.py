@@ -5,24 +5,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
+from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.collectives.comm.device_status import Report
-from sparsync.collectives.comm.header_checks import SAME, HeaderChecks, HostChecks, disagreement
+from sparsync.collectives.comm.header_checks import SAME, HeaderChecks, HostChecks, check_intact, disagreement
 from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
 from sparsync.kernels.device import usable_on
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.version import __version__
-from sparsync.wire import HEADER, VERSION, Header, Wire
+from sparsync.wire import HEADER, VERSION, Header, Wire, read_headers
 from sparsync.workspace import Workspace
 
 # torch 2.13 gave the call its new name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+LONGEST = 365 * 24 * 3600  # seconds: what lies far beyond, no clock of the backends can hold
 
 
 class Channel:
@@ -41,8 +45,7 @@ class Channel:
     def __init__(
         self, peers: dist.ProcessGroup | None, wire: Wire, deadline: float = 300.0, device: torch.device | None = None
     ) -> None:
-        if not deadline > 0:
-            raise ValueError(f"deadline must be above 0 seconds, got {deadline!r}")
+        check_deadline(deadline)
         self.wire = wire
         self.rank = 0 if peers is None else dist.get_rank(peers)
         self.size = 1 if peers is None else dist.get_world_size(peers)
@@ -51,6 +54,7 @@ class Channel:
         self.group: dist.ProcessGroup | None = None
         self.backend = "none"
         self._bytes = 0
+        self._messages: CommThread | None = None  # waits for messages between two ranks
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
         if peers is None or (self.size == 1 and _backend(peers, device) != "nccl"):
@@ -61,8 +65,8 @@ class Channel:
         # The store of the model's group is there before any exchange. Each rank counts how often it came here: the
         # same number on all of them.
         store = PrefixStore("sparsync", peers.get_group_store())
-        turn = store.add(f"rank {self.rank}", 1)
-        self.monitor = StoreMonitor(PrefixStore(str(turn), store), self.rank, self.size, deadline)
+        self.monitor = StoreMonitor(store, self.rank, self.size, deadline)
+        self.monitor.store.enter(str(self.monitor.ask(lambda store: store.add(f"rank {self.rank}", 1), self.place)))
         self.checks = HostChecks(self.monitor)
         self.assert_consistent("version", f"sparsync {__version__}, format {VERSION}")  # and so all ranks are here
         # A group of our own: our exchanges can never be taken for the model's. Its own time limit is only a net under
@@ -73,7 +77,8 @@ class Channel:
         self._local = len(ranks) < dist.get_world_size()
         usual = str(dist.get_backend_config(peers)) == str(dist.get_backend_config())
         backend = None if usual else dist.get_backend(peers)  # as the peers have, which may not be the default
-        self.group = dist.new_group(ranks, limit, backend, use_local_synchronization=self._local)
+        new_group = partial(dist.new_group, ranks, limit, backend, use_local_synchronization=self._local)
+        self.group = self.monitor.ask(lambda _: new_group(), self.place)  # torch asks the store, without a time limit
         self.backend = _backend(self.group, device)
         self.may_defer = self.backend == "nccl" and usable_on(device)
 
@@ -132,7 +137,8 @@ class Channel:
         return count
 
     def verify(self, rows: Tensor) -> list[Header]:
-        """Return the headers of the messages ``rows``; raises, on every rank alike, if they disagree or a rank failed.
+        """Return the headers of the messages ``rows``, or of headers that travel alone; raises, on every rank alike, if
+        they disagree, a rank failed or a message was damaged.
 
         Where the device checks them there are none yet: the host hears of them with the step.
         """
@@ -145,8 +151,9 @@ class Channel:
             self.monitor.wait(report.there, self.place)
 
     def verify_pair(self, ours: Tensor, theirs: Tensor, source: int) -> Header:
-        """Return the header of a message from rank ``source``, which must be at the same exchange as ours."""
-        mine, other = (Header(*message[:HEADER].tolist()) for message in (ours, theirs))
+        """Return the header of a message from rank ``source``: it must be whole, and at the same exchange as ours."""
+        mine, (other,) = Header(*ours[:HEADER].tolist()), read_headers(theirs.unsqueeze(0))
+        check_intact([other], [source], self.monitor)
         for field in SAME:
             said = getattr(mine, field), getattr(other, field)
             if said[0] != said[1]:
@@ -164,6 +171,8 @@ class Channel:
         # would get its name, find its old keys in the store, and hang.
         if self.group is not None and dist.is_initialized() and not self._local:
             dist.destroy_process_group(self.group)
+        self._abandon_messages()
+        self.monitor.close()
         self.group, self.size = None, 1
 
     def _wait(self, work: dist.Work | None) -> None:
@@ -175,7 +184,8 @@ class Channel:
 
     def _pair(self, start: Callable[[], dist.Work | None]) -> None:
         """Wait for a message between two ranks. With Gloo on a thread of its own, which is given all the time there is:
-        a wait for such a message that runs out closes the connection."""
+        a wait for such a message that runs out closes the connection. One thread for all of them: each that has called
+        the backend leaves some of its memory behind when it ends."""
         if self.backend != "gloo":
             self._wait(start())
             return
@@ -190,10 +200,20 @@ class Channel:
                 broken.append(str(error).splitlines()[0])
             over.set()
 
-        threading.Thread(target=finish, name="sparsync message", daemon=True).start()
-        self.monitor.wait(over.wait, self.place)
+        self._messages = self._messages or CommThread(threaded=True, name="sparsync message")
+        self._messages.submit(finish)
+        try:
+            self.monitor.wait(over.wait, self.place)
+        except BaseException:  # it may wait for a message that never comes
+            self._abandon_messages()
+            raise
         if broken:
             self.monitor.fail(f"the connection to a rank broke ({broken[0]})", self.place)
+
+    def _abandon_messages(self) -> None:
+        if self._messages is not None:
+            self._messages.abandon()
+            self._messages = None
 
     def _done(self, work: dist.Work, seconds: float) -> bool:
         """Wait at most ``seconds``; whether the exchange is over."""
@@ -208,6 +228,12 @@ class Channel:
             return True
         except RuntimeError as error:
             self.monitor.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
+
+
+def check_deadline(deadline: float) -> None:
+    """Refuse what is no time that anything could wait for."""
+    if not (isinstance(deadline, int | float) and 0 < deadline <= LONGEST):
+        raise ValueError(f"deadline must be above 0 seconds and at most a year ({LONGEST:,} s), got {deadline!r}")
 
 
 def _backend(group: dist.ProcessGroup, device: torch.device) -> str:

@@ -15,13 +15,17 @@ class CommThread:
 
     Multi-round exchanges on Gloo must not run inside a future's callback: its few callback threads would wait for each
     other. One ordered thread cannot.
+
+    Args:
+        threaded: whether there is a thread.
+        name: of the thread.
     """
 
-    def __init__(self, threaded: bool) -> None:
+    def __init__(self, threaded: bool, name: str = "sparsync") -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         if threaded:
-            self._thread = threading.Thread(target=self._run, name="sparsync", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
     @property
@@ -45,9 +49,13 @@ class CommThread:
     def close(self) -> None:
         """Finish what was submitted, then end the thread."""
         if self._thread is not None:
-            self._jobs.put(None)
+            self.abandon()
             self._thread.join()
             self._thread = None
+
+    def abandon(self) -> None:
+        """End the thread when what was submitted is done, without waiting for that."""
+        self._jobs.put(None)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

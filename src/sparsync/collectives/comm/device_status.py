@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, MAGIC, VERSION, Header
 
 BLOCK, PROGRAMS = 1024, 264
+WORDS = 4096  # of a message that are summed at a time
+FIRST = 2  # word of a report that is a header's
 PAUSE = 20e-6  # seconds between two looks at the device
 
 
@@ -57,50 +60,63 @@ class Report:
         return words
 
 
+class Outcome(NamedTuple):
+    """What came of a step: whether it was bad, the number of the first exchange that failed, if any, and the headers
+    that each of the step's exchanges saw."""
+
+    bad: bool
+    failed_exchange: int
+    exchanges: list[list[Header]]
+
+
 class DeviceStatus:
     """Decides on the device what an exchange comes to.
 
-    ``failed_exchange``: the number (from 1) of the first exchange whose headers disagreed or in which a rank failed, or
-    0: from it on nothing is applied, until the host hears of it. ``bad``: 1 if in this step a gradient, or a sum of
-    them, was not finite. The host hears of a step's exchanges all at once: ``bad``, then the headers of each of them.
+    ``failed_exchange``: the number (from 1) of the first exchange whose headers disagreed, in which a rank failed or a
+    message was damaged, or 0: from it on nothing is applied, until the host hears of it. ``bad``: 1 if in this step a
+    gradient, or a sum of them, was not finite. The host hears of a step's exchanges all at once: ``bad``,
+    ``failed_exchange``, then the headers of each of them.
     """
 
     def __init__(self, workers: int, device: torch.device) -> None:
         self.workers, self.device, self._launch = workers, device, Launcher()
         self.failed_exchange = torch.zeros((), dtype=torch.int32, device=device)
-        self._report = torch.zeros(1 + workers * HEADER, dtype=torch.int32, device=device)
-        self.bad, self._written = self._report[0], 1  # words that this step has written
+        self._sums = torch.zeros(workers + 1, dtype=torch.int64, device=device)  # for messages that are checked
+        self._report = torch.zeros(FIRST + workers * HEADER, dtype=torch.int32, device=device)
+        self.bad, self._written = self._report[0], FIRST  # words that this step has written
         self._spare: list[Tensor] = []
 
     def begin(self) -> None:
         """Begin a step."""
         self.bad.zero_()
-        self._written = 1
+        self._written = FIRST
 
     def write_header(self, sent: SparseGrad, header: Tensor, sequence: int, layout: Layout) -> Tensor:
-        """Write the header of ``sent``."""
+        """Write the header of ``sent``, sealed."""
         from sparsync.kernels.message import triton as kernels
 
         with on_device_of(header):
             self._launch(
                 kernels.write_header, (1,),
                 header, 0, sent.count, sent.flags, sent.where, header, MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF,
-                layout.id, layout.digest, BLOCK=1024,
+                layout.id, layout.digest, BLOCK=1024, SEALED=True,
             )  # fmt: skip
         return header
 
-    def check_headers(self, rows: Tensor, number: int) -> None:
-        """Look at the headers of the messages ``rows`` of exchange ``number``."""
+    def check_messages(self, rows: Tensor, number: int) -> None:
+        """Look at the messages ``rows`` of exchange ``number``, and at their headers."""
         from sparsync.kernels.status import triton as kernels
 
+        words = rows.shape[1]
+        programs = min(PROGRAMS, -(-words // WORDS))
         with on_device_of(rows):
             here, self._written = self._written, self._written + self.workers * HEADER
             if self._written > self._report.numel():
                 self._make_room()
             self._launch(
-                kernels.check_headers, (1,),
-                rows, rows.stride(0), self.workers, MAGIC << 16 | VERSION, number, self.failed_exchange, self.bad,
-                self._report, here, LANES=32,
+                kernels.check_messages, (programs, self.workers),
+                rows, rows.stride(0), words, self.workers, programs, MAGIC << 16 | VERSION, number, self._sums,
+                self.failed_exchange, self.bad, self._report, here, BLOCK=WORDS, LANES=32,
             )  # fmt: skip
 
     def check_finite(self, result: Tensor) -> None:
@@ -162,17 +178,19 @@ class DeviceStatus:
     def close_step(self) -> Report:
         """Send what came of the step to the host."""
         with on_device_of(self._report):
+            self._report[1].copy_(self.failed_exchange)
             return Report.of(self._report[: self._written], self._spare)
 
-    def read(self, report: Report) -> tuple[bool, list[list[Header]]]:
-        """Return what ``close_step`` said: whether the step was bad, and the headers that each exchange saw."""
+    def read(self, report: Report) -> Outcome:
+        """Return what ``close_step`` said."""
         words = report.read(self._spare)
-        headers = [Header(*words[i : i + HEADER]) for i in range(1, len(words), HEADER)]
-        return bool(words[0]), [headers[i : i + self.workers] for i in range(0, len(headers), self.workers)]
+        headers = [Header(*words[i : i + HEADER]) for i in range(FIRST, len(words), HEADER)]
+        exchanges = [headers[i : i + self.workers] for i in range(0, len(headers), self.workers)]
+        return Outcome(bool(words[0]), words[1], exchanges)
 
     def _make_room(self) -> None:
         """Make room for twice as many exchanges."""
-        larger = self._report.new_zeros(2 * self._report.numel() - 1)
+        larger = self._report.new_zeros(2 * self._report.numel() - FIRST)
         larger[: self._report.numel()] = self._report
         self._report, self.bad = larger, larger[0]
 

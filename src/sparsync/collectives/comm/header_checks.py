@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sparsync.collectives.comm.device_status import DeviceStatus
 from sparsync.collectives.comm.store_monitor import StoreMonitor
-from sparsync.errors import Mismatch, PeerFailed
+from sparsync.errors import Damaged, Mismatch, PeerFailed
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, SparseGrad
-from sparsync.wire import HEADER, MAGIC, VERSION, Header, Wire
+from sparsync.wire import HEADER, MAGIC, VERSION, Header, Wire, read_headers, seal
 from sparsync.workspace import Workspace
 
 OnStream = Callable[[torch.device], AbstractContextManager[Any]]
@@ -25,7 +25,7 @@ class HeaderChecks(Protocol):
     """Makes and checks headers; chosen once, when the exchanges begin."""
 
     def header(self, wire: Wire, sent: SparseGrad, sequence: int, layout: Layout, workspace: Workspace) -> Tensor:
-        """Return the header of ``sent`` alone."""
+        """Return the header of ``sent`` alone, sealed."""
         ...
 
     def room(self, workspace: Workspace, make: Callable[[], Tensor]) -> Tensor:
@@ -33,7 +33,7 @@ class HeaderChecks(Protocol):
         ...
 
     def check(self, rows: Tensor, sequence: int) -> list[Header]:
-        """Check the headers of the messages ``rows``; they are returned where the host knows them."""
+        """Check the messages ``rows``, and their headers; these are returned where the host knows them."""
         ...
 
     def failed_exchange(self, device: torch.device) -> Tensor:
@@ -42,20 +42,21 @@ class HeaderChecks(Protocol):
 
 
 class HostChecks:
-    """The host reads the headers, and raises on every rank alike if they disagree or a rank has failed."""
+    """The host reads the headers, and raises on every rank alike if they disagree, a rank has failed or a message was
+    damaged."""
 
     def __init__(self, monitor: StoreMonitor) -> None:
         self.monitor = monitor
         self._zeros: dict[torch.device, Tensor] = {}
 
     def header(self, wire: Wire, sent: SparseGrad, sequence: int, layout: Layout, workspace: Workspace) -> Tensor:
-        return wire.header(sent, sequence, layout.id, layout.digest)
+        return seal(wire.header(sent, sequence, layout.id, layout.digest))
 
     def room(self, workspace: Workspace, make: Callable[[], Tensor]) -> Tensor:
         return make()
 
     def check(self, rows: Tensor, sequence: int) -> list[Header]:
-        headers = [Header(*words) for words in rows[:, :HEADER].tolist()]
+        headers = read_headers(rows)
         check_headers(headers, self.monitor)
         return headers
 
@@ -101,7 +102,7 @@ class DeviceChecks:
         return buffer.rows
 
     def check(self, rows: Tensor, sequence: int) -> list[Header]:
-        self.status(rows.device).check_headers(rows, sequence)
+        self.status(rows.device).check_messages(rows, sequence)
         return []
 
     def failed_exchange(self, device: torch.device) -> Tensor:
@@ -117,17 +118,39 @@ class HeaderBuffer:
 
 
 def check_headers(headers: Sequence[Header], monitor: StoreMonitor) -> None:
-    """Raise, on every rank alike, if headers disagree or a rank has failed."""
+    """Raise, on every rank alike, if headers disagree, a rank has failed or a message was damaged."""
+    ranks = range(len(headers))
+    check_intact(headers, ranks, monitor)
     for rank, header in enumerate(headers):
         if header.flags & FAILED:
             raise PeerFailed(monitor.cause(rank))
-    ranks = range(len(headers))
     for field in SAME:
         said = [getattr(header, field) for header in headers]
         if len(set(said)) > 1:
             raise disagreement(field, ranks, said)
-    if headers[0].version != MAGIC << 16 | VERSION:
-        raise Mismatch(f"this is not a message of format {VERSION}: header {headers[0]}")
+
+
+def check_intact(headers: Sequence[Header], ranks: Sequence[int], monitor: StoreMonitor) -> None:
+    """Raise if what came from ``ranks`` are not messages as we send them. Other ranks may have got them whole: they are
+    told."""
+    for rank, header in zip(ranks, headers, strict=True):
+        if header.version != MAGIC << 16 | VERSION:
+            text = f"what rank {rank} sent is not a message of format {VERSION}: {header}"
+            raise monitor.broadcast_error(Mismatch(text))
+        if header.damaged:
+            text = (
+                f"the message of rank {rank} about unit {header.unit} did not arrive at rank {monitor.rank} as it was"
+            )
+            raise monitor.broadcast_error(Damaged(f"{text} sent: its checksum is another one"))
+
+
+def check_fits(failed_exchange: int, monitor: StoreMonitor) -> None:
+    """Raise if a message of that exchange, of which no header tells, named entries that do not exist."""
+    if failed_exchange:
+        text = (
+            f"exchange {failed_exchange - 1}: a message that rank {monitor.rank} got has entries outside its gradient"
+        )
+        raise monitor.broadcast_error(Damaged(text))
 
 
 def disagreement(field: str, ranks: Sequence[int], said: Sequence[int]) -> Mismatch:

@@ -37,6 +37,7 @@ class PartBuffers:
         self.own = self.rows.new_zeros(parts[0] + (parts[1] // 2 if half else parts[1]))
         self.gathered: Tensor | None = None  # made by the channel
         self._halves: dict[int, tuple[Tensor, Tensor]] = {}
+        self._headers = {id(rows): rows[:, :HEADER] for rows in (self.rows, self.received)}
 
     def pack(self, whole: Tensor, header: Tensor) -> Tensor:
         """Return messages that hold the header and each rank's part of a vector."""
@@ -48,6 +49,10 @@ class PartBuffers:
                 whole, header, *self._both(self.rows), *self.pieces, self.words, BLOCK=BLOCK, HALF=self.half,
             )  # fmt: skip
         return self.rows
+
+    def headers_of(self, rows: Tensor) -> Tensor:
+        """Return the headers of ``rows`` or ``received``: the same object each time."""
+        return self._headers[id(rows)]
 
     def add(self, rows: Tensor) -> Tensor:
         """Return the sums of this rank's part, in the order of the ranks, as they travel."""

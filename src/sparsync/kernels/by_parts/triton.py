@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsync.kernels.message.triton import HEADER, INFINITE, rounded
+from sparsync.kernels.message.triton import HEADER, INFINITE, WORDS, rounded
 
 NAN = tl.constexpr(0x7FC0)  # the bits of one, of bf16
 
@@ -43,8 +43,9 @@ def pack(whole, header, rows, rows16, full, numel, full_part, part, words, BLOCK
     else:
         tl.store(rows + rank * words + HEADER + entry, value.to(tl.int32, bitcast=True), mask=there)
     if piece == 0:
-        word = tl.arange(0, HEADER)
-        tl.store(rows + rank * words + word, tl.load(header + word))
+        word = tl.arange(0, WORDS)
+        own = tl.load(header + word, mask=word < HEADER, other=0)
+        tl.store(rows + rank * words + word, own, mask=word < HEADER)
 
 
 @triton.jit

@@ -3,7 +3,8 @@
 
 Entries are sorted without sorting: a bitmap of the gradient is marked, and an entry's place in the message is the
 number of bits before its own. Sums go tile by tile of the gradient, in rank order within a tile; messages being sorted,
-a tile's entries are neighbours.
+a tile's entries are neighbours. An index that lies elsewhere, whatever the message says, is never followed: it is left
+out, and the exchange has failed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sparsync.kernels.checksum.triton import sum_pieces, weighted
 from sparsync.kernels.message import header
 
 INFINITE = tl.constexpr(0x7F800000)
-HEADER = tl.constexpr(header.HEADER)  # words
+HEADER, WORDS = tl.constexpr(header.HEADER), tl.constexpr(header.LANES)  # words
+SUM = tl.constexpr(header.SUM)
 SEQUENCE, UNIT, DIGEST = map(tl.constexpr, (header.SEQUENCE, header.UNIT, header.DIGEST))
 ENTRIES, FLAGS, WHERE = map(tl.constexpr, (header.ENTRIES, header.FLAGS, header.WHERE))
 LINE = tl.constexpr(32)  # words of the bitmap that are counted together: one line of the cache
@@ -51,12 +54,15 @@ def mark(indices, count, bitmap, message, words, programs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def unmark(indices, count, bitmap, BLOCK: tl.constexpr):
-    """Clear the bitmap again."""
-    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def unmark(indices, count, bitmap, message, words, checksum, programs, BLOCK: tl.constexpr, PIECE: tl.constexpr):
+    """Clear the bitmap again; on the side, ``programs`` of us add up the checksum of the message, which is 0."""
+    pid = tl.program_id(0)
+    entry = pid * BLOCK + tl.arange(0, BLOCK)
     real = entry < tl.load(count)
     index = tl.load(indices + entry, mask=real, other=0)
     tl.store(bitmap + (index >> 5), tl.zeros([BLOCK], tl.int32), mask=real)
+    if pid < programs:
+        tl.atomic_add(checksum, sum_pieces(message, words, pid, programs, PIECE), sem="relaxed")
 
 
 @triton.jit
@@ -71,21 +77,29 @@ def count_marks(bitmap, lines, sums):
 
 
 @triton.jit(do_not_specialize=["sequence", "unit", "digest"])
-def write_header(sums, blocks, count, flags, where, message, version, sequence, unit, digest, BLOCK: tl.constexpr):
-    """Make sums what lies before them, and write the header: one program."""
+def write_header(
+    sums, blocks, count, flags, where, message, version, sequence, unit, digest, BLOCK: tl.constexpr,
+    SEALED: tl.constexpr,
+):  # fmt: skip
+    """Make sums what lies before them, and write the header: one program. ``SEALED``: it travels alone."""
     before = 0
     for i in range(0, blocks, BLOCK):
         block = i + tl.arange(0, BLOCK)
         number = tl.load(sums + block, mask=block < blocks, other=0)
         tl.store(sums + block, before + tl.cumsum(number, 0) - number, mask=block < blocks)
         before += tl.sum(number)
-    tl.store(message, version)
-    tl.store(message + SEQUENCE, sequence)
-    tl.store(message + UNIT, unit)
-    tl.store(message + DIGEST, digest)
-    tl.store(message + ENTRIES, tl.load(count).to(tl.int32))
-    tl.store(message + FLAGS, tl.load(flags))
-    tl.store(message + WHERE, tl.load(where))
+    word = tl.arange(0, WORDS)
+    header = tl.where(word == 0, version, 0) + tl.where(word == SEQUENCE, sequence, 0)
+    header += tl.where(word == UNIT, unit, 0) + tl.where(word == DIGEST, digest, 0)
+    header += tl.where(word == ENTRIES, tl.load(count).to(tl.int32), 0)
+    header += tl.where(word == FLAGS, tl.load(flags), 0) + tl.where(word == WHERE, tl.load(where), 0)
+    header = header.to(tl.int32)
+    if SEALED:
+        total = tl.sum(weighted(header, word))
+        header += tl.where(word == SUM, total.to(tl.int32), 0) + tl.where(
+            word == SUM + 1, (total >> 32).to(tl.int32), 0
+        )
+    tl.store(message + word, header, mask=word < HEADER)
 
 
 @triton.jit
@@ -150,6 +164,14 @@ def write(
 
 
 @triton.jit
+def _fail(wrong, failed_exchange, number):
+    """Make exchange ``number`` a failed one where anything is wrong, unless an earlier one has failed."""
+    if tl.sum(wrong.to(tl.int32)) > 0:
+        first_wrong = tl.load(failed_exchange)
+        tl.store(failed_exchange, tl.where(first_wrong != 0, first_wrong, number).to(tl.int32))
+
+
+@triton.jit
 def count_ones(rows, stride, at, words, sums, blocks, BLOCK: tl.constexpr):
     """Count the bits that are set in each block of the messages' high words."""
     block, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)  # all rows may be more than 2**31 words
@@ -158,42 +180,48 @@ def count_ones(rows, stride, at, words, sums, blocks, BLOCK: tl.constexpr):
     tl.store(sums + rank * blocks + block, tl.sum(_popcount(bits)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def expand(
-    rows, stride, at, words, sums, blocks, indices, capacity, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    rows, stride, at, words, sums, blocks, indices, capacity, failed_exchange, number, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Find the indices of Elias-Fano coded messages, in order."""
+    """Find the indices of Elias-Fano coded messages, in order. Exchange ``number`` fails where these are not as many as
+    the header says."""
     block, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = rows + rank * stride
     other = tl.arange(0, BLOCKS)
     before = tl.sum(tl.load(sums + rank * blocks + other, mask=other < block, other=0))
     word = block * BLOCK + tl.arange(0, BLOCK)
     bits = tl.load(row + at + word, mask=word < words, other=0)
-    number = _popcount(bits)
-    number = before + tl.cumsum(number, 0) - number
+    ones = _popcount(bits)
+    place = before + tl.cumsum(ones, 0) - ones
+    last = (block == blocks - 1) & (tl.arange(0, BLOCK) == BLOCK - 1)
+    _fail(last & (place + ones != tl.load(row + ENTRIES)), failed_exchange, number)
     for bit in range(32):
         mine = ((bits >> bit) & 1) != 0
-        mine = mine & (number < capacity)
-        index = (word.to(tl.int64) * 32 + bit - number) << WIDTH
+        mine = mine & (place < capacity)
+        index = (word.to(tl.int64) * 32 + bit - place) << WIDTH
         if WIDTH > 0:
-            low = number.to(tl.int64) * WIDTH
+            low = place.to(tl.int64) * WIDTH
             spot = row + HEADER + (low >> 5)
             one = tl.load(spot, mask=mine, other=0).to(tl.int64) & 0xFFFFFFFF
             two = tl.load(spot + 1, mask=mine, other=0).to(tl.int64)
             index = index | (((one | (two << 32)) >> (low & 31)) & ((tl.full([], 1, tl.int64) << WIDTH) - 1))
-        tl.store(indices + rank * capacity + number, index.to(tl.int32), mask=mine)
-        number += mine.to(tl.int32)
+        index = tl.minimum(index, 0x7FFFFFFF)  # of one that is too large, no bit gets lost: it stays too large
+        tl.store(indices + rank * capacity + place, index.to(tl.int32), mask=mine)
+        place += mine.to(tl.int32)
 
 
-@triton.jit
-def find_tiles(rows, stride, indices, index_stride, failed_exchange, begins, tiles, capacity, TILE: tl.constexpr,
-           STEPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Find where each tile's entries begin in every message, by bisection."""
+@triton.jit(do_not_specialize=["number"])
+def find_tiles(rows, stride, indices, index_stride, failed_exchange, number, begins, tiles, capacity,
+           TILE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Find where each tile's entries begin in every message, by bisection. Exchange ``number`` fails where a message
+    has more entries than there is room for, or some before the first tile or behind the last."""
     rank = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    count = tl.minimum(tl.maximum(tl.load(rows + rank * stride + ENTRIES), 0), capacity)
-    count = tl.where(tl.load(failed_exchange) == 0, count, 0)
+    said = tl.load(rows + rank * stride + ENTRIES)
+    said = tl.where(tl.load(failed_exchange) == 0, said, 0)
+    count = tl.minimum(tl.maximum(said, 0), capacity)
     below = tl.zeros([BLOCK], tl.int32)  # how many entries lie before the tile
     for i in tl.static_range(STEPS):
         further = below + (1 << (STEPS - 1 - i))
@@ -201,6 +229,8 @@ def find_tiles(rows, stride, indices, index_stride, failed_exchange, begins, til
         index = tl.load(indices + rank * index_stride + further - 1, mask=there, other=0)
         below = tl.where(there & (index.to(tl.int64) < tile.to(tl.int64) * TILE), further, below)
     tl.store(begins + rank * (tiles + 1) + tile, below, mask=tile <= tiles)
+    outside = ((tile == 0) & (below != 0)) | ((tile == tiles) & (below != said))
+    _fail(outside, failed_exchange, number)
 
 
 @triton.jit
@@ -255,6 +285,12 @@ def _write_mean(own, out, index, base, real, divisor, overflow, CHECK: tl.conste
 
 
 @triton.jit
+def _within(index, base, numel, TILE: tl.constexpr):
+    """Return which indices lie within their tile."""
+    return (index >= base) & (index < tl.minimum(base + TILE, numel))
+
+
+@triton.jit
 def _add(spot, value, mask):
     """Add to sums, which are kept as the integers their bits make."""
     total = tl.load(spot, mask=mask, other=0).to(tl.float32, bitcast=True) + value
@@ -267,21 +303,22 @@ def _magnitude(value):
     return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def sum_tiles(
-    rows, rows16, stride, indices, index_stride, begins, scratch, out, overflow, starts, owners, spans, segments, tiles,
-    programs, workers, divisor, values_at, plane,
+    rows, rows16, stride, indices, index_stride, begins, scratch, out, overflow, failed_exchange, number, starts,
+    owners, spans, segments, tiles, programs, workers, divisor, values_at, plane, numel,
     TILE: tl.constexpr, LANES: tl.constexpr, RANKS: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
     CHECK: tl.constexpr,
 ):  # fmt: skip
     """Write the mean of all messages into ``out``, which is zero: tile by tile, the ranks one after another.
 
     Sums are made in a scratch that is zero again when a tile is done. ``RANKS``: where a tile has few entries, those of
-    all ranks are read at once.
+    all ranks are read at once. Entries that do not lie within their tile are left out, and exchange ``number`` fails.
     """
     pid = tl.program_id(0)
     own = scratch + pid * TILE
     lane, member = tl.arange(0, LANES), tl.arange(0, RANKS).to(tl.int64)
+    astray, many_astray = tl.zeros([RANKS, LANES], tl.int32), tl.zeros([LANES], tl.int32)
     for tile in range(pid, tiles, programs):
         base = tile * TILE
         first = tl.load(begins + member * (tiles + 1) + tile, mask=member < workers, other=0)
@@ -290,6 +327,9 @@ def sum_tiles(
             entry = first[:, None] + lane[None, :]
             real = entry < last[:, None]
             index = tl.load(indices + member[:, None] * index_stride + entry, mask=real, other=0)
+            inside = _within(index, base, numel, TILE)
+            astray |= (real & (inside == 0)).to(tl.int32)
+            real = real & inside
             value = _value(rows, rows16, member[:, None] * stride, entry, index, real, starts, owners, spans, segments,
                            values_at, plane, CODEC, STEPS)  # fmt: skip
             spot = own + (index - base)
@@ -307,6 +347,9 @@ def sum_tiles(
                     entry = i + lane
                     real = entry < stop
                     index = tl.load(indices + near + entry, mask=real, other=0)
+                    inside = _within(index, base, numel, TILE)
+                    many_astray |= (real & (inside == 0)).to(tl.int32)
+                    real = real & inside
                     value = _value(rows, rows16, row, entry, index, real, starts, owners, spans, segments, values_at,
                                    plane, CODEC, STEPS)  # fmt: skip
                     spot = own + (index - base)
@@ -319,20 +362,23 @@ def sum_tiles(
                 for i in range(start, stop, LANES):
                     real = i + lane < stop
                     index = tl.load(indices + near + i + lane, mask=real, other=0)
+                    real = real & _within(index, base, numel, TILE)
                     _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
         tl.debug_barrier()
+    _fail(tl.max(astray, 0) | many_astray, failed_exchange, number)
 
 
 @triton.jit
 def gather_mean(
     rows, rows16, stride, indices, index_stride, begins, out, gathered, products, starts, owners, spans, segments,
-    tiles, capacity, pieces, values_at, plane, BLOCK: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
+    tiles, capacity, pieces, values_at, plane, numel, BLOCK: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Gather what was written for the entries of every message, and sum up its products with their values."""
     piece, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)
     entry = piece * BLOCK + tl.arange(0, BLOCK)
     real = entry < tl.load(begins + rank * (tiles + 1) + tiles)
     index = tl.load(indices + rank * index_stride + entry, mask=real, other=0)
+    real = real & (index >= 0) & (index < numel)
     value = _value(rows, rows16, rank * stride, entry, index, real, starts, owners, spans, segments, values_at, plane,
                    CODEC, STEPS)  # fmt: skip
     mean = tl.load(out + index, mask=real, other=0.0).to(tl.float32)
@@ -359,11 +405,12 @@ def find_factor(products, size, workers, norms, parts, scale, factor, BLOCK: tl.
 
 
 @triton.jit
-def multiply_mean(indices, index_stride, begins, gathered, factor, out, tiles, capacity, BLOCK: tl.constexpr):
+def multiply_mean(indices, index_stride, begins, gathered, factor, out, tiles, capacity, numel, BLOCK: tl.constexpr):
     """Write what was gathered, multiplied: of ranks that share an entry, all write the same."""
     rank = tl.program_id(1).to(tl.int64)
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = entry < tl.load(begins + rank * (tiles + 1) + tiles)
     index = tl.load(indices + rank * index_stride + entry, mask=real, other=0)
+    real = real & (index >= 0) & (index < numel)
     mean = rounded(tl.load(gathered + rank * capacity + entry, mask=real, other=0.0) * tl.load(factor), out)
     tl.store(out + index, mean.to(out.dtype.element_ty), mask=real)

@@ -6,29 +6,54 @@ import triton
 import triton.language as tl
 
 from sparsync import sparse
-from sparsync.kernels.message.triton import ENTRIES, FLAGS, HEADER, INFINITE
+from sparsync.kernels.checksum.triton import sum_pieces
+from sparsync.kernels.message.triton import ENTRIES, FLAGS, HEADER, INFINITE, SUM, WORDS
 
 FAILED, NONFINITE = tl.constexpr(sparse.FAILED), tl.constexpr(sparse.NONFINITE)
 
 
 @triton.jit(do_not_specialize=["number", "here"])
-def check_headers(
-    rows, stride, workers, version, number, failed_exchange, nonfinite_step, reports, here, LANES: tl.constexpr
+def check_messages(
+    rows, stride, words, workers, programs, version, number, sums, failed_exchange, nonfinite_step, reports, here,
+    BLOCK: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Add up the checksums of all messages of exchange ``number``, ``programs`` of us for each; the last of all to be
+    done looks at the headers. ``sums``: one for each message, then the number of programs that are done; all 0 before
+    and after."""
+    rank = tl.program_id(1).to(tl.int64)
+    total = sum_pieces(rows + rank * stride, words, tl.program_id(0), programs, BLOCK)
+    tl.atomic_add(sums + rank, total, sem="relaxed")
+    done = tl.atomic_add(sums + workers, tl.full([], 1, tl.int64), sem="acq_rel")
+    if done == workers * programs - 1:
+        _check_headers(
+            rows, stride, workers, version, number, sums, failed_exchange, nonfinite_step, reports, here, LANES
+        )
+        tl.store(sums + workers, tl.full([], 0, tl.int64))
+
+
+@triton.jit
+def _check_headers(
+    rows, stride, workers, version, number, sums, failed_exchange, nonfinite_step, reports, here, LANES: tl.constexpr
 ):
-    """Check all headers of exchange ``number``: ``failed_exchange`` becomes, and stays, the number of the first one in
-    which they disagree or a rank failed; ``nonfinite_step`` becomes 1 where a gradient was not finite; ``reports`` gets
-    a copy of them, from ``here`` on. One program."""
+    """Check all headers: ``failed_exchange`` becomes, and stays, the number of the first exchange in which headers
+    disagree, a rank failed or a message is not what its checksum says; ``nonfinite_step`` becomes 1 where a gradient
+    was not finite; ``reports`` gets the headers, from ``here`` on, with what is wrong with their checksums."""
     wrong, nonfinite = 0, 0
-    word = tl.arange(0, HEADER)
-    first = tl.load(rows + word)
+    word = tl.arange(0, WORDS)
+    first = tl.load(rows + word, mask=word < HEADER, other=0)
     for i in range(0, workers, LANES):
         rank = i + tl.arange(0, LANES)
-        there = (rank < workers)[:, None]
-        header = tl.load(rows + rank[:, None] * stride + word[None, :], mask=there, other=0)
+        there = (rank < workers)[:, None] & (word < HEADER)[None, :]
+        header = tl.load(rows + rank[:, None].to(tl.int64) * stride + word[None, :], mask=there, other=0)
+        own = tl.atomic_xchg(sums + rank, tl.zeros([LANES], tl.int64), mask=rank < workers, sem="relaxed")
+        low, high = own.to(tl.int32), (own >> 32).to(tl.int32)
+        header = header ^ tl.where((word == SUM)[None, :], low[:, None], 0)
+        header = header ^ tl.where((word == SUM + 1)[None, :], high[:, None], 0)
         tl.store(reports + here + rank[:, None] * HEADER + word[None, :], header, mask=there)
         differs = there & (word < ENTRIES)[None, :] & (header != first[None, :])
+        damaged = there & (word >= SUM)[None, :] & (header != 0)
         flags = tl.where(there & (word == FLAGS)[None, :], header, 0)
-        wrong += tl.sum(differs.to(tl.int32)) + tl.sum(((flags & FAILED) != 0).to(tl.int32))
+        wrong += tl.sum((differs | damaged).to(tl.int32)) + tl.sum(((flags & FAILED) != 0).to(tl.int32))
         nonfinite += tl.sum(((flags & NONFINITE) != 0).to(tl.int32))
     wrong += tl.sum(((word == 0) & (first != version)).to(tl.int32))
     first_wrong = tl.load(failed_exchange)
