@@ -17,6 +17,7 @@ from sparsync_lab.cli import (
     compare,
     demo,
     lab,
+    lab_train,
     train,
 )
 from sparsync_lab.cli.papers import papers
@@ -45,6 +46,7 @@ app.add_typer(bench, name="bench")
 network = typer.Typer(help="Measure on hosts of this machine whose links are as slow as asked.", no_args_is_help=True)
 network.command("collectives")(lab.collectives)
 network.command("step")(lab.step)
+network.command("train")(lab_train.train)
 network.callback()(lambda: None)
 app.add_typer(network, name="lab")
 app.add_typer(papers, name="papers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import statistics
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from sparsync_lab.network.methods import HOOKS, OPTIMIZERS, Method
 from sparsync_lab.network.shaping import Rate
 from sparsync_lab.network.steps import WARM_UP, CellResult, Change, StepCell
 from sparsync_lab.network.sweep import TOLERANCE, SweepFile, SweepRow, missing_cells, rows_of, run_cells
+from sparsync_lab.report import write_csv
 
 # Every collective by itself, with the same selection where it goes with one; and our recipes.
 METHODS = (
@@ -81,7 +81,7 @@ def collectives(
     left = missing_cells(cells, methods, file)
     if len(left) < len(cells):
         console.print(f"{len(cells) - len(left)} of {len(cells)} cells are in {out} already", highlight=False)
-    _measure(left, methods, console, lambda result: file.put(rows_of(result)))
+    measure_cells(left, methods, console, lambda result: file.put(rows_of(result)))
     print(f"results: {out}")
 
 
@@ -104,7 +104,7 @@ def step(
     change = Change(Rate.parse(change_to), steps // 2 if change_at is None else change_at) if change_to else None
     cell = StepCell(Rate.parse(rate), model, parse_seconds(compute), steps, 3600.0, change)
     methods = [Method(name, density, optimizer) for name in method]
-    _measure([(workers, cell)], methods, Console(), lambda result: _write_steps(result, out))
+    measure_cells([(workers, cell)], methods, Console(), lambda result: _write_steps(result, out))
     print(f"results: {out}")
 
 
@@ -116,7 +116,7 @@ def parse_seconds(text: str) -> float:
     return float(found[1]) * (1e-3 if found[2] == "ms" else 1.0)
 
 
-def _measure(
+def measure_cells(
     cells: list[tuple[int, StepCell]], methods: list[Method], console: Console, keep: Callable[[CellResult], None]
 ) -> None:
     """Measure the cells, keep and show each as soon as it is there."""
@@ -140,10 +140,11 @@ def _measure(
     console.print(NOTE, highlight=False)
 
 
-def _new_table(title: str, headings: tuple[str, ...]) -> Table:
+def new_table(title: str, headings: tuple[str, ...]) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+        named = heading == "method"
+        table.add_column(heading, justify="left" if named else "right", no_wrap=not named, overflow="fold")
     return table
 
 
@@ -155,11 +156,11 @@ def _title(result: CellResult, rates: str) -> str:
 
 
 def _table(rows: list[SweepRow]) -> Table:
-    table = _new_table(_title(rows[0].result, str(rows[0].result.cell.rate)), HEADINGS)
+    table = new_table(_title(rows[0].result, str(rows[0].result.cell.rate)), HEADINGS)
     for row in rows:
         low, median, high = row.step_ms
         table.add_row(
-            row.method.name,
+            row.method.label,
             f"{median:,.1f}",
             f"{low:,.0f}-{high:,.0f}",
             "" if row.ratio is None else f"{row.ratio:.3f}",
@@ -179,12 +180,12 @@ def _change_table(result: CellResult) -> Table:
     change = result.cell.change
     assert change is not None
     rates = f"{result.cell.rate}, {change.rate} from step {change.at} on"
-    table = _new_table(_title(result, rates), ("method", "ms before", "ms after", "MB before", "MB after"))
+    table = new_table(_title(result, rates), ("method", "ms before", "ms after", "MB before", "MB after"))
     for own in result.methods:
         halves = own.steps[: change.at], own.steps[change.at :]
         times = (1e3 * statistics.median(record.seconds for record in half) for half in halves)
         sizes = (statistics.fmean(record.payload for record in half) / 1e6 for half in halves)
-        table.add_row(own.method.name, *(f"{ms:,.1f}" for ms in times), *(f"{size:,.3f}" for size in sizes))
+        table.add_row(own.method.label, *(f"{ms:,.1f}" for ms in times), *(f"{size:,.3f}" for size in sizes))
     return table
 
 
@@ -208,7 +209,4 @@ def _write_steps(result: CellResult, out: Path) -> None:
                     **where,
                 }
             )
-    with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write_csv(out, lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,5 +28,7 @@ def _join(worker: Worker, network: Star) -> None:
     network.hosts[worker.rank].namespace.enter()
     address = network.hosts[0].address
     os.environ.update(GLOO_SOCKET_IFNAME=INTERFACE, MASTER_ADDR=address, MASTER_PORT=str(PORT))
-    logging.getLogger("sparsync").setLevel(logging.ERROR)  # what momentum becomes is no news here
+    # What momentum becomes, or that it should not be kept, is no news here.
+    logging.getLogger("sparsync").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore", UserWarning)
     join_gloo(worker)

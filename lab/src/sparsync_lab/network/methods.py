@@ -68,6 +68,25 @@ class Method:
         assert found is not None  # as it is not "dense"
         return found if "recipe" in found else {**found, "density": self.density}
 
+    @property
+    def label(self) -> str:
+        """Return what it is called in tables."""
+        return self.name
+
+    @property
+    def own_density(self) -> float | None:
+        """Return the density that it has of its own; ``None`` where that is a recipe's or DDP's."""
+        return None if self.name in HOOKS or "recipe" in self.options else self.density
+
+    def plan(self, module: nn.Module, workers: int) -> ExchangePlan | None:
+        """Return how the library exchanges the gradients of a model; ``None`` for DDP's own hooks."""
+        if self.name in HOOKS:
+            return None
+        options = self.options
+        if "recipe" in options:
+            options["optimizer"] = OPTIMIZERS[self.optimizer](module.parameters())
+        return mean_plan(resolve(**options), module, workers)
+
 
 class AttachedMethod:
     """A method on a DDP model whose hook is ``exchange``.
@@ -81,11 +100,8 @@ class AttachedMethod:
         self.method, self.handle, self._hook = method, None, HOOKS.get(method.name)
         self._dense = dense_bytes(sum(p.numel() for p in module.parameters()), workers)
         self._stepped: torch.optim.Optimizer | None = None
-        if self._hook is None:
-            options = method.options
-            if "recipe" in options:
-                options["optimizer"] = OPTIMIZERS[method.optimizer](module.parameters())
-            plan = mean_plan(resolve(**options), module, workers)
+        plan = method.plan(module, workers)
+        if plan is not None:
             self.handle = Handle(module, plan)
             # An update that was preconditioned and is never applied would wait to be; other steps change nothing here.
             self._stepped = plan.optimizer if plan.precondition else None
@@ -138,6 +154,11 @@ def mean_plan(plan: ExchangePlan, module: nn.Module, workers: int) -> ExchangePl
     cost, mean = bytes_per_step(plan, tensors, workers), plan.spending.mean
     last, first = sorted(plan.spending.densities)
     density = largest_density(lambda density: cost(density) / mean, last, first) if first > last else last
+    return plan_at(plan, density)
+
+
+def plan_at(plan: ExchangePlan, density: float) -> ExchangePlan:
+    """Return a plan that sends this share of the entries in every step, and is as it is otherwise."""
     return replace(plan, density=as_schedule(Constant(density)), budget=None, spending=None)
 
 

@@ -78,13 +78,14 @@ class SweepRow:
 def key_of(workers: int, cell: StepCell, method: Method) -> dict[str, str]:
     """Return the columns that tell rows apart, as text."""
     dense = method.name in HOOKS
+    own = method.own_density
     values = (
         workers,
         f"{cell.rate.mbit:g}",
         cell.model,
         f"{1e3 * cell.compute:g}",
         method.name,
-        "" if dense or "recipe" in method.options else f"{method.density:g}",
+        "" if own is None else f"{own:.6g}",
         "" if dense else method.optimizer,
     )
     return dict(zip(KEY, map(str, values), strict=True))
@@ -133,6 +134,10 @@ class SweepFile:
     def __contains__(self, key: Mapping[str, str]) -> bool:
         return tuple(key.values()) in self._rows
 
+    def median(self, key: Mapping[str, str]) -> float:
+        """Return the median seconds of a step of the row with this key."""
+        return float(self._rows[tuple(key.values())]["step_p50_ms"]) / 1e3
+
     def put(self, rows: Sequence[SweepRow]) -> None:
         """Add rows and write the file, as a whole: a run that ends now loses nothing."""
         where = environment()
@@ -162,7 +167,7 @@ def run_cells(
     cells: Sequence[tuple[int, StepCell]], methods: Sequence[Method], progress: Callable[[int], None]
 ) -> Iterator[CellResult]:
     """Measure cell after cell; those that follow each other with as many workers share hosts and processes."""
-    if len({method.name for method in methods}) < len(methods):
+    if len(set(methods)) < len(methods):
         raise ValueError("a method was given twice")
     check_requirements()
     for count, own in groupby(cells, key=lambda pair: pair[0]):
