@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from sparsync_lab.cli.app import run
-from sparsync_lab.network.counters import measure_link
+from sparsync_lab.network.counters import measure_link, payload, sent_by_host
 from sparsync_lab.network.host_workers import host_workers
 from sparsync_lab.network.namespace import Namespace
 from sparsync_lab.network.shaping import Rate
@@ -42,6 +44,37 @@ def _check_rate(workers: LocalWorkers, network: Star, text: str) -> None:
         if seen[-1] > 0.85:
             break
     assert 0.6 < max(seen) < 1.02, (text, seen)
+
+
+def _talk(worker: Worker, network: Star) -> int:
+    """Send 100 messages of 100 bytes from host 0 to host 1, each answered by a byte; return what the host counted."""
+    address = (network.hosts[1].address, 29700)
+    if worker.rank == 1:
+        with socket.create_server(address) as server:
+            dist.barrier()
+            with server.accept()[0] as peer:
+                before = sent_by_host()
+                for _ in range(100):
+                    peer.recv(100, socket.MSG_WAITALL)
+                    peer.sendall(b".")
+                return payload(sent_by_host().since(before))
+    dist.barrier()
+    if worker.rank == 0:
+        with socket.create_connection(address) as peer:
+            before = sent_by_host()
+            for _ in range(100):
+                peer.sendall(bytes(100))
+                peer.recv(1)
+            return payload(sent_by_host().since(before))
+    return 0
+
+
+@needs_namespaces
+def test_headers_are_not_counted() -> None:
+    with star(2, Rate.parse("100Mbit")) as network, host_workers(network) as workers:
+        there, back = workers.run(_talk, network)
+    assert abs(there - 100 * 100) <= 100  # one may be sent again
+    assert abs(back - 100) <= 10
 
 
 @needs_namespaces
