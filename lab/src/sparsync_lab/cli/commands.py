@@ -18,9 +18,12 @@ from sparsync_lab.cli import (
     demo,
     lab,
     lab_train,
+    plan,
     train,
 )
 from sparsync_lab.cli.papers import papers
+
+ALL_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}  # which the library parses by itself
 
 app = typer.Typer(
     name="sparsync",
@@ -33,6 +36,7 @@ app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("info")(info)
+app.command("plan", add_help_option=False, context_settings=ALL_ARGUMENTS)(plan.plan)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 bench.command("adamw")(bench_adamw.adamw)
 bench.command("follow")(bench_follow.follow_command)
