@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsync_lab.bench import model_shapes
+from sparsync.planner.shapes import resnet50
 from sparsync_lab.models import CATALOGUE, build
 
 Shape = tuple[int, ...]
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 FORWARD = 1 / 3  # of the time that a step computes
 TENSOR = 1024  # rows and columns of a matrix of a model that is known by its size alone
 SLACK, STRIDE = 2**16, 9973  # gradients of different steps begin at different places of one random vector
-OTHERS = {"resnet50": model_shapes.resnet50}  # without the package that builds it
+OTHERS = {"resnet50": resnet50}  # without the package that builds it
 
 
 def shapes_of(model: str) -> list[Shape]:
@@ -28,7 +28,7 @@ def shapes_of(model: str) -> list[Shape]:
         shapes: list[Shape] = [(TENSOR, TENSOR) for _ in range(matrices)]
         return [*shapes, (1, rest)] if rest else shapes
     if model in OTHERS:
-        return OTHERS[model]()
+        return [tensor.shape for tensor in OTHERS[model]()]
     if model not in CATALOGUE:
         known = ", ".join(sorted([*CATALOGUE, *OTHERS]))
         raise ValueError(f"a model is a number of entries or one of {known}, got {model!r}")
