@@ -544,6 +544,25 @@ def test_a_device_that_has_stopped_says_so_in_its_next_header(two_ranks):
         assert not any(part.any() for part in later.values())
 
 
+def case_other_exchange(rank, size):
+    """Rank 1 has made an exchange more than rank 0 when step 1 begins."""
+    ours, results = reducer(DEVICE, TopK(0.02), group=dist.group.WORLD), []
+    for number in range(2):
+        ours.channel.sequence += (rank, number) == (1, 1)
+        results.append(step(ours, DEVICE, whole_numbers(number, rank)))
+    with pytest.raises(Mismatch) as error:
+        ours.check()
+    ours.close()
+    return results, str(error.value)
+
+
+def test_the_device_sees_that_ranks_are_not_at_the_same_exchange(two_ranks):
+    for results, error in two_ranks.run(case_other_exchange):
+        assert "their sequence differs" in error
+        assert results[0].any()
+        assert not results[1].any()  # before any host has heard of it
+
+
 class Twice(AllGather):
     """Verifies headers of their own before those of the messages."""
 

@@ -184,6 +184,14 @@ def flipped(message):
     return rows
 
 
+def outcome_of(status):
+    """Close a step, and return what came of it once the device has said so."""
+    report = status.close_step()
+    if report.arrived is not None:
+        report.arrived.synchronize()
+    return status.read(report)
+
+
 formats = pytest.mark.parametrize(("values", "indices"), [(v, i) for v in CODECS for i in ("int", "ef")])
 
 
@@ -194,15 +202,15 @@ def test_a_device_finds_every_flipped_bit(values, indices):
     status = DeviceStatus(len(rows), rows.device)
     with fenced() if INTERPRETED else nullcontext():
         status.check_messages(rows, 5)
-        outcome = status.read(status.close_step())
+        outcome = outcome_of(status)
         (headers,) = outcome.exchanges
         assert outcome.failed_exchange == 5
         assert [header.damaged for header in headers] == [False, *[True] * 32 * message.numel()]
         again = DeviceStatus(1, rows.device)
         again.check_messages(rows[:1], 5)
-        assert again.read(again.close_step()).failed_exchange == 0
+        assert outcome_of(again).failed_exchange == 0
         again.check_messages(rows[1:2], 6)
-        assert again.read(again.close_step()).failed_exchange == 6
+        assert outcome_of(again).failed_exchange == 6
 
 
 @pytest.mark.parametrize("words", [10, 11, 1000, 1024, 5000])
@@ -236,7 +244,7 @@ def test_a_device_finds_any_single_flip(workers, words, seed, data):
     status = DeviceStatus(workers, rows.device)
     for number, message in enumerate((whole, rows, whole), 1):
         status.check_messages(message, number)
-    outcome = status.read(status.close_step())
+    outcome = outcome_of(status)
     assert outcome.failed_exchange == 2
     clean = [False] * workers
     found = [[header.damaged for header in headers] for headers in outcome.exchanges]

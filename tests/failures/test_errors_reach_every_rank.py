@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -15,7 +17,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync import PeerFailed, SparsyncError, StepFailed, TopK
+from sparsync import Constant, PeerFailed, SparsyncError, StepFailed, TopK
+from sparsync.engine.bucketing import Bucket
 from tests.failures.ddp_training import (
     ALL_SPARSE,
     SIZES,
@@ -26,6 +29,7 @@ from tests.failures.ddp_training import (
     loss_of,
     training,
 )
+from tests.failures.reducers import error_of, make_reducer, push_all
 from tests.models import loss_of as simple_loss
 from tests.models import net
 from tests.world import World
@@ -69,6 +73,73 @@ def test_a_backward_that_breaks_off_on_one_rank_ends_all() -> None:
     assert "the last backward did not finish" in own
     assert peer == other == f"rank 1: {own}"
     assert max(seconds for _, (_, seconds) in outcomes) < 40  # the deadline is 60
+
+
+def case_begins_again(rank: int, size: int) -> tuple[str, tuple[str, str]]:
+    """Rank 1 begins a step though the one before has not ended: a bucket of that never came."""
+    gradients = {"a": torch.arange(100.0), "b": torch.arange(100.0)}
+    reducer = make_reducer({name: gradient.view(-1, 1) for name, gradient in gradients.items()}, deadline=60.0)
+    push_all(reducer, list(gradients.items()))
+    reducer.push(Bucket(0, gradients["a"].clone(), ("a",), last=False))
+    if rank == 1:
+        again = reducer.push(Bucket(0, gradients["a"].clone(), ("a",), last=False))
+    else:
+        again = reducer.push(Bucket(1, gradients["b"].clone(), ("b",), last=True))
+    raised = error_of(again.wait)[1].splitlines()[0]
+    answer = error_of(reducer.check)
+    reducer.close()
+    return raised, answer
+
+
+def test_a_step_that_begins_in_the_middle_of_another_is_refused() -> None:
+    outcomes = World.once(2, case_begins_again)
+    assert all(ok for ok, _ in outcomes), outcomes
+    for _, (raised, (kind, text)) in outcomes:
+        assert kind == "StepFailed"
+        assert text.startswith("rank 1: the last backward did not finish")
+        assert "the last backward did not finish" in raised
+
+
+@dataclass(frozen=True)
+class FailsOnB(TopK):
+    """Fails on rank 1 in step 2, in the unit of parameter b."""
+
+    def compress(self, grad: Any, memory: Any, layout: Any, ctx: Any, state: Any) -> Any:
+        if (ctx.rank, ctx.step) == (1, 2) and layout.spans[0].name == "b":
+            raise ValueError("out of luck")
+        return super().compress(grad, memory, layout, ctx, state)
+
+
+def case_comes_home(rank: int, size: int) -> tuple[str, str]:
+    """Of buckets a, b and c the exchange of b fails: a has been exchanged by then, and c waits to be sent."""
+    data = torch.Generator().manual_seed(rank)
+    parameters = {name: torch.zeros(200, 1) for name in "abc"}
+
+    def gradient() -> Tensor:  # whole numbers: sums are exact in any order
+        return torch.randint(-9, 10, (200,), generator=data).float()
+
+    reducer = make_reducer(parameters, FailsOnB(), density=Constant(0.1))
+    for _ in range(2):
+        push_all(reducer, [(name, gradient()) for name in parameters])
+    before = reducer.state_dict()["residuals"]
+    came, gate = {name: gradient() for name in parameters}, threading.Event()
+    reducer.submit([partial(gate.wait, 60)])  # type: ignore[list-item]  # all buckets are there before the first is sent
+    futures = [reducer.push(Bucket(i, came[n].clone(), (n,), n == "c")) for i, n in enumerate(parameters)]
+    gate.set()
+    for future in futures:
+        error_of(future.wait)
+    answer, after = error_of(reducer.check), reducer.state_dict()["residuals"]
+    for name in parameters:
+        added = 0 if (rank, name) == (1, "b") else came[name].view(-1, 1)  # which that rank failed to add
+        assert torch.equal(after[name], before[name] + added), name
+    reducer.close()
+    return answer
+
+
+def test_what_was_sent_comes_home_after_a_failed_exchange(worlds: Any) -> None:
+    """Nothing of a failed step is applied, so all of it is kept: what was exchanged, and what was never sent."""
+    answers = worlds[3].run(case_comes_home)
+    assert answers == [("PeerFailed", "rank 1: failed to compress bucket 1: ValueError: out of luck")] * 3
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,12 @@ def case_overflow(rank: int, size: int, name: str, compressor: Any, bad_steps: t
     return {"weights": digest(model.parameters()), "residuals": digest(residuals.values())}
 
 
-def case_without_bad_steps(rank: int, size: int, compressor: Any, bad_steps: tuple[int, ...]) -> dict[str, Any]:
+def case_without_bad_steps(
+    rank: int, size: int, compressor: Any, bad_steps: tuple[int, ...], **options: Any
+) -> dict[str, Any]:
     """The same training without a scaler that never sees the batches of ``bad_steps``."""
     model = Chain(SIZES)
-    with training(model, compressor, SMALL_BUCKETS) as run:
+    with training(model, compressor, SMALL_BUCKETS, **options) as run:
         for step in range(7):
             if step not in bad_steps:
                 run.step(lambda m, step=step: loss_of(m, rank, step))
@@ -71,9 +73,9 @@ def test_an_overflow_rolls_thresholds_back(worlds: Any) -> None:
     worlds[2].run(case_overflow, name="layer1.weight", compressor=ThresholdK(0.05), bad_steps=(3, 4))
 
 
-def case_growing_scale(rank: int, size: int, compressor: Any) -> dict[str, Any]:
+def case_growing_scale(rank: int, size: int, compressor: Any, **options: Any) -> dict[str, Any]:
     model, scaler = Chain(SIZES), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
-    with training(model, compressor, SMALL_BUCKETS, scaler=scaler) as run:
+    with training(model, compressor, SMALL_BUCKETS, scaler=scaler, **options) as run:
         for step in range(7):
             run.step(lambda m, step=step: loss_of(m, rank, step), scaler)
         assert scaler.get_scale() == 8.0 * 2**7
@@ -82,10 +84,12 @@ def case_growing_scale(rank: int, size: int, compressor: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("compressor", [TopK(0.05), ThresholdK(0.05)], ids=["topk", "threshold"])
-def test_the_residual_follows_the_loss_scale(worlds: Any, compressor: Any) -> None:
-    """A scale that doubles every step changes no bit of the training."""
-    scaled = worlds[2].run(case_growing_scale, compressor=compressor)
-    assert scaled == worlds[2].run(case_without_bad_steps, compressor=compressor, bad_steps=())
+@pytest.mark.parametrize("momentum", ["keep", "correct"])
+def test_the_residual_follows_the_loss_scale(worlds: Any, compressor: Any, momentum: str) -> None:
+    """A scale that doubles every step changes no bit of the training; with momentum correction velocities follow."""
+    options = {"compressor": compressor, "momentum": momentum}
+    scaled = worlds[2].run(case_growing_scale, **options)
+    assert scaled == worlds[2].run(case_without_bad_steps, bad_steps=(), **options)
 
 
 def case_user_skips(rank: int, size: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,16 @@ from sparsync import PeerLost, SparsyncError, TopK
 from sparsync.collectives import Channel
 from sparsync.wire import Wire
 from tests.failures.checked_training import inputs, mlp, square, train
-from tests.failures.ddp_training import SIZES, Chain, assert_replicas_equal, loss_of, training
+from tests.failures.ddp_training import (
+    ALL_SPARSE,
+    SIZES,
+    SMALL_BUCKETS,
+    Chain,
+    assert_replicas_equal,
+    local_gradients,
+    loss_of,
+    training,
+)
 from tests.failures.reducers import error_of
 from tests.models import net
 from tests.world import World
@@ -122,6 +132,36 @@ def test_a_killed_rank_is_named(victim, says):
     answers = World.once(3, case_rank_goes_away, victim=victim, stall=0.0, deadline=60.0)
     assert answers[victim] == (False, "died with exit code 9")
     assert_lost(answers, [rank for rank in range(3) if rank != victim], within=40.0, says=says)
+
+
+def case_killed_between_buckets(rank: int, size: int) -> tuple[str, str]:
+    """Rank 2 dies when its first bucket has come; of the others' parameters each has its gradient, or has not."""
+    model = Chain(SIZES)
+    with training(model, TopK(0.05), SMALL_BUCKETS, check=False, deadline=60, **ALL_SPARSE) as run:
+        for step in range(2):
+            run.step(lambda m, step=step: loss_of(m, rank, step))
+        before, came = run.residuals(), local_gradients(model, lambda m: loss_of(m, rank, 2))
+        if rank == 2:  # by then layer 3 has been pushed
+            model.get_parameter("layer1.weight").register_hook(lambda _: os._exit(9))
+        run.optimizer.zero_grad()
+        with pytest.raises(RuntimeError):
+            loss_of(run.ddp, rank, 2).backward()
+        answer, after = error_of(run.handle.check), run.residuals()
+        entered = [n for n in before if torch.allclose(after[n], before[n] + came[n], rtol=1e-5, atol=1e-6)]
+        assert {"layer3.weight", "layer3.bias"} <= {*entered}
+        assert all(torch.equal(after[name], before[name]) for name in before if name not in entered)
+    return answer
+
+
+def test_the_residual_is_whole_after_a_kill() -> None:
+    """What was sent comes home, also where steps cannot be undone: a checkpoint holds all that came in."""
+    outcomes = World.once(3, case_killed_between_buckets)
+    assert outcomes[2] == (False, "died with exit code 9")
+    for finished, answer in outcomes[:2]:
+        assert finished, answer
+        kind, text = answer
+        assert kind == PeerLost.__name__
+        assert re.match(r"exchange \d+, bucket \d+: .*ranks not heard from: 2$", text), text
 
 
 def test_a_rank_that_wakes_after_the_deadline_gets_the_same_error():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync import Mismatch
+from sparsync import AllGather, Balanced, GTopK, Mismatch
 from sparsync.engine.bucketing import Bucket
 from tests.failures.checked_training import inputs, mlp, train
 from tests.failures.reducers import error_of, make_reducer, push_all
@@ -26,6 +26,7 @@ class Renamed(nn.Module):
 
 def case_other_configuration(rank: int, size: int, usual: dict[str, Any], odd: dict[str, Any]) -> Any:
     ddp = DistributedDataParallel(mlp())
+    usual, odd = ({"optimizer": torch.optim.SGD(ddp.parameters(), lr=0.1)} | options for options in (usual, odd))
     answer = error_of(sparsync.attach, ddp, **(odd if rank == 1 else usual))
     handle = sparsync.attach(ddp, **usual)  # nothing is left of the attempt
     train(ddp, handle, inputs(rank, 8, 40, steps=1))
@@ -54,11 +55,19 @@ def case_other_names(rank: int, size: int) -> Any:
         ({"transactional": True}, "transactional=True"),
         ({"dense_below": 0, "dense_1d": False}, "0.bias"),
         ({"debug": True}, "debug=True"),
+        ({"clip": 1.0}, "clip=1.0"),
+        ({"momentum": "move"}, "momentum=move"),
+        ({"beta": 0.7, "momentum": "correct"}, "Correction(beta=0.7"),
+        ({"masking": False, "momentum": "correct"}, "masking=False"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_another_configuration_on_one_rank_is_named(worlds, odd, says):
-    usual = {"compressor": "topk", "density": 0.01}
+    usual = {
+        "compressor": "topk",
+        "density": 0.01,
+        "momentum": "correct" if odd.get("momentum") == "correct" else "keep",
+    }
     answers = worlds[3].run(case_other_configuration, usual=usual, odd=usual | odd)
     assert len(set(answers)) == 1
     kind, text = answers[0]
@@ -75,6 +84,30 @@ def test_another_model_on_one_rank_is_named(worlds):
     assert "model differs on rank 1" in text
     assert "'one.weight'" in text
     assert "'two.weight'" in text
+
+
+def case_other_exchange(rank: int, size: int, collective: Any) -> Any:
+    """Rank 1 has made an exchange more than the others, of the same unit and layout."""
+    gradient = torch.arange(100.0)
+    reducer = make_reducer({"a": gradient.view(-1, 1)}, collective=collective, deadline=6.0)
+    for _ in range(2):
+        push_all(reducer, [("a", gradient)])
+    reducer.channel.sequence += rank == 1
+    error_of(push_all, reducer, [("a", gradient)])
+    answer = error_of(reducer.check)
+    reducer.close()
+    return answer
+
+
+@pytest.mark.parametrize("collective", [AllGather(), GTopK(), Balanced()], ids=["allgather", "gtopk", "balanced"])
+def test_another_number_of_exchanges_on_one_rank_is_an_error(collective):
+    """All else in the headers is the same: only the sequence number tells that steps are mixed."""
+    answers = World.once(2, case_other_exchange, collective=collective)
+    assert all(finished for finished, _ in answers), answers
+    assert answers[0] == answers[1]
+    kind, text = answers[0][1]
+    assert kind == Mismatch.__name__
+    assert "their sequence differs" in text
 
 
 def case_other_order(rank: int, size: int, numel: tuple[int, int], good_steps: int, swap: str) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync import TopK
+from sparsync import BlockRandomK, RandomK, TopK
 from tests.failures.ddp_training import (
     ALL_SPARSE,
     SIZES,
@@ -37,10 +37,10 @@ def test_skip_all_reduce_unused_params_is_refused(worlds: Any) -> None:
     worlds[2].run(case_skipped_bucket)
 
 
-def case_unused_everywhere(rank: int, size: int, scope: str) -> None:
+def case_unused_everywhere(rank: int, size: int, compressor: Any, **options: Any) -> None:
     model = Chain(SQUARE)
     balance = MassBalance(model)
-    with training(model, TopK(0.05), {"find_unused_parameters": True}, scope=scope, dense_below=0) as run:
+    with training(model, compressor, {"find_unused_parameters": True}, dense_below=0, **options) as run:
         for step in range(6):
             without = "layer1" if step in (2, 3) else ""
             before = run.residuals()
@@ -55,7 +55,20 @@ def case_unused_everywhere(rank: int, size: int, scope: str) -> None:
 @pytest.mark.parametrize("scope", ["layer", "bucket", "global"])
 def test_a_parameter_unused_on_every_rank_keeps_its_residual(worlds: Any, scope: str) -> None:
     """DDP throws the result of such a parameter away, so nothing is sent from it: its residual waits, bit for bit."""
-    worlds[2].run(case_unused_everywhere, scope=scope)
+    worlds[2].run(case_unused_everywhere, compressor=TopK(0.05), scope=scope)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "collective"),
+    [(RandomK(0.05), "shared"), (BlockRandomK(0.05), "shared"), (BlockRandomK(0.05), "allgather")],
+    ids=["shared", "shared block", "block"],
+)
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_kinds_that_send_zeros_send_them_from_a_parameter_unused_on_every_rank(
+    worlds: Any, scope: str, compressor: Any, collective: str
+) -> None:
+    """Where indices do not travel, or only a block's start, entries of such a parameter are sent as zeros."""
+    worlds[2].run(case_unused_everywhere, compressor=compressor, collective=collective, scope=scope)
 
 
 def case_unused_on_some(rank: int, size: int, scope: str) -> None:

@@ -3,6 +3,7 @@
 from tests.mutants import Mutant
 
 WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
+EXCHANGES = "tests/failures/test_ranks_that_disagree.py::test_another_number_of_exchanges_on_one_rank_is_an_error"
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 FROZEN = "tests/failures/test_frozen_ranks.py"
 
@@ -61,7 +62,7 @@ MUTANTS = [
         "src/sparsync/collectives/comm/channel.py",
         "self._messages = self._messages or CommThread(",
         "self._messages = CommThread(",
-        "tests/failures/test_communication_thread.py::test_messages_between_two_ranks_leave_nothing_behind",
+        "tests/failures/test_communication_thread.py::test_messages_between_two_ranks_leave_nothing_behind[1500]",
     ),
     Mutant(
         "a deadline may be infinite",
@@ -97,6 +98,20 @@ MUTANTS = [
         "if len(set(said)) > 1:",
         "if False:",
         "tests/test_collectives.py::test_law_4_ranks_at_different_buckets_all_raise",
+    ),
+    Mutant(
+        "the sequence number is not compared",
+        "src/sparsync/collectives/comm/header_checks.py",
+        '("version", "sequence", "unit", "digest")',
+        '("version", "unit", "digest")',
+        f"{EXCHANGES}[allgather]",
+    ),
+    Mutant(
+        "the sequence number of a pair is not compared",
+        "src/sparsync/collectives/comm/channel.py",
+        "        for field in SAME:",
+        '        for field in set(SAME) - {"sequence"}:',
+        f"{EXCHANGES}[gtopk]",
     ),
     Mutant(
         "failure of a rank ignored",

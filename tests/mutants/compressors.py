@@ -5,7 +5,26 @@ from tests.mutants import Mutant
 LAW_1 = "tests/test_laws.py::test_law_1_nothing_is_lost_on_one_worker"
 VELOCITY = "tests/test_laws.py::test_law_1_under_momentum_correction_and_clipping"
 
+UNUSED = (
+    "tests/failures/test_unused_parameters.py::"
+    "test_kinds_that_send_zeros_send_them_from_a_parameter_unused_on_every_rank"
+)
+
 MUTANTS = [
+    Mutant(
+        "kinds with shared indices send from unused parameters",
+        "src/sparsync/compressors/selecting.py",
+        "if span.name in ctx.unused] if ctx.whole else []",
+        "if span.name in ctx.unused] if ctx.whole and not ctx.shared else []",
+        f"{UNUSED}[layer-shared]",
+    ),
+    Mutant(
+        "blocks are sent from unused parameters",
+        "src/sparsync/compressors/selecting.py",
+        "if span.name in ctx.unused] if ctx.whole else []",
+        "if span.name in ctx.unused] if ctx.shared else []",
+        f"{UNUSED}[layer-block]",
+    ),
     Mutant(
         "the velocity is not cleared where sent",
         "src/sparsync/compressors/selecting.py",

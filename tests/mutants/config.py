@@ -2,7 +2,30 @@
 
 from tests.mutants import Mutant
 
+DISAGREE = "tests/failures/test_ranks_that_disagree.py::test_another_configuration_on_one_rank_is_named"
+
 MUTANTS = [
+    Mutant(
+        "clipping is not compared over the ranks",
+        "src/sparsync/config/options.py",
+        '            "clip": self.clip,\n',
+        "",
+        f"{DISAGREE}[clip-]",
+    ),
+    Mutant(
+        "momentum is not compared over the ranks",
+        "src/sparsync/config/options.py",
+        '            "momentum": self.momentum,\n',
+        "",
+        f"{DISAGREE}[momentum-]",
+    ),
+    Mutant(
+        "momentum correction is not compared over the ranks",
+        "src/sparsync/config/options.py",
+        '            "correction": self.correction,\n',
+        "",
+        f"{DISAGREE}[beta-]",
+    ),
     Mutant(
         "a recipe's budget goes before a density that is given",
         "src/sparsync/config/recipes.py",

@@ -3,6 +3,7 @@
 from tests.mutants import Mutant
 
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
+ERRORS = "tests/failures/test_errors_reach_every_rank.py"
 DEFERRED = "tests/test_deferred.py"
 BUDGET = "tests/test_budget.py"
 CLOSED = "tests/failures/test_closed_steps.py"
@@ -32,9 +33,44 @@ MUTANTS = [
     Mutant(
         "unused parameters are sent from",
         "src/sparsync/engine/bucketing.py",
-        "        if self.may_skip:\n",
-        "        if False:\n",
+        "        if self.may_skip or bucket.frozen:\n",
+        "        if bucket.frozen:\n",
         "tests/failures/test_unused_parameters.py::test_a_parameter_unused_on_every_rank_keeps_its_residual",
+    ),
+    Mutant(
+        "the next forward pass does not see a backward that broke off",
+        "src/sparsync/engine/reducer.py",
+        "        if starting and self._open:",
+        "        if False:",
+        f"{ERRORS}::test_a_backward_that_breaks_off_on_one_rank_ends_all",
+    ),
+    Mutant(
+        "a step may begin in the middle of another",
+        "src/sparsync/engine/reducer.py",
+        "        if self._open:\n            raise StepFailed(UNFINISHED)\n        #",
+        "        #",
+        f"{ERRORS}::test_a_step_that_begins_in_the_middle_of_another_is_refused",
+    ),
+    Mutant(
+        "what a failed exchange sent is lost",
+        "src/sparsync/engine/reducer.py",
+        "            self.worker.ledger.restore(cause)",
+        "            self.worker.ledger.clear()",
+        f"{ERRORS}::test_what_was_sent_comes_home_after_a_failed_exchange",
+    ),
+    Mutant(
+        "what was never sent is lost",
+        "src/sparsync/engine/reducer.py",
+        "            self.worker.ledger.record_sent(unit, sent)\n",
+        "",
+        f"{ERRORS}::test_what_was_sent_comes_home_after_a_failed_exchange",
+    ),
+    Mutant(
+        "with another number of workers means change",
+        "src/sparsync/engine/checkpoint.py",
+        "tensor if old == workers else tensor * (workers / old)",
+        "tensor",
+        "tests/failures/test_restarts.py::test_a_process_group_may_shrink[budget]",
     ),
     Mutant(
         "exchange on backward's thread",

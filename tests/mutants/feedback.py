@@ -20,6 +20,21 @@ MUTANTS = [
         "tests/failures/test_bucket_rebuilds.py::test_residuals_survive_a_rebuild_into_buckets_of_other_sizes",
     ),
     Mutant(
+        "velocities do not follow the loss scale",
+        "src/sparsync/feedback/residual.py",
+        "            self._velocities.rescale(ratios)",
+        "            pass",
+        "tests/failures/test_loss_scaling.py::test_the_residual_follows_the_loss_scale[correct-topk]",
+    ),
+    Mutant(
+        "parameters that are not exchanged lose their momentum",
+        "src/sparsync/feedback/momentum.py",
+        "return self._ours is None or id(parameter) in self._ours",
+        "return True",
+        "tests/failures/test_what_bypasses_the_hook.py::"
+        "test_parameters_that_ddp_ignores_or_reduces_later_are_listed[layer-correct]",
+    ),
+    Mutant(
         "rollback keeps the step",
         "src/sparsync/feedback/residual.py",
         "            buffer.rollback()",

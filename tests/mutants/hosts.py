@@ -2,6 +2,13 @@
 
 from tests.mutants import Mutant
 
+BYPASS = "tests/failures/test_what_bypasses_the_hook.py"
+RESTARTS = "tests/failures/test_restarts.py"
+SHARDED = "tests/failures/test_distributed_checkpoints.py"
+ZERO_GRAD = (
+    "tests/failures/test_clipping_and_accumulation.py::test_backward_without_zero_grad_loses_nothing_and_is_told_once"
+)
+
 MUTANTS = [
     Mutant(
         "a loss scaler that was forgotten goes unnoticed",
@@ -27,8 +34,99 @@ MUTANTS = [
     Mutant(
         "a changed update is not announced",
         "src/sparsync/hosts/handle.py",
-        "        if told:\n            self._tell(told)",
-        "        if told and self._taken is None:\n            self._tell(told)",
+        "        if told and not self._told:\n",
+        "        if told and not self._told and self._taken is None:\n",
         "tests/test_honest_optimizers.py::test_changes_and_what_is_not_known_are_told_once",
+    ),
+    Mutant(
+        "a joined rank's residual is not frozen",
+        "src/sparsync/hosts/handle.py",
+        'joined and self.plan.joined == "freeze"',
+        "False",
+        "tests/failures/test_join.py::test_the_residual_of_a_joined_rank_may_be_frozen[layer]",
+    ),
+    Mutant(
+        "every joined rank's residual is frozen",
+        "src/sparsync/hosts/handle.py",
+        'joined and self.plan.joined == "freeze"',
+        "joined",
+        "tests/failures/test_join.py::test_a_joined_rank_goes_on_sending_what_it_kept[2]",
+    ),
+    Mutant(
+        "gradients that were not zeroed go unnoticed",
+        "src/sparsync/hosts/zero_grad_check.py",
+        "                tell(SENTENCE)",
+        "                pass",
+        f"{ZERO_GRAD}[never]",
+    ),
+    Mutant(
+        "gradients that were zeroed are told of",
+        "src/sparsync/hosts/zero_grad_check.py",
+        "bool(parameter.grad.any())",
+        "True",
+        f"{ZERO_GRAD}[after forward]",
+    ),
+    Mutant(
+        "sparse gradients are let in",
+        "src/sparsync/hosts/coverage.py",
+        "        if sparse and name not in left_out:",
+        "        if False:",
+        f"{BYPASS}::test_sparse_gradients_are_refused_in_one_sentence",
+    ),
+    Mutant(
+        "gradients that were cast are let in",
+        "src/sparsync/hosts/ddp.py",
+        "    if came != own and not own.is_complex:",
+        "    if False:",
+        f"{BYPASS}::test_a_wrapper_that_casts_gradients_is_noticed[fp16]",
+    ),
+    Mutant(
+        "DDP's mixed precision is not told from other hooks",
+        "src/sparsync/hosts/ddp.py",
+        '    if getattr(ddp, "mixed_precision", None) is not None:',
+        "    if False:",
+        f"{BYPASS}::test_ddps_own_mixed_precision_is_explained",
+    ),
+    Mutant(
+        "what never comes in a bucket is taken for compressed",
+        "src/sparsync/hosts/handle.py",
+        "for name, p in named if name not in self.left_out}",
+        "for name, p in named}",
+        f"{BYPASS}::test_parameters_that_ddp_ignores_or_reduces_later_are_listed[layer-keep]",
+    ),
+    Mutant(
+        "a restart without residuals goes unnoticed",
+        "src/sparsync/hosts/handle.py",
+        "        if self._restarts and reducer.step == 0:",
+        "        if False:",
+        f"{RESTARTS}::test_a_restart_without_a_checkpoint_is_told_once[2-False-1]",
+    ),
+    Mutant(
+        "a restart is told of though residuals were loaded",
+        "src/sparsync/hosts/handle.py",
+        "        self._restarts = 0  # and nothing is lost by them",
+        "        pass",
+        f"{RESTARTS}::test_a_restart_without_a_checkpoint_is_told_once[2-True-0]",
+    ),
+    Mutant(
+        "a new process group begins with nothing",
+        "src/sparsync/hosts/handle.py",
+        "        reducer.load_state_dict(share_of([state], state, ",
+        "        str(share_of([state], state, ",
+        f"{RESTARTS}::test_a_process_group_may_be_replaced[keep]",
+    ),
+    Mutant(
+        "a rank that goes on for several takes the first for all",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        "value.to_local()[number - first]",
+        "value.to_local()[0]",
+        f"{SHARDED}::test_a_distributed_checkpoint_loads_on_any_world_size[5-2]",
+    ),
+    Mutant(
+        "distributed checkpoints of different steps are loaded",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        "    if len(set(steps)) > 1:",
+        "    if False:",
+        f"{SHARDED}::test_a_distributed_checkpoint_that_does_not_fit_is_refused",
     ),
 ]

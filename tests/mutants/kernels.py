@@ -373,6 +373,14 @@ MUTANTS = [
         "tests/test_preconditioned.py::test_a_sketch_does_not_depend_on_where_its_gradient_lies",
     ),
     Mutant(
+        "the sequence number is not compared on the device",
+        "src/sparsync/kernels/status/triton.py",
+        "(word < ENTRIES)[None, :] & (header",
+        "((word < ENTRIES) & (word != 1))[None, :] & (header",
+        "tests/test_deferred.py::test_the_device_sees_that_ranks_are_not_at_the_same_exchange",
+        interpreted=True,
+    ),
+    Mutant(
         "the device applies damaged messages",
         "src/sparsync/kernels/status/triton.py",
         "tl.sum((differs | damaged).to(tl.int32))",

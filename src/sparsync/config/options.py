@@ -21,6 +21,8 @@ from sparsync.layout import SCOPES, Matrices, Parameter
 from sparsync.schedule import Schedule, as_schedule
 from sparsync.wire import Wire
 
+JOINED = ("drain", "freeze")  # what a rank without data does with its residual
+
 
 @dataclass(frozen=True)
 class ExchangePlan:
@@ -51,6 +53,7 @@ class ExchangePlan:
     dense_below: int = 1024
     dense_1d: bool = True
     follow_lr: bool = False
+    joined: str = "drain"
     deadline: float = 300.0
     seed: int = 0
     debug: bool = False
@@ -62,6 +65,8 @@ class ExchangePlan:
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
+        if self.joined not in JOINED:
+            raise ValueError(f"joined must be one of {', '.join(JOINED)}, got {self.joined!r}")
         if self.dense_below < 0:
             raise ValueError(f"dense_below must be 0 or more entries, got {self.dense_below!r}")
         check_deadline(self.deadline)
@@ -149,6 +154,7 @@ class ExchangePlan:
             "preconditioning": self.preconditioning,
             "clip": self.clip,
             "follow_lr": self.follow_lr,
+            "joined": self.joined,
             "seed": self.seed,
             "debug": self.debug,
         }

@@ -30,12 +30,16 @@ SKETCHES = -1000  # the number of the first bucket's sketch
 
 @dataclass
 class Bucket:
-    """Gradients that are ready: ``buffer`` holds those of the parameters ``names``, one after another."""
+    """Gradients that are ready: ``buffer`` holds those of the parameters ``names``, one after another.
+
+    ``frozen``: they are zeros, and nothing is to be sent from the residual of these parameters either.
+    """
 
     index: int
     buffer: Tensor
     names: tuple[str, ...]
     last: bool
+    frozen: bool = False
 
 
 @dataclass
@@ -218,7 +222,7 @@ class BucketMapper:
             plan.own.grad = bucket.buffer
         for part in plan.slices:
             part.gather(bucket.buffer)
-        if self.may_skip:
+        if self.may_skip or bucket.frozen:
             self._note_unused(pending)
         pending.complete()
         return pending, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])

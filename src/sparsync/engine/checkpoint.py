@@ -61,7 +61,7 @@ def state_dict(worker: WorkerState, workers: int, step: int, training: str) -> d
         "rates": dict(worker.rates),
         **({"moments": worker.preconditioner.state_dict()} if worker.preconditioner else {}),
     }
-    return {**state, "holds": "\n".join(name for name, _ in _tensors(state))}
+    return _whole(state)
 
 
 def load_state_dict(
@@ -106,19 +106,38 @@ def load_state_dict(
     for one in states:
         worker.feedback.check_state(one["residuals"], one["velocities"])
         _check_tensors(one)
+    mine = share_of(own, first, worker.rank, workers)
+    if worker.preconditioner is not None:
+        worker.preconditioner.load_state_dict(mine["moments"])
+    loss_scale = mine.get("loss_scale")
+    worker.load(**{key: mine[key] for key in ("residuals", "velocities", "compressor", "rates")}, loss_scale=loss_scale)
+    if origin is not None:
+        origin.resume(mine)
+    step: int = mine["step"]
+    return step
+
+
+def share_of(own: Sequence[Mapping[str, Any]], like: Mapping[str, Any], rank: int, workers: int) -> dict[str, Any]:
+    """Return the state of a worker that goes on for others: the sum of what they kept, so scaled that the mean over all
+    workers is what it was.
+
+    Args:
+        own: states of the old workers, none of which anybody else goes on for.
+        like: has all that is the same on every worker, and their old number.
+    """
     kept: dict[str, dict[str, Any]] = {"residuals": {}, "velocities": {}}
+    old = like["workers"]
     for one in own:
         for kind, sums in kept.items():
             for name, tensor in one[kind].items():
                 share = tensor if old == workers else tensor * (workers / old)
                 sums[name] = sums[name] + share if name in sums else share
-    if worker.preconditioner is not None:
-        worker.preconditioner.load_state_dict(first["moments"])
-    worker.load(**kept, compressor=first["compressor"], loss_scale=first.get("loss_scale"), rates=first["rates"])
-    if origin is not None:
-        origin.resume(first)
-    step: int = first["step"]
-    return step
+    return _whole({**like, **kept, "rank": rank, "workers": workers})
+
+
+def _whole(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state that knows which tensors it has to hold."""
+    return {**state, "holds": "\n".join(name for name, _ in _tensors(state))}
 
 
 def digest_of(plan: ExchangePlan) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from sparsync.feedback.optimizer_rules import momentum_gain
@@ -42,9 +43,10 @@ class TakenMomentum:
     Args:
         optimizer: of a rule that is known.
         beta: momentum that acts before the residual instead.
+        ours: ids of the parameters that are exchanged, all by default; the others keep the optimizer's own rule.
     """
 
-    def __init__(self, optimizer: Optimizer, beta: float = 0.0) -> None:
+    def __init__(self, optimizer: Optimizer, beta: float = 0.0, ours: Container[int] | None = None) -> None:
         rule = known_rule(optimizer)
         if rule is None or (beta and rule is not SGD):
             mode, wanted = ("correct", "torch's SGD") if beta else ("move", KNOWN)
@@ -54,10 +56,10 @@ class TakenMomentum:
             )
         if any(group["differentiable"] for group in optimizer.param_groups):
             raise ValueError("an update without momentum cannot be differentiated: differentiable=True needs 'keep'")
-        self.optimizer, self.beta, self._is_sgd = optimizer, beta, rule is SGD
+        self.optimizer, self.beta, self._is_sgd, self._ours = optimizer, beta, rule is SGD, ours
         self._groups()  # which refuses what has no such step
         self._shadow = ShadowOptimizer(optimizer)
-        self._replaced = ReplacedStep(optimizer, self._step)
+        self._replaced = ReplacedStep(optimizer, self._step, ours)
 
     def undo(self) -> None:
         """Give the optimizer its own update back."""
@@ -80,7 +82,8 @@ class TakenMomentum:
         )
 
     def _step(self) -> None:
-        self._shadow.step(self._groups())
+        groups = self._groups()
+        self._shadow.step([{**group, "params": [p for p in group["params"] if self._is_ours(p)]} for group in groups])
         if self._is_sgd:
             self._drop_buffers()
 
@@ -120,8 +123,11 @@ class TakenMomentum:
     def _drop_buffers(self) -> None:
         """Drop the momentum buffers that the step has made out of date."""
         for parameter, state in self.optimizer.state.items():
-            if parameter.grad is not None:
+            if parameter.grad is not None and self._is_ours(parameter):
                 state.pop("momentum_buffer", None)
+
+    def _is_ours(self, parameter: Tensor) -> bool:
+        return self._ours is None or id(parameter) in self._ours
 
 
 def _rate_factor(group: Mapping[str, Any], beta: float, missing: float) -> float:
@@ -178,18 +184,21 @@ def warn_of_momentum(optimizer: Optimizer, density: float) -> None:
         )
 
 
-def take_momentum(optimizer: Optimizer | None, mode: str, beta: float, density: float) -> TakenMomentum | None:
+def take_momentum(
+    optimizer: Optimizer | None, mode: str, beta: float, density: float, ours: Container[int] | None = None
+) -> TakenMomentum | None:
     """Step without the optimizer's momentum where ``mode`` says so, or warn where that does harm.
 
     Args:
         mode: one of ``MOMENTA``.
         beta: momentum that acts before the residual instead.
         density: share of the entries that is sent; 1 for all.
+        ours: ids of the parameters that are exchanged, all by default.
     """
     if optimizer is None:
         return None
     if mode != "keep":
-        return TakenMomentum(optimizer, beta)
+        return TakenMomentum(optimizer, beta, ours)
     restore_old_groups(optimizer)
     warn_of_momentum(optimizer, density)
     return None

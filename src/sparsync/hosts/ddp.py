@@ -17,6 +17,7 @@ from sparsync.collectives import Collective
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
 from sparsync.errors import SparsyncError
+from sparsync.hosts.coverage import ignored_in, left_out_by
 from sparsync.hosts.handle import Handle
 from sparsync.schedule import Schedule
 
@@ -31,6 +32,9 @@ class Slot:
         self.group = group
 
     def clear(self) -> None:
+        """Let the handle go; its process group may be another one than at first."""
+        if self.handle is not None:
+            self.group = self.handle.group
         self.handle = None
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -70,11 +74,37 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     if handle.detached:
         return _dense_hook(bucket, handle.group)
     try:
-        return handle.push(bucket.index(), bucket.buffer(), bucket.parameters(), bucket.is_last())
+        _refuse_cast(bucket)
+        # join() lets ranks without data run the hook on zeros, outside of any backward.
+        joined = torch._C._current_graph_task_id() == -1  # type: ignore[attr-defined]
+        return handle.push(bucket.index(), bucket.buffer(), bucket.parameters(), bucket.is_last(), joined)
     except Exception as error:  # an exception that leaves the hook would end the process
         future: Future[Tensor] = Future()
         future.set_exception(error)  # type: ignore[arg-type]
         return future
+
+
+def _refuse_cast(bucket: GradBucket) -> None:
+    """Refuse gradients that were cast on their way here: what is cut off would be lost, and what is too large inf."""
+    came, own = bucket.buffer().dtype, bucket.parameters()[0].dtype
+    if came != own and not own.is_complex:
+        name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(came, str(came).removeprefix("torch."))
+        raise SparsyncError(
+            f"gradients of {own} come as {came}: something like {name}_compress_wrapper is around the hook; leave it "
+            f"out and pass values={name!r} to comm_hook, which keeps what it cuts off"
+        )
+
+
+def _refuse_other_hook(ddp: DistributedDataParallel) -> None:
+    """Refuse a model whose one communication hook is another's."""
+    if getattr(ddp, "mixed_precision", None) is not None:
+        raise SparsyncError(
+            "DDP's own mixed_precision= holds the only communication hook that a model can have: leave it out and use "
+            "torch.autocast (with a GradScaler: scaler=), or a model in bf16; values='bf16' halves what travels"
+        )
+    others = [other for other, _ in getattr(ddp, "_comm_hooks", []) if other is not hook]
+    if others:
+        raise SparsyncError(f"DDP takes one communication hook, and this model has another: {others[0].__qualname__}")
 
 
 def _dense_hook(bucket: GradBucket, group: Any) -> Future[Tensor]:
@@ -97,7 +127,8 @@ def comm_hook(
     Takes ``attach``'s options, the bare module (not the DDP wrapper), whose parameter names it needs, and the model's
     process group where that is not the default one. The state is a ``Handle``; it starts with the first bucket.
     """
-    return Handle(module, resolve(recipe, compressor=compressor, **options), process_group, may_skip=True), hook
+    plan = resolve(recipe, compressor=compressor, **options)
+    return Handle(module, plan, process_group, may_skip=True, left_out=ignored_in(module)), hook
 
 
 def attach(
@@ -124,6 +155,7 @@ def attach(
     dense_below: int | None = None,
     dense_1d: bool | None = None,
     follow_lr: bool = False,
+    joined: str = "drain",
     deadline: float = 300.0,
     seed: int = 0,
     debug: bool = False,
@@ -178,6 +210,8 @@ def attach(
         dense_below: tensors of fewer entries travel dense; 1024.
         dense_1d: biases and norms travel dense: they are few bytes, and delaying them costs accuracy; ``True``.
         follow_lr: divide the residual by each change of the learning rate.
+        joined: under ``join()``, what a rank without data does with its residual: ``"drain"``, go on sending from it,
+            or ``"freeze"``: keep it as it is; where parameters may be unused it is always frozen.
         deadline: seconds an exchange may take before all ranks stop with an error.
         seed: of the random kinds; the same on every rank.
         debug: compare results over the ranks after every exchange.
@@ -194,8 +228,9 @@ def attach(
         raise SparsyncError("this model is attached already; call detach() on its handle first")
     if getattr(ddp, "skip_all_reduce_unused_params", False):
         raise ValueError("a step ends with its last bucket, which skip_all_reduce_unused_params=True may leave out")
+    _refuse_other_hook(ddp)
     may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
-    handle = Handle(ddp.module, plan, ddp.process_group, may_skip)
+    handle = Handle(ddp.module, plan, ddp.process_group, may_skip, left_out_by(ddp))
     handle.start()
     if slot is None:
         slot = Slot(ddp.process_group)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
@@ -17,6 +17,7 @@ from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import Bucket
 from sparsync.engine.budget import within_budget
+from sparsync.engine.checkpoint import share_of
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
@@ -28,10 +29,14 @@ from sparsync.feedback import (
     refuse_other_model,
     take_momentum,
 )
+from sparsync.hosts.coverage import describe_left_out, refuse_sparse_gradients
+from sparsync.hosts.description import describe_exchange
+from sparsync.hosts.restart_check import SENTENCE as RESTARTED
+from sparsync.hosts.restart_check import restarts
 from sparsync.hosts.scaler_check import notice_scaler
-from sparsync.kernels import KernelPath
+from sparsync.hosts.sharded_checkpoint import read_rows, to_rows
+from sparsync.hosts.zero_grad_check import notice_old_gradients
 from sparsync.layout import Parameter
-from sparsync.version import __version__
 
 log = logging.getLogger("sparsync")
 
@@ -46,13 +51,27 @@ class Handle:
         plan: how its gradients are exchanged; what follows from its budget is known once it starts.
         group: the model's process group; the default one where it is ``None``.
         may_skip: parameters may be unused, and what is sent for them is then lost.
+        left_out: parameters that never come in a bucket, and what becomes of them.
     """
 
-    def __init__(self, module: Module, plan: ExchangePlan, group: Any = None, may_skip: bool = False) -> None:
+    def __init__(
+        self,
+        module: Module,
+        plan: ExchangePlan,
+        group: Any = None,
+        may_skip: bool = False,
+        left_out: Mapping[str, str] | None = None,
+    ) -> None:
         if plan.optimizer is not None:
             refuse_other_model(plan.optimizer, module)
         self.module, self.plan, self.group, self._may_skip = module, plan, group, may_skip
-        self._trained = trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._asked = plan  # what follows from its budget changes with the number of workers
+        self.left_out = dict(left_out or {})
+        refuse_sparse_gradients(module, self.left_out)
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._trained = trained = {name: p for name, p in named if name not in self.left_out}
+        if self.left_out and not trained:
+            raise ValueError(f"there is nothing to exchange: {describe_left_out(self.left_out)}")
         self._names = {id(p): name for name, p in trained.items()}
         self.parameters = [Parameter.of(name, p) for name, p in trained.items()]
         self.dense_names = plan.dense_names(trained)
@@ -60,7 +79,9 @@ class Handle:
         self._reducer: Reducer | None = None
         self._taken: TakenMomentum | None = None
         self._preconditioned: TakenOptimizer | None = None
-        self._releases: list[Callable[[], None]] = []
+        self._on_stop: list[Callable[[], None]] = []
+        self._on_detach: list[Callable[[], None]] = []
+        self._restarts, self._told = restarts(), False
 
     # ---- what a user calls ----------------------------------------------------------------------------------------
 
@@ -70,28 +91,8 @@ class Handle:
 
     def describe(self) -> str:
         """Return in a few lines what is compressed, how, and what each worker sends in a step."""
-        reducer = self._running()
-        numel = {p.name: p.numel for p in self.parameters}
-        dense = sum(numel[name] for name in self.dense_names)
-        sparse = sum(numel.values()) - dense
-        about = self.plan.describe(reducer.step, self._taken.describe() if self._taken else None)
-        lines = {
-            "recipe": about.pop("recipe"),
-            "compressor": about.pop("compressor"),
-            "collective": about.pop("collective"),
-            "compressed": f"{len(numel) - len(self.dense_names)} tensors, {sparse:,} entries",
-            "dense": f"{len(self.dense_names)} tensors, {dense:,} entries (1-D or small)",
-            **about,
-            "kernels": self._describe_kernels(),
-        }
-        title = f"sparsync {__version__} on {reducer.channel.size} workers ({reducer.channel.backend})"
-        return "\n".join([title, *(f"  {name:<12} {text}" for name, text in lines.items())])
-
-    def _describe_kernels(self) -> str:
-        """Return what works on the units' gradients, which is decided when they are first compressed."""
-        paths = Counter(unit.workspace.find(KernelPath) for unit in self._running().buckets.units)
-        known = (f"{path} for {many} unit{'s' * (many > 1)}" for path, many in paths.items() if path is not None)
-        return ", ".join(known) or "chosen in the first step"
+        taken = self._taken.describe() if self._taken else None
+        return describe_exchange(self._running(), self.parameters, self.dense_names, self.left_out, taken)
 
     def check(self) -> None:
         """Raise, with its full text, the error that ended an exchange; ``backward`` raises it mangled by DDP."""
@@ -123,6 +124,34 @@ class Handle:
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue from ``state_dict()``: this rank's own, or those of all ranks of a run of any size, in order."""
         self._running().load_state_dict(state)
+        self._restarts = 0  # and nothing is lost by them
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """Return ``state_dict()`` for ``torch.distributed.checkpoint``: ``DTensor``s that have a row for every rank."""
+        return to_rows(self.state_dict(), self._peers(), self._device())
+
+    def load_sharded(self, checkpoint: Any, key: str = "sparsync") -> None:
+        """Continue from ``sharded_state_dict()``, saved by any number of ranks; all ranks call this.
+
+        Args:
+            checkpoint: the folder that was saved to, or a ``StorageReader``.
+            key: under which it was saved.
+        """
+        self.load_state_dict(read_rows(checkpoint, key, self._peers(), self._device()))
+
+    def set_process_group(self, group: Any) -> None:
+        """Exchange over another process group from now on; all its ranks call this, between two steps.
+
+        What this rank keeps is carried over and, in a group of another size, scaled so that means stay. A rank that is
+        not in the new group detaches. Statistics begin anew. DDP has to be told as well, or built anew.
+        """
+        reducer = self._running()
+        reducer.check()
+        state = reducer.state_dict()
+        self._stop()
+        self.group = group
+        reducer = self.start()
+        reducer.load_state_dict(share_of([state], state, reducer.channel.rank, reducer.channel.size))
 
     def is_attached(self) -> bool:
         """Return whether the model's gradients go through this handle."""
@@ -135,21 +164,28 @@ class Handle:
         ``detach()``, delete the DDP model, then ``torch.distributed.destroy_process_group()``.
         """
         self.detached = True
-        if self._preconditioned is not None and self._reducer is not None:
-            self._preconditioned.undo(self._reducer.mean_of)
+        self._stop(self._reducer.mean_of if self._reducer is not None else None)
+        for release in self._on_detach:
+            release()
+        self._on_detach = []
+
+    def _stop(self, mean_of: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Give the optimizer back, and end the exchange; ``mean_of``: hand velocities back as their mean."""
+        if self._preconditioned is not None:
+            self._preconditioned.undo(*([mean_of] if mean_of else []))
             self._preconditioned = None
         if self._reducer is not None:
             self._reducer.close()
             self._reducer = None
-        for release in self._releases:
+        for release in self._on_stop:
             release()
-        self._releases = []
+        self._on_stop = []
 
     # ---- what the host framework calls ----------------------------------------------------------------------------
 
     def on_detach(self, release: Callable[[], None]) -> None:
         """Call ``release`` when this handle is detached."""
-        self._releases.append(release)
+        self._on_detach.append(release)
 
     def check_start(self) -> None:
         """Raise, before a forward pass, what ended an earlier step."""
@@ -157,26 +193,35 @@ class Handle:
         if self._preconditioned is not None:
             self._preconditioned.before_forward()
 
-    def push(self, index: int, buffer: Tensor, parameters: Sequence[Tensor], last: bool) -> Future[Tensor]:
-        """Take a bucket: ``buffer`` holds the gradients of ``parameters``. The future gives it back with the result."""
+    def push(
+        self, index: int, buffer: Tensor, parameters: Sequence[Tensor], last: bool, joined: bool = False
+    ) -> Future[Tensor]:
+        """Take a bucket: ``buffer`` holds the gradients of ``parameters``. The future gives it back with the result.
+
+        ``joined``: this rank has no data, and the buffer holds zeros.
+        """
         reducer = self._reducer or self.start()
         try:
             names = tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
             raise SparsyncError("this hook state belongs to another model; make one for each model") from None
+        if self._restarts and reducer.step == 0:
+            self._tell(RESTARTED.format(self._restarts))
+        self._restarts = 0
+        frozen = joined and self.plan.joined == "freeze"
         if self._preconditioned is not None:
             scaler = self.plan.scaler
             scale = scaler.get_scale if scaler else lambda: 1.0
-            self._preconditioned.correct_gradient(buffer, parameters, scale, self._may_skip)
-        return reducer.push(Bucket(index, buffer, names, last))
+            self._preconditioned.correct_gradient(buffer, parameters, scale, self._may_skip or frozen)
+        return reducer.push(Bucket(index, buffer, names, last, frozen))
 
     def start(self) -> Reducer:
         """Make the process group and compare with the other ranks; done by ``attach``, or by the first bucket."""
-        group = self.group or (dist.group.WORLD if dist.is_initialized() else None)
+        group = self._peers()
         workers = dist.get_world_size(group) if group is not None else 1
-        plan = self.plan = within_budget(self.plan, self._trained, workers)
+        plan = self.plan = within_budget(self._asked, self._trained, workers)
         self.dense_names = plan.dense_names(self._trained)
-        device = next(self.module.parameters()).device
+        device = self._device()
         if plan.precondition and any(p.device != device for p in self.module.parameters()):
             raise ValueError("precondition=True needs all parameters on one device")
         channel = Channel(group, plan.wire, plan.deadline, device)
@@ -201,21 +246,32 @@ class Handle:
             if plan.precondition:
                 self._take_optimizer(self._reducer)
             else:
-                self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0))
+                self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0), self._names)
         except Exception:
             self._reducer.close()
             self._reducer = None
             raise
         if self._taken is not None:
-            self.on_detach(self._taken.undo)
+            self._on_stop.append(self._taken.undo)
         if plan.optimizer is not None and plan.scaler is None:
-            self.on_detach(notice_scaler(plan.optimizer, self._tell))
+            self._on_stop.append(notice_scaler(plan.optimizer, self._tell))
+        if not plan.precondition:  # which takes off what is there already
+            reducer = self._reducer
+            self._on_stop.append(notice_old_gradients(self._trained.values(), lambda: reducer.step > 0, self._tell))
         told = momentum_notice(
             self._preconditioned or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense
         )
-        if told:
+        if told and not self._told:
             self._tell(told)
+        self._told = True
         return self._reducer
+
+    def _peers(self) -> Any:
+        """Return the process group of the model; ``None`` without ``torch.distributed``."""
+        return self.group or (dist.group.WORLD if dist.is_initialized() else None)
+
+    def _device(self) -> torch.device:
+        return next(self.module.parameters()).device
 
     def _take_optimizer(self, reducer: Reducer) -> None:
         preconditioner, optimizer = reducer.worker.preconditioner, self.plan.optimizer

@@ -1,0 +1,54 @@
+"""Which parameters of a DDP model come in buckets; what DDP keeps from them goes by without us."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from torch.nn import Embedding, EmbeddingBag, Module
+from torch.nn.parallel import DistributedDataParallel
+
+IGNORED = "ignored by DDP, each rank has its own"
+DELAYED = "reduced by DDP later, dense"
+
+
+def left_out_by(ddp: DistributedDataParallel) -> dict[str, str]:
+    """Return the trained parameters that never come in a bucket, and what becomes of them."""
+    delayed = {id(parameter) for parameter in ddp._delay_all_reduce_params}
+    return {
+        name: DELAYED if id(parameter) in delayed else IGNORED
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and _as_ddp_names_it(name) in ddp.parameters_to_ignore
+    }
+
+
+def ignored_in(module: Module) -> dict[str, str]:
+    """Return what a model asks every DDP to ignore, as ``left_out_by`` does."""
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    return {
+        name: IGNORED for name, p in module.named_parameters() if p.requires_grad and _as_ddp_names_it(name) in ignored
+    }
+
+
+def refuse_sparse_gradients(module: Module, left_out: Container[str]) -> None:
+    """Refuse embeddings whose gradients are sparse tensors, which have no flat form to choose entries from."""
+    for prefix, part in module.named_modules():
+        name = f"{prefix}.weight".lstrip(".")
+        sparse = isinstance(part, Embedding | EmbeddingBag) and part.sparse and part.weight.requires_grad
+        if sparse and name not in left_out:
+            raise ValueError(
+                f"{name!r} has sparse gradients, which are not compressed: build its {type(part).__name__} with "
+                "sparse=False (rows that were not used are not sent either), or let DDP ignore it"
+            )
+
+
+def describe_left_out(left_out: dict[str, str]) -> str:
+    """Return the names of what is left out, by what becomes of them."""
+    groups: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        groups.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in groups.items())
+
+
+def _as_ddp_names_it(name: str) -> str:
+    """Return a parameter's name as DDP compares it: those of the model itself have a dot before them."""
+    return name if "." in name else f".{name}"
