@@ -31,7 +31,7 @@ def sparsync(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[s
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("demo", "compare", "train", "bench", "info"):
+    for command in ("demo", "compare", "train", "bench", "info", "plan"):
         assert re.search(rf"^\s+{command}\s", shown, re.MULTILINE)
 
 
@@ -126,17 +126,19 @@ def bare(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 def test_the_library_alone_has_its_own_commands(bare: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = bare("-m", "sparsync", "--version")
     assert (done.returncode, done.stdout) == (0, f"sparsync {sparsync_package.__version__}\n"), done.stderr
-    commands = ["demo", "train", "compare", "papers", "bench", "nothing", "--help", "info"]
+    commands = ["demo", "train", "compare", "papers", "bench", "nothing", "plan", "--help", "info"]
     ask = f"from sparsync.cli import run; print([run([command]) for command in {commands}])"
     done = bare("-c", ask)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[2, 2, 2, 2, 2, 2, 0, 0]"
+    assert done.stdout.splitlines()[-1] == "[2, 2, 2, 2, 2, 2, 2, 0, 0]"
     assert done.stderr.splitlines() == [
         *(
             f"sparsync: '{command}' belongs to the laboratory, which is not installed: pip install sparsync-lab"
             for command in commands[:5]
         ),
         "sparsync: unknown arguments: nothing; sparsync --help lists the commands",
+        "sparsync: either --model or --params must be given: "
+        "sparsync plan --model resnet50 --workers 16 --bandwidth 10Gbit --compute 0.46s",
     ]
     assert "The laboratory adds demo, train, compare, papers and bench: pip install sparsync-lab" in done.stdout
     assert re.search(r"^recipes +default, ", done.stdout, re.MULTILINE)

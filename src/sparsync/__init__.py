@@ -27,6 +27,7 @@ from sparsync.config.recipes import RECIPES
 from sparsync.errors import Damaged, Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.hosts.ddp import attach, comm_hook
 from sparsync.hosts.handle import Handle
+from sparsync.hosts.planning import plan
 from sparsync.layout import Layout
 from sparsync.schedule import Constant, ExponentialWarmup, FrontLoaded
 from sparsync.sparse import SparseGrad
@@ -68,4 +69,5 @@ __all__ = [
     "__version__",
     "attach",
     "comm_hook",
+    "plan",
 ]

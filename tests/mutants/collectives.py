@@ -39,8 +39,8 @@ MUTANTS = [
     Mutant(
         "messages from owners are not counted as traffic",
         "src/sparsync/collectives/balanced.py",
-        "(wire.bytes(there) + wire.bytes(back))",
-        "wire.bytes(there)",
+        ", Transfer(RING, others, others * wire.bytes(back))",
+        "",
         "tests/test_virtual.py::test_every_message_of_balanced_sums_is_encoded_and_compared[balanced-recipe-3]",
     ),
     Mutant(

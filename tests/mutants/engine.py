@@ -256,8 +256,8 @@ MUTANTS = [
     Mutant(
         "traffic is predicted without what travels dense",
         "src/sparsync/engine/traffic.py",
-        "total += unit.traffic(layout, plan.wire, workers, dtype).mean_bytes",
-        "total += 0 if unit.compressor.dense else unit.traffic(layout, plan.wire, workers, dtype).mean_bytes",
+        "sum(exchange.traffic.mean_bytes for exchange in exchanges(density))",
+        "sum(e.traffic.mean_bytes for e in exchanges(density) if not e.unit.compressor.dense)",
         f"{BUDGET}::test_virtual_workers_send_what_was_predicted_and_stay_within[layers-3-sgd]",
     ),
     Mutant(

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
 from sparsync.cli.info import info
+from sparsync.cli.plan import plan
 from sparsync.version import __version__
 
 GROUP = "sparsync.commands"
 LAB_COMMANDS = ("demo", "train", "compare", "papers", "bench")
-USAGE = """usage: sparsync [--version] [--help] info
+USAGE = """usage: sparsync [--version] [--help] info | plan
 
 Sparse gradient communication for PyTorch.
 
   info    versions, devices, backends and the methods that can be named in attach()
+  plan    how long a step of a model takes with each method: sparsync plan --help
 
 The laboratory adds demo, train, compare, papers and bench: pip install sparsync-lab"""
 
@@ -35,6 +37,8 @@ def run(arguments: Sequence[str]) -> int:
     extended = _plugin()
     if extended is not None:
         return extended(arguments)
+    if arguments and arguments[0] == "plan":
+        return _planned(arguments[1:])
     if not arguments or arguments[0] in ("--help", "-h"):
         print(USAGE)
         return 0
@@ -44,6 +48,15 @@ def run(arguments: Sequence[str]) -> int:
         sentence = f"unknown arguments: {' '.join(arguments)}; sparsync --help lists the commands"
     print(f"sparsync: {sentence}", file=sys.stderr)
     return 2
+
+
+def _planned(arguments: Sequence[str]) -> int:
+    """Run ``plan``, whose errors become one sentence."""
+    try:
+        return plan(arguments)
+    except (ValueError, OSError) as error:
+        print(f"sparsync: {error}", file=sys.stderr)
+        return 2
 
 
 def _plugin() -> Callable[[Sequence[str]], int] | None:

@@ -2,7 +2,7 @@
 
 from sparsync.collectives.allgather import AllGather
 from sparsync.collectives.balanced import Balanced
-from sparsync.collectives.base import Collective, Reduced, Traffic
+from sparsync.collectives.base import Collective, Reduced, Traffic, Transfer
 from sparsync.collectives.by_parts import ReduceByParts
 from sparsync.collectives.comm.channel import Channel
 from sparsync.collectives.comm.device_status import Report
@@ -22,4 +22,5 @@ __all__ = [
     "Report",
     "SharedIndexAllReduce",
     "Traffic",
+    "Transfer",
 ]

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from sparsync.collectives.base import (
+    RING,
     FiniteFlag,
     MeanOf,
     Reduced,
     Traffic,
+    Transfer,
     bad_ranks,
     bad_ranks_of,
     message_bytes,
@@ -89,8 +91,7 @@ class AllGather:
         return [Reduced(MeanOf(list(sents), len(sents)), bad_ranks=bad) for _ in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
-        bytes_sent = (workers - 1) * wire.bytes(shape_of(layout, dtype))
-        return Traffic(bytes_sent, bytes_sent, workers - 1)
+        return Traffic.of(Transfer(RING, workers - 1, (workers - 1) * wire.bytes(shape_of(layout, dtype))))
 
     def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
         return [(len(sents) - 1.0) * message_bytes(sents[0], layout, wire)] * len(sents)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
+from sparsync.collectives.base import PAIRS, RING, MeanOf, Reduced, Traffic, Transfer, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
 from sparsync.collectives.partition import IndexPartition, partition_for
 from sparsync.layout import Layout
@@ -75,8 +75,10 @@ class Balanced:
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         there, back = IndexPartition(layout, workers, self.share).shapes(dtype)
-        bytes_sent = (workers - 1) * (wire.bytes(there) + wire.bytes(back))
-        return Traffic(bytes_sent, bytes_sent, 2 * (workers - 1))
+        others = workers - 1
+        return Traffic.of(
+            Transfer(PAIRS, others, others * wire.bytes(there)), Transfer(RING, others, others * wire.bytes(back))
+        )
 
     def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
         workers, partition = len(sents), partition_for(sents[0].values, layout, len(sents), self.share)

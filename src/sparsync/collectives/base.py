@@ -82,17 +82,50 @@ class Reduced:
     bad_ranks: list[tuple[int, int]] = field(default_factory=list)
 
 
+RING, PAIRS, TREE = "ring", "pairs", "tree"
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One part of an exchange, for those who ask how long it takes.
+
+    Args:
+        pattern: ``RING``: every rank sends to the next, round after round; ``PAIRS``: every rank sends to every other
+            at once; ``TREE``: up a binary tree of the ranks and down again.
+        rounds: messages that wait for one another; with ``PAIRS`` messages that a rank sends.
+        bytes: that pass one after another through the busiest worker.
+    """
+
+    pattern: str
+    rounds: int
+    bytes: float
+
+
 @dataclass(frozen=True)
 class Traffic:
     """What one exchange costs: bytes a worker puts on the network (mean and maximum over workers) and rounds.
 
     Packet headers come on top, and what the backend sends around each of its messages: 144 bytes with Gloo, which cuts
     a gathered message in 2 and a summed tensor in 2P or more. ``sparsync bench traffic`` measures both.
+
+    Args:
+        transfers: its parts, one after another; if none are given, a ring of so many rounds and bytes.
     """
 
     mean_bytes: float
     max_bytes: float
     rounds: int
+    transfers: tuple[Transfer, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.transfers:
+            object.__setattr__(self, "transfers", (Transfer(RING, self.rounds, self.max_bytes),))
+
+    @classmethod
+    def of(cls, *transfers: Transfer) -> Traffic:
+        """Return the traffic of transfers in which all workers send alike."""
+        sent = sum(transfer.bytes for transfer in transfers)
+        return cls(sent, sent, sum(transfer.rounds for transfer in transfers), transfers)
 
 
 class Collective(Protocol):

@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsync.collectives.base import FiniteFlag, Mean, MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
+from sparsync.collectives.base import (
+    PAIRS,
+    RING,
+    FiniteFlag,
+    Mean,
+    MeanOf,
+    Reduced,
+    Traffic,
+    Transfer,
+    bad_ranks,
+    bad_ranks_of,
+)
 from sparsync.collectives.comm.channel import Channel
 from sparsync.kernels.by_parts.launch import PartBuffers, part_of
 from sparsync.kernels.device import usable_on
@@ -104,9 +115,10 @@ class ReduceByParts:
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         pieces = self._pieces(layout.numel, workers)
-        row = sum(piece.part * (self._dtype.itemsize + piece.sums.itemsize) for piece in pieces)
-        bytes_sent = (workers - 1) * (HEADER * WORD + row)
-        return Traffic(bytes_sent, bytes_sent, 2 * (workers - 1))
+        there = HEADER * WORD + sum(piece.part * self._dtype.itemsize for piece in pieces)
+        back = sum(piece.part * piece.sums.itemsize for piece in pieces)
+        others = workers - 1
+        return Traffic.of(Transfer(PAIRS, others, others * there), Transfer(RING, others, others * back))
 
     def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
         return None

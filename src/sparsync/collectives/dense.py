@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
+from sparsync.collectives.base import RING, MeanOf, Reduced, Traffic, Transfer, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -61,8 +61,9 @@ class DenseAllReduce:
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         itemsize = (self._dtype(wire) or dtype).itemsize
-        bytes_sent = (workers - 1) * (HEADER * WORD + 2 / workers * layout.numel * itemsize)
-        return Traffic(bytes_sent, bytes_sent, 3 * (workers - 1))
+        others, values = workers - 1, layout.numel * itemsize
+        header = Transfer(RING, others, others * HEADER * WORD)
+        return Traffic.of(header, Transfer(RING, 2 * others, 2 * others / workers * values))
 
     def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
         return None

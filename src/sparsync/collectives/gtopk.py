@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from sparsync.collectives.base import (
+    TREE,
     MeanOf,
     Reduced,
     Traffic,
+    Transfer,
     bad_ranks_of,
     message_bytes,
     round_sums,
@@ -102,9 +104,8 @@ class GTopK:
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         message = wire.bytes(shape_of(layout, dtype))
         rounds = (workers - 1).bit_length()
-        return Traffic(
-            2 * (workers - 1) * message / workers, max(rounds, 1 if workers > 1 else 0) * message, 2 * rounds
-        )
+        path = Transfer(TREE, 2 * rounds, 2.0 * rounds * message)  # the root receives, then sends
+        return Traffic(2 * (workers - 1) * message / workers, rounds * message, 2 * rounds, (path,))
 
     def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
         workers, size = len(sents), message_bytes(sents[0], layout, wire)

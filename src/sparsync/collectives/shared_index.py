@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sparsync.collectives.base import MeanOf, Reduced, Traffic, bad_ranks, bad_ranks_of
+from sparsync.collectives.base import RING, MeanOf, Reduced, Traffic, Transfer, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
 from sparsync.errors import Mismatch
 from sparsync.kernels.message.header import EXTRA
@@ -63,8 +63,9 @@ class SharedIndexAllReduce:
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         itemsize = (wire.codec.dtype or dtype).itemsize
-        bytes_sent = (workers - 1) * (HEADER * WORD + 2 / workers * layout.capacity * itemsize)
-        return Traffic(bytes_sent, bytes_sent, 3 * (workers - 1))
+        others, values = workers - 1, layout.capacity * itemsize
+        header = Transfer(RING, others, others * HEADER * WORD)
+        return Traffic.of(header, Transfer(RING, 2 * others, 2 * others / workers * values))
 
     def encoded_bytes(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[float] | None:
         return None

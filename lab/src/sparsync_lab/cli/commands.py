@@ -16,9 +16,14 @@ from sparsync_lab.cli import (
     bench_wire,
     compare,
     demo,
+    lab,
+    lab_train,
+    plan,
     train,
 )
 from sparsync_lab.cli.papers import papers
+
+ALL_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}  # which the library parses by itself
 
 app = typer.Typer(
     name="sparsync",
@@ -31,6 +36,7 @@ app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("info")(info)
+app.command("plan", add_help_option=False, context_settings=ALL_ARGUMENTS)(plan.plan)
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 bench.command("adamw")(bench_adamw.adamw)
 bench.command("follow")(bench_follow.follow_command)
@@ -41,6 +47,12 @@ bench.command("traffic")(bench_traffic.traffic)
 bench.command("wire")(bench_wire.wire)
 bench.callback()(lambda: None)
 app.add_typer(bench, name="bench")
+network = typer.Typer(help="Measure on hosts of this machine whose links are as slow as asked.", no_args_is_help=True)
+network.command("collectives")(lab.collectives)
+network.command("step")(lab.step)
+network.command("train")(lab_train.train)
+network.callback()(lambda: None)
+app.add_typer(network, name="lab")
 app.add_typer(papers, name="papers")
 
 

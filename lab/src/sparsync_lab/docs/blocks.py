@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sparsync_lab.docs import accuracy, adamw, demo, examples, items, selection, sketches, steps, traffic
+from sparsync_lab.docs import accuracy, adamw, demo, examples, items, planner, selection, sketches, steps, traffic
 from sparsync_lab.docs.sources import Sources
 
 Block = Callable[[Sources], str]
@@ -27,6 +27,8 @@ BLOCKS: Mapping[str, Block] = {
     "AdamW, times": adamw.times,
     "cost of sketches": sketches.cost,
     "papers": items.papers,
+    "plan, network alone": planner.network_alone,
+    "planner check": planner.check,
     "demo": demo.demo_table,
     "demo, where": demo.where,
     "momentum": demo.momentum,

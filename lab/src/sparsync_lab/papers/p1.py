@@ -9,7 +9,7 @@ from typing import Any
 from sparsync import theory
 from sparsync_lab import models
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers import gradient_shapes, selection_times, step_times
+from sparsync_lab.papers import gradient_shapes, planner_check, selection_times, step_times
 from sparsync_lab.papers.curves import (
     base_result,
     by_epoch,
@@ -314,6 +314,13 @@ ITEMS = (
         ("a GPU", "torchvision", "timm"),
         3,
         p1_table2(),
+    ),
+    Item(
+        "p1/table2-model",
+        "Table 2 as the planner predicts it",
+        "What sparsync plan says of a network that nobody here has: two constants are fitted on the dense column, the "
+        "sparse columns are predicted.",
+        planner_check.table_2_predicted,
     ),
     Item(
         "p1/fig7",

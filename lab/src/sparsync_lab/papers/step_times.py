@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -16,6 +16,7 @@ from sparsync.collectives.base import shape_of
 from sparsync.compressors import Compressor, Context, GaussianK, ThresholdK
 from sparsync.config import registry
 from sparsync.layout import Layout, Span, entries_for
+from sparsync.planner import Link, Network
 from sparsync.sparse import SparseGrad, write_mean
 from sparsync.wire import Wire
 from sparsync_lab import models
@@ -29,6 +30,7 @@ from sparsync_lab.report import Bar, BarChart, Figure, Row, Table
 
 ROUNDS = 15
 WARM_UPS = 3
+TEN_GIGABIT = Network(Link(50e-6, 8 / 10e9))  # the papers' Ethernet: seconds of a round, and of a byte
 DENSITY = 0.001  # of P1's table
 # P1's, selected in PyTorch and sent as the library sends them; then ours.
 THEIRS = {"TopK": "topk", "DGC": "dgc", "Gaussian": "gaussian"}
@@ -38,26 +40,10 @@ OURS: dict[str, Compressor] = {
 }
 
 
-@dataclass(frozen=True)
-class Network:
-    """A network by its speed.
-
-    Args:
-        bits: a second, of each machine's connection.
-        latency: seconds of a round.
-    """
-
-    bits: float = 10e9
-    latency: float = 50e-6
-
-    def seconds(self, bytes_sent: float, rounds: int) -> float:
-        return 8 * bytes_sent / self.bits + rounds * self.latency
-
-
 def table_2_of_p1(context: RunContext) -> Result:
     """Measure compute and selection, predict the exchange by the bytes that the collectives send: 16 workers, 10
     Gbit/s."""
-    workers, network, rounds = 16, Network(), 3 if context.quick else ROUNDS
+    workers, network, rounds = 16, TEN_GIGABIT, 3 if context.quick else ROUNDS
     clock = Clock(context.device)
     ours: list[Row] = []
     theirs: list[Row] = []
@@ -152,12 +138,12 @@ def exchange_seconds(numel: int, method: str, workers: int, network: Network) ->
         sender = OURS[method] if method in OURS else registry.compressors()[THEIRS[method]](DENSITY)
         layout = Layout.cut(spans, numel=numel, scope="global", density=DENSITY, capacity=sender.capacity)
         cost = AllGather().traffic(layout, Wire(), workers)
-    return network.seconds(cost.mean_bytes, cost.rounds)
+    return network.seconds(cost, workers)
 
 
 def table_2_of_p2(context: RunContext) -> Result:
     """Measure forward, backward, exchange and coding of P2's six schemes: ResNet-18, layer by layer, 8 workers."""
-    workers, network, rounds = 8, Network(), 3 if context.quick else ROUNDS
+    workers, network, rounds = 8, TEN_GIGABIT, 3 if context.quick else ROUNDS
     model, batch = ("resnet20", 4) if context.quick else ("resnet18", 128)
     forward, backward = pass_seconds(model, batch, context.device, rounds)
     clock = Clock(context.device)
@@ -201,7 +187,7 @@ def coding_seconds(
     if scheme == "standard":
         layout = Layout.cut(spans, numel=numel, scope="global", density=1.0)
         cost = DenseAllReduce().traffic(layout, Wire(), workers)
-        return 0.0, network.seconds(cost.mean_bytes, cost.rounds)
+        return 0.0, network.seconds(cost, workers)
     name, _, kind = scheme.partition("+")
     compressor: Compressor = registry.compressors()[name](density)
     collective = registry.collectives()[kind or "allgather"]()
@@ -229,7 +215,7 @@ def coding_seconds(
         write_mean(out, [wire.decode(message, layout.segment_of, shape) for _ in range(workers)], workers)
 
     cost = collective.traffic(layout, wire, workers)
-    return _median(clock, step, rounds), network.seconds(cost.mean_bytes, cost.rounds)
+    return _median(clock, step, rounds), network.seconds(cost, workers)
 
 
 def pass_seconds(name: str, batch: int, device: torch.device, rounds: int) -> tuple[float, float]:

@@ -1,0 +1,177 @@
+"""What a step takes with each method: traffic, local costs and the network on one timeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from sparsync.collectives import Transfer
+from sparsync.engine.traffic import PlannedExchange, exchanges_of
+from sparsync.planner.costs import CostBook, LocalCost, MethodCost
+from sparsync.planner.links import Network
+from sparsync.planner.methods import METHODS, Method
+from sparsync.planner.model import ModelShape
+from sparsync.planner.overlap import Job, Timeline
+
+SETTLED = 10**9  # a step after which densities do not change any more
+SLOWEST, FASTEST = 1e5, 1e14  # bits a second, between which a break-even is looked for
+GRID = 12  # bandwidths a decade that are looked at
+
+
+class LocalJob(NamedTuple):
+    """An exchange whose network time is still to be found."""
+
+    bucket: int
+    select: float
+    finish: float
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True)
+class StepForecast:
+    """A step with one method on a model with P workers; asking it for a network is a few additions a bucket.
+
+    Args:
+        jobs: its exchanges in their order.
+        traffic: bytes that a worker sends, on average over the workers.
+    """
+
+    method: str
+    workers: int
+    jobs: tuple[LocalJob, ...]
+    traffic: float
+
+    @cached_property
+    def local_seconds(self) -> float:
+        """Seconds of choosing, coding and summing."""
+        return sum(job.select + job.finish for job in self.jobs)
+
+    def network_seconds(self, network: Network) -> float:
+        """Return how long the network is busy."""
+        return sum(network.transfer_seconds(part, self.workers) for job in self.jobs for part in job.transfers)
+
+    def seconds(self, network: Network, timeline: Timeline) -> float:
+        """Return how long a step takes."""
+        return timeline.step_seconds(
+            [
+                Job(bucket, select, finish, sum(network.transfer_seconds(part, self.workers) for part in parts))
+                for bucket, select, finish, parts in self.jobs
+            ]
+        )
+
+
+class ForecastRow(NamedTuple):
+    """What a method comes to on a network.
+
+    Args:
+        seconds: of a step.
+        efficiency: compute alone, as a share of it.
+        traffic: bytes that a worker sends.
+        network, local: seconds of it, part of them hidden behind backward.
+    """
+
+    method: str
+    seconds: float
+    efficiency: float
+    traffic: float
+    network: float
+    local: float
+
+
+class Planner:
+    """Forecasts of all methods for one model, made once; then any network can be asked for.
+
+    Args:
+        workers: P.
+        compute: seconds of a step's passes on one worker.
+        costs: what methods take on the device.
+        optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
+        step: in which densities are taken; by default after a budget's first steps, which send more.
+    """
+
+    def __init__(
+        self,
+        model: ModelShape,
+        workers: int,
+        compute: float,
+        costs: CostBook,
+        optimizer: str = "sgd",
+        methods: Mapping[str, Method] = METHODS,
+        step: int = SETTLED,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be 1 or more, got {workers}")
+        self.model, self.workers, self.compute, self.methods = model, workers, compute, methods
+        self.timeline = model.timeline(compute, costs.blocking)
+        self.forecasts = {
+            name: forecast(name, method, model, workers, costs, optimizer, step) for name, method in methods.items()
+        }
+
+    def rows(self, network: Network) -> list[ForecastRow]:
+        """Return what every method comes to."""
+        found = []
+        for name, own in self.forecasts.items():
+            seconds = own.seconds(network, self.timeline)
+            busy = own.network_seconds(network)
+            found.append(ForecastRow(name, seconds, self.compute / seconds, own.traffic, busy, own.local_seconds))
+        return found
+
+    def fastest(self, network: Network, chosen: Callable[[Method], bool]) -> ForecastRow | None:
+        """Return the fastest of the chosen methods."""
+        rows = [row for row in self.rows(network) if chosen(self.methods[row.method])]
+        return min(rows, key=lambda row: row.seconds, default=None)
+
+    def pays(self, network: Network) -> bool:
+        """Return whether a sparse method that keeps the accuracy is faster than every dense one."""
+        sparse = self.fastest(network, lambda method: method.accurate and not method.dense)
+        dense = self.fastest(network, lambda method: method.dense)
+        return sparse is not None and dense is not None and sparse.seconds < dense.seconds
+
+    def break_even(self, network: Network) -> float | None:
+        """Return the bandwidth of machines' links above which no sparse method pays; ``None``: it never does.
+
+        Infinite where latency alone makes it pay.
+        """
+        steps = round(GRID * math.log10(FASTEST / SLOWEST))
+        grid = [FASTEST / 10 ** (step / GRID) for step in range(steps + 1)]
+        for step, bits in enumerate(grid):
+            if self.pays(network.with_bandwidth(bits)):
+                if step == 0:
+                    return math.inf
+                low, high = bits, grid[step - 1]
+                while high / low > 1.001:
+                    middle = math.sqrt(low * high)
+                    low, high = (middle, high) if self.pays(network.with_bandwidth(middle)) else (low, middle)
+                return low
+        return None
+
+
+def forecast(
+    name: str, method: Method, model: ModelShape, workers: int, costs: CostBook, optimizer: str, step: int = SETTLED
+) -> StepForecast:
+    """Return the forecast of one method."""
+    plan = method.plan(model.tensors, workers, optimizer)
+    exchanges = exchanges_of(plan, model.tensors, workers, model.caps)(plan.density_at(step))
+    if method.plain:
+        # DDP's own sums have no headers.
+        cost = costs.cast() if plan.values == "bf16" else LocalCost()
+        cast = [cost.seconds(exchange.layout.numel, exchange.traffic) for exchange in exchanges]
+        jobs = [LocalJob(e.bucket, 0.0, own, e.traffic.transfers[-1:]) for e, own in zip(exchanges, cast, strict=True)]
+        return StepForecast(name, workers, tuple(jobs), sum(part.bytes for job in jobs for part in job.transfers))
+    compressed = costs.of(plan)
+    dense = MethodCost()
+    if any(exchange.unit.compressor is not plan.compressor and not exchange.sketch for exchange in exchanges):
+        dense = costs.of(METHODS["dense fp32"].plan(model.tensors, workers))
+
+    def job(exchange: PlannedExchange) -> LocalJob:
+        # Sketching is part of what was measured for the entries.
+        cost = compressed if exchange.unit.compressor is plan.compressor else MethodCost() if exchange.sketch else dense
+        numel, traffic = exchange.layout.sendable, exchange.traffic
+        select, finish = (part.seconds(numel, traffic) for part in cost)
+        return LocalJob(exchange.bucket, select, finish, traffic.transfers)
+
+    sent = sum(exchange.traffic.mean_bytes for exchange in exchanges)
+    return StepForecast(name, workers, tuple(map(job, exchanges)), sent)
