@@ -111,7 +111,7 @@ def test_no_budget_is_refused_when_its_turn_comes() -> None:
             assert share_within(groups, allowed, kind.value_bits, kind.block_bits) > 0
             continue
         optimizer = trainings.run_optimizer(run, SimpleNamespace(model=nn.Linear(4, 4)))
-        plan = within_budget(resolve(optimizer=optimizer, **trainings._options(run)), tensors, run.workers)
+        plan = within_budget(resolve(optimizer=optimizer, **trainings.run_options(run)), tensors, run.workers)
         by_itself = run.optimizer == "adamw" and run.method != "dense"
         assert plan.precondition == run.options.get("precondition", by_itself)
         if "budget" in run.options:

@@ -392,7 +392,7 @@ def test_every_method_goes_with_the_optimizer_of_its_setting() -> None:
         optimizer = trainings.run_optimizer(run, SimpleNamespace(model=small))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            VirtualWorkers(small, lambda *_: None, optimizer, 2, **trainings._options(run)).detach()
+            VirtualWorkers(small, lambda *_: None, optimizer, 2, **trainings.run_options(run)).detach()
 
 
 def test_every_stage_waits_for_its_rate_and_every_target_has_a_length() -> None:
@@ -709,10 +709,12 @@ def test_a_look_at_what_is_not_finite_shows_nothing(context: RunContext) -> None
 
 
 def test_settings_are_of_compressors() -> None:
-    options = trainings._options(replace(TINY, method="gaussian", settings={"refine": True}, options={"density": 0.01}))
+    options = trainings.run_options(
+        replace(TINY, method="gaussian", settings={"refine": True}, options={"density": 0.01})
+    )
     assert options["compressor"].refine
     with pytest.raises(ValueError, match="'default' is a recipe"):
-        trainings._options(replace(TINY, method="default", settings={"refine": True}))
+        trainings.run_options(replace(TINY, method="default", settings={"refine": True}))
 
 
 def names_in(output: Path) -> list[str]:

@@ -184,22 +184,16 @@ def message_bytes(sent: SparseGrad, layout: Layout, wire: Wire) -> int:
     return wire.encode(sent, layout.segment_of, shape_of(layout, sent.values.dtype), header).nbytes
 
 
-def round_sums(sums: Tensor, segments: Tensor, parts: int, wire: Wire, most: float) -> Tensor:
+def round_sums(sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
     """Return sums as they travel. One that overflowed goes as it is, so that every rank gives the step up.
 
     Args:
         segments: of each, its number below ``parts``.
-        most: largest magnitude, which rounding must not leave.
     """
     if wire.codec.round is None:
         return sums
     finite = sums.isfinite()
-    return torch.where(finite, wire.codec.round(torch.where(finite, sums, 0), segments, parts, most), sums)
-
-
-def largest_sum(layout: Layout, workers: int) -> float:
-    """Return the largest magnitude of a sum over the workers whose mean the bucket can hold."""
-    return workers * layout.most if layout.dtype == torch.float16 else math.inf
+    return torch.where(finite, wire.codec.round(torch.where(finite, sums, 0), segments, parts, math.inf), sums)
 
 
 def remainder_of(sums: Tensor, chosen: Tensor, sent: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from sparsync.collectives.base import (
     Traffic,
     Transfer,
     bad_ranks_of,
-    largest_sum,
     message_bytes,
     round_sums,
     shape_of,
@@ -70,7 +69,7 @@ class GTopK:
             source = channel.rank + reach
             if source < channel.size:
                 other, who = receive(source, mine)
-                ((partial, lost),) = merge([(partial, other)], layout, channel.wire, channel.size)
+                ((partial, lost),) = merge([(partial, other)], layout, channel.wire)
                 culprit = culprit if culprit >= 0 else who
                 dropped.append(lost)
                 mine = message(partial)
@@ -94,7 +93,7 @@ class GTopK:
         reach = 1
         while reach < len(sents):
             ranks = range(0, len(sents) - reach, 2 * reach)
-            merged = merge([(partial[rank], partial[rank + reach]) for rank in ranks], layout, wire, len(sents))
+            merged = merge([(partial[rank], partial[rank + reach]) for rank in ranks], layout, wire)
             for rank, (total, lost) in zip(ranks, merged, strict=True):
                 partial[rank] = total
                 dropped[rank].append(lost)
@@ -115,7 +114,7 @@ class GTopK:
 
 
 def merge(
-    pairs: Sequence[tuple[SparseGrad, SparseGrad]], layout: Layout, wire: Wire, workers: int = 1
+    pairs: Sequence[tuple[SparseGrad, SparseGrad]], layout: Layout, wire: Wire
 ) -> list[tuple[SparseGrad, SparseGrad]]:
     """Return, of each pair, the k largest entries of every segment of its sum, as they travel, and what is left.
 
@@ -123,7 +122,6 @@ def merge(
 
     Args:
         pairs: ours and theirs, messages of ``layout.capacity`` entries.
-        workers: by which the sum of all is going to be divided.
     """
     values = torch.cat([grad.values for pair in pairs for grad in pair]).view(len(pairs), -1)
     indices = torch.cat([grad.indices for pair in pairs for grad in pair if grad.indices is not None]).view_as(values)
@@ -136,9 +134,8 @@ def merge(
     real = indices < layout.numel
     fresh, segment = first & real, layout.segment_of(indices.clamp(max=layout.numel - 1))
 
-    most = largest_sum(layout, workers)
     kept = _largest(torch.where(fresh, sums.abs(), -1), segment, layout) & fresh
-    sent = torch.where(kept, round_sums(sums, segment, len(layout.segments), wire, most), 0)
+    sent = torch.where(kept, round_sums(sums, segment, len(layout.segments), wire), 0)
     left = torch.where(sums.isfinite(), sums - sent, 0)  # of one that overflowed nothing: its senders keep their parts
     place = torch.arange(values.shape[1], device=values.device)
     home = torch.where(real, indices, place // 2)  # zeros are added here and there: in one place they would queue

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsync.collectives.base import largest_sum, remainder_of, round_sums, shape_of
+from sparsync.collectives.base import remainder_of, round_sums, shape_of
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire, within
@@ -43,7 +43,6 @@ class IndexPartition:
         self.rows = max(1, -(-layout.numel // workers))
         self.room = min(self.rows, layout.capacity, _room(layout.capacity / workers))
         self.kept = min(self.rows, max(1, math.ceil(share * layout.k / workers)))
-        self.most = largest_sum(layout, workers)
 
     def shapes(self, dtype: torch.dtype) -> tuple[Shape, Shape]:
         """Return the shapes of messages to owners, and from them; ``dtype`` is the residual's."""
@@ -152,7 +151,7 @@ class IndexPartition:
 
     def _rounded(self, sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
         """Return sums as they travel. A single worker's are what it sent, which needs no other scale than its own."""
-        return sums if self.workers == 1 else round_sums(sums, segments, parts, wire, self.most)
+        return sums if self.workers == 1 else round_sums(sums, segments, parts, wire)
 
 
 def _room(mean: float) -> int:

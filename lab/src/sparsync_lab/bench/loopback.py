@@ -46,16 +46,16 @@ def isolate() -> bool:
     return True
 
 
-def sent() -> InterfaceCount:
-    """Return what this process's loopback interface has sent so far."""
+def sent(interface: str = "lo") -> InterfaceCount:
+    """Return what an interface of this process's network has sent so far."""
     import psutil
 
     if not PROTOCOLS.exists():
         raise ValueError(f"what TCP sends again is counted by {PROTOCOLS}, which only Linux has")
-    interface = psutil.net_io_counters(pernic=True, nowrap=False)["lo"]
+    counted = psutil.net_io_counters(pernic=True, nowrap=False)[interface]
     names, numbers = (line.split() for line in PROTOCOLS.read_text().splitlines() if line.startswith("Tcp:"))
     resent = dict(zip(names, numbers, strict=True))["RetransSegs"]
-    return InterfaceCount(interface.bytes_sent, interface.packets_sent, int(resent))
+    return InterfaceCount(counted.bytes_sent, counted.packets_sent, int(resent))
 
 
 def header_bytes(payload: int = 1000, times: int = 50) -> int:

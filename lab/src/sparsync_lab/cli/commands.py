@@ -16,6 +16,8 @@ from sparsync_lab.cli import (
     bench_wire,
     compare,
     demo,
+    lab,
+    lab_train,
     plan,
     train,
 )
@@ -45,6 +47,12 @@ bench.command("traffic")(bench_traffic.traffic)
 bench.command("wire")(bench_wire.wire)
 bench.callback()(lambda: None)
 app.add_typer(bench, name="bench")
+network = typer.Typer(help="Measure on hosts of this machine whose links are as slow as asked.", no_args_is_help=True)
+network.command("collectives")(lab.collectives)
+network.command("step")(lab.step)
+network.command("train")(lab_train.train)
+network.callback()(lambda: None)
+app.add_typer(network, name="lab")
 app.add_typer(papers, name="papers")
 
 

@@ -234,7 +234,7 @@ def _workers(run: Run, task: Task, how: Mapping[str, Any]) -> VirtualWorkers | B
             raise ValueError(f"method {run.method!r} carries nothing on from step to step, as {run.model} must")
         own: dict[str, Any] = {"rate": run.rate, "weight_decay": run.weight_decay, "clip": run.clip}
         return BASELINES[run.method](task.model, task.loss, run.workers, **own, **how, **run.options)
-    options = _options(run)
+    options = run_options(run)
     if run.variant:
         options["exchange"] = partial(VariantExchange, FeedbackVariant(**run.variant))
     with warnings.catch_warnings():
@@ -252,7 +252,7 @@ def run_optimizer(run: Run, task: Task) -> torch.optim.Optimizer:
     return torch.optim.SGD(task.model.parameters(), run.rate, run.momentum, weight_decay=run.weight_decay)
 
 
-def _options(run: Run) -> dict[str, Any]:
+def run_options(run: Run) -> dict[str, Any]:
     """Return the options of ``VirtualWorkers``."""
     extra = {} if run.clip is None else {"clip": run.clip}
     if run.method == DENSE:
@@ -281,7 +281,7 @@ def plan_of(run: Run) -> tuple[ExchangePlan, dict[str, Tensor]]:
     with torch.device("meta"):
         model = CATALOGUE[run.model].make()
     # What the optimizer does changes no bytes, and it is not there.
-    options = _options(replace(run, front=1.0)) | {"momentum": "keep", "follow_lr": False}
+    options = run_options(replace(run, front=1.0)) | {"momentum": "keep", "follow_lr": False}
     needless = ("clip", "beta", "masking")
     plan = resolve(**{name: value for name, value in options.items() if name not in needless})
     return plan, {name: p for name, p in model.named_parameters() if p.requires_grad}
