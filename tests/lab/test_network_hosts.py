@@ -192,8 +192,9 @@ def test_nothing_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
 def _running(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     """Start a run in a session of its own and yield it once its workers are on their hosts."""
     lab = subprocess.Popen(
-        [*SPARSYNC, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    )
+        [*SPARSYNC, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True, preexec_fn=_hear_ctrl_c,
+    )  # fmt: skip
     try:
         ours = os.readlink("/proc/self/ns/net")
         _soon(lambda: len({_link(f"/proc/{pid}/ns/net") for pid in processes_of(lab.pid)} - {ours, ""}) == 2, 120)
@@ -202,6 +203,11 @@ def _running(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
         if lab.poll() is None:
             lab.kill()
         lab.wait(10)
+
+
+def _hear_ctrl_c() -> None:
+    """What a shell starts in the background, these tests for instance, hands on that Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _namespaces(session: int) -> set[str]:

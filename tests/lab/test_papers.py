@@ -158,7 +158,7 @@ def test_the_report_loads_nothing_and_has_the_published_numbers(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(["papers", "report", "--output", str(results)]) == 0
-    assert "4 results, 0 quick ones, 13 not run yet" in capsys.readouterr().out
+    assert "4 results, 0 quick ones, 14 not run yet" in capsys.readouterr().out
     page = (results / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"(src|href)=[\"']?https?:|<script|@import", page)
     assert page.count("<svg") == 3 + 1 + 3

@@ -19,7 +19,6 @@ from sparsync_lab.network.methods import HOOKS, OPTIMIZERS, Method
 from sparsync_lab.network.shaping import Rate
 from sparsync_lab.network.steps import WARM_UP, CellResult, Change, StepCell
 from sparsync_lab.network.sweep import TOLERANCE, SweepFile, SweepRow, missing_cells, rows_of, run_cells
-from sparsync_lab.report import write_csv
 
 # Every collective by itself, with the same selection where it goes with one; and our recipes.
 METHODS = (
@@ -209,4 +208,6 @@ def _write_steps(result: CellResult, out: Path) -> None:
                     **where,
                 }
             )
+    from sparsync_lab.report import write_csv  # which brings matplotlib
+
     write_csv(out, lines)

@@ -18,7 +18,6 @@ from sparsync_lab.network.methods import HOOKS, Method
 from sparsync_lab.network.namespace import check_requirements
 from sparsync_lab.network.star import star
 from sparsync_lab.network.steps import CellResult, MethodSteps, StepCell, measure_cell
-from sparsync_lab.papers.store import replacing
 from sparsync_lab.training.methods import DENSE
 
 TOLERANCE = 0.05  # by which what interfaces count may differ from what the library says
@@ -146,6 +145,8 @@ class SweepFile:
             self._rows[tuple(columns[name] for name in KEY)] = columns
         names = list(dict.fromkeys(name for columns in self._rows.values() for name in columns))
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        from sparsync_lab.papers.store import replacing  # which brings all items
+
         with replacing(self.path) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=names, lineterminator="\n")
             writer.writeheader()
