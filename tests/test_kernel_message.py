@@ -254,7 +254,7 @@ def test_a_device_finds_any_single_flip(workers, words, seed, data):
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter can be watched")
 @pytest.mark.parametrize("workers", [16, 17])  # read at once, and one after another
 @pytest.mark.parametrize("indices", ["int", "ef"])
-@pytest.mark.parametrize("values", ["bf16", "levels"])
+@pytest.mark.parametrize("values", ["bf16", pytest.param("levels", marks=pytest.mark.slow)])
 def test_no_flipped_bit_makes_a_kernel_leave_its_tensors(values, indices, workers):
     """Even if nobody had looked at the checksum: such entries are left out, and the exchange fails."""
     message, layout, _ = small_message(values, indices)
