@@ -205,7 +205,7 @@ class Reducer:
         try:
             with self._on_thread(device):
                 self.completion.close_step(device, step, self._pending_buckets)
-            for bucket in self._pending_buckets:
+            for bucket in self._pending_buckets if self.plan.transactional else ():  # others may be of the next step
                 with self._streams.use(bucket.bucket.buffer.device):
                     bucket.waits_for.discard(VERDICT)
                     bucket.complete()
