@@ -6,8 +6,8 @@ STAMP := .venv/.installed
 # The tests that run kernels: by Triton's interpreter, or on a GPU as they are.
 KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
 
-.PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-triton test-install lint format \
-  bench docs papers-quick clean
+.PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-compile test-triton \
+  test-install lint format bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -44,6 +44,12 @@ test-full: install
 # Seeded defects: each must turn a named test red. SINCE=commit: only those of rooms that changed since then.
 test-mutants: install
 	$(BIN)/python -m tests.mutants $(if $(SINCE),--since $(SINCE))
+
+# Every kernel, with the types that the interpreter's tests launch it with, compiled for a GPU that need not be there.
+test-compile: install
+	rm -rf runs/launches
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) -q -p tests.compile_kernels --launches runs/launches -m "not slow" $(KERNELS)
+	$(BIN)/python -m tests.compile_kernels runs/launches
 
 # The kernels under the interpreters of several releases of Triton, each in a folder of its own before the other packages.
 TRITONS := 3.6.0 3.7.1 newest
