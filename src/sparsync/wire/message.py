@@ -22,7 +22,7 @@ from sparsync.errors import Damaged
 from sparsync.kernels.checksum import checksum, checksum_on_host
 from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER, SUM, WHERE, Header
 from sparsync.sparse import SparseGrad
-from sparsync.wire import bits
+from sparsync.wire import bits, host
 from sparsync.wire.indices import INDEX_CODECS, IndexCodec
 from sparsync.wire.shape import WORD, Shape
 from sparsync.wire.values import CODECS, ValueCodec
@@ -77,7 +77,13 @@ class Wire:
 
     def encode(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor) -> Tensor:
         """Return the message, sealed: an int32 tensor of ``bytes(shape)`` bytes."""
+        compiled = sent.values.dtype == torch.float32 and host.carries(self, shape, sent.values)
+        message = host.encode(self, sent, segment_of, shape, header) if compiled else None
+        if message is not None:
+            return message
         sent = self.index_codec.arrange(sent)
+        if compiled and (message := host.encode(self, sent, segment_of, shape, header)) is not None:
+            return message
         parts = [header, self.index_codec.pack(sent, shape), self.codec.pack(sent, segment_of, shape)]
         return seal(torch.cat(parts, -1))
 
@@ -90,9 +96,16 @@ class Wire:
         split = HEADER + self.index_codec.words(shape)
         count, flags, where = message[..., ENTRIES].long(), message[..., FLAGS], message[..., WHERE]
         count, misfit = within(count, shape.capacity + 1, "entries")
-        indices = self.index_codec.unpack(message[..., HEADER:split], count, shape)
-        indices, outside = within(indices, shape.numel, "index")
-        values = self.codec.unpack(message[..., split:], indices, count, segment_of, shape)
+        compiled, found = host.carries(self, shape, message), None
+        if compiled and self.indices == "ef":
+            found = host.unpack_indices(self, message, shape)
+        if found is None:
+            found = self.index_codec.unpack(message[..., HEADER:split], count, shape)
+        indices, outside = within(found, shape.numel, "index")
+        if compiled and self.codec.signs:
+            values = host.unpack_signs(self, message, indices, segment_of, shape)
+        else:
+            values = self.codec.unpack(message[..., split:], indices, count, segment_of, shape)
         if misfit is not None and outside is not None:
             values = values.masked_fill(outside | misfit.unsqueeze(-1), torch.nan)
         return SparseGrad(indices, values, count, shape.numel, flags, where)
