@@ -57,7 +57,7 @@ class MeanOfMessages:
 
 @dataclass
 class MeanOfRows(Mean):
-    """The mean of the messages of all ranks, read and summed on the host as it is written."""
+    """The mean of the messages of all ranks, read and summed as it is written: on a host in one pass, if it can be."""
 
     rows: Tensor
     wire: Wire
@@ -93,10 +93,7 @@ class AllGather:
         header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
         rows = channel.all_gather(channel.wire.encode(sent, layout.segment_of, shape, header))
         headers = channel.verify(rows)
-        if host.carries(channel.wire, shape, rows):
-            return Reduced(MeanOfRows(rows, channel.wire, layout, shape), bad_ranks=bad_ranks(headers))
-        terms = [channel.wire.decode(row, layout.segment_of, shape) for row in rows]
-        return Reduced(MeanOf(terms, len(rows)), bad_ranks=bad_ranks(headers))
+        return Reduced(MeanOfRows(rows, channel.wire, layout, shape), bad_ranks=bad_ranks(headers))
 
     def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         device, dtype = sent.values.device, sent.values.dtype

@@ -99,20 +99,18 @@ def unpack_signs(
 def write_mean(wire: Wire, rows: Tensor, layout: Layout, shape: Shape, out: Tensor) -> bool | None:
     """Overwrite ``out`` with the mean of messages, summed in their order; whether that is finite everywhere.
 
-    In one pass over all messages and one over ``out``. ``None``, and nothing is known of ``out``, where the messages'
-    entries are not in ascending order or do not exist.
+    In one pass over all messages and one over ``out``. ``None``, and nothing is known of ``out``, where there are no
+    loops for it, or the messages' entries are not in ascending order or do not exist.
     """
+    if not (carries(wire, shape, rows, out) and out.dtype in KINDS and out.is_contiguous()):
+        return None
     from sparsync.kernels.message import cpu as loops
 
-    if out.dtype not in KINDS or not out.is_contiguous():
-        return None
     starts, owners = (NONE[0], NONE[0]) if shape.segments == 1 else map(Tensor.numpy, layout.span_table(out.device))
     kind, places = KINDS[out.dtype], Places.of(wire, shape)
     single = out.numpy() if not kind else np.zeros(0, np.float32)
     halves = out.view(torch.uint16).numpy() if kind else np.zeros(0, np.uint16)
-    verdict = loops.write_mean(
-        _rows(rows), shape.numel, shape.capacity, *places, starts, owners, single, halves, kind
-    )  # fmt: skip
+    verdict = loops.write_mean(_rows(rows), shape.numel, shape.capacity, *places, starts, owners, single, halves, kind)
     return None if verdict < 0 else verdict == 0
 
 

@@ -77,13 +77,19 @@ class Wire:
 
     def encode(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor) -> Tensor:
         """Return the message, sealed: an int32 tensor of ``bytes(shape)`` bytes."""
-        compiled = sent.values.dtype == torch.float32 and host.carries(self, shape, sent.values)
-        message = host.encode(self, sent, segment_of, shape, header) if compiled else None
-        if message is not None:
-            return message
+        if host.carries(self, shape, sent.values) and sent.values.dtype == torch.float32:
+            message = host.encode(self, sent, segment_of, shape, header)
+            if message is None:  # not in order
+                message = host.encode(self, self.index_codec.arrange(sent), segment_of, shape, header)
+            if message is not None:
+                return message
+        return self.encode_plain(sent, segment_of, shape, header)
+
+    def encode_plain(
+        self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor
+    ) -> Tensor:
+        """Do as ``encode``, in plain PyTorch: the specification."""
         sent = self.index_codec.arrange(sent)
-        if compiled and (message := host.encode(self, sent, segment_of, shape, header)) is not None:
-            return message
         parts = [header, self.index_codec.pack(sent, shape), self.codec.pack(sent, segment_of, shape)]
         return seal(torch.cat(parts, -1))
 
@@ -93,12 +99,19 @@ class Wire:
         Whether the message came as it was sent, ``read_headers`` says. But whatever it holds, no entry of the result
         lies outside the shape: on the host that is an error, on a device, which nobody waits for, such an entry is NaN.
         """
+        return self._decode(message, segment_of, shape, host.carries(self, shape, message))
+
+    def decode_plain(self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> SparseGrad:
+        """Do as ``decode``, in plain PyTorch: the specification."""
+        return self._decode(message, segment_of, shape, False)
+
+    def _decode(
+        self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape, compiled: bool
+    ) -> SparseGrad:
         split = HEADER + self.index_codec.words(shape)
         count, flags, where = message[..., ENTRIES].long(), message[..., FLAGS], message[..., WHERE]
         count, misfit = within(count, shape.capacity + 1, "entries")
-        compiled, found = host.carries(self, shape, message), None
-        if compiled and self.indices == "ef":
-            found = host.unpack_indices(self, message, shape)
+        found = host.unpack_indices(self, message, shape) if compiled and self.indices == "ef" else None
         if found is None:
             found = self.index_codec.unpack(message[..., HEADER:split], count, shape)
         indices, outside = within(found, shape.numel, "index")

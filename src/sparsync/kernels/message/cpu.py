@@ -23,9 +23,8 @@ FP32, FP16, BF16, SIGN, LEVELS = range(5)
 TOP = np.float32(65504)  # fp16's largest number
 LARGEST = np.float32(3.4028234663852886e38)
 # Which bit of a word is set, if it is one alone, by the highest five bits of its product with 0x077CB531.
-BIT = np.array(
-    [0, 1, 28, 2, 29, 14, 24, 3, 30, 22, 20, 15, 25, 17, 4, 8, 31, 27, 13, 23, 21, 19, 16, 7, 26, 12, 18, 6, 11, 5, 10, 9]
-)
+BIT = np.array([0, 1, 28, 2, 29, 14, 24, 3, 30, 22, 20, 15, 25, 17, 4, 8, 31, 27, 13, 23, 21, 19, 16, 7, 26, 12, 18, 6,
+                11, 5, 10, 9])  # fmt: skip
 assert (WORDS, ENTRIES, SUM) == (header.HEADER, header.ENTRIES, header.SUM)
 assert codecs.CODECS == {"fp32": FP32, "fp16": FP16, "bf16": BF16, "sign": SIGN, "levels": LEVELS}
 assert TOP == HALF
@@ -68,7 +67,8 @@ def _to_half(value):
     elif size < np.uint32(0x38800000):  # denormal: in a sum with 0.5 the last bit is 2**-24
         half = np.float32(abs(value) + np.float32(0.5)).view(np.uint32) - np.uint32(0x3F000000)
     else:
-        half = (size + np.uint32(0xFFF) + ((size >> np.uint32(13)) & np.uint32(1)) >> np.uint32(13)) - np.uint32(0x1C000)
+        half = size + np.uint32(0xFFF) + ((size >> np.uint32(13)) & np.uint32(1))
+        half = (half >> np.uint32(13)) - np.uint32(0x1C000)
     return np.uint16(sign | half)
 
 
@@ -217,6 +217,45 @@ def unpack_signs(rows, segments, values_at, codec, parts, plane, values):
         own[count:] = 0
 
 
+@njit(error_model="numpy")
+def _write_tile(sums, divisor, touched, everywhere, out):
+    """Write the mean of a tile and clear its sums; return how many are not finite. ``touched``: where there are sums,
+    unless they are ``everywhere``."""
+    wrong = 0
+    if everywhere:
+        for i in range(out.shape[0]):
+            mean = sums[i] / divisor
+            out[i] = mean
+            sums[i] = 0
+            wrong += int(not abs(mean) <= LARGEST)
+        return wrong
+    out[:] = 0
+    for place in touched:
+        if sums[place] != 0:  # otherwise it is 0, or was written when the place came before
+            mean = sums[place] / divisor
+            out[place] = mean
+            sums[place] = 0
+            wrong += int(not abs(mean) <= LARGEST)
+    return wrong
+
+
+@njit(error_model="numpy")
+def _write_halves(sums, divisor, touched, everywhere, out, kind):
+    """Do the same in half precision, of which the bits are written."""
+    wrong = 0
+    infinite = np.uint16(0x7C00) if kind == FP16 else np.uint16(0x7F80)
+    out[:] = 0
+    for i in range(out.shape[0] if everywhere else touched.shape[0]):
+        place = i if everywhere else touched[i]
+        if sums[place] != 0:
+            mean = sums[place] / divisor
+            bits = _to_half(mean) if kind == FP16 else _to_bf16(mean)
+            out[place] = bits
+            sums[place] = 0
+            wrong += int(bits & infinite == infinite)
+    return wrong
+
+
 @compiled(
     "int64(uint32[:, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int64[::1],"
     " float32[::1], uint16[::1], int64)"
@@ -233,7 +272,7 @@ def write_mean(
         rows: messages.
         width: of an index's low bits; -1 for plain integers.
         starts, owners: of all spans in ascending order, where they start and which segment they belong to.
-        out, halves, kind: where the mean goes: ``out`` for ``FP32``, otherwise ``halves``, bits of ``FP16`` or ``BF16``.
+        out, halves, kind: where the mean goes: ``out`` for ``FP32``; bits of ``FP16`` or ``BF16`` to ``halves``.
 
     Returns:
         0, or 1 if the mean is not finite somewhere, or -1: messages are not as expected, and ``out`` is undefined.
@@ -287,35 +326,11 @@ def write_mean(
                 left &= left - np.uint32(1)
                 entry += 1
             entries[r], words[r], lefts[r], spans[r] = entry, word, left, span
+        some = touched[:number] if number <= FEW else touched[:0]
         if kind == FP32:
-            own = out[base : base + size]
-            if number <= FEW:
-                own[:] = 0
-                for i in range(number):
-                    total = sums[touched[i]]
-                    if total != 0:  # otherwise it is 0, or was written when its index came before
-                        mean = total / divisor
-                        own[touched[i]] = mean
-                        sums[touched[i]] = 0
-                        wrong += not abs(mean) <= LARGEST
-            else:
-                for i in range(size):
-                    mean = sums[i] / divisor
-                    own[i] = mean
-                    sums[i] = 0
-                    wrong += np.int32(not abs(mean) <= LARGEST)
+            wrong += _write_tile(sums, divisor, some, number > FEW, out[base : base + size])
         else:
-            short = halves[base : base + size]
-            short[:] = 0
-            infinite = np.uint16(0x7C00 if kind == FP16 else 0x7F80)
-            for i in range(number if number <= FEW else size):
-                place = touched[i] if number <= FEW else i
-                total = sums[place]
-                if total != 0:
-                    bits = _to_half(total / divisor) if kind == FP16 else _to_bf16(total / divisor)
-                    short[place] = bits
-                    sums[place] = 0
-                    wrong += bits & infinite == infinite
+            wrong += _write_halves(sums, divisor, some, number > FEW, halves[base : base + size], kind)
     for r in range(workers):
         if entries[r] < rows[r, ENTRIES]:
             return -1
