@@ -130,8 +130,8 @@ MUTANTS = [
     Mutant(
         "wrong divisor",
         "src/sparsync/collectives/allgather.py",
-        "MeanOf(terms, len(rows))",
-        "MeanOf(terms, max(1, len(rows) - 1))",
+        "MeanOf(terms, len(terms))",
+        "MeanOf(terms, max(1, len(terms) - 1))",
         f"{TRAINING}[topk-allgather-3]",
     ),
     Mutant(

@@ -32,9 +32,9 @@ NONE = np.zeros((1, 0), np.int64)
 def carries(wire: Wire, shape: Shape, *tensors: Tensor) -> bool:
     """Return whether loops can make and read these messages: ``tensors`` are all on the host."""
     simple = wire.values in CODECS and wire.indices in ("int", "ef") and shape.dtype == torch.float32
-    if not (simple and shape.capacity and shape.numel < 2**31 and all(map(on_host, tensors))):
+    if not (simple and shape.capacity and shape.numel < 2**31 and all(on_host(tensor) for tensor in tensors)):
         return False
-    return (cpu.loaded() or shape.numel >= cpu.LEAST) and cpu.available()
+    return (shape.numel >= cpu.LEAST or cpu.loaded()) and cpu.available()
 
 
 class Places(NamedTuple):

@@ -62,6 +62,11 @@ class Wire:
     def index_codec(self) -> IndexCodec:
         return INDEX_CODECS[self.indices]
 
+    @property
+    def _coded(self) -> bool:
+        """Whether bits are packed: otherwise copying is all there is to do."""
+        return self.indices == "ef" or self.codec.signs
+
     def bytes(self, shape: Shape) -> int:
         """Return the size of one message."""
         indices = self.index_codec.words(shape)
@@ -77,7 +82,7 @@ class Wire:
 
     def encode(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor) -> Tensor:
         """Return the message, sealed: an int32 tensor of ``bytes(shape)`` bytes."""
-        if host.carries(self, shape, sent.values) and sent.values.dtype == torch.float32:
+        if self._coded and sent.values.dtype == torch.float32 and host.carries(self, shape, sent.values):
             message = host.encode(self, sent, segment_of, shape, header)
             if message is None:  # not in order
                 message = host.encode(self, self.index_codec.arrange(sent), segment_of, shape, header)
@@ -99,7 +104,7 @@ class Wire:
         Whether the message came as it was sent, ``read_headers`` says. But whatever it holds, no entry of the result
         lies outside the shape: on the host that is an error, on a device, which nobody waits for, such an entry is NaN.
         """
-        return self._decode(message, segment_of, shape, host.carries(self, shape, message))
+        return self._decode(message, segment_of, shape, self._coded and host.carries(self, shape, message))
 
     def decode_plain(self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> SparseGrad:
         """Do as ``decode``, in plain PyTorch: the specification."""

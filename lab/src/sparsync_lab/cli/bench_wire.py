@@ -17,7 +17,7 @@ from sparsync_lab.bench.wire_kernels import KernelRow, measure_kernels
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
-HEADINGS = ("entries", "density", "format", "bits", "workers", "encode", "plain", "read", "plain", "clear", "select ms")
+HEADINGS = ("entries", "density", "format", "workers", "encode", "plain", "read", "plain", "clear", "select")
 KERNEL_HEADINGS = ("entries", "density", "indices", "values", "workers", "pack", "decode", "check ms", "checksum")
 
 
@@ -60,8 +60,8 @@ def wire(
         measured = [(bench, row) for bench in benches for row in measure(bench, workers, progress)]
     console.print(_table(measured))
     console.print(
-        "Bits per index. Milliseconds to encode a message, and to decode those of all workers and write their mean; "
-        "each beside plain PyTorch, and the latter beside clearing the mean's place alone.",
+        "Milliseconds to encode a message, and to decode those of all workers and write their mean (read); how many "
+        "times as long plain PyTorch takes. Beside them clearing the mean's place alone, and selection.",
         highlight=False,
     )
     _write([_line(bench, row) | where for bench, row in measured], out)
@@ -84,11 +84,13 @@ def _table(measured: list[tuple[WireBench, WireRow]]) -> Table:
             f"{bench.entries:,}",
             f"{bench.density:g}",
             f"{row.values} {row.indices}",
-            f"{row.bits:.2f}",
             str(row.workers),
-            *(f"{ms:.3f}" for ms in (row.encode_ms, row.plain_encode_ms, row.read_ms, row.plain_read_ms)),
-            f"{row.clear_ms:.3f}",
-            f"{row.select_ms:.3f}",
+            f"{row.encode_ms:.3f}",
+            f"{row.plain_encode_ms / row.encode_ms:.1f} x",
+            f"{row.read_ms:.2f}",
+            f"{row.plain_read_ms / row.read_ms:.1f} x",
+            f"{row.clear_ms:.2f}",
+            f"{row.select_ms:.2f}",
         )
     return table
 

@@ -122,20 +122,28 @@ def _low_words(row, indices, width):
 @njit(error_model="numpy")
 def _sign_words(row, values, segments, parts, values_at, plane, codec):
     """Write the scales of all segments and the bits of values, given as theirs; whether the segments exist."""
-    for i in range(values.shape[0]):
-        segment = segments[i] if parts > 1 else 0
-        if segment < 0 or segment >= parts:
+    largest = np.uint32(0)
+    for i in range(values.shape[0] if parts == 1 else 0):
+        largest = max(largest, values[i] & np.uint32(0x7FFFFFFF))
+    row[values_at] = largest
+    for i in range(values.shape[0] if parts > 1 else 0):
+        if segments[i] < 0 or segments[i] >= parts:
             return False
-        row[values_at + segment] = max(row[values_at + segment], values[i] & np.uint32(0x7FFFFFFF))
+        scale = values_at + segments[i]
+        row[scale] = max(row[scale], values[i] & np.uint32(0x7FFFFFFF))
     at = values_at + parts
-    for i in range(values.shape[0]):
-        value, lane, word = values[i], np.uint32(i & 31), at + (i >> 5)
-        size = value & np.uint32(0x7FFFFFFF)
-        negative = value != size and size > 0 and size <= np.uint32(0x7F800000)  # neither -0 nor NaN is
-        row[word] |= np.uint32(negative) << lane
+    for word in range(plane):
+        negative, low, high = np.uint32(0), np.uint32(0), np.uint32(0)
+        for lane in range(min(32, values.shape[0] - 32 * word)):
+            value = values[32 * word + lane]
+            size = value & np.uint32(0x7FFFFFFF)
+            below = (value != size) & (size > 0) & (size <= np.uint32(0x7F800000))  # neither -0 nor NaN is
+            negative |= np.uint32(below) << np.uint32(lane)
+            low |= (size >> np.uint32(23) & np.uint32(1)) << np.uint32(lane)
+            high |= (size >> np.uint32(24) & np.uint32(1)) << np.uint32(lane)
+        row[at + word] = negative
         if codec == LEVELS:
-            row[word + plane] |= (size >> np.uint32(23) & np.uint32(1)) << lane
-            row[word + 2 * plane] |= (size >> np.uint32(24) & np.uint32(1)) << lane
+            row[at + plane + word], row[at + 2 * plane + word] = low, high
     return True
 
 
