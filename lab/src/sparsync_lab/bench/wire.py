@@ -51,7 +51,7 @@ class WireBench:
 
 @dataclass(frozen=True)
 class WireRow:
-    """One format's figures: bits an index, the fewest any code could take on average, and milliseconds.
+    """One format's figures: bits an index, the fewest any code could take on average, and milliseconds of CPU time.
 
     ``encode_ms`` is of a whole message; ``read_ms`` is decoding the messages of all workers and writing their mean,
     ``clear_ms`` clearing the mean's place alone. What plain PyTorch takes for the same stands beside them.
@@ -80,63 +80,75 @@ def measure(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [row for values in FORMATS for row in _measure(bench, *values, sorted(workers), progress)]
+        return _measure(bench, sorted(workers), progress)
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure(
-    bench: WireBench, indices: str, values: str, workers: Sequence[int], progress: Callable[[int], None]
-) -> list[WireRow]:
+def _measure(bench: WireBench, workers: Sequence[int], progress: Callable[[int], None]) -> list[WireRow]:
     spans = [Span("gradient", 0, bench.entries)]
     layout = Layout.cut(spans, numel=bench.entries, scope="layer", density=bench.density)
-    shape, wire, compressor = shape_of(layout, torch.float32), Wire(values, indices), TopK(bench.density)
-    rng = torch.Generator().manual_seed(0)
+    shape, compressor, rng = shape_of(layout, torch.float32), TopK(bench.density), torch.Generator().manual_seed(0)
     grad, mean = torch.randn(bench.entries, generator=rng), torch.zeros(bench.entries)
     residual = torch.zeros_like(grad)
     sents = [random_entries(layout, rng) for _ in range(workers[-1])]
-    header = wire.header(sents[0], 0, layout.id, layout.digest)
-    every = torch.stack([wire.encode(sent, layout.segment_of, shape, header) for sent in sents])
-    message = sents[0], layout.segment_of, shape, header
 
-    def plain_read(rows: Tensor) -> None:
+    def plain_read(wire: Wire, rows: Tensor) -> None:
         MeanOf([wire.decode_plain(row, layout.segment_of, shape) for row in rows], len(rows)).write(mean)
 
     def select() -> None:
         compressor.compress(grad, Memory(residual, residual), layout, Context(), {})
 
-    calls: list[Callable[[], object]] = [
-        lambda: wire.encode(*message), lambda: wire.encode_plain(*message), mean.zero_, select
-    ]  # fmt: skip
-    for count in workers:
-        rows = every[:count]
-        read = partial(MeanOfRows(rows, wire, layout, shape).write, mean)
-        calls += [read, partial(plain_read, rows), partial(checksum_on_host, rows.numpy())]
-    times: list[list[float]] = [[] for _ in calls]
+    calls: dict[tuple[object, ...], Callable[[], object]] = {("clear",): mean.zero_, ("select",): select}
+    for indices, values in FORMATS:
+        wire = Wire(values, indices)
+        header = wire.header(sents[0], 0, layout.id, layout.digest)
+        message = sents[0], layout.segment_of, shape, header
+        every = torch.stack([wire.encode(sent, *message[1:]) for sent in sents])
+        calls[indices, "encode"], calls[indices, "plain encode"] = (
+            partial(way, *message) for way in (wire.encode, wire.encode_plain)
+        )
+        for count in workers:
+            rows = every[:count]
+            calls[indices, count, "read"] = partial(MeanOfRows(rows, wire, layout, shape).write, mean)
+            calls[indices, count, "plain read"] = partial(plain_read, wire, rows)
+            calls[indices, count, "checksum"] = partial(checksum_on_host, rows.numpy())
+    times: dict[tuple[object, ...], list[float]] = {name: [] for name in calls}
     for _ in range(WARM_UP + bench.rounds):
         residual.zero_()
-        for call, taken in zip(calls, times, strict=True):
-            begun = time.perf_counter()
+        for name, call in calls.items():
+            begun = time.thread_time()  # others may use the machine meanwhile
             call()
-            taken.append(time.perf_counter() - begun)
+            times[name].append(time.thread_time() - begun)
         progress(1)
-    middles = [1e3 * median(taken[WARM_UP:]) for taken in times]
-    encode, plain_encode, clear, selected = middles[:4]
-    k, made = layout.capacity, []
-    for i, count in enumerate(workers):
-        read_ms, plain_ms, checksum = middles[4 + 3 * i : 7 + 3 * i]
-        bits, bound = 32 * INDEX_CODECS[indices].words(shape) / k, fewest_bits(bench.entries, k) / k
-        times_ = encode, plain_encode, read_ms, plain_ms, clear, checksum, selected
-        made.append(WireRow(indices, values, count, k, bits, bound, *times_))
-    return made
+    ms = {name: 1e3 * median(taken[WARM_UP:]) for name, taken in times.items()}
+    k = layout.capacity
+    return [
+        WireRow(
+            indices,
+            values,
+            count,
+            k,
+            32 * INDEX_CODECS[indices].words(shape) / k,
+            fewest_bits(bench.entries, k) / k,
+            ms[indices, "encode"],
+            ms[indices, "plain encode"],
+            ms[indices, count, "read"],
+            ms[indices, count, "plain read"],
+            ms[("clear",)],
+            ms[indices, count, "checksum"],
+            ms[("select",)],
+        )
+        for indices, values in FORMATS
+        for count in workers
+    ]
 
 
 def random_entries(layout: Layout, rng: torch.Generator) -> SparseGrad:
     """Return a full message's entries, which signs can tell: all of one size."""
-    k, drawn = layout.capacity, torch.arange(layout.numel)
-    if 8 * k < layout.numel:  # quicker than an order of all
-        drawn = torch.unique(torch.randint(layout.numel, (2 * k,), generator=rng))
-    indices = drawn[torch.randperm(drawn.numel(), generator=rng)[:k]].sort().values
+    k = layout.capacity
+    gaps = torch.empty(k + 1, dtype=torch.float64).exponential_(generator=rng).cumsum(0)  # as random numbers, sorted
+    indices = (gaps[:k] / gaps[k] * (layout.numel - k)).long() + torch.arange(k)  # of which none comes twice
     values = torch.randint(2, indices.shape, generator=rng).mul_(2).sub_(1).float()
     none = torch.zeros((), dtype=torch.int32)
     return SparseGrad(indices, values, torch.tensor(indices.numel()), layout.numel, none, none)

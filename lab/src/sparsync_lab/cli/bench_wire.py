@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sparsync_lab.bench.wire import FORMATS, WARM_UP, WORKERS, WireBench, WireRow, measure
+from sparsync_lab.bench.wire import WARM_UP, WORKERS, WireBench, WireRow, measure
 from sparsync_lab.bench.wire_kernels import KernelRow, measure_kernels
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
@@ -56,11 +56,11 @@ def wire(
         console.print("Milliseconds; the checksum as a share of reading all messages without it.", highlight=False)
         _write([_kernel_line(bench, row, count) | where for bench, count, row in timed], out)
         return
-    with progress_bar(console, "1 thread", len(FORMATS) * len(benches) * (WARM_UP + rounds)) as progress:
+    with progress_bar(console, "1 thread", len(benches) * (WARM_UP + rounds)) as progress:
         measured = [(bench, row) for bench in benches for row in measure(bench, workers, progress)]
     console.print(_table(measured))
     console.print(
-        "Milliseconds to encode a message, and to decode those of all workers and write their mean (read); how many "
+        "Milliseconds of CPU time to encode a message, and to decode those of all workers and write their mean (read); how many "
         "times as long plain PyTorch takes. Beside them clearing the mean's place alone, and selection.",
         highlight=False,
     )
