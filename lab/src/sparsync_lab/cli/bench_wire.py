@@ -60,8 +60,8 @@ def wire(
         measured = [(bench, row) for bench in benches for row in measure(bench, workers, progress)]
     console.print(_table(measured))
     console.print(
-        "Milliseconds of CPU time to encode a message, and to decode those of all workers and write their mean (read); how many "
-        "times as long plain PyTorch takes. Beside them clearing the mean's place alone, and selection.",
+        "Milliseconds of CPU time to encode a message, and to decode those of all workers and write their mean (read); "
+        "how many times as long plain PyTorch takes. Beside them clearing the mean's place alone, and selection.",
         highlight=False,
     )
     _write([_line(bench, row) | where for bench, row in measured], out)
