@@ -265,6 +265,15 @@ def test_words_of_any_kind_are_never_followed_outside(checked, indices):
     assert refused > shape.capacity
 
 
+def test_a_value_that_a_count_makes_an_index_is_refused(checked):
+    layout = layout_of([100, 23], 0.05)
+    shape = shape_of(layout, torch.float32)
+    row = message_of(Wire(), entries(layout, "fp32", 0), layout, shape)
+    row[ENTRIES], row[HEADER + layout.capacity] = layout.capacity + 1, layout.numel - 1
+    with pytest.raises(Damaged, match="an entries outside"):
+        mean_of(Wire(), seal(row).unsqueeze(0), layout, shape, torch.float32)
+
+
 @pytest.mark.parametrize("way", ["loops", "plain"])
 def test_a_message_without_marks_is_refused(way):
     """Not even its first entry is taken from the low bits alone."""

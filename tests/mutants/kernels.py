@@ -532,7 +532,7 @@ MUTANTS += [
         CPU_MESSAGE,
         "if rows[r, ENTRIES] > capacity:",
         "if False:",
-        f"{HOST}::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int]",
+        f"{HOST}::test_a_value_that_a_count_makes_an_index_is_refused",
     ),
     Mutant(
         "a compiled loop looks for marks behind the last",
