@@ -34,7 +34,9 @@ class GatherBuffers:
     def __init__(self, layout: Layout, dtype: torch.dtype, channel: Channel, device: torch.device) -> None:
         shape = shape_of(layout, dtype)
         failed_exchange = channel.checks.failed_exchange(device)
-        self.message = DeviceMessage(channel.wire, layout, shape, channel.size, device, failed_exchange)
+        self.message = DeviceMessage(
+            channel.wire, layout, shape, channel.size, device, failed_exchange, channel.divisor
+        )
         self.rows = channel.room_for(self.message.message)
 
 
@@ -62,6 +64,7 @@ class AllGather:
     blocks = True
     deferrable = True
     graph_safe = True
+    node_sums = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:
@@ -75,7 +78,7 @@ class AllGather:
         rows = channel.all_gather(channel.wire.encode(sent, layout.segment_of, shape, header))
         headers = channel.verify(rows)
         terms = [channel.wire.decode(row, layout.segment_of, shape) for row in rows]
-        return Reduced(MeanOf(terms, len(rows)), bad_ranks=bad_ranks(headers))
+        return Reduced(MeanOf(terms, channel.divisor), bad_ranks=bad_ranks(headers))
 
     def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         device, dtype = sent.values.device, sent.values.dtype
@@ -86,9 +89,11 @@ class AllGather:
         mean = MeanOfMessages(buffers.message, rows, channel.checks.failed_exchange(device), channel.sequence)
         return Reduced(mean, bad_ranks=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
+    def reduce_local(
+        self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None
+    ) -> list[Reduced]:
         bad = bad_ranks_of(sents)
-        return [Reduced(MeanOf(list(sents), len(sents)), bad_ranks=bad) for _ in sents]
+        return [Reduced(MeanOf(list(sents), divisor or len(sents)), bad_ranks=bad) for _ in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         return Traffic.of(Transfer(RING, workers - 1, (workers - 1) * wire.bytes(shape_of(layout, dtype))))
