@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
-import time
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import TopK
 from sparsync.config import resolve
 from sparsync.config.nodes import check_per_node, groups_of
-from tests.failures.checked_training import assert_same_on_all_ranks, inputs, mlp, train
+from tests.failures.checked_training import inputs, mlp, train
 from tests.failures.ddp_training import (
+    ALL_SPARSE,
     SIZES,
     SMALL_BUCKETS,
     Chain,
-    assert_same_tensors,
-    bad_gradient,
     digest,
     gathered,
     local_gradients,
-    logged,
     loss_of,
     training,
 )
 from tests.failures.reducers import error_of
 from tests.test_virtual import METHODS, STEPS, advance, assert_equal, case_real, team_of
-from tests.world import World
 
 UNEQUAL = [[0, 2], [1]]  # not next to each other, either
 LAYOUTS = {"2x2": (4, 2), "2x3": (6, 3), "2+1": (3, UNEQUAL)}
@@ -129,230 +122,6 @@ def test_nodes_of_one_rank_are_what_ranks_are(worlds):
     assert worlds[3].run(case_alone, per_node=[[2], [0], [1]]) == worlds[3].run(case_alone, per_node=1)
 
 
-# ---- gradients that are not finite ----------------------------------------------------------------------------------
-
-
-def case_bad(rank: int, size: int, culprit: int, scaled: bool) -> Any:
-    """One rank's gradient is not finite in step 2; return what was logged, and what is left."""
-    model, scaler = Chain(SIZES), torch.amp.GradScaler("cpu", init_scale=2.0**10) if scaled else None
-    options = {"scaler": scaler} if scaler else {}
-    with training(model, TopK(0.05), SMALL_BUCKETS, per_node=2, **options) as run, logged() as messages:
-        for step in range(5):
-            weights, before = digest(model.parameters()), run.residuals()
-            with bad_gradient(model, "layer2.weight", math.nan, (rank, step) == (culprit, 2)):
-                if scaler or step != 2:
-                    run.step(lambda m, step=step: loss_of(m, rank, step), scaler)
-                else:
-                    loss_of(run.ddp, rank, step).backward()
-                    assert model.get_parameter("layer2.weight").grad.isnan().any()
-                    run.optimizer.zero_grad()
-            if step == 2:
-                assert digest(model.parameters()) == weights
-                after = run.residuals()
-                assert all(kept.isfinite().all() for kept in after.values())
-                if scaler:
-                    assert_same_tensors(before, after)
-        skipped = run.handle.stats().total.skipped
-        return digest(model.parameters()), skipped, [text for text in messages if "not finite" in text]
-
-
-@pytest.mark.parametrize("culprit", [2, 3])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_law_5_a_bad_gradient_is_named_on_every_rank_and_undone(worlds, culprit, scaled):
-    answers = worlds[4].run(case_bad, culprit=culprit, scaled=scaled)
-    said = [f"step 2: the gradient of layer2.weight was not finite on rank {culprit}"]
-    assert [text for _, _, text in answers] == [said] * 4
-    assert {skipped for _, skipped, _ in answers} == {int(scaled)}
-    assert len({weights for weights, _, _ in answers}) == 1
-
-
-# ---- failures -------------------------------------------------------------------------------------------------------
-
-
-def case_lost(rank: int, size: int, victim: int, stall: float, deadline: float) -> Any:
-    """After two good steps one rank ends at once, or sleeps."""
-    ddp = DistributedDataParallel(mlp(), bucket_cap_mb=0.001)
-    handle = sparsync.attach(ddp, "topk", density=0.02, per_node=2, transactional=True, deadline=deadline)
-    batches = inputs(rank, 8, 40)
-    train(ddp, handle, batches[:2])
-    before = handle.state_dict()["residuals"]
-    loss = ddp(batches[2]).square().mean()
-    dist.barrier()
-    if rank == victim:
-        if not stall:
-            os._exit(9)
-        time.sleep(stall)
-    began = time.monotonic()
-    failed, _ = error_of(loss.backward)
-    took, answer = time.monotonic() - began, error_of(handle.check)
-    assert_same_tensors(before, handle.state_dict()["residuals"])
-    handle.detach()
-    return failed, took, answer
-
-
-@pytest.mark.parametrize(
-    ("victim", "stall", "deadline"), [(2, 0.0, 60.0), (3, 0.0, 60.0), (1, 6.0, 4.0)], ids=["leader", "led", "stalled"]
-)
-def test_law_4_a_lost_rank_is_named_by_all_others(victim, stall, deadline):
-    answers = World.once(4, case_lost, victim=victim, stall=stall, deadline=deadline)
-    told = set()
-    for rank, (finished, answer) in enumerate(answers):
-        if rank == victim and not stall:
-            assert (finished, answer) == (False, "died with exit code 9")
-            continue
-        assert finished, answer
-        failed, took, (kind, text) = answer
-        assert (failed, kind) == ("RuntimeError", "PeerLost")
-        assert took < 30
-        assert f"ranks not heard from: {victim}" in text
-        told.add(text)
-    assert len(told) == 1
-
-
-class Breaks(TopK):
-    """A compressor that fails on one rank."""
-
-    def compress(self, grad: Any, memory: Any, layout: Any, ctx: Any, state: Any) -> Any:
-        if ctx.rank == 2 and ctx.step == 1:
-            raise RuntimeError("out of order")
-        return super().compress(grad, memory, layout, ctx, state)
-
-
-def case_fails(rank: int, size: int, where: str) -> tuple[tuple[str, str], float]:
-    model = Chain(SIZES)
-    compressor = Breaks(0.05) if where == "leader" else TopK(0.05)
-    with training(model, compressor, SMALL_BUCKETS, check=False, per_node=2, deadline=20) as run:
-        run.step(lambda m: loss_of(m, rank, 0))
-        reducer = run.handle._running()
-        if where == "led" and rank == 3:
-            reducer.buckets._plan_of = lambda bucket: 1 / 0  # type: ignore[method-assign,assignment,return-value]
-        if where == "another exchange" and rank == 3:
-            reducer.stage.inside.sequence += 1  # type: ignore[attr-defined]
-        began = time.monotonic()
-        with suppress(RuntimeError):
-            loss_of(run.ddp, rank, 1).backward()
-        return error_of(run.handle.check), time.monotonic() - began
-
-
-@pytest.mark.parametrize(
-    ("where", "kind", "text"),
-    [
-        ("leader", "PeerFailed", "rank 2: failed to compress bucket 0: RuntimeError: out of order"),
-        ("led", "SparsyncError", "rank 3: division by zero"),
-        ("another exchange", "Mismatch", "their sequence differs (rank 2: "),
-    ],
-)
-def test_law_4_what_fails_on_one_rank_ends_all_with_the_same_words(where, kind, text):
-    answers = World.once(4, case_fails, where=where)
-    assert all(finished for finished, _ in answers), answers
-    assert len({answer for _, (answer, _) in answers}) == 1, answers
-    for _, ((raised, said), seconds) in answers:
-        assert raised == kind
-        assert text in said
-        assert seconds < 15
-
-
-# ---- checkpoints ----------------------------------------------------------------------------------------------------
-
-
-def case_save(rank: int, size: int, per_node: Any, optimizer: str, folder: str) -> Any:
-    run = Resumable(per_node, optimizer)
-    run.train(rank, 0, 3)
-    state = run.handle.state_dict()
-    run.save(folder)
-    run.train(rank, 3, 5)
-    return state, run.close()
-
-
-def case_load(rank: int, size: int, per_node: Any, optimizer: str, folder: str, states: Any, sharded: bool) -> Any:
-    run = Resumable(per_node, optimizer)
-    refused = error_of(run.handle.load_state_dict, states[rank]) if rank < len(states) else ("", "")
-    run.load(folder, None if sharded else states)
-    state = run.handle.state_dict()
-    run.train(rank, 3, 5)
-    return refused, state, run.close()
-
-
-class Resumable:
-    """A training that can be saved, also by ``torch.distributed.checkpoint``."""
-
-    def __init__(self, per_node: Any, optimizer: str) -> None:
-        self.model = Chain(SIZES)
-        self.ddp = DistributedDataParallel(self.model, **SMALL_BUCKETS)
-        kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-        self.optimizer = kinds[optimizer](self.model.parameters(), lr=0.01)
-        options = {"momentum": "correct"} if optimizer == "sgd" else {"precondition": True}
-        self.handle = sparsync.attach(
-            self.ddp, "threshold", density=0.05, per_node=per_node, optimizer=self.optimizer, **options
-        )
-
-    def train(self, rank: int, first: int, last: int) -> None:
-        for step in range(first, last):
-            self.optimizer.zero_grad()
-            loss_of(self.ddp, rank, step).backward()
-            self.optimizer.step()
-
-    def save(self, folder: str) -> None:
-        import torch.distributed.checkpoint as dcp
-
-        dcp.save({"model": self.model.state_dict(), "sync": self.handle.sharded_state_dict()}, checkpoint_id=folder)
-
-    def load(self, folder: str, states: Any) -> None:
-        import torch.distributed.checkpoint as dcp
-
-        weights = self.model.state_dict()
-        dcp.load({"model": weights}, checkpoint_id=folder)
-        self.model.load_state_dict(weights)
-        if states is None:
-            self.handle.load_sharded(folder, "sync")
-        else:
-            self.handle.load_state_dict(states)
-
-    def close(self) -> str:
-        assert_same_on_all_ranks([*self.model.parameters()])
-        self.handle.detach()
-        moments = [one["exp_avg"] for one in self.optimizer.state.values() if "exp_avg" in one]
-        assert_same_on_all_ranks(moments)  # handed back as means
-        del self.ddp
-        gc.collect()
-        return digest(self.model.parameters())
-
-
-def mean_kept(states: list[Any], kind: str) -> dict[str, Tensor]:
-    names = {name for state in states for name in state[kind]}
-    return {n: sum(s[kind][n].double() for s in states if n in s[kind]) / len(states) for n in names}
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("sharded", [False, True])
-def test_checkpoints_go_to_other_nodes_and_worlds(worlds, tmp_path, optimizer, sharded):
-    """The same nodes go on with the same bits; others, or none, keep the mean."""
-    saved = worlds[4].run(case_save, per_node=2, optimizer=optimizer, folder=str(tmp_path))
-    states, last = [state for state, _ in saved], saved[0][1]
-    assert [bool(state["residuals"]) for state in states] == [True, False, True, False]
-    assert {state["nodes"] for state in states} == {"0 1 | 2 3"}
-    for size, per_node in [(4, 2), (4, 1), (3, UNEQUAL)]:
-        given = {"optimizer": optimizer, "folder": str(tmp_path), "states": states, "sharded": sharded}
-        answers = worlds[size].run(case_load, per_node=per_node, **given)
-        loaded = [state for _, state, _ in answers]
-        for kind in ("residuals", "velocities"):
-            old, new = mean_kept(states, kind), mean_kept(loaded, kind)
-            assert old.keys() == new.keys() != set()
-            for name in old:
-                torch.testing.assert_close(new[name], old[name], rtol=1e-5, atol=1e-7)
-        if (size, per_node) == (4, 2):
-            for state, was in zip(loaded, states, strict=True):
-                assert_same_tensors(state["residuals"], was["residuals"])
-                assert [*state["compressor"]] == [*was["compressor"]]
-            if optimizer == "sgd":  # AdamW's sketches are summed by bucket, and DDP's are others at first
-                assert {digest for _, _, digest in answers} == {last}
-        else:
-            assert {refused for (refused, _), _, _ in answers} == {"ValueError"}
-
-
-# ---- virtual workers, AdamW, budgets --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "name"), [("net", "topk"), ("net", "balanced"), ("net", "dgc"), ("net", "default"), ("gpt", "default")]
 )
@@ -368,12 +137,62 @@ def test_virtual_workers_in_nodes_of_two_are_processes(worlds, kind, name):
     assert [bool(one["residuals"]) for one in answers] == [True, False, True, False]
 
 
+def test_virtual_workers_in_nodes_of_unequal_size_are_processes(worlds):
+    options = METHODS["topk"] | {"per_node": UNEQUAL}
+    answers = worlds[3].run(case_real, kind="net", options=options)
+    answers = [one | {"density": (answers[0]["density"] + answers[1]["density"]) / 2} for one in answers]
+    assert_equal(advance(team_of("net", 3, options), "net", 0, STEPS), answers)
+
+
 def test_virtual_workers_in_larger_nodes_are_processes_within_rounding(worlds):
-    options = METHODS["topk"] | {"per_node": UNEQUAL, "scope": "global", "density": 0.2}
-    answers = worlds[3].run(case_real, kind="gpt", options=options, steps=4)
-    team = advance(team_of("gpt", 3, options), "gpt", 0, 4)
-    for name, tensor in answers[1]["model"].items():
-        torch.testing.assert_close(team.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+    options = METHODS["topk"] | {"per_node": 3, "density": 1.0}
+    answers = worlds[6].run(case_real, kind="net", options=options, steps=4)
+    team = advance(team_of("net", 6, options), "net", 0, 4)
+    for name, tensor in answers[4]["model"].items():
+        torch.testing.assert_close(team.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def case_clipped(rank: int, size: int, clip: float) -> None:
+    """The sum of a node's gradients may be as large as its ranks' clipped ones together."""
+    model = Chain(SIZES)
+    with training(model, TopK(1.0), SMALL_BUCKETS, per_node=UNEQUAL, clip=clip, **ALL_SPARSE) as run:
+        came = local_gradients(model, lambda m: loss_of(m, rank, 0))
+        loss_of(run.ddp, rank, 0).backward()
+        for name, p in model.named_parameters():
+            rows, mean = gathered(came[name]), torch.zeros_like(p)
+            for group in UNEQUAL:
+                total, most = sum(rows[one] for one in group), clip * len(group)
+                mean += total * min(1.0, most / total.norm().item()) / size
+            torch.testing.assert_close(p.grad, mean)
+            assert mean.norm() <= clip * (1 + 1e-5)
+
+
+def test_a_machines_mean_gradient_is_clipped(worlds):
+    worlds[3].run(case_clipped, clip=0.1)
+
+
+def case_state(rank: int, size: int) -> None:
+    """AdamW's velocities go to the leaders, who sum two ranks' gradients, and come back as they were."""
+    model = Chain(SIZES)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    before = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
+    ddp = DistributedDataParallel(model)
+    handle = sparsync.attach(ddp, "topk", optimizer=optimizer, precondition=True, beta="own", per_node=2)
+    saved = [state["exp_avg"] for state in optimizer.state_dict()["state"].values()]
+    handle.detach()
+    del ddp
+    gc.collect()
+    after = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    for old, new, own in zip(before, after, saved, strict=True):
+        torch.testing.assert_close(new, old)
+        if rank in (0, 2):
+            torch.testing.assert_close(own, old)
+
+
+def test_adamws_state_is_taken_over_and_handed_back(worlds):
+    worlds[4].run(case_state)
 
 
 def case_budget(rank: int, size: int, per_node: Any) -> Any:
@@ -392,9 +211,6 @@ def test_a_budget_counts_what_goes_between_nodes(worlds):
     two, four = worlds[2].run(case_budget, per_node=1)[0], worlds[4].run(case_budget, per_node=2)
     assert four[0] == two
     assert [traffic for *_, traffic in four] == [two[2], 0, two[2], 0]
-
-
-# ---- options --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("per_node", [0, -2, True, "auto", [], [[0], []], [[0, 1], [1, 2]], [[1, 2]], [0, 1], 2.5])
@@ -444,6 +260,19 @@ def test_nodes_of_the_launcher(worlds):
     refused = worlds[3].run(case_local, said=["1", "2", ""])
     assert len({*refused}) == 1
     assert refused[0][0] == "refused"
+
+
+def case_disagree(rank: int, size: int) -> tuple[str, str]:
+    ddp = DistributedDataParallel(mlp())
+    answer = error_of(sparsync.attach, ddp, "topk", per_node=1 + rank % 2, deadline=10)
+    del ddp
+    gc.collect()
+    return answer
+
+
+def test_ranks_that_disagree_about_nodes_are_told(worlds):
+    text = "the configuration differs on rank 1, 3: rank 0 has per_node=1, rank 1 has per_node=2"
+    assert worlds[4].run(case_disagree) == [("Mismatch", text)] * 4
 
 
 def test_a_collective_that_divides_by_itself_is_refused():

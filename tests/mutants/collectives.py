@@ -176,4 +176,18 @@ MUTANTS = [
         "if False:",
         "tests/failures/test_damaged_messages.py::test_a_sum_behind_the_gradients_end_is_not_written",
     ),
+    Mutant(
+        "leaders divide by their own number",
+        "src/sparsync/collectives/comm/sub_channel.py",
+        "len(ranks), whole.size",
+        "len(ranks), len(ranks)",
+        "tests/test_hierarchy.py::test_laws_1_and_2_hold_and_leaders_keep_all",
+    ),
+    Mutant(
+        "ranks of a node wait at a place of their own",
+        "src/sparsync/collectives/comm/sub_channel.py",
+        "        return self.whole.place",
+        '        return f"{self.whole.place}, {self.ranks}"',
+        "tests/failures/test_nodes.py::test_law_4_a_lost_rank_is_named_by_all_others[stalled]",
+    ),
 ]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparsync.collectives import Channel, Reduced
 from sparsync.collectives.base import FiniteFlag, Mean
-from sparsync.collectives.comm.sub_channel import SubChannel, split
+from sparsync.collectives.comm.sub_channel import split
 from sparsync.config.nodes import Groups
 from sparsync.engine.bucketing import Unit
 from sparsync.errors import SparsyncError
@@ -108,11 +108,11 @@ class Nodes(Flat):
 
     def __init__(self, channel: Channel, groups: Groups) -> None:
         super().__init__(channel)
-        inside = split(channel, groups)
-        assert inside is not None  # every rank is in a node
-        self.groups, self.inside, self.senders = groups, inside, len(groups)
-        self.leaders: SubChannel | None = split(channel, [tuple(group[0] for group in groups)], alone=True)
-        self.ranks = inside.size if self.leaders is not None else 0
+        leaders = tuple(group[0] for group in groups)
+        self.groups, self.inside, self.senders = groups, split(channel, groups), len(groups)
+        self._across = split(channel, [leaders, tuple(rank for rank in channel.ranks if rank not in leaders)])
+        self.leaders = self._across if channel.rank in leaders else None
+        self.ranks = self.inside.size if self.leaders is not None else 0
 
     @property
     def between(self) -> Channel | None:
@@ -154,8 +154,7 @@ class Nodes(Flat):
         return [(rank, where) for rank, where in enumerate(rows) if where >= 0]
 
     def take_count(self) -> int:
-        parts = (self.channel, self.inside, self.leaders)
-        return sum(part.take_count() for part in parts if part is not None)
+        return sum(part.take_count() for part in (self.channel, self.inside, self._across))
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -167,9 +166,8 @@ class Nodes(Flat):
             raise self.channel.monitor.broadcast_error(error) from None
 
     def close(self) -> None:
-        for part in (self.inside, self.leaders):
-            if part is not None:
-                part.close()
+        self.inside.close()
+        self._across.close()
 
 
 def choose_stage(channel: Channel, groups: Groups) -> Flat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sparsync.collectives.comm.channel import Channel
 from sparsync.collectives.comm.header_checks import HostChecks
@@ -17,11 +18,11 @@ class SubChannel(Channel):
     Args:
         whole: the channel of all ranks.
         ranks: of them, in ascending order; this rank is one of them.
-        group: of these; ``None`` for a rank alone.
+        group: of these.
     """
 
-    def __init__(self, whole: Channel, ranks: Sequence[int], group: object | None) -> None:
-        self.whole, self.ranks, self.group = whole, ranks, group  # type: ignore[assignment]
+    def __init__(self, whole: Channel, ranks: Sequence[int], group: Any) -> None:
+        self.whole, self.ranks, self.group = whole, ranks, group
         self.rank, self.size, self.divisor = ranks.index(whole.rank), len(ranks), whole.size
         self.wire, self.monitor, self.backend, self.may_defer = whole.wire, whole.monitor, whole.backend, False
         # What kernels note of messages is looked up at the whole channel's checks.
@@ -39,16 +40,13 @@ class SubChannel(Channel):
         self.group = None
 
 
-def split(whole: Channel, parts: Sequence[Sequence[int]], alone: bool = False) -> SubChannel | None:
-    """Return the channel of the part that this rank is in, if it is in any; all ranks call this, with the same parts.
+def split(whole: Channel, parts: Sequence[Sequence[int]]) -> SubChannel:
+    """Return the channel of the part that this rank is in; all ranks call this, with the same parts.
 
     Args:
-        parts: of the ranks, no rank in two of them.
-        alone: a part of one rank has a process group, too.
+        parts: of the ranks, each rank in one of them. Torch names some groups after the number of those that a rank is
+            in: it stays the same on all ranks.
     """
-    own = None
-    for ranks in parts:
-        group = whole.new_group(ranks) if len(ranks) > 1 or alone else None
-        if whole.rank in ranks:
-            own = SubChannel(whole, ranks, group)
-    return own
+    groups = [whole.new_group(ranks) for ranks in parts]
+    number = next(number for number, ranks in enumerate(parts) if whole.rank in ranks)
+    return SubChannel(whole, parts[number], groups[number])
