@@ -64,6 +64,7 @@ def case_laws(rank: int, size: int, per_node: Any, options: dict[str, Any], dtyp
         ("2+1", "allgather", torch.float32),
         ("2+1", "gtopk", torch.float64),
     ],
+    ids=lambda value: str(value).removeprefix("torch."),
 )
 def test_laws_1_and_2_hold_and_leaders_keep_all(worlds, layout, way, dtype):
     size, per_node = LAYOUTS[layout]

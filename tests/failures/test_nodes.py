@@ -93,7 +93,9 @@ def case_lost(rank: int, size: int, victim: int, stall: float, deadline: float) 
 
 
 @pytest.mark.parametrize(
-    ("victim", "stall", "deadline"), [(2, 0.0, 60.0), (3, 0.0, 60.0), (1, 4.0, 3.0)], ids=["leader", "led", "stalled"]
+    ("victim", "stall", "deadline"),
+    [(2, 0.0, 60.0), (3, 0.0, 60.0), pytest.param(1, 4.0, 3.0, marks=pytest.mark.slow)],
+    ids=["leader", "led", "stalled"],
 )
 def test_law_4_a_lost_rank_is_named_by_all_others(victim, stall, deadline):
     answers = World.once(4, case_lost, victim=victim, stall=stall, deadline=deadline)
@@ -143,6 +145,7 @@ def case_fails(rank: int, size: int, where: str) -> tuple[tuple[str, str], float
         ("led", "SparsyncError", "rank 3: division by zero"),
         ("another exchange", "Mismatch", "their sequence differs (rank 2: "),
     ],
+    ids=["leader", "led", "exchange"],
 )
 def test_law_4_what_fails_on_one_rank_ends_all_with_the_same_words(where, kind, text):
     answers = World.once(4, case_fails, where=where)

@@ -130,8 +130,8 @@ MUTANTS = [
     Mutant(
         "wrong divisor",
         "src/sparsync/collectives/allgather.py",
-        "MeanOf(terms, len(rows))",
-        "MeanOf(terms, max(1, len(rows) - 1))",
+        "MeanOf(terms, channel.divisor)",
+        "MeanOf(terms, max(1, channel.divisor - 1))",
         f"{TRAINING}[topk-allgather-3]",
     ),
     Mutant(
@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "a damaged message between two ranks is applied",
         "src/sparsync/collectives/comm/channel.py",
-        "check_intact([other], [source], self.monitor)",
+        "check_intact([other], [self.ranks[source]], self.monitor)",
         "pass",
         "tests/failures/test_damaged_messages.py::test_a_message_that_is_damaged_on_its_way_ends_all_ranks[gtopk-10]",
     ),
@@ -181,7 +181,7 @@ MUTANTS = [
         "src/sparsync/collectives/comm/sub_channel.py",
         "len(ranks), whole.size",
         "len(ranks), len(ranks)",
-        "tests/test_hierarchy.py::test_laws_1_and_2_hold_and_leaders_keep_all",
+        "tests/test_hierarchy.py::test_laws_1_and_2_hold_and_leaders_keep_all[2+1-allgather-float32]",
     ),
     Mutant(
         "ranks of a node wait at a place of their own",

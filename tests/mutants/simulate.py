@@ -15,6 +15,6 @@ MUTANTS = [
         "src/sparsync/simulate/exchange.py",
         "        divisor = (len(self.workers),) if self.nodes else ()",
         "        divisor = ()",
-        "tests/test_hierarchy.py::test_virtual_workers_in_nodes_of_two_are_processes",
+        "tests/test_hierarchy.py::test_virtual_workers_in_nodes_of_two_are_processes[net-topk]",
     ),
 ]
