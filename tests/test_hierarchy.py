@@ -79,6 +79,27 @@ def test_laws_1_and_2_hold_and_leaders_keep_all(worlds, layout, way, dtype):
             assert "2 of" in text
 
 
+def case_half(rank: int, size: int) -> None:
+    """What a leader keeps of half-precision gradients is their sum in fp32, without any rounding."""
+    model = Chain(SIZES).to(torch.bfloat16)
+    data = torch.Generator().manual_seed(rank)
+    x = torch.randn(4, SIZES[0], generator=data).to(torch.bfloat16)
+    with training(model, TopK(0.01), SMALL_BUCKETS, per_node=2, **ALL_SPARSE) as run:
+        came = local_gradients(model, lambda m: m(x).square().sum())
+        run.ddp(x).square().sum().backward()
+        kept, node = run.residuals(), slice(rank - rank % 2, rank - rank % 2 + 2)
+        for name, p in model.named_parameters():
+            total = torch.stack(gathered(came[name])[node]).float().sum(0)
+            unsent = p.grad == 0
+            if rank % 2 == 0:
+                assert torch.equal(kept[name][unsent], total[unsent])
+                assert not torch.equal(total, total.bfloat16().float())
+
+
+def test_half_precision_is_summed_in_fp32(worlds):
+    worlds[4].run(case_half)
+
+
 def case_all_entries(rank: int, size: int, per_node: Any, options: dict[str, Any]) -> None:
     """At density 1 the result is the mean of all ranks' gradients, within rounding."""
     model = Chain(SIZES)

@@ -250,6 +250,7 @@ def test_checkpoints_go_to_other_nodes_and_worlds(worlds, tmp_path, optimizer, s
                 assert {digest for _, _, digest in answers} == {last}
         else:
             assert {refused for (refused, _), _, _ in answers} == {"ValueError"}
+            assert not (loaded[2]["residuals"] and per_node == UNEQUAL)  # which rank 0 leads
 
 
 def case_adamw(rank: int, size: int) -> Any:

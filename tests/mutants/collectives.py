@@ -183,11 +183,4 @@ MUTANTS = [
         "len(ranks), len(ranks)",
         "tests/test_hierarchy.py::test_laws_1_and_2_hold_and_leaders_keep_all[2+1-allgather-float32]",
     ),
-    Mutant(
-        "ranks of a node wait at a place of their own",
-        "src/sparsync/collectives/comm/sub_channel.py",
-        "        return self.whole.place",
-        '        return f"{self.whole.place}, {self.ranks}"',
-        "tests/failures/test_nodes.py::test_law_4_a_lost_rank_is_named_by_all_others[stalled]",
-    ),
 ]

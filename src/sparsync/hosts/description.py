@@ -52,8 +52,8 @@ def _describe_nodes(reducer: Reducer) -> str:
     ranks = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     role = "leads" if rank == own[0] else f"is led by rank {own[0]} on"
     return (
-        f"{len(groups)} of {ranks} ranks, dense sums inside, one residual each; the collective is between their first "
-        f"ranks; rank {rank} {role} ranks {', '.join(map(str, own))}"
+        f"{len(groups)} of {ranks} ranks, dense sums inside, one residual each; collective and bytes are between their "
+        f"first ranks; rank {rank} {role} ranks {', '.join(map(str, own))}"
     )
 
 
