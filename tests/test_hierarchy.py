@@ -13,8 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import TopK
+from sparsync.collectives import Channel
 from sparsync.config import resolve
 from sparsync.config.nodes import check_per_node, groups_of
+from sparsync.engine.hierarchy import Nodes
+from sparsync.engine.reducer import Reducer
+from sparsync.layout import Parameter
 from tests.failures.checked_training import inputs, mlp, train
 from tests.failures.ddp_training import (
     ALL_SPARSE,
@@ -27,7 +31,7 @@ from tests.failures.ddp_training import (
     loss_of,
     training,
 )
-from tests.failures.reducers import error_of
+from tests.failures.reducers import error_of, push_all
 from tests.test_virtual import METHODS, STEPS, advance, assert_equal, case_real, team_of
 
 UNEQUAL = [[0, 2], [1]]  # not next to each other, either
@@ -79,12 +83,12 @@ def test_laws_1_and_2_hold_and_leaders_keep_all(worlds, layout, way, dtype):
             assert "2 of" in text
 
 
-def case_half(rank: int, size: int) -> None:
+def case_half(rank: int, size: int, scope: str) -> None:
     """What a leader keeps of half-precision gradients is their sum in fp32, without any rounding."""
     model = Chain(SIZES).to(torch.bfloat16)
     data = torch.Generator().manual_seed(rank)
     x = torch.randn(4, SIZES[0], generator=data).to(torch.bfloat16)
-    with training(model, TopK(0.01), SMALL_BUCKETS, per_node=2, **ALL_SPARSE) as run:
+    with training(model, TopK(0.01), SMALL_BUCKETS, per_node=2, scope=scope, **ALL_SPARSE) as run:
         came = local_gradients(model, lambda m: m(x).square().sum())
         run.ddp(x).square().sum().backward()
         kept, node = run.residuals(), slice(rank - rank % 2, rank - rank % 2 + 2)
@@ -96,8 +100,30 @@ def case_half(rank: int, size: int) -> None:
                 assert not torch.equal(total, total.bfloat16().float())
 
 
-def test_half_precision_is_summed_in_fp32(worlds):
-    worlds[4].run(case_half)
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_half_precision_is_summed_in_fp32(worlds, scope):
+    worlds[4].run(case_half, scope=scope)
+
+
+def case_missing(rank: int, size: int) -> None:
+    """In the second step no bucket brings ``b``, of which nothing is large enough to be sent."""
+    shapes = {"a": torch.zeros(40, 10), "b": torch.zeros(30, 10)}
+    plan = resolve(compressor=TopK(0.01), scope="global", per_node=2, **ALL_SPARSE)
+    channel = Channel(dist.group.WORLD, plan.wire, 20.0)
+    parameters = [Parameter.of(name, tensor) for name, tensor in shapes.items()]
+    reducer = Reducer(parameters, plan, channel, stage=Nodes(channel, ((0, 1), (2, 3))))
+    large, small = ("a", torch.arange(400.0)), ("b", torch.full((300,), 2.0**-10))
+    for buckets in ([large, small], [large]):
+        push_all(reducer, buckets)
+        kept = reducer.residual("b")
+        assert (kept is None) == (rank % 2 == 1)
+        if kept is not None:
+            assert torch.equal(kept, torch.full((30, 10), 2.0**-9))
+    reducer.close()
+
+
+def test_a_parameter_that_no_bucket_brings_counts_as_zero(worlds):
+    worlds[4].run(case_missing)
 
 
 def case_all_entries(rank: int, size: int, per_node: Any, options: dict[str, Any]) -> None:

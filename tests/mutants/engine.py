@@ -292,8 +292,8 @@ MUTANTS = [
     Mutant(
         "a node sums what may be of different exchanges",
         "src/sparsync/engine/hierarchy.py",
-        "            self.inside.verify(self.inside.gather_headers(own, layout, unit.workspace))\n",
-        "",
+        "            self.inside.verify(self.inside.all_gather(header))",
+        "            self.inside.all_gather(header)",
         f"{NODES}::test_law_4_what_fails_on_one_rank_ends_all_with_the_same_words[exchange]",
     ),
     Mutant(
@@ -322,7 +322,21 @@ MUTANTS = [
         "src/sparsync/engine/hierarchy.py",
         "torch.empty_like(unit.grad, dtype=accumulation_dtype(unit.grad.dtype))",
         "torch.empty_like(unit.grad)",
-        "tests/test_hierarchy.py::test_half_precision_is_summed_in_fp32",
+        "tests/test_hierarchy.py::test_half_precision_is_summed_in_fp32[layer]",
+    ),
+    Mutant(
+        "parts of a bucket are summed in half precision",
+        "src/sparsync/engine/hierarchy.py",
+        "buffer.new_empty(sum(sizes), dtype=accumulation_dtype(buffer.dtype))",
+        "buffer.new_empty(sum(sizes))",
+        "tests/test_hierarchy.py::test_half_precision_is_summed_in_fp32[global]",
+    ),
+    Mutant(
+        "what no bucket brought is the last step's sum",
+        "src/sparsync/engine/hierarchy.py",
+        "                total[span.start : span.stop].zero_()",
+        "                pass",
+        "tests/test_hierarchy.py::test_a_parameter_that_no_bucket_brings_counts_as_zero",
     ),
     Mutant(
         "a rank loads its state on other nodes",

@@ -10,6 +10,7 @@ them when the handle starts.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ from sparsync.collectives import Channel, Reduced
 from sparsync.collectives.base import FiniteFlag, Mean
 from sparsync.collectives.comm.sub_channel import split
 from sparsync.config.nodes import Groups
-from sparsync.engine.bucketing import Unit
+from sparsync.engine.bucketing import BucketPlan, PendingBucket, Unit
 from sparsync.errors import SparsyncError
 from sparsync.feedback import accumulation_dtype
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, SparseGrad
+from sparsync.wire import seal
 
 
 class Flat:
@@ -49,6 +51,9 @@ class Flat:
         """The channel on which what was compressed is exchanged, if this rank does that."""
         return self.channel
 
+    def sum_slices(self, pending: PendingBucket) -> None:
+        """Sum what units gather from a bucket as it comes, so that the sums run beside backward."""
+
     def sum(self, unit: Unit, layout: Layout, failed: bool) -> Tensor:
         """Return the gradient that is exchanged; of a node, the sum over its ranks, where this rank leads it.
 
@@ -70,10 +75,25 @@ class Flat:
 
 
 class NodeSum:
-    """Room for a node's sum of a unit, in the residual's dtype."""
+    """A node's sum of a unit, in the residual's dtype.
+
+    Attributes:
+        summed: parameters whose sum came with their buckets in this step.
+    """
 
     def __init__(self, unit: Unit) -> None:
         self.total = torch.empty_like(unit.grad, dtype=accumulation_dtype(unit.grad.dtype))
+        self.summed: set[str] = set()
+
+
+class SliceSums:
+    """Room for what units gather from a bucket, one after another."""
+
+    def __init__(self, plan: BucketPlan, buffer: Tensor) -> None:
+        self.names = zlib.crc32(repr([span.name for span in plan.spans]).encode()) & 0x7FFFFFFF
+        sizes = [span.numel for part in plan.slices for span in part.here.spans]
+        self.flat = buffer.new_empty(sum(sizes), dtype=accumulation_dtype(buffer.dtype))
+        self.parts = list(torch.split(self.flat, sizes))
 
 
 @dataclass
@@ -113,23 +133,57 @@ class Nodes(Flat):
         self._across = split(channel, [leaders, tuple(rank for rank in channel.ranks if rank not in leaders)])
         self.leaders = self._across if channel.rank in leaders else None
         self.ranks = self.inside.size if self.leaders is not None else 0
+        self._sums: dict[str, NodeSum] = {}  # by the unit's key
 
     @property
     def between(self) -> Channel | None:
         return self.leaders
 
-    def sum(self, unit: Unit, layout: Layout, failed: bool) -> Tensor:
-        self.channel.sequence += 1
-        total = unit.workspace.get(NodeSum, unit.grad.device, lambda: NodeSum(unit)).total
+    def sum_slices(self, pending: PendingBucket) -> None:
+        plan, buffer = pending.plan, pending.bucket.buffer
+        if not plan.slices:
+            return
+        room = plan.workspace.get(SliceSums, buffer.device, lambda: SliceSums(plan, buffer))
+        here = [view for part in plan.slices for view in part.here.of(buffer)]
+        self._verify(nothing(plan.slices[0].unit), pending.bucket.index, room.names)
+        torch._foreach_copy_(room.parts, here)
         with self.telling():
-            # Whoever failed, or is at another exchange, is noticed before anything is summed.
-            own = nothing(unit, FAILED if failed else 0)
-            self.inside.verify(self.inside.gather_headers(own, layout, unit.workspace))
-            self.inside.sum_at_first(total.copy_(unit.grad))
+            self.inside.sum_at_first(room.flat)
+        parts = iter(room.parts)
+        for part in plan.slices:
+            own = self._sum_of(part.unit)
+            own.summed |= part.names
+            there = [own.total[span.start : span.stop] for span in part.there.spans]
+            torch._foreach_copy_(there, [next(parts) for _ in there])
+
+    def sum(self, unit: Unit, layout: Layout, failed: bool) -> Tensor:
+        own, unit_sum = nothing(unit, FAILED if failed else 0), self._sum_of(unit)
+        total, summed, unit_sum.summed = unit_sum.total, unit_sum.summed, set()
+        self._verify(own, layout.id, layout.digest)
+        if not summed:
+            with self.telling():
+                self.inside.sum_at_first(total.copy_(unit.grad))
+        for span in layout.spans if summed else ():
+            if span.name not in summed:  # no bucket brought it
+                total[span.start : span.stop].zero_()
         if unit.unused and self.ranks:  # here: others may have used it
             places = ((span.name, total[span.start : span.stop]) for span in layout.spans if span.name in unit.unused)
             unit.unused = {name for name, own in places if not own.any()}
         return total
+
+    def _verify(self, own: SparseGrad, number: int, digest: int) -> None:
+        """Raise, on all ranks, if one of the node has failed or is at another exchange: before anything is summed."""
+        self.channel.sequence += 1
+        with self.telling():
+            header = seal(self.inside.wire.header(own, self.inside.sequence, number, digest))
+            self.inside.verify(self.inside.all_gather(header))
+
+    def _sum_of(self, unit: Unit) -> NodeSum:
+        known, grad = self._sums.get(unit.key), unit.grad
+        like = grad.numel(), grad.device, accumulation_dtype(grad.dtype)
+        if known is None or (known.total.numel(), known.total.device, known.total.dtype) != like:
+            known = self._sums[unit.key] = NodeSum(unit)
+        return known
 
     def reduce(self, unit: Unit, sent: SparseGrad, layout: Layout) -> Reduced:
         reduced, found = None, torch.full((self.senders,), -1, dtype=torch.int32, device=unit.grad.device)

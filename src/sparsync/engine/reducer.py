@@ -119,6 +119,8 @@ class Reducer:
             pending, complete = self.buckets.add(bucket)
             self._pending_buckets.append(pending)
             with self._streams.use(bucket.buffer.device, after_caller=True):
+                if self.stage.sums_first:
+                    self._comm_thread.submit(partial(self._sum_slices, pending))
                 self._order.add(pending, complete, self.step)
                 if bucket.last:
                     self._comm_thread.submit(partial(self._close_step, bucket.buffer.device, self.step))
@@ -184,6 +186,16 @@ class Reducer:
     def _on_thread(self, device: torch.device) -> AbstractContextManager[Any]:
         """Make our stream current on the communication thread; elsewhere ``push`` has done it."""
         return self._streams.use(device) if self._comm_thread.threaded else nullcontext()
+
+    def _sum_slices(self, pending: PendingBucket) -> None:
+        """Sum over the ranks of the node what units gather from a bucket."""
+        if self.error is None:
+            self.channel.unit = what = f"bucket {pending.bucket.index}"
+            try:
+                with self._on_thread(pending.bucket.buffer.device):
+                    self.stage.sum_slices(pending)
+            except Exception as error:
+                self._stop(self._announced(what, error))
 
     def _exchange_sum(self, unit: Unit, layout: Layout, record: ExchangeRecord, step: int, fill: Job | None) -> None:
         """Sum a unit over the ranks of the node, whose leader then exchanges that as its own gradient."""

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sparsync.collectives import Transfer
-from sparsync.engine.traffic import PlannedExchange, exchanges_of
+from sparsync.engine.traffic import PlannedExchange, ddp_buckets, exchanges_of
+from sparsync.layout import Parameter
 from sparsync.planner.costs import CostBook, LocalCost, MethodCost
 from sparsync.planner.links import INSIDE, Network
 from sparsync.planner.methods import METHODS, SUMMED, Method
@@ -194,9 +195,20 @@ def forecast(
         cost = compressed if exchange.unit.compressor is plan.compressor else MethodCost() if exchange.sketch else dense
         numel, traffic = exchange.layout.sendable, exchange.traffic
         select, finish = (part.seconds(numel, traffic) for part in cost)
-        # A dense sum at the first of a machine's workers, and the result to all of them.
-        inside = (Transfer(INSIDE, 2 * (per_node - 1), 8.0 * exchange.layout.numel),) if method.summed else ()
-        return LocalJob(exchange.bucket, select, finish, (*inside, *traffic.transfers))
+        return LocalJob(exchange.bucket, select, finish, (*traffic.transfers, *inside(exchange)))
 
+    def inside(exchange: PlannedExchange) -> list[Transfer]:
+        """Return what a machine's workers are given by the first of them; of sketches also what it is given."""
+        ways = 0 if not method.summed else 2 if exchange.sketch else 1
+        return [Transfer(INSIDE, per_node - 1, 4.0 * exchange.layout.numel)] * ways
+
+    jobs = [*_sums_inside(model, per_node), *map(job, exchanges)] if method.summed else [*map(job, exchanges)]
     sent = sum(exchange.traffic.mean_bytes for exchange in exchanges)
-    return StepForecast(name, workers, tuple(map(job, exchanges)), sent, method.summed)
+    return StepForecast(name, workers, tuple(sorted(jobs, key=lambda own: own.bucket)), sent, method.summed)
+
+
+def _sums_inside(model: ModelShape, per_node: int) -> list[LocalJob]:
+    """Return the sums of all buckets at the first of a machine's workers, as they become ready."""
+    parameters = [Parameter.of(name, tensor) for name, tensor in model.tensors.items()]
+    sizes = [4.0 * sum(p.numel for p in bucket) for bucket in ddp_buckets(parameters, model.caps)]
+    return [LocalJob(number, 0.0, 0.0, (Transfer(INSIDE, per_node - 1, size),)) for number, size in enumerate(sizes)]
