@@ -43,8 +43,9 @@ def groups_of(per_node: PerNode, said: Sequence[str]) -> Groups:
     """
     size = len(said)
     if isinstance(per_node, str):
-        groups = _local_groups(said)
+        groups = _local_groups(said) if size > 1 else ((0,),)
     elif isinstance(per_node, int):
+        per_node = min(per_node, size)
         if size % per_node:
             raise ValueError(
                 f"per_node={per_node} does not divide {size} ranks; for nodes of different sizes give the ranks of each"
