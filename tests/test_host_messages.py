@@ -80,7 +80,7 @@ def mean_of(wire: Wire, rows: Tensor, layout: Layout, shape: Shape, dtype: torch
     around = torch.full((layout.numel + 64,), 9.0, dtype=dtype)
     out, flag = around[32 : layout.numel + 32], OverflowFlag(around.device)
     try:
-        MeanOfRows(rows, wire, layout, shape).write(out, flag)
+        MeanOfRows(rows, wire, layout, shape, len(rows)).write(out, flag)
     finally:
         assert (around[:32] == 9).all()
         assert (around[-32:] == 9).all()
@@ -190,7 +190,7 @@ def test_what_the_loops_do_not_know_is_left_to_the_wire():
         assert not host.carries(wire, other)
     strided = torch.zeros(2 * layout.numel)[::2]
     row = message_of(Wire(), entries(layout, "fp32", 0), layout, shape)
-    MeanOfRows(row.unsqueeze(0), Wire(), layout, shape).write(strided)
+    MeanOfRows(row.unsqueeze(0), Wire(), layout, shape, 1).write(strided)
     assert torch.equal(strided, Wire().decode(row, layout.segment_of, shape).densify())
 
 

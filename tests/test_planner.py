@@ -42,6 +42,7 @@ from sparsync.planner.costs import cost_key
 from sparsync.planner.links import PAYLOAD, fit_link, fit_times
 from sparsync.planner.measure_costs import EchoChannel, EchoWire, measure_step
 from sparsync.planner.measure_link import all_reduce_transfer, measure_link
+from sparsync.planner.methods import SUMMED
 from sparsync.planner.overlap import Job, Timeline
 from sparsync.planner.quantities import bandwidth_of, bandwidth_text, bytes_text, count_of, seconds_of, seconds_text
 from sparsync.planner.report import text_table
@@ -313,6 +314,21 @@ def test_one_matrix_dense_by_hand() -> None:
     assert row.efficiency == pytest.approx(0.5 / row.seconds)
     (alone,) = Planner(model, 1, 0.5, FREE, methods={"dense fp32": METHODS["dense fp32"]}).rows(network)
     assert (alone.seconds, alone.efficiency, alone.traffic) == (0.5, 1.0, 0.0)
+
+
+def test_sums_inside_machines_by_hand() -> None:
+    """One matrix, 3 machines of 4 workers: between them the method of 3 workers, inside them a sum and a broadcast."""
+    model = ModelShape.of_shapes("one", [SHAPES["gpt2"]()[2]._replace(shape=(1000, 1000))])
+    network = Network(LINK, 4, Link(1e-4, 1e-9))
+    rows = {row.method: row for row in Planner(model, 12, 0.5, FREE, per_node=4).rows(network)}
+    three = {row.method: row for row in Planner(model, 3, 0.5, FREE).rows(Network(LINK))}
+    assert set(rows) - set(three) == set(SUMMED)
+    for name, method in SUMMED.items():
+        row, alone = rows[name], three[name.removesuffix(", summed")]
+        assert method.accurate
+        assert row.traffic == alone.traffic
+        assert row.network == pytest.approx(alone.network + 2 * 3 * 1e-4 + 2 * 4e6 * 1e-9)
+    assert set(SUMMED).isdisjoint(Planner(model, 4, 0.5, FREE, per_node=4).forecasts)  # one machine
 
 
 def test_costs_are_on_the_timeline_by_hand() -> None:

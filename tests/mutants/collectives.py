@@ -130,8 +130,8 @@ MUTANTS = [
     Mutant(
         "wrong divisor",
         "src/sparsync/collectives/allgather.py",
-        "MeanOf(terms, len(terms))",
-        "MeanOf(terms, max(1, len(terms) - 1))",
+        "MeanOf(terms, self.divisor)",
+        "MeanOf(terms, max(1, self.divisor - 1))",
         f"{TRAINING}[topk-allgather-3]",
     ),
     Mutant(
@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "a damaged message between two ranks is applied",
         "src/sparsync/collectives/comm/channel.py",
-        "check_intact([other], [source], self.monitor)",
+        "check_intact([other], [self.ranks[source]], self.monitor)",
         "pass",
         "tests/failures/test_damaged_messages.py::test_a_message_that_is_damaged_on_its_way_ends_all_ranks[gtopk-10]",
     ),
@@ -175,5 +175,12 @@ MUTANTS = [
         "if self.rows * self.workers > self.layout.numel:",
         "if False:",
         "tests/failures/test_damaged_messages.py::test_a_sum_behind_the_gradients_end_is_not_written",
+    ),
+    Mutant(
+        "leaders divide by their own number",
+        "src/sparsync/collectives/comm/sub_channel.py",
+        "len(ranks), whole.size",
+        "len(ranks), len(ranks)",
+        "tests/test_hierarchy.py::test_laws_1_and_2_hold_and_leaders_keep_all[2+1-allgather-float32]",
     ),
 ]

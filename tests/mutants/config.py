@@ -40,4 +40,25 @@ MUTANTS = [
         "",
         "tests/test_budget.py::test_attach_describes_what_came_of_a_budget",
     ),
+    Mutant(
+        "nodes are not compared over the ranks",
+        "src/sparsync/config/options.py",
+        '            "per_node": self.per_node,\n',
+        "",
+        "tests/test_hierarchy.py::test_ranks_that_disagree_about_nodes_are_told",
+    ),
+    Mutant(
+        "nodes may leave ranks out",
+        "src/sparsync/config/nodes.py",
+        "        if held != size:",
+        "        if False:",
+        "tests/test_hierarchy.py::test_nodes_must_hold_all_ranks_once",
+    ),
+    Mutant(
+        "any collective divides for nodes",
+        "src/sparsync/config/options.py",
+        "        if self.per_node != 1 and not self.collective.node_sums:",
+        "        if False:",
+        "tests/test_hierarchy.py::test_a_collective_that_divides_by_itself_is_refused",
+    ),
 ]

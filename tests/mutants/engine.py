@@ -7,6 +7,7 @@ ERRORS = "tests/failures/test_errors_reach_every_rank.py"
 DEFERRED = "tests/test_deferred.py"
 BUDGET = "tests/test_budget.py"
 CLOSED = "tests/failures/test_closed_steps.py"
+NODES = "tests/failures/test_nodes.py"
 
 MUTANTS = [
     Mutant(
@@ -280,5 +281,96 @@ MUTANTS = [
         "        if ratio < SUDDEN:",
         "        if False:",
         "tests/test_preconditioned_clipping.py::test_a_rate_that_falls_at_once_sends_as_much_and_shows_the_same_norm",
+    ),
+    Mutant(
+        "what some nodes see go wrong is not told to the others",
+        "src/sparsync/engine/hierarchy.py",
+        "            raise self.channel.monitor.broadcast_error(error) from None",
+        "            raise",
+        f"{NODES}::test_law_4_what_fails_on_one_rank_ends_all_with_the_same_words[leader]",
+    ),
+    Mutant(
+        "a node sums what may be of different exchanges",
+        "src/sparsync/engine/hierarchy.py",
+        "            self.inside.verify(self.inside.all_gather(header))",
+        "            self.inside.all_gather(header)",
+        f"{NODES}::test_law_4_what_fails_on_one_rank_ends_all_with_the_same_words[exchange]",
+    ),
+    Mutant(
+        "ranks that are led do not hear that a gradient was not finite",
+        "src/sparsync/engine/hierarchy.py",
+        "                    found[node] = where",
+        "                    pass",
+        f"{NODES}::test_law_5_a_bad_gradient_is_named_on_every_rank_and_undone[False-3]",
+    ),
+    Mutant(
+        "the leader is named for a gradient of a rank that it leads",
+        "src/sparsync/engine/hierarchy.py",
+        "self._find_bad(unit, layout) or bad",
+        "bad",
+        f"{NODES}::test_law_5_a_bad_gradient_is_named_on_every_rank_and_undone[False-3]",
+    ),
+    Mutant(
+        "what only the leader of a node did not use waits",
+        "src/sparsync/engine/hierarchy.py",
+        "        if unit.unused and self.ranks:",
+        "        if False:",
+        f"{NODES}::test_what_a_whole_node_did_not_use_is_not_sent_from",
+    ),
+    Mutant(
+        "a node is summed in half precision",
+        "src/sparsync/engine/hierarchy.py",
+        "torch.empty_like(unit.grad, dtype=accumulation_dtype(unit.grad.dtype))",
+        "torch.empty_like(unit.grad)",
+        "tests/test_hierarchy.py::test_half_precision_is_summed_in_fp32[layer]",
+    ),
+    Mutant(
+        "parts of a bucket are summed in half precision",
+        "src/sparsync/engine/hierarchy.py",
+        "buffer.new_empty(sum(sizes), dtype=accumulation_dtype(buffer.dtype))",
+        "buffer.new_empty(sum(sizes))",
+        "tests/test_hierarchy.py::test_half_precision_is_summed_in_fp32[global]",
+    ),
+    Mutant(
+        "what no bucket brought is the last step's sum",
+        "src/sparsync/engine/hierarchy.py",
+        "                total[span.start : span.stop].zero_()",
+        "                pass",
+        "tests/test_hierarchy.py::test_a_parameter_that_no_bucket_brings_counts_as_zero",
+    ),
+    Mutant(
+        "a rank loads its state on other nodes",
+        "src/sparsync/engine/checkpoint.py",
+        "        if made != here:",
+        "        if False:",
+        f"{NODES}::test_checkpoints_go_to_other_nodes_and_worlds[False-sgd]",
+    ),
+    Mutant(
+        "residuals go to ranks that keep none",
+        "src/sparsync/engine/checkpoint.py",
+        "    return [group[0] for group in nodes] or range(workers)",
+        "    return range(workers)",
+        f"{NODES}::test_checkpoints_go_to_other_nodes_and_worlds[False-sgd]",
+    ),
+    Mutant(
+        "a budget of nodes is that of ranks",
+        "src/sparsync/engine/budget.py",
+        "within_budget(plan, tensors, len(nodes) or workers)",
+        "within_budget(plan, tensors, workers)",
+        "tests/test_hierarchy.py::test_a_budget_counts_what_goes_between_nodes",
+    ),
+    Mutant(
+        "a single node keeps entries back",
+        "src/sparsync/engine/budget.py",
+        "    if len(nodes) == 1 and",
+        "    if False and",
+        "tests/test_hierarchy.py::test_in_a_single_node_everything_is_applied_at_once",
+    ),
+    Mutant(
+        "a node's gradient is clipped as a rank's",
+        "src/sparsync/engine/unit_step.py",
+        "plan.clip * (worker.loss_scale or 1.0) * ranks",
+        "plan.clip * (worker.loss_scale or 1.0)",
+        "tests/test_hierarchy.py::test_a_machines_mean_gradient_is_clipped",
     ),
 ]

@@ -190,4 +190,11 @@ MUTANTS = [
         "room = torch.ones_like(peak)",
         f"{RANGE}::test_updates_that_travel_dense_are_shown_within_fp16",
     ),
+    Mutant(
+        "a node's velocity is taken for one rank's",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "feedback.ranks * v for",
+        "v for",
+        "tests/test_hierarchy.py::test_adamws_state_is_taken_over_and_handed_back",
+    ),
 ]

@@ -123,7 +123,8 @@ def make_plan(
     if given.local_bandwidth is not None:
         local = Link.at(bandwidth_of(given.local_bandwidth, "local-bandwidth"), LOCAL.latency)
     network = Network(link, given.per_node, local, given.trees)
-    return Plan(Planner(model, workers, compute, book, given.optimizer), network, book.name)
+    planner = Planner(model, workers, compute, book, given.optimizer, per_node=given.per_node)
+    return Plan(planner, network, book.name)
 
 
 def show(made: Plan, plot: Path | None, draw: Draw | None) -> None:

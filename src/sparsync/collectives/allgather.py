@@ -35,7 +35,9 @@ class GatherBuffers:
     def __init__(self, layout: Layout, dtype: torch.dtype, channel: Channel, device: torch.device) -> None:
         shape = shape_of(layout, dtype)
         failed_exchange = channel.checks.failed_exchange(device)
-        self.message = DeviceMessage(channel.wire, layout, shape, channel.size, device, failed_exchange)
+        self.message = DeviceMessage(
+            channel.wire, layout, shape, channel.size, device, failed_exchange, channel.divisor
+        )
         self.rows = channel.room_for(self.message.message)
 
 
@@ -63,12 +65,13 @@ class MeanOfRows(Mean):
     wire: Wire
     layout: Layout
     shape: Shape
+    divisor: int
 
     def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
-        finite = host.write_mean(self.wire, self.rows, self.layout, self.shape, out)
+        finite = host.write_mean(self.wire, self.rows, self.layout, self.shape, self.divisor, out)
         if finite is None:
             terms = [self.wire.decode(row, self.layout.segment_of, self.shape) for row in self.rows]
-            MeanOf(terms, len(terms)).write(out, flag)
+            MeanOf(terms, self.divisor).write(out, flag)
         elif flag is not None and not finite:
             flag.bad.fill_(1)
 
@@ -81,6 +84,7 @@ class AllGather:
     blocks = True
     deferrable = True
     graph_safe = True
+    node_sums = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:
@@ -93,7 +97,7 @@ class AllGather:
         header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
         rows = channel.all_gather(channel.wire.encode(sent, layout.segment_of, shape, header))
         headers = channel.verify(rows)
-        return Reduced(MeanOfRows(rows, channel.wire, layout, shape), bad_ranks=bad_ranks(headers))
+        return Reduced(MeanOfRows(rows, channel.wire, layout, shape, channel.divisor), bad_ranks=bad_ranks(headers))
 
     def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         device, dtype = sent.values.device, sent.values.dtype
@@ -104,9 +108,11 @@ class AllGather:
         mean = MeanOfMessages(buffers.message, rows, channel.checks.failed_exchange(device), channel.sequence)
         return Reduced(mean, bad_ranks=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
+    def reduce_local(
+        self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None
+    ) -> list[Reduced]:
         bad = bad_ranks_of(sents)
-        return [Reduced(MeanOf(list(sents), len(sents)), bad_ranks=bad) for _ in sents]
+        return [Reduced(MeanOf(list(sents), divisor or len(sents)), bad_ranks=bad) for _ in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         return Traffic.of(Transfer(RING, workers - 1, (workers - 1) * wire.bytes(shape_of(layout, dtype))))

@@ -36,6 +36,7 @@ class Balanced:
     blocks = False
     deferrable = False
     graph_safe = True
+    node_sums = True
 
     def __post_init__(self) -> None:
         if not self.share > 0:
@@ -54,9 +55,11 @@ class Balanced:
         rows = channel.all_gather(largest)
         channel.verify(rows)
         rejected = messages.partition.rejected(stays, *left)
-        return Reduced(MeanOf([messages.total(rows)], channel.size), rejected, bad_ranks(headers))
+        return Reduced(MeanOf([messages.total(rows)], channel.divisor), rejected, bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
+    def reduce_local(
+        self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None
+    ) -> list[Reduced]:
         workers, partition = len(sents), partition_for(sents[0].values, layout, len(sents), self.share)
         sums = sents[0].values.new_zeros(workers, partition.rows)
         owners = torch.arange(workers, device=sums.device).unsqueeze(1)
@@ -70,7 +73,7 @@ class Balanced:
             lefts += list(zip(*left, strict=True))
         rows, values = (torch.cat(own) for own in zip(*chosen, strict=True))
         total = partition.placed(replace(sents[0], indices=rows, values=values, count=(values != 0).sum(1)), owners)
-        mean, bad = MeanOf([total], workers), bad_ranks_of(sents)
+        mean, bad = MeanOf([total], divisor or workers), bad_ranks_of(sents)
         return [Reduced(mean, partition.rejected(own, *left), bad) for own, left in zip(stays, lefts, strict=True)]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:

@@ -137,12 +137,14 @@ class Collective(Protocol):
         blocks: what a rank sends travels as it is, so that a block's start can stand for its indices.
         deferrable: it needs nothing from the host between its rounds, and verifies the headers of one of them.
         graph_safe: ``reduce_local`` never waits for the host, so that a CUDA graph may replay it.
+        node_sums: it divides by ``channel.divisor``, so that leaders of nodes may send sums of their nodes' gradients.
     """
 
     shared: bool = False
     blocks: bool = False
     deferrable: bool = False
     graph_safe: bool = False
+    node_sums: bool = False
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         """Refuse, with a sentence, what this collective cannot carry; ``dense``, ``random``: what the compressor is."""
@@ -157,8 +159,14 @@ class Collective(Protocol):
         """
         ...
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
-        """Return what each rank would get, all ranks being in this process: the same sum."""
+    def reduce_local(
+        self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None
+    ) -> list[Reduced]:
+        """Return what each rank would get, all ranks being in this process: the same sum.
+
+        Args:
+            divisor: as the channel's; the number of those who send.
+        """
         ...
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:

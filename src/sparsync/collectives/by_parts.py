@@ -70,6 +70,7 @@ class ReduceByParts:
     blocks = False
     deferrable = True
     graph_safe = True
+    node_sums = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not dense:
@@ -93,12 +94,13 @@ class ReduceByParts:
         gathered = torch.split(channel.all_gather(_cat(own)), [values.numel() for values in own], 1)
         totals = zip(gathered, pieces, strict=True)
         total = _cat([_values(part, piece.sums).view(-1)[: piece.numel] for part, piece in totals])
-        return Reduced(MeanOf([_dense(total, sent)], workers), bad_ranks=bad_ranks(headers))
+        return Reduced(MeanOf([_dense(total, sent)], channel.divisor), bad_ranks=bad_ranks(headers))
 
     def _by_kernels(self, whole: Tensor, header: Tensor, channel: Channel, workspace: Workspace) -> Reduced:
         made_for = (whole.numel(), channel.size, whole.device)
         full = min(whole.numel(), self.full_sums)
-        make = lambda: PartBuffers(whole.numel(), full, channel.size, self.half, whole.device)  # noqa: E731
+        sizes = whole.numel(), full, channel.size
+        make = lambda: PartBuffers(*sizes, self.half, whole.device, channel.divisor)  # noqa: E731
         buffers = workspace.get(PartBuffers, made_for, make)
         rows = channel.all_to_all(buffers.pack(whole, header), buffers.received)
         headers, own = channel.verify(buffers.headers_of(rows)), buffers.add(rows)
@@ -107,10 +109,12 @@ class ReduceByParts:
         sums = channel.all_gather(own, buffers.gathered)
         return Reduced(MeanOfParts(buffers, sums), bad_ranks=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
+    def reduce_local(
+        self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None
+    ) -> list[Reduced]:
         total = _sum([sent.densify().to(self._dtype).float() for sent in sents])
         total[self.full_sums :] = total[self.full_sums :].to(self._dtype).float()
-        mean, bad = MeanOf([_dense(total, sents[0])], len(sents)), bad_ranks_of(sents)
+        mean, bad = MeanOf([_dense(total, sents[0])], divisor or len(sents)), bad_ranks_of(sents)
         return [Reduced(mean, bad_ranks=bad) for _ in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:

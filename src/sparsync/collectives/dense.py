@@ -33,6 +33,7 @@ class DenseAllReduce:
     blocks = False
     deferrable = True
     graph_safe = True
+    node_sums = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not self.exact and wire.values not in ("fp32", "bf16"):
@@ -43,16 +44,18 @@ class DenseAllReduce:
         whole = sent.values if sent.indices is None else sent.densify()
         dtype = self._dtype(channel.wire)
         if dtype is None:
-            total = channel.all_reduce(whole.mul_(1 / channel.size) if channel.size > 1 else whole)
+            total = channel.all_reduce(whole.mul_(1 / channel.divisor) if channel.divisor > 1 else whole)
             mean = MeanOf([self._dense(total, sent)], 1)
         else:
             total = channel.all_reduce(whole.to(dtype)).to(whole.dtype)
-            mean = MeanOf([self._dense(total, sent)], channel.size)
+            mean = MeanOf([self._dense(total, sent)], channel.divisor)
         return Reduced(mean, bad_ranks=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
-        own, dtype = sents[0].values.dtype, self._dtype(wire)
-        part, divisor = (1 / len(sents), 1) if dtype is None else (1.0, len(sents))
+    def reduce_local(
+        self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None
+    ) -> list[Reduced]:
+        own, dtype, workers = sents[0].values.dtype, self._dtype(wire), divisor or len(sents)
+        part, divisor = (1 / workers, 1) if dtype is None else (1.0, workers)
         total = torch.zeros_like(sents[0].densify(), dtype=dtype or own)
         for sent in sents:
             total = total + (sent.densify() * part).to(total.dtype)

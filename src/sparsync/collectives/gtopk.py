@@ -41,6 +41,7 @@ class GTopK:
     blocks = False
     deferrable = False
     graph_safe = True
+    node_sums = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:
@@ -84,11 +85,13 @@ class GTopK:
                 channel.send(mine, channel.rank + reach)
         channel.sequence += 1
         if int(partial.flags) & FAILED:
-            raise PeerFailed(channel.monitor.cause(culprit))
+            raise PeerFailed(channel.monitor.cause(channel.ranks[culprit]))
         bad = [(culprit, int(partial.where))] if int(partial.flags) & NONFINITE else []
-        return Reduced(MeanOf([partial], channel.size), _stack_rounds(dropped), bad)
+        return Reduced(MeanOf([partial], channel.divisor), _stack_rounds(dropped), bad)
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
+    def reduce_local(
+        self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None
+    ) -> list[Reduced]:
         partial, dropped = list(sents), [[] for _ in sents]  # type: ignore[var-annotated]
         reach = 1
         while reach < len(sents):
@@ -99,7 +102,7 @@ class GTopK:
                 dropped[rank].append(lost)
             reach *= 2
         bad = bad_ranks_of(sents)[:1]
-        return [Reduced(MeanOf([partial[0]], len(sents)), _stack_rounds(lost), bad) for lost in dropped]
+        return [Reduced(MeanOf([partial[0]], divisor or len(sents)), _stack_rounds(lost), bad) for lost in dropped]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         message = wire.bytes(shape_of(layout, dtype))

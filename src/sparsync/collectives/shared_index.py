@@ -31,6 +31,7 @@ class SharedIndexAllReduce:
     blocks = False
     deferrable = False
     graph_safe = True
+    node_sums = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if not random:
@@ -48,18 +49,21 @@ class SharedIndexAllReduce:
         headers = channel.verify(channel.all_gather(seal(header)))
         odd = [rank for rank, other in enumerate(headers) if other.extra != headers[0].extra]
         if odd:
-            raise Mismatch(f"rank {', '.join(map(str, odd))} drew other entries than rank 0 (checksum {checksum})")
+            ranks = ", ".join(str(channel.ranks[rank]) for rank in odd)
+            raise Mismatch(f"rank {ranks} drew other entries than rank {channel.ranks[0]} (checksum {checksum})")
         values = sent.values.to(channel.wire.codec.dtype or sent.values.dtype, copy=True)
         total = replace(sent, values=channel.all_reduce(values).to(sent.values.dtype))
-        return Reduced(MeanOf([total], channel.size), bad_ranks=bad_ranks(headers))
+        return Reduced(MeanOf([total], channel.divisor), bad_ranks=bad_ranks(headers))
 
-    def reduce_local(self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire) -> list[Reduced]:
+    def reduce_local(
+        self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None
+    ) -> list[Reduced]:
         dtype = wire.codec.dtype or sents[0].values.dtype
         values = torch.zeros_like(sents[0].values, dtype=dtype)
         for sent in sents:
             values = values + sent.values.to(dtype)
         values, bad = values.to(sents[0].values.dtype), bad_ranks_of(sents)
-        return [Reduced(MeanOf([replace(sent, values=values)], len(sents)), bad_ranks=bad) for sent in sents]
+        return [Reduced(MeanOf([replace(sent, values=values)], divisor or len(sents)), bad_ranks=bad) for sent in sents]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         itemsize = (wire.codec.dtype or dtype).itemsize

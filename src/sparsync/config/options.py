@@ -14,6 +14,7 @@ from sparsync.collectives import Collective
 from sparsync.collectives.comm.channel import check_deadline
 from sparsync.compressors import Compressor
 from sparsync.config.budget import Budget, Spending
+from sparsync.config.nodes import PerNode, check_per_node
 from sparsync.config.recipes import OURS, fill_in, take_budget
 from sparsync.config.registry import make_collective, make_compressor
 from sparsync.feedback import MOMENTA, Correction, Preconditioning, is_sgd, rules_of
@@ -54,6 +55,7 @@ class ExchangePlan:
     dense_1d: bool = True
     follow_lr: bool = False
     joined: str = "drain"
+    per_node: PerNode = 1
     deadline: float = 300.0
     seed: int = 0
     debug: bool = False
@@ -70,6 +72,10 @@ class ExchangePlan:
         if self.dense_below < 0:
             raise ValueError(f"dense_below must be 0 or more entries, got {self.dense_below!r}")
         check_deadline(self.deadline)
+        object.__setattr__(self, "per_node", check_per_node(self.per_node))
+        if self.per_node != 1 and not self.collective.node_sums:
+            name = type(self.collective).__name__
+            raise ValueError(f"per_node= needs a collective that divides by channel.divisor, which {name} does not say")
         if self.follow_lr and self.optimizer is None:
             raise ValueError("follow_lr=True needs optimizer=, to read its learning rates")
         if self.momentum not in MOMENTA:
@@ -155,6 +161,7 @@ class ExchangePlan:
             "clip": self.clip,
             "follow_lr": self.follow_lr,
             "joined": self.joined,
+            "per_node": self.per_node,
             "seed": self.seed,
             "debug": self.debug,
         }

@@ -30,6 +30,7 @@ from sparsync.collectives import AllGather, Balanced, Collective, DenseAllReduce
 from sparsync.compressors import NoCompression
 from sparsync.config import ExchangePlan
 from sparsync.config.budget import MOST, Budget, Spending, share_text
+from sparsync.config.nodes import Groups
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.layout import Parameter
 from sparsync.schedule import FrontLoaded, as_schedule
@@ -43,6 +44,21 @@ COLLECTIVES: tuple[tuple[Collective, Callable[[int], float]], ...] = (  # entrie
 FIRST = 0.04  # the largest density that a training begins with because bytes are spent early, if it is preconditioned
 ENOUGH = 0.01  # entries that a worker sends by all-gather, if it is preconditioned, where nothing else is asked
 NEAR = 3e-5  # a search ends so near to the whole budget, or to the largest density
+
+
+def plan_for(plan: ExchangePlan, tensors: Mapping[str, Tensor], workers: int, nodes: Groups = ()) -> ExchangePlan:
+    """Return the plan for so many workers, with all that follows from its budget.
+
+    Args:
+        tensors: the parameters that are trained, by name.
+        workers: P.
+        nodes: the ranks of each, if there are any: what goes between them is counted. Of a single one nothing does, so
+            all that its sum holds is applied.
+    """
+    plan = within_budget(plan, tensors, len(nodes) or workers)
+    if len(nodes) == 1 and not plan.compressor.dense:
+        return replace(plan, density=as_schedule(1.0), values="fp32", spending=None)
+    return plan
 
 
 def within_budget(plan: ExchangePlan, tensors: Mapping[str, Tensor], workers: int) -> ExchangePlan:

@@ -15,12 +15,19 @@ import torch
 from torch import Tensor
 
 from sparsync.config import ExchangePlan
+from sparsync.config.nodes import Groups, nodes_text
 from sparsync.engine.worker import WorkerState
 
 SCHEMA = 2
 KEYS = ("rank", "workers", "step", "training", "options", "holds", "residuals", "velocities", "compressor", "rates")
 TENSORS = ("residuals", "velocities", "compressor", "moments")  # keys under which a state holds tensors
-ALIKE = {"step": "steps", "training": "trainings", "options": "options", "workers": "numbers of workers"}
+ALIKE = {
+    "step": "steps",
+    "training": "trainings",
+    "options": "options",
+    "workers": "numbers of workers",
+    "nodes": "nodes",
+}
 
 
 class Origin:
@@ -46,14 +53,20 @@ class Origin:
         return lines
 
 
-def state_dict(worker: WorkerState, workers: int, step: int, training: str) -> dict[str, Any]:
-    """Return what a worker keeps, after so many steps of this training; the last of them is committed."""
+def state_dict(worker: WorkerState, workers: int, step: int, training: str, nodes: Groups = ()) -> dict[str, Any]:
+    """Return what a worker keeps, after so many steps of this training; the last of them is committed.
+
+    Args:
+        nodes: the ranks of each, if there are any: the first rank of each keeps what is left of the sum of its node's
+            gradients, and the states of the others hold none.
+    """
     state = {
         "schema": SCHEMA,
         "rank": worker.rank,
         "workers": workers,
         "step": step,
         "training": training,
+        "nodes": nodes_text(nodes),
         "options": digest_of(worker.plan),
         **worker.feedback.state_dict(),
         "compressor": {n: {key: t.clone() for key, t in bag.items()} for n, bag in worker.compressor_state.items()},
@@ -69,14 +82,16 @@ def load_state_dict(
     workers: int,
     state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     origin: Origin | None = None,
+    nodes: Groups = (),
 ) -> int:
     """Load a worker's state, or its share of the states of all ranks of an earlier run, in their order.
 
-    With another number of workers the mean over the workers is kept: every old residual goes to one new worker (rank
-    modulo workers) and is scaled by new/old workers. A state that is refused changes nothing.
+    With another number of workers, or other nodes, the mean over the workers is kept: every old residual goes to one
+    new worker, or leader of a node, in turn, and is scaled by new/old workers. A state that is refused changes nothing.
 
     Args:
         origin: is told what was loaded, if other ranks have loaded theirs elsewhere.
+        nodes: the ranks of each, if there are any.
 
     Returns:
         The step to go on from.
@@ -93,12 +108,18 @@ def load_state_dict(
                 f"this is the state of rank {state['rank']} of {old}, and here is rank {worker.rank} of {workers}; "
                 "with another number of workers, pass the states of all old ranks as a list"
             )
+        made, here = state.get("nodes", ""), nodes_text(nodes)
+        if made != here:
+            raise ValueError(
+                f"this state was made {_in_nodes(made)}, and it is to be loaded {_in_nodes(here)}; "
+                "pass the states of all old ranks as a list"
+            )
         own = states
     else:
         if [one["rank"] for one in states] != list(range(old)):
             raise ValueError(f"the list must hold the states of ranks 0 to {old - 1}, in order")
         _check_alike(states)
-        own = states[worker.rank :: workers]
+        own = _own_share(states, worker.rank, workers, nodes)
     first = own[0] if own else states[0]
     if ("moments" in first) != (worker.preconditioner is not None):
         made = "with" if "moments" in first else "without"
@@ -106,7 +127,7 @@ def load_state_dict(
     for one in states:
         worker.feedback.check_state(one["residuals"], one["velocities"])
         _check_tensors(one)
-    mine = share_of(own, first, worker.rank, workers)
+    mine = share_of(own, first, worker.rank, workers, nodes)
     if worker.preconditioner is not None:
         worker.preconditioner.load_state_dict(mine["moments"])
     loss_scale = mine.get("loss_scale")
@@ -117,13 +138,29 @@ def load_state_dict(
     return step
 
 
-def share_of(own: Sequence[Mapping[str, Any]], like: Mapping[str, Any], rank: int, workers: int) -> dict[str, Any]:
+def _own_share(states: Sequence[Mapping[str, Any]], rank: int, workers: int, nodes: Groups) -> list[Mapping[str, Any]]:
+    """Return the states that a rank goes on for: its own, or its share of those of other workers or nodes."""
+    if (len(states), states[0].get("nodes", "")) == (workers, nodes_text(nodes)):
+        return [states[rank]]
+    heirs = heirs_of(workers, nodes)
+    return list(states[heirs.index(rank) :: len(heirs)]) if rank in heirs else []
+
+
+def heirs_of(workers: int, nodes: Groups) -> Sequence[int]:
+    """Return the ranks that keep something: all, or the first of each node."""
+    return [group[0] for group in nodes] or range(workers)
+
+
+def share_of(
+    own: Sequence[Mapping[str, Any]], like: Mapping[str, Any], rank: int, workers: int, nodes: Groups = ()
+) -> dict[str, Any]:
     """Return the state of a worker that goes on for others: the sum of what they kept, so scaled that the mean over all
     workers is what it was.
 
     Args:
         own: states of the old workers, none of which anybody else goes on for.
         like: has all that is the same on every worker, and their old number.
+        nodes: the ranks of each, if there are any.
     """
     kept: dict[str, dict[str, Any]] = {"residuals": {}, "velocities": {}}
     old = like["workers"]
@@ -132,7 +169,14 @@ def share_of(own: Sequence[Mapping[str, Any]], like: Mapping[str, Any], rank: in
             for name, tensor in one[kind].items():
                 share = tensor if old == workers else tensor * (workers / old)
                 sums[name] = sums[name] + share if name in sums else share
-    return _whole({**like, **kept, "rank": rank, "workers": workers})
+    about = {"rank": rank, "workers": workers, "nodes": nodes_text(nodes)}
+    if rank not in heirs_of(workers, nodes):  # nor does it choose entries
+        about["compressor"] = {}
+    return _whole({**like, **kept, **about})
+
+
+def _in_nodes(text: str) -> str:
+    return f"on nodes of ranks {text}" if text else "without nodes"
 
 
 def _whole(state: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +200,7 @@ def _check_keys(state: Mapping[str, Any]) -> None:
 def _check_alike(states: Sequence[Mapping[str, Any]]) -> None:
     """Refuse states that were not saved together."""
     for key, many in ALIKE.items():
-        said = [one[key] for one in states]
+        said = [one.get(key, "") for one in states]
         if len({*said}) > 1:
             listing = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(said))
             raise ValueError(f"the states are of different {many}, and cannot be loaded together ({listing})")

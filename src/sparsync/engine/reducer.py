@@ -27,12 +27,13 @@ from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
 from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, PendingBucket, Unit, scatter_result
 from sparsync.engine.completion import choose_completion
+from sparsync.engine.hierarchy import Flat, nothing
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.step_order import Job, choose_order
 from sparsync.engine.step_vote import StepVote
 from sparsync.engine.streams import SideStreams
-from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit
+from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit, round_unit
 from sparsync.engine.worker import WorkerState, preconditioner_for
 from sparsync.errors import Mismatch, SparsyncError, StepFailed
 from sparsync.feedback import AdamRule
@@ -57,6 +58,7 @@ class Reducer:
         may_skip: parameters may be unused, and what is sent for them is then lost.
         rates: gives the learning rate by parameter name, if residuals follow it.
         device: of the parameters, if they are preconditioned.
+        stage: whose gradients a rank exchanges: its own, or those of its node.
 
     Attributes:
         rules: gives the optimizer's hyperparameters by parameter name, to a preconditioner.
@@ -72,12 +74,17 @@ class Reducer:
         may_skip: bool = False,
         rates: Callable[[], Mapping[str, float]] | None = None,
         device: torch.device | None = None,
+        stage: Flat | None = None,
     ) -> None:
         self.plan, self.channel, self.rates = plan, channel, rates
+        self.stage = Flat(channel) if stage is None else stage
         self.buckets = BucketMapper(parameters, plan, dense_names, may_skip)
         self._streams = SideStreams()
-        preconditioner = preconditioner_for(plan, parameters, dense_names, device or torch.device("cpu"), channel.size)
-        self.worker = WorkerState(channel.rank, parameters, plan, self._streams.use, preconditioner)
+        device, senders = device or torch.device("cpu"), self.stage.senders
+        preconditioner = preconditioner_for(plan, parameters, dense_names, device, channel.size, senders)
+        use, ranks = self._streams.use, self.stage.ranks
+        self.worker = WorkerState(channel.rank, parameters, plan, use, preconditioner, ranks)
+        self.rounding = None if self.stage.sums_first else self.worker.rounding
         self.rules: Callable[[], Mapping[str, AdamRule]] = dict
         self.stats = Stats()
         self.step = 0
@@ -112,6 +119,8 @@ class Reducer:
             pending, complete = self.buckets.add(bucket)
             self._pending_buckets.append(pending)
             with self._streams.use(bucket.buffer.device, after_caller=True):
+                if self.stage.sums_first:
+                    self._comm_thread.submit(partial(self._sum_slices, pending))
                 self._order.add(pending, complete, self.step)
                 if bucket.last:
                     self._comm_thread.submit(partial(self._close_step, bucket.buffer.device, self.step))
@@ -139,20 +148,30 @@ class Reducer:
             fill: writes the unit's gradient, where no bucket brought it.
         """
         record, jobs = ExchangeRecord(unit.key), list[Job]()
-        layout, fresh = cut_unit(unit, self.plan, step, [self.worker])
+        layout, fresh = cut_unit(unit, self.plan, step, [self.worker] if self.stage.ranks else [])
         if fresh:
             # Messages of different sizes would abort Gloo, so the ranks compare a layout before its first exchange.
             jobs.append(partial(self._compare_layout, unit, [*self.origin.take(), *map(str, layout.segments)]))
+        if self.stage.sums_first:
+            return [*jobs, partial(self._exchange_sum, unit, layout, record, step, fill)]
+        sent = self._take_out(unit, unit.grad, layout, record, step, fill)
+        return [*jobs, partial(self._exchange, unit, layout, sent, record, step)]
+
+    def _take_out(
+        self, unit: Unit, grad: Tensor, layout: Layout, record: ExchangeRecord, step: int, fill: Job | None
+    ) -> SparseGrad:
+        """Return what is sent of a gradient, taken out of the residual."""
         try:
             if fill is not None:
                 fill()
-            sent, memory = compress_unit(unit, unit.grad, layout, self.plan, self.worker, Moment(step), unit.workspace)
+            sent, memory = compress_unit(unit, grad, layout, self.plan, self.worker, Moment(step), unit.workspace)
             record.energy = memory.energy if memory else 0.0
         except Exception as error:  # travels as a flag: every rank raises, none waits
-            sent = self._failed_message(unit, layout, error)
+            self._tell_failed(unit, error)
+            sent = failed_unit(unit, layout)
         unit.unused = set()
         record.compressed = time.perf_counter()
-        return [*jobs, partial(self._exchange, unit, layout, sent, record, step)]
+        return sent
 
     def run(self, device: torch.device, job: Job) -> None:
         """Do a job of the communication thread that sends no message yet, unless the step has failed; all ranks hear of
@@ -168,6 +187,34 @@ class Reducer:
         """Make our stream current on the communication thread; elsewhere ``push`` has done it."""
         return self._streams.use(device) if self._comm_thread.threaded else nullcontext()
 
+    def _sum_slices(self, pending: PendingBucket) -> None:
+        """Sum over the ranks of the node what units gather from a bucket."""
+        if self.error is None:
+            self.channel.unit = what = f"bucket {pending.bucket.index}"
+            try:
+                with self._on_thread(pending.bucket.buffer.device):
+                    self.stage.sum_slices(pending)
+            except Exception as error:
+                self._stop(self._announced(what, error))
+
+    def _exchange_sum(self, unit: Unit, layout: Layout, record: ExchangeRecord, step: int, fill: Job | None) -> None:
+        """Sum a unit over the ranks of the node, whose leader then exchanges that as its own gradient."""
+        sent = nothing(unit)
+        if self.error is None:
+            try:
+                with self._on_thread(unit.grad.device):
+                    self.channel.unit = unit.key
+                    total = self.stage.sum(unit, layout, self._failed(unit, fill))
+                    record.arrived = record.compressed = time.perf_counter()
+                    if self.stage.ranks:
+                        rounding = partial(round_unit, unit, total, self.worker.rounding)
+                        sent = self._take_out(unit, total, layout, record, step, rounding)
+            except Exception as error:
+                self._stop(self._announced(unit.key, error))
+                return
+        unit.unused = set()
+        self._exchange(unit, layout, sent, record, step)
+
     def _exchange(self, unit: Unit, layout: Layout, sent: SparseGrad, record: ExchangeRecord, step: int) -> None:
         """Exchange, sum and write back, on the communication thread; ``self.step`` may be a step ahead by now."""
         if self.error is not None:
@@ -180,12 +227,14 @@ class Reducer:
                 record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
                 self.worker.ledger.record_sent(unit, sent, overwritten=True)
                 self.channel.unit = unit.key
-                reduced = unit.collective.reduce(sent, layout, self.channel, unit.workspace)
+                reduced = self.stage.reduce(unit, sent, layout)
                 record.exchanged = time.perf_counter()
                 self.completion.finish(unit, layout, sent, reduced, record, step)
                 written = self._order.finish(unit, reduced)
-                record.decoded, record.bytes = time.perf_counter(), self.channel.take_count()
-                record.traffic = unit.traffic(layout, self.plan.wire, self.channel.size, sent.values.dtype).mean_bytes
+                record.decoded, record.bytes = time.perf_counter(), self.stage.take_count()
+                if self.stage.ranks:
+                    traffic = unit.traffic(layout, self.plan.wire, self.stage.senders, sent.values.dtype)
+                    record.traffic = traffic.mean_bytes
                 self.stats.add(record)
                 for bucket in written:  # last: backward goes on, and the next step may begin
                     bucket.complete()
@@ -260,14 +309,15 @@ class Reducer:
         """Return what this rank keeps. The last step is committed first."""
         self.settle()
         steps = self.step if self.error is None else self.vote.completed
-        return checkpoint.state_dict(self.worker, self.channel.size, steps, self.origin.training)
+        return checkpoint.state_dict(self.worker, self.channel.size, steps, self.origin.training, self.stage.groups)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from a checkpoint, as if nothing had been before."""
         if self._open:
             raise SparsyncError("a step is under way: load before or after it")
         self.catch_up()
-        self.step = checkpoint.load_state_dict(self.worker, self.channel.size, state, self.origin)
+        groups = self.stage.groups
+        self.step = checkpoint.load_state_dict(self.worker, self.channel.size, state, self.origin, groups)
         self.vote.step = self.step
         self._pending_buckets = []
         self.buckets.forget_layouts()
@@ -324,11 +374,20 @@ class Reducer:
                 if not bucket.future.done():
                     bucket.future.set_exception(error)  # type: ignore[arg-type]
 
-    def _failed_message(self, unit: Unit, layout: Layout, error: Exception) -> SparseGrad:
-        """Return a message without entries that says this rank failed."""
+    def _failed(self, unit: Unit, fill: Job | None) -> bool:
+        """Write a unit's gradient, where no bucket brought it; return whether that failed."""
+        try:
+            if fill is not None:
+                fill()
+        except Exception as error:
+            self._tell_failed(unit, error)
+            return True
+        return False
+
+    def _tell_failed(self, unit: Unit, error: Exception) -> None:
+        """Leave word why this rank has nothing to send; its message says only that."""
         cause = f"failed to compress {unit.key}: {type(error).__name__}: {error}"
         self.channel.monitor.tell(f"rank {self.channel.rank}: {cause}")
-        return failed_unit(unit, layout)
 
     # ---- what a handle asks for -------------------------------------------------------------------------------------
 
@@ -355,17 +414,18 @@ class Reducer:
         return self.worker.feedback.velocity(name, newest=not (self.completion.bad or self.vote.undone))
 
     def mean_of(self, tensor: Tensor) -> Tensor:
-        """Return a tensor's mean over the ranks, in its place; as it is once a rank is gone."""
+        """Return the mean over all ranks of what is summed up in ``tensor``, in its place; once a rank is gone, over
+        those whose gradients are exchanged here."""
         if self._open:  # backward did not end here, and the others wait for what it never sent
             self.fail(StepFailed(UNFINISHED))
         if self.error is None and self.channel.size > 1:
             try:
                 self.channel.unit = "handing back"
-                self.channel.all_reduce(tensor).div_(self.channel.size)
+                return self.channel.all_reduce(tensor).div_(self.channel.size)
             except Exception as error:
                 known = self.vote.close(self._announced(self.channel.unit, error), self._pending_buckets)
                 log.warning("the optimizer is given this rank's own velocities, not their mean: %s", known)
-        return tensor
+        return tensor.div_(max(1, self.stage.ranks))
 
     def newest_stats(self) -> Stats:
         """Return the statistics with all that is known."""
@@ -380,5 +440,6 @@ class Reducer:
         except SparsyncError:
             log.exception("one of the last steps failed")
         finally:
+            self.stage.close()
             self.channel.close()
             self._pending_buckets = []

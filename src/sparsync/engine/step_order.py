@@ -14,7 +14,7 @@ from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import PendingBucket, Unit
 from sparsync.engine.unit_step import keep_result, sketch_unit
 from sparsync.engine.worker import WorkerState
-from sparsync.feedback import AdamRule, Preconditioner
+from sparsync.feedback import AdamRule, Preconditioner, RoundingFeedback
 
 Job = Callable[[], None]
 
@@ -25,12 +25,14 @@ class UnitPath(Protocol):
     Attributes:
         rates: gives the learning rate by parameter name, if residuals follow it.
         rules: gives the optimizer's hyperparameters by parameter name, to a preconditioner.
+        rounding: of sketches as they are made; ``None`` where their sum is rounded.
     """
 
     plan: ExchangePlan
     worker: WorkerState
     rates: Callable[[], Mapping[str, float]] | None
     rules: Callable[[], Mapping[str, AdamRule]]
+    rounding: RoundingFeedback | None
 
     def compress(self, unit: Unit, step: int, fill: Job | None = None) -> list[Job]: ...
 
@@ -81,7 +83,7 @@ class SketchesFirst(StepOrder):
         path = self.path
         sketch, spans, buffer = pending.plan.sketch, pending.plan.spans, pending.bucket.buffer
         if sketch is not None:
-            made_by = self.preconditioner, path.worker.rounding
+            made_by = self.preconditioner, path.rounding
             fill = partial(sketch_unit, sketch, spans, buffer, sketch.grad, *made_by)
             path.submit(path.compress(sketch, step, fill))
         self._waiting += complete

@@ -108,7 +108,8 @@ def exchanges_of(
         own, sketches = _fill(mapper, ddp_buckets(parameters, caps), meta)
         planned = [(unit, bucket, False) for bucket, unit in own] + [(unit, bucket, True) for bucket, unit in sketches]
         planned.sort(key=lambda entry: (entry[1], not entry[2]))  # sketches leave with their buckets
-    dtypes = [accumulation_dtype(unit.grad.dtype) if unit.keeps else unit.grad.dtype for unit, *_ in planned]
+    sums = plan.per_node != 1  # of nodes, which are made in the residual's dtype
+    dtypes = [accumulation_dtype(u.grad.dtype) if u.keeps or sums else u.grad.dtype for u, *_ in planned]
 
     def at(density: float) -> list[PlannedExchange]:
         exchanges = []

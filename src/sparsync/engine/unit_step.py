@@ -59,7 +59,7 @@ def compress_unit(
     workspace: Workspace,
 ) -> tuple[SparseGrad, Memory | None]:
     """Add ``grad`` into the worker's residual, take out what is sent, return it and the memory it came from."""
-    memory = None
+    memory, ranks = None, worker.feedback.ranks
     if unit.keeps:
         memory = worker.feedback.memory(unit.key, layout.spans, grad.numel(), grad.device)
         if worker.preconditioner is not None:
@@ -74,7 +74,7 @@ def compress_unit(
         rounding=unit.rounding,
         shared=unit.collective.shared,
         whole=unit.collective.shared or plan.wire.indices == "block",
-        clip=None if plan.clip is None or plan.precondition else plan.clip * (worker.loss_scale or 1.0),
+        clip=None if plan.clip is None or plan.precondition else plan.clip * (worker.loss_scale or 1.0) * ranks,
         unused=frozenset(unit.unused),
         values=plan.wire.values,
         workspace=workspace,
@@ -103,19 +103,25 @@ def sketch_unit(
     source: Tensor,
     out: Tensor,
     preconditioner: Preconditioner,
-    rounding: RoundingFeedback,
+    rounding: RoundingFeedback | None,
 ) -> None:
     """Sketch the tensors at ``spans`` of the flat gradient ``source``; round those in front, which travel dense.
 
     Args:
         spans: of the unit's tensors; those that are missing are in ``out`` already.
-        rounding: of the worker whose gradient it is.
+        rounding: of the worker whose gradient it is; ``None`` where a sum of sketches is rounded, and not each.
     """
     if spans:
         places = unit.workspace.get(SketchPlaces, None, lambda: SketchPlaces(preconditioner.places(spans, unit.spans)))
         preconditioner.sketch(places.tensors, source, out, unit.workspace)
+    if rounding is not None:
+        round_unit(unit, out, rounding)
+
+
+def round_unit(unit: Unit, grad: Tensor, rounding: RoundingFeedback) -> None:
+    """Round the tensors in front of a gradient that travel dense beside sketches, if there are any."""
     if unit.rounded:
-        rounding.round(unit.key, unit.rounded, out[: unit.rounded[-1].stop])
+        rounding.round(unit.key, unit.rounded, grad[: unit.rounded[-1].stop])
 
 
 def keep_result(unit: Unit, mean: Tensor, preconditioner: Preconditioner, reduced: Reduced) -> None:

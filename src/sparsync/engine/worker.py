@@ -27,6 +27,7 @@ class WorkerState:
         parameters: of the model, in its order.
         on_stream: gives the stream that a device's exchanges run on.
         preconditioner: if there is one; virtual workers share theirs.
+        ranks: whose gradients' sum comes in here: those of the node that this worker leads, or 0 if another leads it.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class WorkerState:
         plan: ExchangePlan,
         on_stream: OnStream = lambda device: nullcontext(),
         preconditioner: Preconditioner | None = None,
+        ranks: int = 1,
     ) -> None:
         self.rank, self.plan, self.preconditioner = rank, plan, preconditioner
-        self.feedback = Feedback(parameters, plan.transactional, plan.correction, plan.precondition)
+        self.feedback = Feedback(parameters, plan.transactional, plan.correction, plan.precondition, ranks)
         self.rounding = RoundingFeedback(self.feedback)
         self.ledger = Ledger(self.feedback, on_stream)
         self.compressor_state: State = {}
@@ -135,9 +137,16 @@ def preconditioner_for(
     dense_names: frozenset[str],
     device: torch.device,
     workers: int,
+    senders: int | None = None,
 ) -> Preconditioner | None:
-    """Return the preconditioner that a plan asks for."""
+    """Return the preconditioner that a plan asks for.
+
+    Args:
+        workers: ranks.
+        senders: gradients that are exchanged, or sums of them: one of n ranks may be the root of n times as large.
+    """
     if plan.preconditioning is None:
         return None
-    moment = SecondMoment(parameters, dense_names, plan.preconditioning, device, plan.seed, workers)
+    noise = workers * workers // (senders or workers)
+    moment = SecondMoment(parameters, dense_names, plan.preconditioning, device, plan.seed, noise)
     return Preconditioner(moment, plan.transactional, plan.clip)

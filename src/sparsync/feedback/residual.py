@@ -71,6 +71,7 @@ class Feedback:
         transactional: keep two buffers, so that a step can be undone.
         correction: momentum correction, if any.
         preconditioned: velocities are kept for a preconditioner.
+        ranks: whose gradients' sum comes in; 0 on a rank whose gradients go into another's sum, and that keeps nothing.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class Feedback:
         transactional: bool = False,
         correction: Correction | None = None,
         preconditioned: bool = False,
+        ranks: int = 1,
     ) -> None:
+        self.ranks = ranks
         self.parameters = {parameter.name: parameter for parameter in parameters}
         self.transactional, self.correction, self.preconditioned = transactional, correction, preconditioned
         self._residuals = ParameterBuffers(self.parameters, transactional, "residual")

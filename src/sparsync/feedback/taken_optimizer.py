@@ -215,17 +215,18 @@ class TakenOptimizer:
 
     # ---- the optimizer's state --------------------------------------------------------------------------------------
 
-    def undo(self, mean_of: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
+    def undo(self, mean_of: Callable[[Tensor], Tensor] | None = None) -> None:
         """Give the optimizer its rule back, and its state.
 
         Args:
-            mean_of: makes a tensor its mean over the ranks: velocities are a rank's own.
+            mean_of: makes the sum of velocities here the mean over all ranks; by default it is that over those whose
+                gradients come in here.
         """
         self._step.undo()
         for hook in [*self._hooks, *self._watched.values()]:
             hook.remove()
         for parameter in self._tracked():
-            state = self._state_of(parameter, mean_of)
+            state = self._state_of(parameter, mean_of or self._mean)
             if state is not None:
                 self.optimizer.state[parameter] = state
 
@@ -241,11 +242,15 @@ class TakenOptimizer:
             velocity = moment.means[tensor.place : tensor.place + tensor.size].as_strided(own.shape, own.stride)
         else:
             kept = [v for v in (own.velocity(name, newest=True) for own in self.feedbacks) if v is not None]
-            velocity = mean_of(sum(kept, velocity) / max(1, len(kept)))
+            velocity = mean_of(sum(kept, velocity))
         group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
         squares = moment.sizes_of(name).as_strided(own.shape, own.stride)
         steps, *powers = (float(kept[tensor.number]) for kept in (moment.steps, moment.powers1, moment.powers2))
         return self._rules.to_state(group, parameter, Moments(velocity, squares, steps, (powers[0], powers[1])))
+
+    def _mean(self, total: Tensor) -> Tensor:
+        """Return a sum of velocities as their mean over the ranks whose gradients come in here."""
+        return total / max(1, sum(feedback.ranks for feedback in self.feedbacks))
 
     def _take_state(self) -> None:
         """Make the optimizer's state ours, and free it; what is ours already stays."""
@@ -268,15 +273,16 @@ class TakenOptimizer:
                     moment.load(name, squares, mean, taken.steps, taken.powers)
                     velocities[name] = taken.velocity
                 del self.optimizer.state[parameter]
-        if velocities:
-            for feedback in self.feedbacks:
-                feedback.load_velocities({n: v for n, v in velocities.items() if n not in moment.dense})
+        for feedback in self.feedbacks if velocities else ():
+            if feedback.ranks:  # a sum of gradients has a sum of velocities
+                own_sums = {n: feedback.ranks * v for n, v in velocities.items() if n not in moment.dense}
+                feedback.load_velocities(own_sums)
 
     def _fill_state_dict(self, optimizer: Any, state_dict: dict[str, Any]) -> None:
         """Add to a ``state_dict`` what torch's own rule would have kept; of velocities this rank's."""
         for group, packed in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
             for parameter, index in zip(group["params"], packed["params"], strict=True):
-                state = self._state_of(parameter, lambda tensor: tensor) if id(parameter) in self._names else None
+                state = self._state_of(parameter, self._mean) if id(parameter) in self._names else None
                 if state is not None:
                     state_dict["state"][index] = state
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sparsync.collectives import Collective
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
+from sparsync.config.nodes import PerNode
 from sparsync.errors import SparsyncError
 from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
 from sparsync.hosts.coverage import ignored_in, left_out_by
@@ -166,6 +167,7 @@ def attach(
     dense_1d: bool | None = None,
     follow_lr: bool = False,
     joined: str = "drain",
+    per_node: PerNode = 1,
     deadline: float = 300.0,
     seed: int = 0,
     debug: bool = False,
@@ -222,6 +224,10 @@ def attach(
         follow_lr: divide the residual by each change of the learning rate.
         joined: under ``join()``, what a rank without data does with its residual: ``"drain"``, go on sending from it,
             or ``"freeze"``: keep it as it is; where parameters may be unused it is always frozen.
+        per_node: ranks that share a machine: their gradients are summed dense, the first of them keeps one residual for
+            all and exchanges the sum with the other machines' first ranks. A number; ``"local"``, as torchrun's
+            ``LOCAL_WORLD_SIZE`` says; or the ranks of each machine: ``[[0, 1], [2, 3, 4]]`` (ranks of the model's
+            process group). ``budget`` then counts what goes between machines, ``clip`` a machine's mean gradient.
         deadline: seconds an exchange may take before all ranks stop with an error.
         seed: of the random kinds; the same on every rank.
         debug: compare results over the ranks after every exchange.

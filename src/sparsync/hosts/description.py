@@ -36,11 +36,25 @@ def describe_exchange(
         "compressed": f"{len(numel) - len(dense_names)} tensors, {sparse:,} entries",
         "dense": f"{len(dense_names)} tensors, {dense:,} entries (1-D or small)",
         **({"left out": describe_left_out(left_out)} if left_out else {}),
+        **({"nodes": _describe_nodes(reducer)} if reducer.stage.groups else {}),
         **about,
         "kernels": _describe_kernels(reducer),
     }
     title = f"sparsync {__version__} on {reducer.channel.size} workers ({reducer.channel.backend})"
     return "\n".join([title, *(f"  {name:<12} {text}" for name, text in lines.items())])
+
+
+def _describe_nodes(reducer: Reducer) -> str:
+    """Return how ranks share nodes, and what this one does."""
+    groups, rank = reducer.stage.groups, reducer.channel.rank
+    own = next(group for group in groups if rank in group)
+    sizes = sorted({len(group) for group in groups})
+    ranks = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    role = "leads" if rank == own[0] else f"is led by rank {own[0]} on"
+    return (
+        f"{len(groups)} of {ranks} ranks, dense sums inside, one residual each; collective and bytes are between their "
+        f"first ranks; rank {rank} {role} ranks {', '.join(map(str, own))}"
+    )
 
 
 def _describe_kernels(reducer: Reducer) -> str:

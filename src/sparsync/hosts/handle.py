@@ -15,9 +15,11 @@ from torch.nn import Module
 
 from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
+from sparsync.config.nodes import groups_of, local_size
 from sparsync.engine.bucketing import Bucket
-from sparsync.engine.budget import within_budget
+from sparsync.engine.budget import plan_for
 from sparsync.engine.checkpoint import share_of
+from sparsync.engine.hierarchy import choose_stage
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
@@ -128,7 +130,7 @@ class Handle:
 
     def sharded_state_dict(self) -> dict[str, Any]:
         """Return ``state_dict()`` for ``torch.distributed.checkpoint``: ``DTensor``s that have a row for every rank."""
-        return to_rows(self.state_dict(), self._peers(), self._device())
+        return to_rows(self.state_dict(), self._keepers(), self._device())
 
     def load_sharded(self, checkpoint: Any, key: str = "sparsync") -> None:
         """Continue from ``sharded_state_dict()``, saved by any number of ranks; all ranks call this.
@@ -137,7 +139,8 @@ class Handle:
             checkpoint: the folder that was saved to, or a ``StorageReader``.
             key: under which it was saved.
         """
-        self.load_state_dict(read_rows(checkpoint, key, self._peers(), self._device()))
+        nodes = self._running().stage.groups
+        self.load_state_dict(read_rows(checkpoint, key, self._peers(), self._device(), self._keepers(), nodes))
 
     def set_process_group(self, group: Any) -> None:
         """Exchange over another process group from now on; all its ranks call this, between two steps.
@@ -146,6 +149,11 @@ class Handle:
         not in the new group detaches. Statistics begin anew. DDP has to be told as well, or built anew.
         """
         reducer = self._running()
+        if self.plan.per_node != 1:
+            raise SparsyncError(
+                "set_process_group() does not know per_node=: who keeps residuals may change with the ranks; save "
+                "state_dict() of every rank, attach anew, and load them all"
+            )
         reducer.check()
         state = reducer.state_dict()
         self._stop()
@@ -217,29 +225,30 @@ class Handle:
 
     def start(self) -> Reducer:
         """Make the process group and compare with the other ranks; done by ``attach``, or by the first bucket."""
-        group = self._peers()
-        workers = dist.get_world_size(group) if group is not None else 1
-        plan = self.plan = within_budget(self._asked, self._trained, workers)
-        self.dense_names = plan.dense_names(self._trained)
-        device = self._device()
-        if plan.precondition and any(p.device != device for p in self.module.parameters()):
+        device, asked = self._device(), self._asked
+        one_device = all(p.device == device for p in self.module.parameters())
+        if asked.precondition and not one_device:
             raise ValueError("precondition=True needs all parameters on one device")
-        channel = Channel(group, plan.wire, plan.deadline, device)
-        # What is decided on a device is decided for that device alone.
-        channel.may_defer = channel.may_defer and all(p.device == device for p in self.module.parameters())
+        channel = Channel(self._peers(), asked.wire, asked.deadline, device)
         try:
+            nodes = groups_of(asked.per_node, channel.share(local_size()))
+            plan = self.plan = plan_for(asked, self._trained, channel.size, nodes)
+            self.dense_names, channel.wire = plan.dense_names(self._trained), plan.wire
             channel.assert_consistent("configuration", plan.configuration(self.dense_names))
             channel.assert_consistent("model", "\n".join(map(str, self.parameters)))
-        except SparsyncError:
+            stage = choose_stage(channel, nodes)
+        except (SparsyncError, ValueError):
             channel.close()
             raise
+        # What is decided on a device is decided for that device, and for exchanges in one stage, alone.
+        channel.may_defer = channel.may_defer and one_device and not nodes
         rates = None
         if plan.follow_lr:
             assert plan.optimizer is not None
             rates = partial(rates_by_name, plan.optimizer, self._names)
         self._reducer = Reducer(
             self.parameters, plan, channel, dense_names=self.dense_names, may_skip=self._may_skip, rates=rates,
-            device=device,
+            device=device, stage=stage,
         )  # fmt: skip
         beta = plan.correction.beta if plan.correction else 0.0
         try:
@@ -269,6 +278,13 @@ class Handle:
     def _peers(self) -> Any:
         """Return the process group of the model; ``None`` without ``torch.distributed``."""
         return self.group or (dist.group.WORLD if dist.is_initialized() else None)
+
+    def _keepers(self) -> Any:
+        """Return the process group of the ranks that keep something; ``None`` on a rank that keeps nothing."""
+        stage = self._running().stage
+        if not stage.groups:
+            return self._peers()
+        return stage.between.group if stage.between is not None else None
 
     def _device(self) -> torch.device:
         return next(self.module.parameters()).device

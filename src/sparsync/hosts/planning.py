@@ -41,7 +41,7 @@ def plan(
         bandwidth: line rate of a machine's link, bits a second, or a text: ``"10Gbit"``, ``"1.2GB/s"``. Where it is not
             given, the process group is measured, and all ranks call this.
         latency: seconds of a message, or a text; 50 µs.
-        per_node: workers in each machine, which share its link.
+        per_node: workers in each machine, which share its link; methods that sum inside it first are compared, too.
         trees: the backend sums and gathers in log2 P rounds, as NCCL does, where rings take P - 1.
         optimizer: ``"sgd"``, ``"adam"``, ``"adamw"``, or the optimizer: recipes depend on it.
         costs: what choosing and coding entries takes: a file that was measured elsewhere; by default it is measured
@@ -62,7 +62,7 @@ def plan(
         raise ValueError("bandwidth= is needed where there is no process group that could be measured")
     book = costs_for(costs, device)
     kind = optimizer if isinstance(optimizer, str) else type(optimizer).__name__.lower()
-    planner = Planner(shape, workers, seconds_of(compute), book, kind)
+    planner = Planner(shape, workers, seconds_of(compute), book, kind, per_node=per_node)
     return Plan(planner, Network(link, per_node, trees=trees), book.name)
 
 

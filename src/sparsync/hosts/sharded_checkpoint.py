@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsync.engine.checkpoint import share_of
+from sparsync.config.nodes import Groups
+from sparsync.engine.checkpoint import heirs_of, share_of
 from sparsync.errors import SparsyncError
 
 KEPT = ("residuals", "velocities")  # as large as the model: of these a rank reads its own rows alone
@@ -19,27 +20,45 @@ KEPT = ("residuals", "velocities")  # as large as the model: of these a rank rea
 
 def to_rows(state: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> dict[str, Any]:
     """Return a rank's state with every tensor as its row of a ``DTensor`` of all ranks; plain values are the same on
-    all, but for the rank, which the row tells, and the step, which is a row of its own."""
+    all, but for the rank, which the row tells, and the step, which is a row of its own.
+
+    Args:
+        group: of the ranks that keep something, and have a row; ``None`` on a rank of a node that another one leads.
+    """
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = _mesh(group, device)
+    mesh = _mesh(group, device) if group is not None or not state["nodes"] else None
 
     def row(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {key: row(inner) for key, inner in value.items()}
         if isinstance(value, Tensor):
+            assert mesh is not None
             return DTensor.from_local(value.unsqueeze(0).to(device), mesh, [Shard(0)], run_check=False)
         return value
 
-    return row({key: value for key, value in state.items() if key != "rank"} | {"step": torch.tensor(state["step"])})  # type: ignore[no-any-return]
+    plain = {key: value for key, value in state.items() if key != "rank"} | {"step": torch.tensor(state["step"])}
+    if mesh is None:  # the leader's row has what is the same on all ranks
+        return {key: value for key, value in plain.items() if not isinstance(value, Tensor | Mapping)}
+    return row(plain)  # type: ignore[no-any-return]
 
 
-def read_rows(checkpoint: Any, key: str, group: dist.ProcessGroup | None, device: torch.device) -> dict[str, Any]:
+def read_rows(
+    checkpoint: Any,
+    key: str,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    keepers: dist.ProcessGroup | None,
+    nodes: Groups = (),
+) -> dict[str, Any]:
     """Read what ``to_rows`` made, on any number of ranks; returns this rank's state.
 
     Args:
         checkpoint: the folder, or a ``StorageReader``.
         key: under which it was saved.
+        group: of all ranks.
+        keepers: of those that keep something, if this rank is one.
+        nodes: the ranks of each, if there are any.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -47,13 +66,16 @@ def read_rows(checkpoint: Any, key: str, group: dist.ProcessGroup | None, device
     from torch.distributed.tensor import Shard, empty
 
     reader = FileSystemReader(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
-    mesh, metadata, room = _mesh(group, device), reader.read_metadata(), dict[str, Any]()
+    mesh = _mesh(keepers, device) if keepers is not None or not nodes else None
+    metadata, room = reader.read_metadata(), dict[str, Any]()
     for name, path in (metadata.planner_data or {}).items():
         if path[0] == key:
             saved = metadata.state_dict_metadata[name]
             value: Tensor | None = None
             if isinstance(saved, TensorStorageMetadata):
                 dtype = saved.properties.dtype
+                if path[1] in KEPT and mesh is None:
+                    continue
                 if path[1] in KEPT:
                     value = empty(saved.size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
                 else:
@@ -65,14 +87,15 @@ def read_rows(checkpoint: Any, key: str, group: dist.ProcessGroup | None, device
 
     for kind in (*KEPT, "compressor", "rates"):  # of which empty ones are not saved
         room.setdefault(kind, {})
-    steps, rank, workers = room["step"].tolist(), dist.get_rank(group), mesh.size()
+    steps, rank, workers = room["step"].tolist(), dist.get_rank(group), dist.get_world_size(group)
+    heirs = heirs_of(workers, nodes)
     if len(set(steps)) > 1:
         raise ValueError(f"the ranks were saved at different steps: {', '.join(map(str, steps))}")
     room["step"] = steps[0]
-    per_rank = -(-len(steps) // workers)  # as Shard(0) cuts rows
-    first = min(rank * per_rank, len(steps))
+    per_rank = -(-len(steps) // len(heirs))  # as Shard(0) cuts rows
+    first = min(heirs.index(rank) * per_rank, len(steps)) if rank in heirs else len(steps)
     own = [_row(room, i, first) | {"rank": i} for i in range(first, min(first + per_rank, len(steps)))]
-    return share_of(own, own[0] if own else _row(room, 0, None), rank, workers)
+    return share_of(own, own[0] if own else _row(room, 0, None), rank, workers, nodes)
 
 
 def _row(value: Any, number: int, first: int | None, kept: bool = False) -> Any:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from sparsync.collectives import Transfer
-from sparsync.engine.traffic import PlannedExchange, exchanges_of
+from sparsync.engine.traffic import PlannedExchange, ddp_buckets, exchanges_of
+from sparsync.layout import Parameter
 from sparsync.planner.costs import CostBook, LocalCost, MethodCost
-from sparsync.planner.links import Network
-from sparsync.planner.methods import METHODS, Method
+from sparsync.planner.links import INSIDE, Network
+from sparsync.planner.methods import METHODS, SUMMED, Method
 from sparsync.planner.model import ModelShape
 from sparsync.planner.overlap import Job, Timeline
 
@@ -35,14 +36,17 @@ class StepForecast:
     """A step with one method on a model with P workers; asking it for a network is a few additions a bucket.
 
     Args:
+        workers: that exchange; of what is summed inside machines first, one a machine.
         jobs: its exchanges in their order.
         traffic: bytes that a worker sends, on average over the workers.
+        summed: gradients are summed inside machines first.
     """
 
     method: str
     workers: int
     jobs: tuple[LocalJob, ...]
     traffic: float
+    summed: bool = False
 
     @cached_property
     def local_seconds(self) -> float:
@@ -51,16 +55,22 @@ class StepForecast:
 
     def network_seconds(self, network: Network) -> float:
         """Return how long the network is busy."""
+        network = self._links(network)
         return sum(network.transfer_seconds(part, self.workers) for job in self.jobs for part in job.transfers)
 
     def seconds(self, network: Network, timeline: Timeline) -> float:
         """Return how long a step takes."""
+        network = self._links(network)
         return timeline.step_seconds(
             [
                 Job(bucket, select, finish, sum(network.transfer_seconds(part, self.workers) for part in parts))
                 for bucket, select, finish, parts in self.jobs
             ]
         )
+
+    def _links(self, network: Network) -> Network:
+        """Return the network as those who exchange see it: the first of a machine's workers has its link alone."""
+        return replace(network, per_node=1) if self.summed else network
 
 
 class ForecastRow(NamedTuple):
@@ -90,6 +100,7 @@ class Planner:
         costs: what methods take on the device.
         optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
         step: in which densities are taken; by default after a budget's first steps, which send more.
+        per_node: workers in each machine: where there are several, methods that sum inside machines are among them.
     """
 
     def __init__(
@@ -101,13 +112,17 @@ class Planner:
         optimizer: str = "sgd",
         methods: Mapping[str, Method] = METHODS,
         step: int = SETTLED,
+        per_node: int = 1,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be 1 or more, got {workers}")
+        if methods is METHODS and 1 < per_node < workers:
+            methods = {**METHODS, **SUMMED}
         self.model, self.workers, self.compute, self.methods = model, workers, compute, methods
         self.timeline = model.timeline(compute, costs.blocking)
         self.forecasts = {
-            name: forecast(name, method, model, workers, costs, optimizer, step) for name, method in methods.items()
+            name: forecast(name, method, model, workers, costs, optimizer, step, per_node)
+            for name, method in methods.items()
         }
 
     def rows(self, network: Network) -> list[ForecastRow]:
@@ -150,9 +165,18 @@ class Planner:
 
 
 def forecast(
-    name: str, method: Method, model: ModelShape, workers: int, costs: CostBook, optimizer: str, step: int = SETTLED
+    name: str,
+    method: Method,
+    model: ModelShape,
+    workers: int,
+    costs: CostBook,
+    optimizer: str,
+    step: int = SETTLED,
+    per_node: int = 1,
 ) -> StepForecast:
     """Return the forecast of one method."""
+    if method.summed:
+        workers = math.ceil(workers / per_node)
     plan = method.plan(model.tensors, workers, optimizer)
     exchanges = exchanges_of(plan, model.tensors, workers, model.caps)(plan.density_at(step))
     if method.plain:
@@ -171,7 +195,20 @@ def forecast(
         cost = compressed if exchange.unit.compressor is plan.compressor else MethodCost() if exchange.sketch else dense
         numel, traffic = exchange.layout.sendable, exchange.traffic
         select, finish = (part.seconds(numel, traffic) for part in cost)
-        return LocalJob(exchange.bucket, select, finish, traffic.transfers)
+        return LocalJob(exchange.bucket, select, finish, (*traffic.transfers, *inside(exchange)))
 
+    def inside(exchange: PlannedExchange) -> list[Transfer]:
+        """Return what a machine's workers are given by the first of them; of sketches also what it is given."""
+        ways = 0 if not method.summed else 2 if exchange.sketch else 1
+        return [Transfer(INSIDE, per_node - 1, 4.0 * exchange.layout.numel)] * ways
+
+    jobs = [*_sums_inside(model, per_node), *map(job, exchanges)] if method.summed else [*map(job, exchanges)]
     sent = sum(exchange.traffic.mean_bytes for exchange in exchanges)
-    return StepForecast(name, workers, tuple(map(job, exchanges)), sent)
+    return StepForecast(name, workers, tuple(sorted(jobs, key=lambda own: own.bucket)), sent, method.summed)
+
+
+def _sums_inside(model: ModelShape, per_node: int) -> list[LocalJob]:
+    """Return the sums of all buckets at the first of a machine's workers, as they become ready."""
+    parameters = [Parameter.of(name, tensor) for name, tensor in model.tensors.items()]
+    sizes = [4.0 * sum(p.numel for p in bucket) for bucket in ddp_buckets(parameters, model.caps)]
+    return [LocalJob(number, 0.0, 0.0, (Transfer(INSIDE, per_node - 1, size),)) for number, size in enumerate(sizes)]

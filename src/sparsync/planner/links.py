@@ -40,6 +40,7 @@ class Link:
         return 8 / (PAYLOAD * self.seconds_per_byte) if self.seconds_per_byte else float("inf")
 
 
+INSIDE = "inside"  # the pattern of what a machine's workers send each other, all machines at once
 LOCAL = Link.at(100e9, 5e-6)  # inside a machine, where nothing is given
 
 
@@ -74,6 +75,8 @@ class Network:
 
     def transfer_seconds(self, transfer: Transfer, workers: int) -> float:
         """Return how long one part of an exchange takes."""
+        if transfer.pattern == INSIDE:
+            return transfer.rounds * self.local.latency + transfer.bytes * self.local.seconds_per_byte
         if workers <= 1 or not transfer.rounds:
             return 0.0
         link, inside = self.link, min(self.per_node, workers)

@@ -47,7 +47,7 @@ class EchoChannel(Channel):
 
     def __init__(self, wire: EchoWire, workers: int, device: torch.device) -> None:
         super().__init__(None, wire, device=device)
-        self.echo, self.size = wire, workers
+        self.echo, self.size, self.divisor, self.ranks = wire, workers, workers, range(workers)
 
     def room_for(self, message: Tensor) -> Tensor:
         return message.new_empty(self.size, *message.shape)

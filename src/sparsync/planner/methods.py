@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Method:
         plain: DDP's own sums, without a hook of ours.
         accurate: trainings end where dense ones do, as docs/results.md shows; the others are faster than they learn.
         dense: every entry is sent.
+        summed: gradients are summed inside machines first (``per_node``), and the method goes on between them.
     """
 
     about: str
@@ -34,6 +35,7 @@ class Method:
     plain: bool = False
     accurate: bool = False
     dense: bool = False
+    summed: bool = False
 
     def plan(self, tensors: Mapping[str, Tensor], workers: int, optimizer: str = "sgd") -> ExchangePlan:
         """Return what ``attach`` would do with these parameters and so many workers."""
@@ -58,6 +60,13 @@ METHODS: Mapping[str, Method] = {
     "random 1 %": Method(
         "the same random 1 % on all workers", {"compressor": RandomK(0.01), "collective": "shared", "scope": "bucket"}
     ),
+}
+
+
+# Where machines have several workers; as trainings they are those of as many workers as machines, with larger batches.
+SUMMED: Mapping[str, Method] = {
+    f"{name}, summed": replace(METHODS[name], about=f"{METHODS[name].about}, summed inside machines first", summed=True)
+    for name in ("default", "balanced")
 }
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsync.collectives.base import OverflowFlag
 from sparsync.compressors.base import flag
 from sparsync.config import ExchangePlan
+from sparsync.config.nodes import groups_of
 from sparsync.engine import checkpoint
 from sparsync.engine.ledger import Cause
 from sparsync.engine.traffic import units_of
@@ -23,6 +24,7 @@ from sparsync.engine.unit_step import (
     finish_unit,
     keep_result,
     poison,
+    round_unit,
     sketch_unit,
     warn_of_non_finite,
 )
@@ -43,7 +45,7 @@ class VirtualExchange:
     Args:
         parameters: of the model, in its order.
         dense_names: parameters that travel dense.
-        workers: P.
+        workers: P. What those of a node send is the sum of their gradients, where the plan says which share one.
         device: where the gradients are.
         graph: replay from a CUDA graph what never waits for the host.
         streams: in the graph, as many workers compress side by side.
@@ -60,18 +62,22 @@ class VirtualExchange:
         streams: int = 1,
     ) -> None:
         self.plan = plan
-        self.preconditioner = preconditioner_for(plan, parameters, dense_names, device, workers)
+        self.nodes = groups_of(plan.per_node, [""] * workers)
+        senders = len(self.nodes) or workers
+        self.preconditioner = preconditioner_for(plan, parameters, dense_names, device, workers, senders)
+        led = {group[0]: len(group) for group in self.nodes} or dict.fromkeys(range(workers), 1)
         self.workers = [
-            WorkerState(rank, parameters, plan, preconditioner=self.preconditioner) for rank in range(workers)
+            WorkerState(rank, parameters, plan, preconditioner=self.preconditioner, ranks=led.get(rank, 0))
+            for rank in range(workers)
         ]
         units, sketches = units_of(plan, parameters, dense_names, device)
-        self.units = [VirtualUnit.of(unit, workers) for unit in units]
+        self.units = [VirtualUnit.of(unit, workers, self.nodes) for unit in units]
         self._places = {span.name: (v.rows, v.mean, span) for v in self.units for span in v.unit.spans}
         self.sketches, self._dense = list[VirtualSketch](), dict[str, Tensor]()  # by name, where updates go
         dtypes = {parameter.name: parameter.dtype for parameter in parameters}
         for found in sketches:
             grads = next((v.grads for v in self.units if v.unit is found.home), ())
-            sketch = VirtualSketch.of(found, grads, dtypes[found.unit.spans[0].name], workers)
+            sketch = VirtualSketch.of(found, grads, dtypes[found.unit.spans[0].name], workers, self.nodes)
             self.sketches.append(sketch)
             self._places.update((span.name, (sketch.dense, sketch.mean, span)) for span in found.dense)
             self._dense.update((span.name, sketch.mean[span.start : span.stop]) for span in found.dense)
@@ -79,6 +85,11 @@ class VirtualExchange:
         self._keys = Keys(plan.seed, workers, shared, device) if plan.compressor.random else None
         self._replays = Replays[Outcome](streams) if graph else None
         self.tally = Tally()
+
+    @property
+    def senders(self) -> list[WorkerState]:
+        """Those who compress and send: all, or the first of each node."""
+        return [worker for worker in self.workers if worker.feedback.ranks]
 
     def place(self, parameter: Parameter) -> tuple[list[Tensor], Tensor]:
         """Return where a parameter's gradients go, one view a worker, and where their mean is found."""
@@ -116,9 +127,9 @@ class VirtualExchange:
         words = torch.stack([outcome.words for _, _, outcome in done]).tolist()  # once in a step the host waits
         for (virtual, layout, _), (flags, where, counts, overflow) in zip(done, words, strict=True):
             self.tally.entries += sum(counts)
-            bad = [rank for rank, bits in enumerate(flags) if bits & NONFINITE]
-            for rank in bad:
-                warn_of_non_finite(step, layout, rank, where[rank])
+            bad = [number for number, bits in enumerate(flags) if bits & NONFINITE]
+            for number in bad:
+                self._warn(virtual, layout, number, where[number])
             bad_step = bad_step or bool(bad) or any(overflow)
             if bad_step:
                 poison(virtual.mean, layout.spans)
@@ -133,14 +144,19 @@ class VirtualExchange:
         self, virtual: VirtualUnit, step: int, sketch: VirtualSketch | None = None
     ) -> tuple[VirtualUnit, Layout, Outcome]:
         """Exchange one unit; ``sketch``: what makes its gradients."""
-        layout, _ = cut_unit(virtual.unit, self.plan, step, self.workers)
+        layout, _ = cut_unit(virtual.unit, self.plan, step, self.senders)
         if sketch is not None and self.preconditioner is not None:
             for worker, dense, out in zip(self.workers, sketch.dense, virtual.grads, strict=True):
                 out[: dense.numel()].copy_(dense)
                 grad = sketch.grads[worker.rank] if sketch.grads else dense
-                sketch_unit(virtual.unit, sketch.spans, grad, out, self.preconditioner, worker.rounding)
+                rounding = None if self.nodes else worker.rounding
+                sketch_unit(virtual.unit, sketch.spans, grad, out, self.preconditioner, rounding)
+        virtual.sum_nodes(self.nodes)
+        if sketch is not None and self.nodes:
+            for worker, total in zip(self.senders, virtual.sums, strict=True):
+                round_unit(virtual.unit, total, worker.rounding)
         outcome = self._exchange(virtual, layout)
-        for worker, sent, result in zip(self.workers, outcome.sents, outcome.results, strict=True):
+        for worker, sent, result in zip(self.senders, outcome.sents, outcome.results, strict=True):
             worker.ledger.record_sent(virtual.unit, sent)
             worker.ledger.record_rejected(virtual.unit, result.rejected)
         if self.preconditioner is not None:
@@ -151,12 +167,12 @@ class VirtualExchange:
     def state_dict(self) -> list[dict[str, Any]]:
         """Return of every worker what its handle's ``state_dict()`` would be in a process of its own."""
         workers, steps = len(self.workers), self.tally.steps
-        return [checkpoint.state_dict(worker, workers, steps, VIRTUAL) for worker in self.workers]
+        return [checkpoint.state_dict(worker, workers, steps, VIRTUAL, self.nodes) for worker in self.workers]
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue from ``state_dict()``, of as many workers."""
         for worker, state in zip(self.workers, states, strict=True):
-            checkpoint.load_state_dict(worker, len(self.workers), state)
+            checkpoint.load_state_dict(worker, len(self.workers), state, nodes=self.nodes)
         for virtual in self.units:
             virtual.unit.forget_layout()
 
@@ -169,21 +185,30 @@ class VirtualExchange:
 
     def _act(self, virtual: VirtualUnit, layout: Layout, streams: Streams) -> Outcome:
         unit = virtual.unit
-        sents = side_by_side([partial(self._compress, virtual, worker, layout) for worker in self.workers], streams)
+        both = zip(self.senders, virtual.sums, strict=True)
+        sents = side_by_side([partial(self._compress, virtual, *sender, layout) for sender in both], streams)
         # The sum does not depend on the flags, and must not wait for them: it is given flags on the host instead.
         flags, where = flag(-1, layout, torch.device("cpu"))
         shown = [replace(sent, flags=flags, where=where) for sent in sents]
-        results = unit.collective.reduce_local(shown, layout, self.plan.wire)
+        divisor = (len(self.workers),) if self.nodes else ()
+        results = unit.collective.reduce_local(shown, layout, self.plan.wire, *divisor)
         overflow = OverflowFlag(virtual.mean.device)
-        finish_unit(unit, virtual.mean, overflow if self.plan.keeps_residuals else None, results, self.workers)
+        finish_unit(unit, virtual.mean, overflow if self.plan.keeps_residuals else None, results, self.senders)
         rows = ([getattr(sent, name) for sent in sents] for name in ("flags", "where", "count"))
         words = [torch.stack(row).long() for row in rows]
         return Outcome(sents, results, torch.stack([*words, overflow.bad.long().expand(len(sents))]))
 
-    def _compress(self, virtual: VirtualUnit, worker: WorkerState, layout: Layout) -> SparseGrad:
+    def _compress(self, virtual: VirtualUnit, worker: WorkerState, grad: Tensor, layout: Layout) -> SparseGrad:
         moment = Moment(self.tally.steps, self._keys.of[worker.rank] if self._keys else None)
-        grad, workspace = virtual.grads[worker.rank], virtual.workspaces[worker.rank]
+        workspace = virtual.workspaces[worker.rank]
         return compress_unit(virtual.unit, grad, layout, self.plan, worker, moment, workspace)[0]
+
+    def _warn(self, virtual: VirtualUnit, layout: Layout, number: int, where: int) -> None:
+        """Log whose gradient was not finite; ``number``: of the sender."""
+        span, group = layout.spans[where], self.nodes[number] if self.nodes else (number,)
+        bad = [rank for rank in group if not virtual.grads[rank][span.start : span.stop].isfinite().all()]
+        for rank in bad or group[:1]:
+            warn_of_non_finite(self.tally.steps, layout, rank, where)
 
     def _count(self, virtual: VirtualUnit, layout: Layout, sents: Sequence[SparseGrad]) -> None:
         """Count the bytes of a step; now and then the messages are encoded, to see that this is what travels."""

@@ -11,8 +11,10 @@ from torch import Tensor
 from sparsync.collectives import Reduced
 from sparsync.compressors import Context
 from sparsync.compressors.random import key_of
+from sparsync.config.nodes import Groups
 from sparsync.engine.bucketing import Unit
 from sparsync.engine.traffic import SketchUnit
+from sparsync.feedback import accumulation_dtype
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.workspace import Workspace
@@ -24,6 +26,7 @@ class VirtualUnit:
 
     Args:
         grads: the rows, one by one: tensors that stay, as kernels know them.
+        sums: what is exchanged, by sender: the rows, or the sum of each node's.
         workspaces: of each worker's compressor.
         counted: the layout whose messages were counted last.
     """
@@ -33,13 +36,23 @@ class VirtualUnit:
     grads: tuple[Tensor, ...]
     mean: Tensor
     workspaces: list[Workspace]
+    sums: Sequence[Tensor]
     counted: Layout | None = None
 
     @classmethod
-    def of(cls, unit: Unit, workers: int) -> VirtualUnit:
-        """Return the unit for so many workers."""
+    def of(cls, unit: Unit, workers: int, nodes: Groups = ()) -> VirtualUnit:
+        """Return the unit for so many workers; ``nodes``: the ranks of each, if there are any."""
         rows = torch.zeros(workers, *unit.grad.shape, dtype=unit.grad.dtype, device=unit.grad.device)
-        return cls(unit, rows, rows.unbind(), unit.grad, [Workspace() for _ in range(workers)])
+        grads, room = rows.unbind(), rows.new_zeros(len(nodes), *unit.grad.shape, dtype=accumulation_dtype(rows.dtype))
+        sums = room.unbind() if nodes else grads
+        return cls(unit, rows, grads, unit.grad, [Workspace() for _ in range(workers)], sums)
+
+    def sum_nodes(self, nodes: Groups) -> None:
+        """Sum the gradients of each node, in rank order."""
+        for total, group in zip(self.sums, nodes, strict=False):
+            total.copy_(self.grads[group[0]])
+            for rank in group[1:]:
+                total.add_(self.grads[rank])
 
 
 @dataclass
@@ -59,11 +72,13 @@ class VirtualSketch:
     mean: Tensor
 
     @classmethod
-    def of(cls, sketch: SketchUnit, grads: Sequence[Tensor], dtype: torch.dtype, workers: int) -> VirtualSketch:
+    def of(
+        cls, sketch: SketchUnit, grads: Sequence[Tensor], dtype: torch.dtype, workers: int, nodes: Groups = ()
+    ) -> VirtualSketch:
         """Return the sketch for so many workers; ``dtype``: of its parameters."""
         numel, device = sum(span.numel for span in sketch.dense), sketch.unit.grad.device
         dense = torch.zeros(workers, numel, dtype=dtype, device=device)
-        return cls(VirtualUnit.of(sketch.unit, workers), sketch.sketched, grads, dense, dense[0].clone())
+        return cls(VirtualUnit.of(sketch.unit, workers, nodes), sketch.sketched, grads, dense, dense[0].clone())
 
 
 @dataclass

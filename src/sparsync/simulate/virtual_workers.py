@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
-from sparsync.engine.budget import within_budget
+from sparsync.config.nodes import groups_of
+from sparsync.engine.budget import plan_for
 from sparsync.feedback import (
     TakenMomentum,
     TakenOptimizer,
@@ -36,10 +37,10 @@ class VirtualWorkers:
 
     On the CPU, with one thread, the weights equal those of real processes bit for bit wherever sums run in rank order:
     with ``AllGather``, ``GTopK`` and ``Balanced``, and with two workers always. Dense sums (small tensors that travel
-    dense, ``NoCompression``) and ``SharedIndexAllReduce`` are the backend's own there; here they run in rank order,
-    which differs by rounding. ``NoCompression`` with ``clip`` clips each of DDP's buckets there, and here, where there
-    are none, the whole gradient. Workers draw from one random state, one after another: their dropout is not that of
-    processes.
+    dense, ``NoCompression``, the sum inside a node of more than two workers) and ``SharedIndexAllReduce`` are the
+    backend's own there; here they run in rank order, which differs by rounding. ``NoCompression`` with ``clip`` clips
+    each of DDP's buckets there, and here, where there are none, the whole gradient. Workers draw from one random state,
+    one after another: their dropout is not that of processes.
 
     Args:
         model: in training mode, on its device. It holds rank 0's buffers.
@@ -83,7 +84,8 @@ class VirtualWorkers:
             if name in options:
                 raise ValueError(f"virtual workers do not take {name}=, got {options[name]!r}")
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        plan = within_budget(resolve(recipe, compressor=compressor, optimizer=optimizer, **options), named, workers)
+        asked = resolve(recipe, compressor=compressor, optimizer=optimizer, **options)
+        plan = plan_for(asked, named, workers, groups_of(asked.per_node, [""] * workers))
         if plan.unit_scope == "bucket" and not plan.compressor.dense:
             raise ValueError(
                 "scope must be 'layer' or 'global' with virtual workers: only DDP has buckets, got 'bucket'"

@@ -43,6 +43,7 @@ class DeviceMessage:
     Args:
         workers: how many ranks' messages are read.
         failed_exchange: 0-d int32 tensor; messages say so where it is not 0.
+        divisor: of their sum; their number.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class DeviceMessage:
         workers: int,
         device: torch.device,
         failed_exchange: Tensor | None = None,
+        divisor: int | None = None,
     ) -> None:
         self.layout, self.shape, self.workers, self.launch = layout, shape, workers, Launcher()
+        self.divisor = float(divisor or workers)
         self.codec = CODECS[wire.values]
         self.words = wire.bytes(shape) // 4
         self.values_at = HEADER + wire.index_codec.words(shape)
@@ -152,7 +155,7 @@ class DeviceMessage:
                 kernels.sum_tiles, (self.programs,),
                 rows, rows16, stride, indices, index_stride, self.begins, self.scratch, out,
                 failed_exchange if overflow is None else overflow, failed_exchange, number, self.starts, self.owners,
-                self.spans, len(self.layout.segments), self.tiles, self.programs, self.workers, float(self.workers),
+                self.spans, len(self.layout.segments), self.tiles, self.programs, self.workers, self.divisor,
                 self.values_at, self.plane, self.shape.numel,
                 TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
                 CHECK=overflow is not None, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
@@ -186,7 +189,7 @@ class DeviceMessage:
             )  # fmt: skip
             self.launch(
                 kernels.find_factor, (1,),
-                self.products, self.products.numel(), float(self.workers), norms, norms.numel(), scale, self.factor,
+                self.products, self.products.numel(), self.divisor, norms, norms.numel(), scale, self.factor,
                 self.peaks, BLOCK=1024, HALF=out.dtype == torch.float16, num_warps=8,
             )  # fmt: skip
             self.launch(

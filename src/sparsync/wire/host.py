@@ -96,8 +96,8 @@ def unpack_signs(
     return values
 
 
-def write_mean(wire: Wire, rows: Tensor, layout: Layout, shape: Shape, out: Tensor) -> bool | None:
-    """Overwrite ``out`` with the mean of messages, summed in their order; whether that is finite everywhere.
+def write_mean(wire: Wire, rows: Tensor, layout: Layout, shape: Shape, divisor: int, out: Tensor) -> bool | None:
+    """Overwrite ``out`` with messages, summed in their order, over ``divisor``; whether that is finite everywhere.
 
     In one pass over all messages and one over ``out``. ``None``, and nothing is known of ``out``, where there are no
     loops for it, or the messages' entries are not in ascending order or do not exist.
@@ -110,7 +110,8 @@ def write_mean(wire: Wire, rows: Tensor, layout: Layout, shape: Shape, out: Tens
     kind, places = KINDS[out.dtype], Places.of(wire, shape)
     single = out.numpy() if not kind else np.zeros(0, np.float32)
     halves = out.view(torch.uint16).numpy() if kind else np.zeros(0, np.uint16)
-    verdict = loops.write_mean(_rows(rows), shape.numel, shape.capacity, *places, starts, owners, single, halves, kind)
+    sizes = shape.numel, shape.capacity, divisor
+    verdict = loops.write_mean(_rows(rows), *sizes, *places, starts, owners, single, halves, kind)
     return None if verdict < 0 else verdict == 0
 
 

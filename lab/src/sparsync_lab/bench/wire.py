@@ -108,7 +108,7 @@ def _measure(bench: WireBench, workers: Sequence[int], progress: Callable[[int],
         calls[indices, "encode"] = partial(wire.encode, *message)
         for count in workers:
             rows = every[:count]
-            calls[indices, count, "read"] = partial(MeanOfRows(rows, wire, layout, shape).write, mean)
+            calls[indices, count, "read"] = partial(MeanOfRows(rows, wire, layout, shape, len(rows)).write, mean)
             calls[indices, count, "plain read"] = partial(plain_read, wire, rows)
             calls[indices, count, "checksum"] = partial(checksum_on_host, rows.numpy())
         calls[indices, "plain encode"] = partial(wire.encode_plain, *message)  # as far from the last time as the other

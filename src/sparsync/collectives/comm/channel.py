@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,9 @@ class Channel:
     """The ranks that train together.
 
     ``may_defer``: the device can decide what an exchange comes to, so that nothing waits for the host. ``checks``: who
-    looks at headers; the host, unless the engine chooses otherwise when it starts.
+    looks at headers; the host, unless the engine chooses otherwise when it starts. ``ranks``: the numbers by which the
+    monitor, and error messages, know the ranks that exchange here. ``divisor``: what makes a sum over them the mean
+    over all workers: their number, unless what each of them sends is a sum itself.
 
     Args:
         peers: the process group of the model; ``None`` for a single worker without ``torch.distributed``.
@@ -48,7 +51,8 @@ class Channel:
         check_deadline(deadline)
         self.wire = wire
         self.rank = 0 if peers is None else dist.get_rank(peers)
-        self.size = 1 if peers is None else dist.get_world_size(peers)
+        self.size = self.divisor = 1 if peers is None else dist.get_world_size(peers)
+        self.ranks: Sequence[int] = range(self.size)
         self.sequence = 0
         self.unit = "attach"  # what is being exchanged, for messages
         self.group: dist.ProcessGroup | None = None
@@ -71,14 +75,13 @@ class Channel:
         self.assert_consistent("version", f"sparsync {__version__}, format {VERSION}")  # and so all ranks are here
         # A group of our own: our exchanges can never be taken for the model's. Its own time limit is only a net under
         # ours, which names the missing ranks.
-        limit = timedelta(seconds=deadline + GRACE)
-        ranks = dist.get_process_group_ranks(peers)
+        self._limit = timedelta(seconds=deadline + GRACE)
+        self._peers = dist.get_process_group_ranks(peers)
         # Ranks outside a subgroup cannot take part in making ours; torch then names it after its ranks.
-        self._local = len(ranks) < dist.get_world_size()
+        self._local = len(self._peers) < dist.get_world_size()
         usual = str(dist.get_backend_config(peers)) == str(dist.get_backend_config())
-        backend = None if usual else dist.get_backend(peers)  # as the peers have, which may not be the default
-        new_group = partial(dist.new_group, ranks, limit, backend, use_local_synchronization=self._local)
-        self.group = self.monitor.ask(lambda _: new_group(), self.place)  # torch asks the store, without a time limit
+        self._asked = None if usual else dist.get_backend(peers)  # as the peers have, which may not be the default
+        self.group = self.new_group(self.ranks)
         self.backend = _backend(self.group, device)
         self.may_defer = self.backend == "nccl" and usable_on(device)
 
@@ -86,6 +89,23 @@ class Channel:
     def place(self) -> str:
         """Where in the order of exchanges this rank is."""
         return f"exchange {self.sequence}, {self.unit}"
+
+    def new_group(self, ranks: Sequence[int]) -> Any:
+        """Return a process group of some of our ranks; all of ours call this, in the same order."""
+        if self._local and self.rank not in ranks:
+            return None
+        make = partial(
+            dist.new_group, [self._peers[rank] for rank in ranks], self._limit, self._asked,
+            use_local_synchronization=self._local,
+        )  # fmt: skip
+        return self.monitor.ask(lambda _: make(), self.place)  # torch asks the store, without a time limit
+
+    def give_back(self, group: Any) -> None:
+        """Let a process group go."""
+        # A group named after its ranks is left to the final destroy_process_group(): were it destroyed, the next one
+        # would get its name, find its old keys in the store, and hang.
+        if group is not None and dist.is_initialized() and not self._local:
+            dist.destroy_process_group(group)
 
     def room_for(self, message: Tensor) -> Tensor:
         """Return room in which ``all_gather`` can leave every rank's ``message``, time and again."""
@@ -115,6 +135,18 @@ class Channel:
             self._bytes += tensor.nbytes
             self._wait(dist.all_reduce(tensor, group=self.group, async_op=True))
         return tensor
+
+    def sum_at_first(self, tensor: Tensor) -> None:
+        """Make the first rank's ``tensor`` the sum of every rank's, by the backend; elsewhere it is spoilt."""
+        if self.group is not None:
+            self._bytes += tensor.nbytes
+            self._wait(dist.reduce(tensor, group=self.group, group_dst=0, async_op=True))
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Make every rank's ``tensor`` the first rank's."""
+        if self.group is not None:
+            self._bytes += tensor.nbytes
+            self._wait(dist.broadcast(tensor, group=self.group, group_src=0, async_op=True))
 
     def send(self, message: Tensor, to: int) -> None:
         """Give ``message`` to rank ``to``."""
@@ -153,13 +185,17 @@ class Channel:
     def verify_pair(self, ours: Tensor, theirs: Tensor, source: int) -> Header:
         """Return the header of a message from rank ``source``: it must be whole, and at the same exchange as ours."""
         mine, (other,) = Header(*ours[:HEADER].tolist()), read_headers(theirs.unsqueeze(0))
-        check_intact([other], [source], self.monitor)
+        check_intact([other], [self.ranks[source]], self.monitor)
         for field in SAME:
             said = getattr(mine, field), getattr(other, field)
             if said[0] != said[1]:
-                error = disagreement(field, (self.rank, source), said)
+                error = disagreement(field, (self.ranks[self.rank], self.ranks[source]), said)
                 raise self.monitor.broadcast_error(error)  # the others only see us gone
         return other
+
+    def share(self, text: str) -> list[str]:
+        """Return every rank's ``text``."""
+        return self.monitor.share(text, self.place)
 
     def assert_consistent(self, what: str, text: str) -> None:
         """Raise on every rank, with the same sentence, if ``text`` is not the same on all."""
@@ -167,10 +203,7 @@ class Channel:
 
     def close(self) -> None:
         """Give the process group back."""
-        # A group named after its ranks is left to the final destroy_process_group(): were it destroyed, the next one
-        # would get its name, find its old keys in the store, and hang.
-        if self.group is not None and dist.is_initialized() and not self._local:
-            dist.destroy_process_group(self.group)
+        self.give_back(self.group)
         self._abandon_messages()
         self.monitor.close()
         self.group, self.size = None, 1

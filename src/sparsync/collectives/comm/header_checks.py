@@ -43,10 +43,20 @@ class HeaderChecks(Protocol):
 
 class HostChecks:
     """The host reads the headers, and raises on every rank alike if they disagree, a rank has failed or a message was
-    damaged."""
+    damaged.
 
-    def __init__(self, monitor: StoreMonitor) -> None:
-        self.monitor = monitor
+    Args:
+        ranks: that send headers, by the monitor's numbers; all of them.
+        failed_exchange: where to look that up instead.
+    """
+
+    def __init__(
+        self,
+        monitor: StoreMonitor,
+        ranks: Sequence[int] | None = None,
+        failed_exchange: Callable[[torch.device], Tensor] | None = None,
+    ) -> None:
+        self.monitor, self.ranks, self._elsewhere = monitor, ranks, failed_exchange
         self._zeros: dict[torch.device, Tensor] = {}
 
     def header(self, wire: Wire, sent: SparseGrad, sequence: int, layout: Layout, workspace: Workspace) -> Tensor:
@@ -57,10 +67,12 @@ class HostChecks:
 
     def check(self, rows: Tensor, sequence: int) -> list[Header]:
         headers = read_headers(rows)
-        check_headers(headers, self.monitor)
+        check_headers(headers, self.monitor, self.ranks)
         return headers
 
     def failed_exchange(self, device: torch.device) -> Tensor:
+        if self._elsewhere is not None:
+            return self._elsewhere(device)
         if device not in self._zeros:
             self._zeros[device] = torch.zeros((), dtype=torch.int32, device=device)
         return self._zeros[device]
@@ -117,11 +129,15 @@ class HeaderBuffer:
         self.rows: Tensor | None = None
 
 
-def check_headers(headers: Sequence[Header], monitor: StoreMonitor) -> None:
-    """Raise, on every rank alike, if headers disagree, a rank has failed or a message was damaged."""
-    ranks = range(len(headers))
+def check_headers(headers: Sequence[Header], monitor: StoreMonitor, ranks: Sequence[int] | None = None) -> None:
+    """Raise, on every rank alike, if headers disagree, a rank has failed or a message was damaged.
+
+    Args:
+        ranks: that they are of; the first.
+    """
+    ranks = range(len(headers)) if ranks is None else ranks
     check_intact(headers, ranks, monitor)
-    for rank, header in enumerate(headers):
+    for rank, header in zip(ranks, headers, strict=True):
         if header.flags & FAILED:
             raise PeerFailed(monitor.cause(rank))
     for field in SAME:

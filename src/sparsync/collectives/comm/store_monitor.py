@@ -91,6 +91,11 @@ class StoreMonitor:
             key = f"agree/{self._agreements - 1}/{self.rank}"
             self.store.post(lambda store: store.delete_key(key))
 
+    def share(self, text: str, place: str) -> list[str]:
+        """Return every rank's ``text``."""
+        self._agreements += 1
+        return self._share(f"share/{self._agreements}", text, place, time.monotonic())
+
     def tell(self, cause: str) -> None:
         """Leave word why this rank fails; its next message only carries a flag. The first word stays."""
         self._cause = self._cause or cause

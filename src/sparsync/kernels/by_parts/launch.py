@@ -25,10 +25,14 @@ class PartBuffers:
         full: of the first so many, sums travel as fp32.
         workers: ranks.
         half: values travel as bf16, two in a word, and so do the sums of the other entries.
+        divisor: of the sums; the number of ranks.
     """
 
-    def __init__(self, numel: int, full: int, workers: int, half: bool, device: torch.device) -> None:
+    def __init__(
+        self, numel: int, full: int, workers: int, half: bool, device: torch.device, divisor: int | None = None
+    ) -> None:
         self.workers, self.half, self.launch = workers, half, Launcher()
+        self.divisor = float(divisor or workers)
         parts = part_of(full, workers), part_of(numel - full, workers)
         self.pieces, self.entries = (full, numel, *parts), sum(parts)
         self.words = HEADER + (self.entries // 2 if half else self.entries)
@@ -67,14 +71,14 @@ class PartBuffers:
         return self.own
 
     def write_mean(self, sums: Tensor, out: Tensor, overflow: Tensor | None) -> None:
-        """Write the sums of all parts, divided by the number of ranks; ``overflow`` becomes 1 if that is not finite."""
+        """Write the sums of all parts, divided once; ``overflow`` becomes 1 if that is not finite."""
         from sparsync.kernels.by_parts import triton as kernels
 
         with on_device_of(out):
             self.launch(
                 kernels.write_mean, (-(-out.numel() // BLOCK),),
                 *self._both(sums), out, out if overflow is None else overflow, *self.pieces, self.own.numel(),
-                float(self.workers), BLOCK=BLOCK, HALF=self.half, CHECK=overflow is not None,
+                self.divisor, BLOCK=BLOCK, HALF=self.half, CHECK=overflow is not None,
             )  # fmt: skip
 
     def _both(self, words: Tensor) -> tuple[Tensor, Tensor]:

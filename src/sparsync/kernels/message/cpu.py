@@ -265,12 +265,12 @@ def _write_halves(sums, divisor, touched, everywhere, out, kind):
 
 
 @compiled(
-    "int64(uint32[:, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int64[::1],"
-    " float32[::1], uint16[::1], int64)"
+    "int64(uint32[:, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64[::1],"
+    " int64[::1], float32[::1], uint16[::1], int64)"
 )
 def write_mean(
-    rows, numel, capacity, width, high_at, high_words, values_at, codec, segments, plane, starts, owners, out, halves,
-    kind,
+    rows, numel, capacity, divisor, width, high_at, high_words, values_at, codec, segments, plane, starts, owners, out,
+    halves, kind,
 ):  # fmt: skip
     """Write the mean of messages, tile by tile of the gradient, in each one message after another.
 
@@ -278,6 +278,7 @@ def write_mean(
 
     Args:
         rows: messages.
+        divisor: of their sum.
         width: of an index's low bits; -1 for plain integers.
         starts, owners: of all spans in ascending order, where they start and which segment they belong to.
         out, halves, kind: where the mean goes: ``out`` for ``FP32``; bits of ``FP16`` or ``BF16`` to ``halves``.
@@ -285,7 +286,7 @@ def write_mean(
     Returns:
         0, or 1 if the mean is not finite somewhere, or -1: messages are not as expected, and ``out`` is undefined.
     """
-    workers, divisor = rows.shape[0], np.float32(rows.shape[0])
+    workers, divided_by = rows.shape[0], np.float32(divisor)
     signs_at, scaled = values_at + segments, codec >= SIGN
     sums, touched = np.zeros(TILE, np.float32), np.empty(FEW + 1, np.int64)
     # Where each message is read next: its entry; the word of the high parts and what is left of it; the entry's span.
@@ -336,9 +337,9 @@ def write_mean(
             entries[r], words[r], lefts[r], spans[r] = entry, word, left, span
         some = touched[:number] if number <= FEW else touched[:0]
         if kind == FP32:
-            wrong += _write_tile(sums, divisor, some, number > FEW, out[base : base + size])
+            wrong += _write_tile(sums, divided_by, some, number > FEW, out[base : base + size])
         else:
-            wrong += _write_halves(sums, divisor, some, number > FEW, halves[base : base + size], kind)
+            wrong += _write_halves(sums, divided_by, some, number > FEW, halves[base : base + size], kind)
     for r in range(workers):
         if entries[r] < rows[r, ENTRIES]:
             return -1
