@@ -25,15 +25,15 @@ MUTANTS = [
     Mutant(
         "neighbours have one owner",
         "src/sparsync/collectives/partition.py",
-        "return (rows * MIXER & 0xFFFFFFFF) >> 15",
+        "return (rows * MIXER & 0xFFFFFFFF) >> SHIFT",
         "return 0 * rows",
         "tests/test_collectives.py::test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors[16-IndexPartition]",
     ),
     Mutant(
         "neighbours have other owners on the host",
         "src/sparsync/collectives/partition.py",
-        "turn >>= np.uint32(15)",
-        "turn >>= np.uint32(14)",
+        "turn >>= np.uint32(SHIFT)",
+        "turn >>= np.uint32(SHIFT - 1)",
         "tests/test_collectives.py::test_balanced_the_host_cuts_as_a_device_does[100003-3]",
     ),
     Mutant(

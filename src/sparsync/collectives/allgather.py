@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from sparsync.collectives.base import (
     RING,
-    FiniteFlag,
     MeanOf,
+    MeanOfMessages,
     Reduced,
     Traffic,
     Transfer,
@@ -36,22 +35,6 @@ class GatherBuffers:
         failed_exchange = channel.checks.failed_exchange(device)
         self.message = DeviceMessage(channel.wire, layout, shape, channel.size, device, failed_exchange)
         self.rows = channel.room_for(self.message.message)
-
-
-@dataclass
-class MeanOfMessages:
-    """The mean of the messages of all ranks, read and summed by kernels; 0 once an exchange has failed."""
-
-    message: DeviceMessage
-    rows: Tensor
-    failed_exchange: Tensor
-    number: int  # of the exchange
-
-    def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
-        self.message.write_mean(self.rows, self.failed_exchange, out, None if flag is None else flag.bad, self.number)
-
-    def give_norm(self, out: Tensor, norms: Tensor, scale: float) -> Tensor:
-        return self.message.give_norm(self.rows, out, norms, scale)
 
 
 @dataclass(frozen=True)

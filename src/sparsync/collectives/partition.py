@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsync.collectives.base import remainder_of, round_sums, shape_of
+from sparsync.kernels.partition import MIXER, SHIFT
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire, within
@@ -19,7 +20,6 @@ from sparsync.wire import Shape, Wire, within
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 ROOM = 2.0  # standard deviations of a message's entries for which there is room beyond the mean
-MIXER = 0x9E3779B1  # odd, with bits all over: neighbouring rows get owners that have nothing to do with each other
 
 
 class IndexPartition:
@@ -111,7 +111,8 @@ class IndexPartition:
         return parts, stays
 
     def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Owners' largest sums as they travel, and their rows; and what is left of all sums, in the flat gradient.
+        """Owners' largest sums as they travel, and their rows; and what is left of all sums, in the flat gradient. Of
+        equal magnitudes the lower row goes first.
 
         Of both places come first, then values, with a row for each owner.
 
@@ -120,7 +121,7 @@ class IndexPartition:
             owners: their numbers, ``(owners, 1)``.
         """
         rows = torch.arange(self.rows, device=sums.device)
-        chosen = torch.topk(sums.abs(), self.kept, sorted=False).indices
+        chosen = torch.topk(_keys(sums, rows), self.kept, sorted=False).indices
         values, parts = sums.gather(1, chosen), len(self.layout.segments) + 1
         # Zeros stand apart: a mean of signs shall not count them.
         segment = torch.where(values != 0, self.segment(owners, chosen), parts - 1)
@@ -147,11 +148,18 @@ class IndexPartition:
         return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
 
     def _turn(self, rows: Tensor) -> Tensor:
-        return (rows * MIXER & 0xFFFFFFFF) >> 15
+        return (rows * MIXER & 0xFFFFFFFF) >> SHIFT
 
     def _rounded(self, sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
         """Return sums as they travel. A single worker's are what it sent, which needs no other scale than its own."""
         return sums if self.workers == 1 else round_sums(sums, segments, parts, wire)
+
+
+def _keys(sums: Tensor, rows: Tensor) -> Tensor:
+    """Return what tells sums apart: the bits of their magnitudes, and below them their rows, counted down."""
+    if sums.dtype == torch.float64:  # has no kernels that would have to find the same
+        return sums.abs()
+    return (sums.abs().view(torch.int32).long() << 32) - (rows & 0xFFFFFFFF)
 
 
 def _room(mean: float) -> int:
@@ -214,7 +222,7 @@ class HostPartition(IndexPartition):
         rows = torch.from_numpy(np.flatnonzero(whole.numpy() != 0))
         found = whole.index_select(0, rows)
         if self.kept < rows.numel():
-            chosen = torch.topk(found.abs(), self.kept, sorted=False).indices.sort().values
+            chosen = torch.topk(_keys(found, rows), self.kept, sorted=False).indices.sort().values
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
         else:
             chosen, goes, going = torch.arange(rows.numel()), rows, found
@@ -234,7 +242,7 @@ class HostPartition(IndexPartition):
         """What ``_turn`` says, modulo the workers. A division by one number is fast in numpy, a remainder is not."""
         turn = rows.astype(np.uint32)
         turn *= np.uint32(MIXER)
-        turn >>= np.uint32(15)
+        turn >>= np.uint32(SHIFT)
         turn -= turn // np.uint32(self.workers) * np.uint32(self.workers)
         return turn
 
