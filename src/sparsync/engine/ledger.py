@@ -108,8 +108,8 @@ class Ledger:
         self.clear()
 
     def restore_on_device(self, status: DeviceStatus) -> None:
-        """Put back what the device knows not to be applied: all of a bad step, or all since an exchange failed; and what
-        was rejected in those that are."""
+        """Put back what the device knows not to be applied: all of a bad step, or all since an exchange failed; of the
+        others, what was rejected."""
         for entry in self._in_flight:
             residual = self.feedback.working(entry.unit.key) if entry.unit.keeps else None
             if residual is not None and entry.held:

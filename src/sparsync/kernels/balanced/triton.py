@@ -81,6 +81,26 @@ def write_headers(
 
 
 @triton.jit
+def raise_largest(largest, segment, bits, real):
+    """Raise what is the largest of each segment; if all are of one, at once: at one place they would queue."""
+    first, last = tl.min(tl.where(real, segment, 0x7FFFFFFF)), tl.max(tl.where(real, segment, -1))
+    if first == last:
+        tl.atomic_max(largest + first, tl.max(tl.where(real, bits, 0)), sem="relaxed")
+    elif last >= 0:
+        tl.atomic_max(largest + segment, bits, mask=real, sem="relaxed")
+
+
+@triton.jit
+def add_up(sums, place, number, real):
+    """Add numbers up, each in its place; likewise."""
+    first, last = tl.min(tl.where(real, place, 0x7FFFFFFF)), tl.max(tl.where(real, place, -1))
+    if first == last:
+        tl.atomic_add(sums + first, tl.sum(tl.where(real, number, 0)), sem="relaxed")
+    elif last >= 0:
+        tl.atomic_add(sums + place, number, mask=real, sem="relaxed")
+
+
+@triton.jit
 def write(
     indices, values, count, bitmap, lines, sums, messages, messages16, stay_indices, stay_values, starts, owners, spans,
     words, stride, rank, high_at, values_at, segments, plane, capacity, size, numel,
@@ -105,8 +125,10 @@ def write(
     base = owner.to(tl.int64) * words
     put_entries(
         messages + base, messages16 + 2 * base, number.to(tl.int64), row, value, segment, going, high_at, values_at,
-        segments, plane, WIDTH, CODEC,
+        segments, plane, WIDTH, CODEC, not SUMS,
     )  # fmt: skip
+    if SUMS and CODEC >= 3:  # a sum that is not finite is larger than the others
+        raise_largest(messages + values_at, segment, bits_of(value), going)
 
 
 @triton.jit
@@ -190,25 +212,15 @@ def act_on_sums(
         tl.store(left_indices + entry, at.to(tl.int64), mask=there)
         tl.store(left_values + entry, tl.where(finite & (outside == 0), u - sent, 0.0), mask=there)
     else:
-        first = tl.min(tl.where(going, segment, 0x7FFFFFFF))
-        last = tl.max(tl.where(going, segment, -1))
         if ACTION == PEAK:
-            size_bits, one = tl.where(going & finite, bits, 0), going.to(tl.int64)
-            if first == last:
-                tl.atomic_max(peaks + first, tl.max(size_bits), sem="relaxed")
-                tl.atomic_add(choice + first * CHOICE + COUNT, tl.sum(one), sem="relaxed")
-            elif last >= 0:
-                tl.atomic_max(peaks + segment, size_bits, mask=going, sem="relaxed")
-                tl.atomic_add(choice + segment * CHOICE + COUNT, one, mask=going, sem="relaxed")
+            raise_largest(peaks, segment, tl.where(finite, bits, 0), going)
+            add_up(choice + COUNT, segment * CHOICE, going.to(tl.int64), going)
         else:
             top = tl.load(peaks + segment, mask=going, other=0)
             top = tl.maximum(top, 0x00800000).to(tl.float32, bitcast=True)
             usable = going & finite
             part = (tl.div_rn(tl.where(usable, tl.abs(u), 0.0), top) * 16777216.0).to(tl.int64)
-            if first == last:
-                tl.atomic_add(shares + first, tl.sum(part), sem="relaxed")
-            elif last >= 0:
-                tl.atomic_add(shares + segment, part, mask=going, sem="relaxed")
+            add_up(shares, segment, part, going)
 
 
 @triton.jit(do_not_specialize=["number"])

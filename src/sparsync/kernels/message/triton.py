@@ -154,10 +154,10 @@ def marks_before(place, real, bitmap, lines, sums):
 @triton.jit
 def put_entries(
     message, message16, number, index, value, segment, real, high_at, values_at, segments, plane,
-    WIDTH: tl.constexpr, CODEC: tl.constexpr,
+    WIDTH: tl.constexpr, CODEC: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     """Write entries to the places ``number`` of their messages, which begin at ``message``, one for all or each its
-    own; ``segment``: of each, where values have a scale."""
+    own; ``segment``: of each, where values have a scale, which is written, too (``SCALES``)."""
     if WIDTH < 0:
         tl.store(message + HEADER + number, index.to(tl.int32), mask=real)
     else:
@@ -179,10 +179,11 @@ def put_entries(
         size = tl.abs(value).to(tl.int32, bitcast=True)
         sign, bit = message + values_at + segments + (number >> 5), bit_at(number & 31)
         tl.atomic_or(sign, bit, mask=real & (value < 0), sem="relaxed")
-        if CODEC == 3:
+        if SCALES and CODEC == 3:
             tl.store(message + values_at + segment, size, mask=real)
-        else:  # the largest is the scale, and of which power of 2 a value is tell the last two bits of its exponent
+        elif SCALES:  # the largest
             tl.atomic_max(message + values_at + segment, size, mask=real, sem="relaxed")
+        if CODEC == 4:  # of which power of 2 a value is tell the last two bits of its exponent
             tl.atomic_or(sign + plane, bit, mask=real & ((size & 0x00800000) != 0), sem="relaxed")
             tl.atomic_or(sign + 2 * plane, bit, mask=real & ((size & 0x01000000) != 0), sem="relaxed")
 
@@ -203,7 +204,8 @@ def write(
     if CODEC >= 3:
         segment = segment_of(index, starts, owners, spans, STEPS)
     put_entries(
-        message, message16, number, index, value, segment, real, high_at, values_at, segments, plane, WIDTH, CODEC
+        message, message16, number, index, value, segment, real, high_at, values_at, segments, plane, WIDTH, CODEC,
+        True,
     )  # fmt: skip
 
 
@@ -411,8 +413,8 @@ def sum_tiles(
                     inside = _within(index, base, numel, TILE)
                     many_astray |= (real & (inside == 0)).to(tl.int32)
                     real = real & inside
-                    value = value_of(rows, rows16, row, entry, place_of(index, part, PARTS), real, starts, owners, spans,
-                                     segments, values_at, plane, CODEC, STEPS)  # fmt: skip
+                    value = value_of(rows, rows16, row, entry, place_of(index, part, PARTS), real, starts, owners,
+                                     spans, segments, values_at, plane, CODEC, STEPS)  # fmt: skip
                     spot = own + (index - base)
                     _add(spot, value, real)
                 tl.debug_barrier()
