@@ -12,6 +12,7 @@ from torch import Tensor
 from sparsync.collectives.base import (
     PAIRS,
     RING,
+    Mean,
     MeanOf,
     MeanOfMessages,
     Reduced,
@@ -93,7 +94,7 @@ class Balanced:
         rows = channel.all_gather(largest)
         channel.verify(rows, again=True)
         rejected = messages.partition.rejected(stays, *left)
-        return Reduced(MeanOf([messages.total(rows)], channel.size), rejected, bad_ranks(headers))
+        return Reduced(messages.mean(rows), rejected, bad_ranks(headers))
 
     def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         device, rank = sent.values.device, channel.rank
@@ -170,10 +171,10 @@ class BalancedMessages:
         result = replace(self.sent, indices=rows[0], values=values[0], count=(values != 0).sum(), numel=partition.rows)
         return self._encode(result, rank, self.back, sequence), (places[0], left[0])
 
-    def total(self, answers: Tensor) -> SparseGrad:
+    def mean(self, answers: Tensor) -> Mean:
         """Return the result, from all owners' messages."""
         parts = self.wire.decode(answers, partial(self.partition.segment, self.owners), self.back)
-        return self.partition.placed(parts, self.owners)
+        return self.partition.mean(parts, self.owners)
 
     def _encode(self, part: SparseGrad, owner: int | Tensor, shape: Shape, sequence: int) -> Tensor:
         header = self.wire.header(part, sequence, self.partition.layout.id, self.partition.layout.digest)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsync.collectives.base import remainder_of, round_sums, shape_of
+from sparsync.collectives.base import Mean, MeanOf, remainder_of, round_sums, shape_of
+from sparsync.kernels import cpu
 from sparsync.kernels.partition import MIXER, SHIFT
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -62,6 +63,10 @@ class IndexPartition:
         if len(self.layout.segments) == 1:
             return torch.zeros_like(rows)
         return self.layout.segment_of(self.place(rows, owner).clamp(max=self.layout.numel - 1))
+
+    def mean(self, parts: SparseGrad, owners: Tensor) -> Mean:
+        """Return the mean over the workers, from all owners' parts."""
+        return MeanOf([self.placed(parts, owners)], self.workers)
 
     def placed(self, part: SparseGrad, owner: Tensor) -> SparseGrad:
         """Return all of several owners' entries, of which each has a row, with their places in the flat gradient."""
@@ -219,15 +224,15 @@ class HostPartition(IndexPartition):
 
     def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         (whole,), owner = sums, int(owners)
-        rows = torch.from_numpy(np.flatnonzero(whole.numpy() != 0))
+        rows = self._nonzero(whole)
         found = whole.index_select(0, rows)
         if self.kept < rows.numel():
-            chosen = torch.topk(_keys(found, rows), self.kept, sorted=False).indices.sort().values
+            chosen = self._reach(found, rows)
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
         else:
             chosen, goes, going = torch.arange(rows.numel()), rows, found
         sent = self._rounded(going, self.segment(owner, goes), len(self.layout.segments), wire)
-        left = remainder_of(found, chosen, sent)
+        left = self._left(found, chosen, sent)
         real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
         missing = 0, self.kept - real.numel()
         travel, indices = (nn.functional.pad(own.index_select(0, real), missing) for own in (sent, goes))
@@ -237,6 +242,18 @@ class HostPartition(IndexPartition):
         assert stays.indices is not None
         indices, values = torch.cat([stays.indices, places]), torch.cat([stays.values, left])
         return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
+
+    def _nonzero(self, sums: Tensor) -> Tensor:
+        """Return the rows of sums that are not 0."""
+        return torch.from_numpy(np.flatnonzero(sums.numpy() != 0))
+
+    def _reach(self, sums: Tensor, rows: Tensor) -> Tensor:
+        """Return the numbers of the largest sums, in ascending order."""
+        return torch.topk(_keys(sums, rows), self.kept, sorted=False).indices.sort().values
+
+    def _left(self, sums: Tensor, chosen: Tensor, sent: Tensor) -> Tensor:
+        """Return what is left of sums."""
+        return remainder_of(sums, chosen, sent)
 
     def _turns(self, rows: Numbers) -> Numbers:
         """What ``_turn`` says, modulo the workers. A division by one number is fast in numpy, a remainder is not."""
@@ -254,4 +271,10 @@ class HostPartition(IndexPartition):
 
 def partition_for(tensor: Tensor, layout: Layout, workers: int, share: float) -> IndexPartition:
     """Return a cut that works where ``tensor`` is."""
-    return (HostPartition if tensor.device.type == "cpu" else IndexPartition)(layout, workers, share)
+    if tensor.device.type != "cpu":
+        return IndexPartition(layout, workers, share)
+    if tensor.dtype == torch.float32 and cpu.LEAST <= layout.numel < 2**31 - workers and cpu.available():
+        from sparsync.collectives.compiled_partition import CompiledPartition
+
+        return CompiledPartition(layout, workers, share)
+    return HostPartition(layout, workers, share)
