@@ -157,6 +157,31 @@ def test_a_part_longer_than_a_piece_of_the_bitmap():
         assert torch.equal(ranks.answer(rank, made[:, rank], sents[rank]).cpu(), largest[rank])
 
 
+def test_entries_without_room_stay():
+    layout, wire = layout_of([400]), Wire()
+    ranks = Ranks(layout, 3, wire)
+    own = ranks.partition.place(torch.arange(layout.k), 1)  # all of one owner
+    sents = [sent_by(rank, layout, "fp32") for rank in range(3)]
+    for rank in (0, 1):
+        sents[rank] = replace(
+            sents[rank], indices=own, count=torch.tensor(layout.k), values=torch.ones(layout.k) + rank
+        )
+    scattered, _ = expected_messages(ranks.partition, sents, wire)
+    made = ranks.scatter(sents)
+    assert torch.equal(made.cpu(), scattered)
+    ranks.answer(1, made[:, 1], sents[1])
+    stays, expected = ranks.partition.split(sents)[1], Balanced().reduce_local(sents, layout, wire)
+    assert [int(stay.values.count_nonzero()) for stay in stays[:2]] == 2 * [layout.k - ranks.partition.room]
+    for rank in (0, 1):
+        one = ranks.own[rank]
+        kept = torch.zeros(layout.numel).index_add_(0, one.stays[0].cpu(), one.stays[1].cpu())
+        assert torch.equal(kept, stays[rank].densify())
+    # What rank 1 had no room for, it also owns.
+    residual = torch.randn(layout.numel, generator=torch.Generator().manual_seed(5))
+    ours = ranks.rejected(1, sents[1]).add_to(residual.clone().to(DEVICE))
+    assert torch.equal(ours.cpu(), expected[1].rejected.add_to(residual.clone()))
+
+
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign"])
 def test_a_sum_that_overflows_goes_as_it_is_and_leaves_nothing_behind(values):
     layout, wire = layout_of([60], density=4 / 62), Wire(values)

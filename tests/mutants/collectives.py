@@ -176,4 +176,12 @@ MUTANTS = [
         "if False:",
         "tests/failures/test_damaged_messages.py::test_a_sum_behind_the_gradients_end_is_not_written",
     ),
+    Mutant(
+        "messages from owners are not checked on the device",
+        "src/sparsync/collectives/balanced.py",
+        "rows = channel.all_gather(message, own.gathered)\n        channel.verify(rows, again=True)",
+        "rows = channel.all_gather(message, own.gathered)\n        channel.sequence += 1",
+        "tests/test_deferred.py::test_whichever_round_fails_all_ranks_stop_alike_and_keep_everything[from an owner]",
+        interpreted=True,
+    ),
 ]
