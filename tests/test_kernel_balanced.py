@@ -10,14 +10,16 @@ import torch
 from sparsync.collectives import Balanced, Channel
 from sparsync.collectives.balanced import BalancedBuffers, BalancedMessages
 from sparsync.collectives.comm.device_status import DeviceStatus
+from sparsync.collectives.comm.header_checks import DeviceChecks
 from sparsync.collectives.partition import IndexPartition
+from sparsync.compressors import ThresholdK
 from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, SparseGrad, give_norm
 from sparsync.wire import CODECS, Wire, seal
 from sparsync.wire.device_parts import carries_parts
 from sparsync.workspace import Workspace
-from tests.methods import gradient, place, worker
+from tests.methods import Worker, gradient, place
 from tests.pairs import DEVICE, INTERPRETED, MARKS, nothing_waited_for_nor_allocated, within_bounds  # noqa: F401
 
 pytestmark = MARKS
@@ -305,13 +307,11 @@ def test_of_two_rounds_the_host_hears_of_the_one_that_failed(where):
 
 @pytest.mark.skipif(INTERPRETED, reason="on a GPU")
 def test_nothing_waits_for_the_host_nor_allocates():
-    one = worker("threshold", [300_007, 129], density=0.05, values="sign", device=DEVICE)
-    from sparsync.collectives.comm.header_checks import DeviceChecks
-
+    one = Worker(ThresholdK(0.05), layout_of([300_007, 129], "global"), values="sign", device=DEVICE)
     channel, workspace = Channel(None, Wire("sign", "ef"), device=torch.device(DEVICE)), Workspace()
     channel.checks = checks = DeviceChecks(1)
     out = torch.zeros(one.layout.numel, device=DEVICE)
-    status = checks.status(torch.device(DEVICE))
+    status = checks.status(out.device)
 
     def exchange(seed):
         sent = one.send(gradient("normal", one.layout.numel, torch.float32, seed).to(DEVICE))
