@@ -135,6 +135,25 @@ def test_the_mean_is_that_of_the_wire(values, dtype, indices, workers):
     assert not out.any()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("indices", ["int", "ef"])
+def test_the_mean_of_more_ranks_than_are_read_at_once(indices, first):
+    """Sixteen with few entries in a tile, and one with many: read together and alone, in the order of ranks."""
+    layout, wire, shape, device = setting([19_000], "layer", "fp32", indices, 17)
+    shares = [1.0, *[0.1] * 16] if first else [*[0.1] * 16, 1.0]
+    sents = [in_order(some(layout, "fp32", seed, share)) for seed, share in enumerate(shares)]
+    assert 0.1 * layout.capacity < device.lanes < layout.capacity / device.tiles
+    headers = [wire.header(sent, 1, layout.id, layout.digest) for sent in sents]
+    rows = torch.stack([wire.encode(s, layout.segment_of, shape, h) for s, h in zip(sents, headers, strict=True)])
+    whole = torch.empty(layout.numel)
+    write_mean(whole, sents, 17)
+    out, fine = torch.full((layout.numel,), 9.0, device=DEVICE), torch.zeros((), dtype=torch.int32, device=DEVICE)
+    device.write_mean(rows.to(DEVICE), fine, out, None)
+    assert torch.equal(out.cpu(), whole)
+    assert not fine
+    assert not device.scratch.any()
+
+
 def test_a_mean_that_is_poisoned_is_not_multiplied():
     """Its norm is unknown; and the ranks' own entries are where they were."""
     layout, wire, shape, device = setting([900], "layer", "fp32", "int", 2)

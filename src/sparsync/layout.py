@@ -194,13 +194,17 @@ class Layout:
         """Return the number of the segment each index lies in."""
         if len(self.segments) == 1:
             return torch.zeros_like(indices)
-        if indices.device not in self._tables:
-            spans = sorted((span.start, i) for i, segment in enumerate(self.segments) for span in segment.spans)
-            starts = torch.tensor([start for start, _ in spans], device=indices.device)
-            owners = torch.tensor([owner for _, owner in spans], device=indices.device)
-            self._tables[indices.device] = (starts, owners)
-        starts, owners = self._tables[indices.device]
+        starts, owners = self.span_table(indices.device)
         return owners[torch.bucketize(indices, starts, right=True) - 1]
+
+    def span_table(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return where all spans start, in ascending order, and their segments' numbers; made once."""
+        if device not in self._tables:
+            spans = sorted((span.start, i) for i, segment in enumerate(self.segments) for span in segment.spans)
+            starts = torch.tensor([start for start, _ in spans], device=device)
+            owners = torch.tensor([owner for _, owner in spans], device=device)
+            self._tables[device] = (starts, owners)
+        return self._tables[device]
 
     def budgets(self, device: torch.device) -> Tensor:
         """Return ``k`` of every segment, made once."""

@@ -88,8 +88,8 @@ MUTANTS = [
     Mutant(
         "order of the sum depends on the rank",
         "src/sparsync/collectives/allgather.py",
-        "for row in rows]",
-        "for row in rows.roll(-channel.rank, 0)]",
+        "MeanOfRows(rows, channel.wire",
+        "MeanOfRows(rows.roll(channel.rank, 0), channel.wire",
         "tests/test_collectives.py::test_law_2_reduce_is_reduce_local_bit_for_bit[topk-allgather-3]",
     ),
     Mutant(
@@ -130,8 +130,8 @@ MUTANTS = [
     Mutant(
         "wrong divisor",
         "src/sparsync/collectives/allgather.py",
-        "MeanOf(terms, len(rows))",
-        "MeanOf(terms, max(1, len(rows) - 1))",
+        "MeanOf(terms, len(terms))",
+        "MeanOf(terms, max(1, len(terms) - 1))",
         f"{TRAINING}[topk-allgather-3]",
     ),
     Mutant(

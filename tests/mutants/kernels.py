@@ -557,3 +557,71 @@ MUTANTS = [
         "tests/test_compiled_partition.py::test_the_same_parts_and_the_same_largest_sums[1023-3-normal]",
     ),
 ]
+
+CPU_MESSAGE, HOST = "src/sparsync/kernels/message/cpu.py", "tests/test_host_messages.py"
+MUTANTS += [
+    Mutant(
+        "a compiled loop follows an index before its tile",
+        CPU_MESSAGE,
+        "if place < 0:",
+        "if False:",
+        f"{HOST}::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int]",
+    ),
+    Mutant(
+        "a compiled loop trusts the number of entries",
+        CPU_MESSAGE,
+        "if rows[r, ENTRIES] > capacity:",
+        "if False:",
+        f"{HOST}::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int]",
+    ),
+    Mutant(
+        "a compiled loop looks for marks behind the last",
+        CPU_MESSAGE,
+        "if word >= high_words:",
+        "if False:",
+        f"{HOST}::test_words_of_any_kind_are_never_followed_outside[ef]",
+    ),
+    Mutant(
+        "a compiled loop forgets entries behind the gradient",
+        CPU_MESSAGE,
+        "if entries[r] < rows[r, ENTRIES]:",
+        "if False:",
+        f"{HOST}::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int]",
+    ),
+    Mutant(
+        "a compiled loop leaves sums for the next tile",
+        CPU_MESSAGE,
+        "            out[i] = mean\n            sums[i] = 0\n",
+        "            out[i] = mean\n",
+        f"{HOST}::test_the_loops_sum_what_they_can[0.3-int]",
+    ),
+    Mutant(
+        "a compiled loop encodes entries that are not in order",
+        CPU_MESSAGE,
+        "if own[i] < last or own[i] >= numel:",
+        "if own[i] >= numel:",
+        f"{HOST}::test_several_messages_at_once[fp32-ef]",
+    ),
+    Mutant(
+        "a compiled loop reads fewer indices than are said",
+        CPU_MESSAGE,
+        "        if entry < count:\n            return False\n",
+        "",
+        f"{HOST}::test_words_of_any_kind_are_never_followed_outside[ef]",
+    ),
+    Mutant(
+        "the mean of a step that overflowed looks finite",
+        "src/sparsync/kernels/message/cpu.py",
+        "return min(wrong, 1)",
+        "return 0",
+        f"{HOST}::test_numbers_at_the_ends_of_a_range[inf-torch.float32]",
+    ),
+    Mutant(
+        "ranks beyond those read at once are summed twice",
+        "src/sparsync/kernels/message/triton.py",
+        "mine = real & (ranks[:, None] == rank)",
+        "mine = real & (ranks[:, None] <= rank)",
+        "tests/test_kernel_message.py::test_the_mean_of_more_ranks_than_are_read_at_once[int-0]",
+        interpreted=True,
+    ),
+]

@@ -68,4 +68,18 @@ MUTANTS = [
         ".clamp(max=power_below(most))",
         f"{RANGE}::test_half_precision_means_stay_in_range[topk-allgather-levels-signs]",
     ),
+    Mutant(
+        "marks that are missing are taken for the first",
+        "src/sparsync/wire/bits.py",
+        "places = np.full((len(rows), size), -1)",
+        "places = np.zeros((len(rows), size), np.int64)",
+        "tests/test_host_messages.py::test_a_message_without_marks_is_refused",
+    ),
+    Mutant(
+        "what lies behind the last entry of a message is added",
+        "src/sparsync/wire/values.py",
+        "return clear_from(count, own[..., : shape.capacity].to(shape.dtype).contiguous())",
+        "return own[..., : shape.capacity].to(shape.dtype)",
+        "tests/test_host_messages.py::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int]",
+    ),
 ]

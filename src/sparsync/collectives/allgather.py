@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from sparsync.collectives.base import (
     RING,
+    FiniteFlag,
+    Mean,
     MeanOf,
     MeanOfMessages,
     Reduced,
@@ -22,7 +25,7 @@ from sparsync.collectives.base import (
 from sparsync.collectives.comm.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
-from sparsync.wire import Wire
+from sparsync.wire import Shape, Wire, host
 from sparsync.wire.device import DeviceMessage, carries
 from sparsync.workspace import Workspace
 
@@ -35,6 +38,24 @@ class GatherBuffers:
         failed_exchange = channel.checks.failed_exchange(device)
         self.message = DeviceMessage(channel.wire, layout, shape, channel.size, device, failed_exchange)
         self.rows = channel.room_for(self.message.message)
+
+
+@dataclass
+class MeanOfRows(Mean):
+    """The mean of the messages of all ranks, read and summed as it is written: on a host in one pass, if it can be."""
+
+    rows: Tensor
+    wire: Wire
+    layout: Layout
+    shape: Shape
+
+    def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
+        finite = host.write_mean(self.wire, self.rows, self.layout, self.shape, out)
+        if finite is None:
+            terms = [self.wire.decode(row, self.layout.segment_of, self.shape) for row in self.rows]
+            MeanOf(terms, len(terms)).write(out, flag)
+        elif flag is not None and not finite:
+            flag.bad.fill_(1)
 
 
 @dataclass(frozen=True)
@@ -57,8 +78,7 @@ class AllGather:
         header = channel.wire.header(sent, channel.sequence, layout.id, layout.digest)
         rows = channel.all_gather(channel.wire.encode(sent, layout.segment_of, shape, header))
         headers = channel.verify(rows)
-        terms = [channel.wire.decode(row, layout.segment_of, shape) for row in rows]
-        return Reduced(MeanOf(terms, len(rows)), bad_ranks=bad_ranks(headers))
+        return Reduced(MeanOfRows(rows, channel.wire, layout, shape), bad_ranks=bad_ranks(headers))
 
     def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         device, dtype = sent.values.device, sent.values.dtype

@@ -63,17 +63,17 @@ def mark(places: Tensor, count: Tensor, size: int) -> Tensor:
 
 
 def ones(bits: Tensor, size: int) -> Tensor:
-    """Return where the first ``size`` set bits are, as int64; 0 where there are fewer. Nothing waits for a device."""
+    """Return where the first ``size`` set bits are, as int64; -1 where there are fewer. Nothing waits for a device."""
     if not size:
         return bits.new_zeros(*bits.shape[:-1], 0, dtype=torch.int64)
     rows = bits.view(-1, bits.shape[-1])
     if on_host(bits):
-        places = np.zeros((len(rows), size), np.int64)
+        places = np.full((len(rows), size), -1)
         for row, own in zip(rows.numpy(), places, strict=True):
             found = np.flatnonzero(row)[:size]
             own[: len(found)] = found
         return torch.from_numpy(places).view(*bits.shape[:-1], size)
-    found_ = [torch.nonzero_static(row, size=size, fill_value=0).view(-1) for row in rows]
+    found_ = [torch.nonzero_static(row, size=size, fill_value=-1).view(-1) for row in rows]
     return torch.stack(found_).view(*bits.shape[:-1], size)
 
 

@@ -92,7 +92,7 @@ class DeviceMessage:
         self.scratch: Tensor | None = None
         usual = 2 * TILE * shape.capacity // shape.numel  # entries of a tile, and as many again
         self.lanes = min(128, max(16, 1 << usual.bit_length()))
-        self.ranks = max(2, 1 << (workers - 1).bit_length()) if workers <= RANKS else 2
+        self.ranks = min(RANKS, max(2, 1 << (workers - 1).bit_length()))
         if self.width >= 0:
             self.ones, self.indices = zeros(workers, self.high_blocks), zeros(workers, shape.capacity)
 

@@ -54,9 +54,8 @@ class Int:
         return (sent.indices.to(torch.int32) if shape.numel < 2**31 else sent.indices).view(torch.int32)
 
     def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
-        if shape.numel < 2**31:
-            return words.to(torch.int64)
-        return words.clone().view(torch.int64)  # cloned: a view needs alignment
+        indices = words.to(torch.int64) if shape.numel < 2**31 else words.clone().view(torch.int64)  # for alignment
+        return clear_from(count, indices)
 
 
 @dataclass(frozen=True)

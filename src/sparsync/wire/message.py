@@ -22,7 +22,7 @@ from sparsync.errors import Damaged
 from sparsync.kernels.checksum import checksum, checksum_on_host
 from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER, SUM, WHERE, Header
 from sparsync.sparse import SparseGrad
-from sparsync.wire import bits
+from sparsync.wire import bits, host
 from sparsync.wire.indices import INDEX_CODECS, IndexCodec
 from sparsync.wire.shape import WORD, Shape
 from sparsync.wire.values import CODECS, ValueCodec
@@ -62,6 +62,11 @@ class Wire:
     def index_codec(self) -> IndexCodec:
         return INDEX_CODECS[self.indices]
 
+    @property
+    def _coded(self) -> bool:
+        """Whether bits are packed: otherwise copying is all there is to do."""
+        return self.indices == "ef" or self.codec.signs
+
     def bytes(self, shape: Shape) -> int:
         """Return the size of one message."""
         indices = self.index_codec.words(shape)
@@ -77,6 +82,18 @@ class Wire:
 
     def encode(self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor) -> Tensor:
         """Return the message, sealed: an int32 tensor of ``bytes(shape)`` bytes."""
+        if self._coded and sent.values.dtype == torch.float32 and host.carries(self, shape, sent.values):
+            message = host.encode(self, sent, segment_of, shape, header)
+            if message is None:  # not in order
+                message = host.encode(self, self.index_codec.arrange(sent), segment_of, shape, header)
+            if message is not None:
+                return message
+        return self.encode_plain(sent, segment_of, shape, header)
+
+    def encode_plain(
+        self, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor
+    ) -> Tensor:
+        """Do as ``encode``, in plain PyTorch: the specification."""
         sent = self.index_codec.arrange(sent)
         parts = [header, self.index_codec.pack(sent, shape), self.codec.pack(sent, segment_of, shape)]
         return seal(torch.cat(parts, -1))
@@ -87,12 +104,26 @@ class Wire:
         Whether the message came as it was sent, ``read_headers`` says. But whatever it holds, no entry of the result
         lies outside the shape: on the host that is an error, on a device, which nobody waits for, such an entry is NaN.
         """
+        return self._decode(message, segment_of, shape, self._coded and host.carries(self, shape, message))
+
+    def decode_plain(self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> SparseGrad:
+        """Do as ``decode``, in plain PyTorch: the specification."""
+        return self._decode(message, segment_of, shape, False)
+
+    def _decode(
+        self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape, compiled: bool
+    ) -> SparseGrad:
         split = HEADER + self.index_codec.words(shape)
         count, flags, where = message[..., ENTRIES].long(), message[..., FLAGS], message[..., WHERE]
         count, misfit = within(count, shape.capacity + 1, "entries")
-        indices = self.index_codec.unpack(message[..., HEADER:split], count, shape)
-        indices, outside = within(indices, shape.numel, "index")
-        values = self.codec.unpack(message[..., split:], indices, count, segment_of, shape)
+        found = host.unpack_indices(self, message, shape) if compiled and self.indices == "ef" else None
+        if found is None:
+            found = self.index_codec.unpack(message[..., HEADER:split], count, shape)
+        indices, outside = within(found, shape.numel, "index")
+        if compiled and self.codec.signs:
+            values = host.unpack_signs(self, message, indices, segment_of, shape)
+        else:
+            values = self.codec.unpack(message[..., split:], indices, count, segment_of, shape)
         if misfit is not None and outside is not None:
             values = values.masked_fill(outside | misfit.unsqueeze(-1), torch.nan)
         return SparseGrad(indices, values, count, shape.numel, flags, where)

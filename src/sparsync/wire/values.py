@@ -52,12 +52,12 @@ class ValueCodec:
     def unpack(
         self, words: Tensor, indices: Tensor, count: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape
     ) -> Tensor:
-        """Return the values from their words; ``indices`` are theirs."""
+        """Return the values from their words, 0 from ``count`` on; ``indices`` are theirs."""
         if self.signs:
             return _unpack_signs(words, indices, count, segment_of, shape, self.planes)
         # Cloned: a view needs alignment.
         own = words.clone(memory_format=torch.contiguous_format).view(self.dtype or shape.dtype)
-        return own[..., : shape.capacity].to(shape.dtype)
+        return clear_from(count, own[..., : shape.capacity].to(shape.dtype).contiguous())
 
 
 def _cast(dtype: torch.dtype) -> Rounding:

@@ -15,7 +15,7 @@ from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, Wire
 from sparsync.wire.device import DeviceMessage
 from sparsync_lab.bench.clock import Clock
-from sparsync_lab.bench.wire import WARM_UP, WireBench
+from sparsync_lab.bench.wire import WARM_UP, WireBench, random_entries
 
 FORMATS = (("int", "fp32"), ("ef", "fp32"), ("ef", "sign"))
 
@@ -78,8 +78,8 @@ def measure_kernels(
 
 
 def _sent(layout: Layout, rng: torch.Generator, device: torch.device) -> SparseGrad:
-    """Return a full message's entries, which signs can tell: all of one size."""
-    indices = torch.randperm(layout.numel, generator=rng)[: layout.capacity].sort().values.to(device)
-    values = torch.randint(2, indices.shape, generator=rng).mul_(2).sub_(1).float().to(device)
-    none = torch.zeros((), dtype=torch.int32, device=device)
-    return SparseGrad(indices, values, torch.tensor(indices.numel(), device=device), layout.numel, none, none)
+    sent = random_entries(layout, rng)
+    assert sent.indices is not None
+    parts = (sent.indices, sent.values, sent.count, sent.flags, sent.where)
+    indices, values, count, flags, where = (part.to(device) for part in parts)
+    return SparseGrad(indices, values, count, layout.numel, flags, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsync_lab.docs.sources import Line, Sources, percent, stored_table, table
+from sparsync_lab.docs.sources import Line, Sources, stored_table, table
 
 CASE = ("collective", "values", "indices", "recipe", "density")
 
@@ -39,31 +39,27 @@ def of_recipes(sources: Sources) -> str:
 
 
 def index_codec(sources: Sources) -> str:
-    """Return what Elias-Fano coded indices save and cost."""
-    lines = [line for line in sources.lines("bench-wire-cpu.csv") if line["indices"] == "ef"]
-    rows = [
-        [
-            f"{int(line['entries']):,}",
-            line["density"],
-            f"{float(line['bits_per_index']):.1f}",
-            f"{float(line['ratio_to_bound']):.2f} ×",
-            f"{float(line['encode_ms']):.2f}",
-            f"{float(line['decode_ms']):.2f}",
-            percent(line["coding_to_select"], 0),
-            str(_outweighed_from(line)),
-        ]
-        for line in lines
-    ]
-    headings = ["entries", "density", "bits an index", "to the entropy bound", "encode ms", "decode ms"]
-    more = ["both, of selection's time", "coding outweighs selection from … workers on"]
+    """Return what Elias-Fano coded indices save, and what making and reading messages takes beside selection."""
+    lines = sources.lines("bench-wire-cpu.csv")
+    workers = sorted({int(line["workers"]) for line in lines})
+    cases = dict.fromkeys((line["entries"], line["density"], line["indices"], line["values"]) for line in lines)
+    rows = []
+    for case in cases:
+        own = [line for line in lines if (line["entries"], line["density"], line["indices"], line["values"]) == case]
+        entries, density, indices, values = case
+        bits = f"{float(own[0]['bits_per_index']):.1f} ({float(own[0]['ratio_to_bound']):.2f} ×)"
+        reads = [_beside_plain(line, "read") for line in own]
+        once = [f"{float(own[0][f'{part}_ms']):.2f}" for part in ("clear", "select")]
+        rows.append(
+            [f"{int(entries):,}", density, f"{values}, {indices}", bits, _beside_plain(own[0], "encode"), *reads, *once]
+        )
+    headings = ["entries", "density", "format", "bits an index (to the entropy bound)", "encode"]
+    more = [*(f"read {count}" for count in workers), "clear", "select"]
     made = sources.made("bench-wire-cpu.csv", lines[0], "sparsync bench wire")
     return f"{table([*headings, *more], rows)}\n\n{made} {lines[0]['threads']} thread; selection is `topk`'s."
 
 
-def _outweighed_from(line: Line) -> int:
-    """Return the number of workers from which encoding and decoding a message of each take longer than selection."""
-    encode, decode, select = (float(line[f"{part}_ms"]) for part in ("encode", "decode", "select"))
-    workers = 1
-    while encode + workers * decode <= select:
-        workers += 1
-    return workers
+def _beside_plain(line: Line, part: str) -> str:
+    """Return milliseconds, and how many times as long plain PyTorch takes."""
+    own, plain = float(line[f"{part}_ms"]), float(line[f"plain_{part}_ms"])
+    return f"{own:.2f} ({plain / own:.1f} ×)"

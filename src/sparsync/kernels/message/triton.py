@@ -373,7 +373,8 @@ def sum_tiles(
     rank's entries, which gets their sums, and ``listed`` their rows. Of entries that share a sum, one gets it.
 
     Sums are made in a scratch that is zero again when a tile is done. ``RANKS``: where a tile has few entries, those of
-    all ranks are read at once. Entries that do not lie within their tile are left out, and exchange ``number`` fails.
+    so many ranks are read at once. Entries that do not lie within their tile are left out, and exchange ``number``
+    fails.
     """
     pid = tl.program_id(0)
     own = scratch + pid * TILE
@@ -402,33 +403,52 @@ def sum_tiles(
             else:
                 _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
         else:
-            for rank in range(workers):
-                row, near = tl.cast(rank, tl.int64) * stride, tl.cast(rank, tl.int64) * index_stride
-                start = tl.load(begins + rank * (tiles + 1) + tile)
-                stop = tl.load(begins + rank * (tiles + 1) + tile + 1)
-                for i in range(start, stop, LANES):
-                    entry = i + lane
-                    real = entry < stop
-                    index = tl.load(indices + near + entry, mask=real, other=0)
+            for group in range(0, workers, RANKS):
+                ranks = group + member
+                first = tl.load(begins + ranks * (tiles + 1) + tile, mask=ranks < workers, other=0)
+                last = tl.load(begins + ranks * (tiles + 1) + tile + 1, mask=ranks < workers, other=0)
+                if tl.max(last - first) <= LANES:
+                    entry = first[:, None] + lane[None, :]
+                    real = entry < last[:, None]
+                    index = tl.load(indices + ranks[:, None] * index_stride + entry, mask=real, other=0)
                     inside = _within(index, base, numel, TILE)
-                    many_astray |= (real & (inside == 0)).to(tl.int32)
+                    astray |= (real & (inside == 0)).to(tl.int32)
                     real = real & inside
-                    value = value_of(rows, rows16, row, entry, place_of(index, part, PARTS), real, starts, owners,
-                                     spans, segments, values_at, plane, CODEC, STEPS)  # fmt: skip
+                    value = value_of(rows, rows16, ranks[:, None] * stride, entry, place_of(index, part, PARTS), real,
+                                     starts, owners, spans, segments, values_at, plane, CODEC, STEPS)  # fmt: skip
                     spot = own + (index - base)
-                    _add(spot, value, real)
-                tl.debug_barrier()
-            for rank in range(workers):
-                near = tl.cast(rank, tl.int64) * index_stride
-                start = tl.load(begins + rank * (tiles + 1) + tile)
-                stop = tl.load(begins + rank * (tiles + 1) + tile + 1)
-                for i in range(start, stop, LANES):
-                    real = i + lane < stop
-                    index = tl.load(indices + near + i + lane, mask=real, other=0)
+                    for rank in range(group, tl.minimum(group + RANKS, workers)):
+                        mine = real & (ranks[:, None] == rank)
+                        _add(spot, value, mine)
+                        tl.debug_barrier()
+                else:
+                    for rank in range(group, tl.minimum(group + RANKS, workers)):
+                        row, near = tl.cast(rank, tl.int64) * stride, tl.cast(rank, tl.int64) * index_stride
+                        start = tl.load(begins + rank * (tiles + 1) + tile)
+                        stop = tl.load(begins + rank * (tiles + 1) + tile + 1)
+                        for i in range(start, stop, LANES):
+                            entry = i + lane
+                            real = entry < stop
+                            index = tl.load(indices + near + entry, mask=real, other=0)
+                            inside = _within(index, base, numel, TILE)
+                            many_astray |= (real & (inside == 0)).to(tl.int32)
+                            real = real & inside
+                            value = value_of(rows, rows16, row, entry, place_of(index, part, PARTS), real, starts,
+                                             owners, spans, segments, values_at, plane, CODEC, STEPS)  # fmt: skip
+                            spot = own + (index - base)
+                            _add(spot, value, real)
+                        tl.debug_barrier()
+            for group in range(0, workers, RANKS):
+                ranks = group + member
+                first = tl.load(begins + ranks * (tiles + 1) + tile, mask=ranks < workers, other=0)
+                last = tl.load(begins + ranks * (tiles + 1) + tile + 1, mask=ranks < workers, other=0)
+                for i in range(0, tl.max(last - first), LANES):
+                    entry = first[:, None] + i + lane[None, :]
+                    real = entry < last[:, None]
+                    index = tl.load(indices + ranks[:, None] * index_stride + entry, mask=real, other=0)
                     real = real & _within(index, base, numel, TILE)
                     if PARTS:
-                        slot = tl.cast(rank, tl.int64) * room + i + lane
-                        _list_sums(own, out, listed, slot, index, base, real)
+                        _list_sums(own, out, listed, ranks[:, None] * room + entry, index, base, real)
                     else:
                         _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
         tl.debug_barrier()

@@ -1,0 +1,345 @@
+"""Make and read messages by loops that numba compiles; ``wire/host.py`` calls them.
+
+Whatever a message holds, nothing outside the arrays is touched: a loop that meets what it does not expect gives up, and
+the specification, ``wire/message.py``, decides what becomes of it.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from sparsync.kernels import codecs
+from sparsync.kernels.cpu import compiled
+from sparsync.kernels.message import header
+from sparsync.value_range import HALF
+
+TILE = 1 << 15  # entries of the gradient that are summed at a time: they stay in a core's cache
+FEW = TILE // 8  # entries of a tile up to which only these are divided
+WORDS, ENTRIES, SUM = 10, 4, 8  # of a header: its length, where the number of entries and where the checksum stands
+FP32, FP16, BF16, SIGN, LEVELS = range(5)
+TOP = np.float32(65504)  # fp16's largest number
+LARGEST = np.float32(3.4028234663852886e38)
+# Which bit of a word is set, if it is one alone, by the highest five bits of its product with 0x077CB531.
+BIT = np.array([0, 1, 28, 2, 29, 14, 24, 3, 30, 22, 20, 15, 25, 17, 4, 8, 31, 27, 13, 23, 21, 19, 16, 7, 26, 12, 18, 6,
+                11, 5, 10, 9])  # fmt: skip
+assert (WORDS, ENTRIES, SUM) == (header.HEADER, header.ENTRIES, header.SUM)
+assert codecs.CODECS == {"fp32": FP32, "fp16": FP16, "bf16": BF16, "sign": SIGN, "levels": LEVELS}
+assert TOP == HALF
+
+
+@njit(error_model="numpy")
+def _lowest(word):
+    """Return the number of the lowest bit that is set."""
+    return BIT[np.uint32((word & (~word + np.uint32(1))) * np.uint32(0x077CB531)) >> np.uint32(27)]
+
+
+@njit(error_model="numpy")
+def _low_bits(row, entry, width):
+    """Return the low bits of an Elias-Fano coded index."""
+    at = entry * width
+    word = WORDS + (at >> 5)
+    pair = np.uint64(row[word]) | np.uint64(row[word + 1]) << np.uint64(32)
+    return np.int64(pair >> np.uint64(at & 31) & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)))
+
+
+@njit(error_model="numpy")
+def _from_half(half):
+    """Return an fp16 number, given as its bits: multiplied by a power of 2, denormal ones as well."""
+    size = np.uint32(half & np.uint32(0x7FFF)) << np.uint32(13)
+    if size >= np.uint32(0x0F800000):  # infinite, or NaN
+        return np.uint32(size | np.uint32(0x7F800000) | (half & np.uint32(0x8000)) << np.uint32(16)).view(np.float32)
+    value = np.uint32(size).view(np.float32) * np.float32(2.0**112)
+    return -value if half & np.uint32(0x8000) else value
+
+
+@njit(error_model="numpy")
+def _to_half(value):
+    """Return the bits of the nearest fp16 number, ties to even; what is finite stays so."""
+    if abs(value) <= LARGEST:
+        value = min(max(value, -TOP), TOP)
+    word = np.float32(value).view(np.uint32)
+    sign, size = (word >> np.uint32(16)) & np.uint32(0x8000), word & np.uint32(0x7FFFFFFF)
+    if size >= np.uint32(0x7F800000):
+        half = np.uint32(0x7C00) if size == np.uint32(0x7F800000) else np.uint32(0x7E00)
+    elif size < np.uint32(0x38800000):  # denormal: in a sum with 0.5 the last bit is 2**-24
+        half = np.float32(abs(value) + np.float32(0.5)).view(np.uint32) - np.uint32(0x3F000000)
+    else:
+        half = size + np.uint32(0xFFF) + ((size >> np.uint32(13)) & np.uint32(1))
+        half = (half >> np.uint32(13)) - np.uint32(0x1C000)
+    return np.uint16(sign | half)
+
+
+@njit(error_model="numpy")
+def _to_bf16(value):
+    """Return the bits of the nearest bf16 number, ties to even."""
+    word = np.float32(value).view(np.uint32)
+    if word & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000):
+        return np.uint16(0x7FC0)
+    return np.uint16(word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1)) >> np.uint32(16))
+
+
+@njit(error_model="numpy")
+def _signed(row, entry, scale, signs_at, plane, codec):
+    """Return the value of an entry with a scale, of which the bits are given."""
+    at, lane = signs_at + (entry >> 5), np.uint32(entry & 31)
+    word = scale
+    if codec == LEVELS:
+        low, high = row[at + plane] >> lane & np.uint32(1), row[at + 2 * plane] >> lane & np.uint32(1)
+        code = np.int32(low) + np.int32(2) * np.int32(high)
+        word = np.int32(word - ((((word >> np.int32(23)) - code) & np.int32(3)) << np.int32(23)))
+    return np.uint32(np.uint32(word) | (row[at] >> lane & np.uint32(1)) << np.uint32(31)).view(np.float32)
+
+
+@njit(error_model="numpy")
+def _span_of(index, starts, span):
+    """Return the number of the last span that starts at ``index`` or before it, -1 if none does; ``span``: a guess."""
+    last = starts.shape[0] - 1
+    if starts[span] <= index and (span == last or index < starts[span + 1]):
+        return span
+    return np.searchsorted(starts, index, side="right") - 1
+
+
+@njit(error_model="numpy")
+def _low_words(row, indices, width):
+    """Write the low bits of all indices, one after another."""
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    at, bits, filled = WORDS, np.uint64(0), 0
+    for i in range(indices.shape[0]):
+        bits |= (np.uint64(indices[i]) & mask) << np.uint64(filled)
+        filled += width
+        if filled >= 32:
+            row[at] = np.uint32(bits)
+            bits >>= np.uint64(32)
+            filled -= 32
+            at += 1
+    if filled:
+        row[at] = np.uint32(bits)
+
+
+@njit(error_model="numpy")
+def _sign_words(row, values, segments, parts, values_at, plane, codec):
+    """Write the scales of all segments and the bits of values, given as theirs; whether the segments exist."""
+    largest = np.uint32(0)
+    for i in range(values.shape[0] if parts == 1 else 0):
+        largest = max(largest, values[i] & np.uint32(0x7FFFFFFF))
+    row[values_at] = largest
+    for i in range(values.shape[0] if parts > 1 else 0):
+        if segments[i] < 0 or segments[i] >= parts:
+            return False
+        scale = values_at + segments[i]
+        row[scale] = max(row[scale], values[i] & np.uint32(0x7FFFFFFF))
+    at = values_at + parts
+    for word in range(plane):
+        negative, low, high = np.uint32(0), np.uint32(0), np.uint32(0)
+        for lane in range(min(32, values.shape[0] - 32 * word)):
+            value = values[32 * word + lane]
+            size = value & np.uint32(0x7FFFFFFF)
+            below = (value != size) & (size > 0) & (size <= np.uint32(0x7F800000))  # neither -0 nor NaN is
+            negative |= np.uint32(below) << np.uint32(lane)
+            low |= (size >> np.uint32(23) & np.uint32(1)) << np.uint32(lane)
+            high |= (size >> np.uint32(24) & np.uint32(1)) << np.uint32(lane)
+        row[at + word] = negative
+        if codec == LEVELS:
+            row[at + plane + word], row[at + 2 * plane + word] = low, high
+    return True
+
+
+@compiled(
+    "boolean(uint32[:, ::1], int64[:, ::1], int64[::1], uint32[:, ::1], int64[:, ::1], int64, int64, int64, int64,"
+    " int64, int64, int64)"
+)
+def encode(rows, indices, counts, values, segments, numel, width, high_at, values_at, codec, parts, plane):
+    """Write everything behind the headers, and the checksums; whether entries are in order, as ``width`` wants them.
+
+    Args:
+        rows: messages, of which the headers are there.
+        values: the words that travel; with a scale, the values themselves.
+        segments: of every entry, if there are several ``parts``.
+        width: of an index's low bits; -1 for plain integers.
+    """
+    for r in range(rows.shape[0]):
+        row, own = rows[r], indices[r]
+        row[WORDS:] = 0
+        if width < 0:
+            for i in range(own.shape[0]):
+                row[WORDS + i] = np.uint32(own[i])
+        else:
+            if counts[r] > own.shape[0]:
+                return False
+            last = np.int64(0)
+            for i in range(counts[r]):
+                if own[i] < last or own[i] >= numel:
+                    return False
+                last = own[i]
+                high = (last >> width) + i
+                row[high_at + (high >> 5)] |= np.uint32(1) << np.uint32(high & 31)
+            if width > 0:
+                _low_words(row, own, width)
+        if codec < SIGN:
+            row[values_at:] = values[r]
+        elif not _sign_words(row, values[r], segments[r], parts, values_at, plane, codec):
+            return False
+        total = np.uint64(0)
+        for i in range(row.shape[0]):
+            total += np.uint64(row[i]) * np.uint64(np.uint32(2 * i + 3))
+        for i in range(SUM, SUM + 2):
+            total -= np.uint64(row[i]) * np.uint64(2 * i + 3)
+        row[SUM], row[SUM + 1] = np.uint32(total), np.uint32(total >> np.uint64(32))
+    return True
+
+
+@compiled("boolean(uint32[:, ::1], int64, int64, int64, int64[:, ::1])")
+def unpack_indices(rows, width, high_at, high_words, indices):
+    """Fill ``indices`` from Elias-Fano coded ones, 0 where nothing is real; whether there are as many as are said."""
+    for r in range(rows.shape[0]):
+        row, own = rows[r], indices[r]
+        count, entry = np.int64(row[ENTRIES]), 0
+        if count > own.shape[0]:
+            return False
+        for word in range(high_words):
+            left = row[high_at + word]
+            while left and entry < count:
+                own[entry] = (32 * word + _lowest(left) - entry) << width
+                if width > 0:
+                    own[entry] |= _low_bits(row, entry, width)
+                left &= left - np.uint32(1)
+                entry += 1
+        if entry < count:
+            return False
+        own[count:] = 0
+    return True
+
+
+@compiled("void(uint32[:, ::1], int64[:, ::1], int64, int64, int64, int64, float32[:, ::1])")
+def unpack_signs(rows, segments, values_at, codec, parts, plane, values):
+    """Fill ``values``, 0 where nothing is real; ``segments``: of every entry, if there are several ``parts``."""
+    for r in range(rows.shape[0]):
+        row, own = rows[r], values[r]
+        count = min(np.int64(row[ENTRIES]), own.shape[0])
+        for i in range(count):
+            scale = np.int32(row[values_at + (segments[r, i] if parts > 1 else 0)])
+            own[i] = _signed(row, i, scale, values_at + parts, plane, codec)
+        own[count:] = 0
+
+
+@njit(error_model="numpy")
+def _write_tile(sums, divisor, touched, everywhere, out):
+    """Write the mean of a tile and clear its sums; return how many are not finite. ``touched``: where there are sums,
+    unless they are ``everywhere``."""
+    wrong = 0
+    if everywhere:
+        for i in range(out.shape[0]):
+            mean = sums[i] / divisor
+            out[i] = mean
+            sums[i] = 0
+            wrong += int(not abs(mean) <= LARGEST)
+        return wrong
+    out[:] = 0
+    for place in touched:
+        if sums[place] != 0:  # otherwise it is 0, or was written when the place came before
+            mean = sums[place] / divisor
+            out[place] = mean
+            sums[place] = 0
+            wrong += int(not abs(mean) <= LARGEST)
+    return wrong
+
+
+@njit(error_model="numpy")
+def _write_halves(sums, divisor, touched, everywhere, out, kind):
+    """Do the same in half precision, of which the bits are written."""
+    wrong = 0
+    infinite = np.uint16(0x7C00) if kind == FP16 else np.uint16(0x7F80)
+    out[:] = 0
+    for i in range(out.shape[0] if everywhere else touched.shape[0]):
+        place = i if everywhere else touched[i]
+        if sums[place] != 0:
+            mean = sums[place] / divisor
+            bits = _to_half(mean) if kind == FP16 else _to_bf16(mean)
+            out[place] = bits
+            sums[place] = 0
+            wrong += int(bits & infinite == infinite)
+    return wrong
+
+
+@compiled(
+    "int64(uint32[:, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, int64[::1], int64[::1],"
+    " float32[::1], uint16[::1], int64)"
+)
+def write_mean(
+    rows, numel, capacity, width, high_at, high_words, values_at, codec, segments, plane, starts, owners, out, halves,
+    kind,
+):  # fmt: skip
+    """Write the mean of messages, tile by tile of the gradient, in each one message after another.
+
+    Their indices must ascend: then a tile's entries are neighbours in every message, and each is read once.
+
+    Args:
+        rows: messages.
+        width: of an index's low bits; -1 for plain integers.
+        starts, owners: of all spans in ascending order, where they start and which segment they belong to.
+        out, halves, kind: where the mean goes: ``out`` for ``FP32``; bits of ``FP16`` or ``BF16`` to ``halves``.
+
+    Returns:
+        0, or 1 if the mean is not finite somewhere, or -1: messages are not as expected, and ``out`` is undefined.
+    """
+    workers, divisor = rows.shape[0], np.float32(rows.shape[0])
+    signs_at, scaled = values_at + segments, codec >= SIGN
+    sums, touched = np.zeros(TILE, np.float32), np.empty(FEW + 1, np.int64)
+    # Where each message is read next: its entry; the word of the high parts and what is left of it; the entry's span.
+    entries, words = np.zeros(workers, np.int64), np.full(workers, -1, np.int64)
+    lefts, spans = np.zeros(workers, np.uint32), np.zeros(workers, np.int64)
+    single = rows.view(np.float32)
+    wrong = 0
+    for r in range(workers):
+        if rows[r, ENTRIES] > capacity:
+            return -1
+    for base in range(0, numel, TILE):
+        size = min(TILE, numel - base)
+        number = 0
+        for r in range(workers):
+            row, count = rows[r], np.int64(rows[r, ENTRIES])
+            entry, word, left, span = entries[r], words[r], lefts[r], spans[r]
+            while entry < count:
+                if width < 0:
+                    place = np.int64(np.int32(row[WORDS + entry])) - base
+                else:
+                    while left == 0:
+                        word += 1
+                        if word >= high_words:
+                            return -1
+                        left = row[high_at + word]
+                    place = ((32 * word + _lowest(left) - entry) << width) - base
+                    if width > 0:
+                        place += _low_bits(row, entry, width)
+                if place >= size:
+                    break
+                if place < 0:
+                    return -1
+                if codec == FP32:
+                    value = single[r, values_at + entry]
+                elif not scaled:
+                    half = row[values_at + (entry >> 1)] >> np.uint32(16 * (entry & 1)) & np.uint32(0xFFFF)
+                    value = _from_half(half) if codec == FP16 else np.uint32(half << np.uint32(16)).view(np.float32)
+                else:
+                    if segments > 1:
+                        span = _span_of(base + place, starts, max(span, 0))
+                    scale = np.int32(row[values_at + (owners[span] if segments > 1 else 0)])
+                    value = _signed(row, entry, scale, signs_at, plane, codec)
+                sums[place] += value
+                touched[min(number, FEW)] = place
+                number += 1
+                left &= left - np.uint32(1)
+                entry += 1
+            entries[r], words[r], lefts[r], spans[r] = entry, word, left, span
+        some = touched[:number] if number <= FEW else touched[:0]
+        if kind == FP32:
+            wrong += _write_tile(sums, divisor, some, number > FEW, out[base : base + size])
+        else:
+            wrong += _write_halves(sums, divisor, some, number > FEW, halves[base : base + size], kind)
+    for r in range(workers):
+        if entries[r] < rows[r, ENTRIES]:
+            return -1
+    return min(wrong, 1)
