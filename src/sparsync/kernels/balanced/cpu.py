@@ -79,14 +79,15 @@ def _nonzero(sums, found):
 @compiled("int64(int32[::1], int64, int64[::1])")
 def _reach(sums, kept, chosen):
     """Write the numbers of the ``kept`` largest sums, given as bits, of equal ones the first; there are more."""
-    counts = np.zeros(DIGIT, np.int64)
+    several = np.empty((4, DIGIT), np.int32)  # equal sums next to each other would wait for one counter
     low, wanted, top = 0, kept, 31
     for bottom in (TOP, MIDDLE, 0):
-        counts[:] = 0
+        several[:] = 0
         mask = (1 << (top - bottom)) - 1
         for i in range(sums.shape[0]):
             size = np.int64(sums[i] & MAGNITUDE)
-            counts[size >> bottom & mask] += size >> top == low >> top
+            several[i & 3, size >> bottom & mask] += size >> top == low >> top
+        counts = several[0] + several[1] + several[2] + several[3]
         digit = mask
         while counts[digit] < wanted:
             wanted -= counts[digit]
