@@ -442,8 +442,8 @@ MUTANTS = [
     Mutant(
         "entries of another tile are left out in silence",
         "src/sparsync/kernels/message/triton.py",
-        "_fail(tl.max(astray, 0) | many_astray, failed_exchange, number)",
-        "_fail(many_astray * 0, failed_exchange, number)",
+        "fail(tl.max(astray, 0) | many_astray, failed_exchange, number)",
+        "fail(many_astray * 0, failed_exchange, number)",
         "tests/test_kernel_message.py::test_entries_that_are_not_in_order_fail_the_exchange",
         interpreted=True,
     ),
@@ -457,8 +457,8 @@ MUTANTS = [
     Mutant(
         "kernels send values beyond the range",
         "src/sparsync/kernels/candidates/triton.py",
-        "sent = within_range(_rounded(u, CODEC), u, HALF or CODEC == 1)",
-        "sent = _rounded(u, CODEC)",
+        "sent = within_range(half_of(u, CODEC), u, HALF or CODEC == 1)",
+        "sent = half_of(u, CODEC)",
         f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-fp32-half]",
         interpreted=True,
     ),
