@@ -353,9 +353,8 @@ def test_balanced_finds_the_same_without_looking_for_zeros(monkeypatch, values):
         assert torch.allclose(total + home, sum(sent.densify() for sent in sents), atol=1e-6)
         assert all(int(part.count) == int(part.values.count_nonzero()) for part in results[0].mean.terms)
         given.append(total)
-    if values == "fp32":  # signs make many sums equal, and which of them go is left open
-        assert torch.equal(*given)
-    assert given[0].count_nonzero() == given[1].count_nonzero() > 0
+    assert torch.equal(*given)  # also where signs make many sums equal
+    assert given[0].count_nonzero() > 0
 
 
 @pytest.mark.parametrize("kind", [IndexPartition, HostPartition])

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from examples.every_other import EveryOther
 
-from sparsync import DGCK, AllGather, DenseAllReduce, GaussianK, Mismatch, NoCompression, ThresholdK, TopK
+from sparsync import DGCK, AllGather, Balanced, DenseAllReduce, GaussianK, Mismatch, NoCompression, ThresholdK, TopK
 from sparsync.collectives import Channel
 from sparsync.config import resolve
 from sparsync.engine.bucketing import Bucket
@@ -29,6 +29,7 @@ from sparsync.layout import Parameter
 from sparsync.schedule import Constant
 from sparsync.wire import Wire
 from sparsync.wire.device import DeviceMessage
+from sparsync.wire.device_parts import GatherMessage, ScatterMessages
 from tests import pairs
 from tests.fence import fenced
 from tests.methods import reducer_of
@@ -65,7 +66,7 @@ def two_ranks():
 @pytest.fixture(autouse=True)
 def within_bounds(request):
     """Whatever a kernel reads or writes lies within its tensors."""
-    if not INTERPRETED or "two_ranks" in request.fixturenames:
+    if not INTERPRETED or {"two_ranks", "ranks"} & set(request.fixturenames):
         yield
         return
     with fenced() as fence:
@@ -81,13 +82,13 @@ def plain():
     return stack
 
 
-def reducer(device, compressor, *, wire=None, dtype=torch.float32, **options):
+def reducer(device, compressor, *, wire=None, dtype=torch.float32, defers=True, **options):
     parameters = [Parameter.of(name, torch.zeros(size, dtype=dtype)) for name, size in SIZES.items()]
     collective = options.pop("collective", DenseAllReduce() if compressor.dense else AllGather())
     small = frozenset() if compressor.dense else frozenset({"small"})
     options = {"scope": "layer", "density": Constant(compressor.density), "dense_names": small} | options
     channel = Channel(options.pop("group", None), wire or Wire(), 20.0, device)
-    channel.may_defer |= channel.backend == "gloo"
+    channel.may_defer |= channel.backend == "gloo" and defers
     return reducer_of(parameters, compressor, collective, channel, **options)
 
 
@@ -158,6 +159,7 @@ METHODS = {
     "plain": (TopK(0.02), {}),
     "default": (TopK(0.02), {"wire": Wire("sign", "ef"), "scope": "global"}),
     "levels": (TopK(0.02), {"wire": Wire("levels", "ef")}),
+    "balanced": (TopK(0.02), {"wire": Wire("sign", "ef"), "scope": "global", "collective": Balanced(2.0)}),
     "undoable": (TopK(0.02), {"transactional": True, "wire": Wire("fp16", "ef")}),
     "corrected": (TopK(0.02), {"correction": Correction(0.5, True)}),
     "clipped": (TopK(0.02), {"clip": 0.5, "correction": Correction(0.5, True)}),
@@ -502,6 +504,121 @@ def test_two_ranks_stop_alike_and_keep_everything(two_ranks, cause):
     answers = two_ranks.run(case_failing, cause=cause, asks_early=False)
     (results, _, error), (other, _, told) = answers
     assert error == told
+    assert len(results) == len(other) == 3
+    for mine, theirs in zip(results, other, strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in SIZES)
+    assert {name for name, part in results[1].items() if part.any()} == {"c"}
+    assert not any(part.any() for part in results[2].values())
+    for name in KEPT:
+        came = sum(whole_numbers(number, rank)[name] for number in range(3) for rank in range(2))
+        if cause == "compress" and name == "b":
+            came -= whole_numbers(1, 1)[name]
+        residual = sum(residuals[name] for _, residuals, _ in answers)
+        assert torch.equal(2 * sum(result[name] for result in results) + residual, came)
+
+
+# ---- two rounds in an exchange --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ranks():
+    """Runs a case on as many ranks as it is asked for, likewise."""
+    if not INTERPRETED:
+        pytest.skip("two ranks cannot share a GPU over NCCL")
+    worlds = []
+
+    def run(size, case, **arguments):
+        worlds.append(World(size))
+        return worlds[-1].run(case, **arguments)
+
+    yield run
+    for world in worlds:
+        world.close()
+
+
+def case_balanced(rank, size, options):
+    """The same steps decided on the device and by the host."""
+    options = {"collective": Balanced(1.0), "group": dist.group.WORLD, **options}
+    with plain():
+        known = reducer(torch.device("cpu"), TopK(0.05), defers=False, **options)
+    ours, results = reducer(DEVICE, TopK(0.05), **options), []
+    assert isinstance(known.completion, Immediate)
+    assert isinstance(ours.completion, Deferred)
+    for number in range(3):
+        grads = whole_numbers(number, rank, ("a", float("nan")) if (rank, number) == (1, 1) else None)
+        results.append(step(ours, DEVICE, grads))
+        with plain():
+            assert_same(results[number], step(known, torch.device("cpu"), grads))
+    with plain():
+        theirs, entries = kept(known), known.stats.total.entries
+    mine = kept(ours)
+    assert ours.newest_stats().total.entries == entries
+    for name in KEPT:
+        assert torch.equal(mine[name][0], theirs[name][0]), name
+    with plain():
+        known.close()
+    ours.close()
+    return results, mine
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (2, {"wire": Wire("fp32", "int")}),
+        (3, {"wire": Wire("sign", "ef"), "scope": "global"}),
+        (3, {"wire": Wire("levels", "ef"), "transactional": True}),
+        (5, {"wire": Wire("fp16", "ef"), "scope": "global"}),
+    ],
+    ids=["2", "3", "3-undoable", "5"],
+)
+def test_balanced_ranks_take_the_same_steps_as_with_the_host(ranks, size, options):
+    (results, _), *others = ranks(size, case_balanced, options=options)
+    for other, _ in others:
+        for one, two in zip(results, other, strict=True):
+            assert_same(one, two)
+
+
+def failing_round(cause):
+    """This rank fails at the second bucket: it cannot compress it, or a bit of what it sends is flipped on its way to
+    rank 0, or to all."""
+    if cause == "compress":
+        return failing(cause)
+    kind, name, place = {
+        "to an owner": (ScatterMessages, "pack_parts", (0, -1)),
+        "from an owner": (GatherMessage, "pack_sums", (-1,)),
+        "count": (GatherMessage, "pack_sums", (ENTRIES,)),
+    }[cause]
+    made = getattr(kind, name)
+
+    def flipped(self, *arguments):
+        message = made(self, *arguments)
+        message[place] ^= 4 * (self.layout.id == 1)
+        return message
+
+    return patch.object(kind, name, flipped)
+
+
+def case_failing_round(rank, size, cause):
+    """Rank 1 fails in step 1."""
+    ours, results = reducer(DEVICE, TopK(0.02), group=dist.group.WORLD, collective=Balanced()), []
+    assert isinstance(ours.completion, Deferred)
+    with suppress(SparsyncError, RuntimeError):
+        for number in range(4):
+            with failing_round(cause) if (rank, number) == (1, 1) else nullcontext():
+                results.append(named(step(ours, DEVICE, whole_numbers(number, rank), THREE)))
+    with pytest.raises(SparsyncError) as error:
+        ours.check()
+    residuals = {name: ours.residual(name).clone() for name in KEPT}
+    ours.close()
+    return results, residuals, str(error.value)
+
+
+@pytest.mark.parametrize("cause", ["compress", "to an owner", "from an owner", "count"])
+def test_whichever_round_fails_all_ranks_stop_alike_and_keep_everything(ranks, cause):
+    answers = ranks(2, case_failing_round, cause=cause)
+    (results, _, error), (other, _, told) = answers
+    assert error == told
+    assert ("failed to compress" if cause == "compress" else "its checksum is another one") in error
     assert len(results) == len(other) == 3
     for mine, theirs in zip(results, other, strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in SIZES)

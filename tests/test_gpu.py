@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync.collectives import AllGather, Channel
+from sparsync.collectives import Channel
 from sparsync.compressors import Context, GaussianK
 from sparsync.engine.bucketing import Bucket
 from sparsync.engine.completion import Deferred
@@ -23,7 +23,7 @@ from sparsync.layout import Parameter
 from sparsync.schedule import Constant
 from sparsync.wire import CODECS, Wire
 from sparsync.workspace import Workspace
-from tests.methods import SPARSE, Worker, gradient, make, reducer_of, worker
+from tests.methods import COLLECTIVES, SPARSE, Worker, gradient, make, reducer_of, worker
 from tests.models import net, weights
 from tests.pairs import layout_of, nothing_waited_for_nor_allocated
 from tests.tensors import moved, sketched, tables_of
@@ -207,14 +207,14 @@ def case_settled(rank: int, size: int, cases: list[tuple[str, str, str, str, flo
 
 
 def settled(
-    group: dist.ProcessGroup, name: str, scope: str, values: str, indices: str, clip: float | None
+    group: dist.ProcessGroup, name: str, scope: str, values: str, indices: str, clip: float | None, collective: str
 ) -> tuple[int, int]:
     device = torch.device("cuda", 0)
     sizes = {"a": 1_000_003, "small": 700, "b": 250_000}
     channel = Channel(group, Wire(values, indices), 60.0, device)
     parameters = [Parameter.of(name, torch.zeros(size)) for name, size in sizes.items()]
     reducer = reducer_of(
-        parameters, make(name, 0.001), AllGather(), channel, scope=scope, density=Constant(0.001),
+        parameters, make(name, 0.001), COLLECTIVES[collective], channel, scope=scope, density=Constant(0.001),
         dense_names=frozenset({"small"}), clip=clip,
     )  # fmt: skip
     assert isinstance(reducer.completion, Deferred)
@@ -249,6 +249,7 @@ def test_once_settled_a_whole_step_waits_for_nothing_and_allocates_nothing():
     plain, short = ("layer", "fp32", "int"), ("global", "sign", "ef")
     cases = [("threshold", *plain), ("threshold", *short), ("topk", *plain), ("gaussian", *short), ("dgc", *plain)]
     cases = [(*case, None) for case in cases] + [("topk", *plain, 1e9), ("threshold", *short, 1e9)]
+    cases = [(*case, "allgather") for case in cases] + [("threshold", *short, None, "balanced")]
     ((finished, answer),) = World.once(1, case_settled, timeout=170, cases=cases)
     assert finished, answer
     for (name, *_), (entries, steps) in zip(cases, answer, strict=True):
@@ -262,8 +263,8 @@ def case_train(rank: int, size: int, backend: str, name: str, values: str, scope
     torch.cuda.set_device(0)
     ddp = DistributedDataParallel(net().cuda(), bucket_cap_mb=0.01, process_group=group)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    if name == "default":
-        handle = sparsync.attach(ddp, optimizer=optimizer, scope=scope, dense_below=100)
+    if name in ("default", "balanced"):
+        handle = sparsync.attach(ddp, recipe=name, optimizer=optimizer, scope=scope, dense_below=100)
     else:
         handle = sparsync.attach(ddp, make(name, 0.02), values=values, scope=scope, dense_below=100)
     rng = torch.Generator(device="cuda").manual_seed(rank)
@@ -282,7 +283,9 @@ def case_train(rank: int, size: int, backend: str, name: str, values: str, scope
 
 @pytest.mark.parametrize(("backend", "size"), [("nccl", 1), ("gloo", 2), ("gloo", 3)])
 @pytest.mark.parametrize("scope", ["layer", "global"])
-@pytest.mark.parametrize(("name", "values"), [("topk", "fp32"), ("threshold", "fp32"), ("default", "sign")])
+@pytest.mark.parametrize(
+    ("name", "values"), [("topk", "fp32"), ("threshold", "fp32"), ("default", "sign"), ("balanced", "sign")]
+)
 def test_training_on_the_device(backend, size, scope, name, values):
     answers = World.once(size, case_train, timeout=120, backend=backend, name=name, values=values, scope=scope)
     assert all(finished for finished, _ in answers), answers

@@ -25,15 +25,15 @@ MUTANTS = [
     Mutant(
         "neighbours have one owner",
         "src/sparsync/collectives/partition.py",
-        "return (rows * MIXER & 0xFFFFFFFF) >> 15",
+        "return (rows * MIXER & 0xFFFFFFFF) >> SHIFT",
         "return 0 * rows",
         "tests/test_collectives.py::test_balanced_messages_are_of_one_size_whatever_the_order_of_the_tensors[16-IndexPartition]",
     ),
     Mutant(
         "neighbours have other owners on the host",
         "src/sparsync/collectives/partition.py",
-        "turn >>= np.uint32(15)",
-        "turn >>= np.uint32(14)",
+        "turn >>= np.uint32(SHIFT)",
+        "turn >>= np.uint32(SHIFT - 1)",
         "tests/test_collectives.py::test_balanced_the_host_cuts_as_a_device_does[100003-3]",
     ),
     Mutant(
@@ -182,5 +182,13 @@ MUTANTS = [
         "len(ranks), whole.size",
         "len(ranks), len(ranks)",
         "tests/test_hierarchy.py::test_laws_1_and_2_hold_and_leaders_keep_all[2+1-allgather-float32]",
+    ),
+    Mutant(
+        "messages from owners are not checked on the device",
+        "src/sparsync/collectives/balanced.py",
+        "rows = channel.all_gather(message, own.gathered)\n        channel.verify(rows, again=True)",
+        "rows = channel.all_gather(message, own.gathered)\n        channel.sequence += 1",
+        "tests/test_deferred.py::test_whichever_round_fails_all_ranks_stop_alike_and_keep_everything[from an owner]",
+        interpreted=True,
     ),
 ]

@@ -90,7 +90,7 @@ MUTANTS = [
     Mutant(
         "sent entries of a non-finite step are not restored on the device",
         "src/sparsync/engine/ledger.py",
-        "status.restore(residual, entry.owed(), entry.exchange)",
+        "status.restore(residual, entry.entries, entry.exchange)",
         "pass",
         "tests/test_deferred.py::test_what_is_sent_comes_home_when_a_gradient_is_not_finite",
         interpreted=True,
@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant(
         "rejected entries of a failed exchange are restored twice",
         "src/sparsync/engine/ledger.py",
-        "self._in_flight.insert(-1, InFlight(unit, rejected, returned=True))",
+        "self._in_flight.insert(-1, InFlight(unit, rejected, not held, held))",
         "pass",
         f"{DEFERRED}::test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once[None-rejected]",
         interpreted=True,

@@ -5,6 +5,7 @@ from tests.mutants import Mutant
 LAW_1 = "tests/test_laws.py::test_law_1_nothing_is_lost_on_one_worker"
 VELOCITY = "tests/test_laws.py::test_law_1_under_momentum_correction_and_clipping"
 DEFERRED = "tests/test_deferred.py"
+BALANCED = "tests/test_kernel_balanced.py"
 FROM_A_FAILURE_ON = f"{DEFERRED}::test_from_a_failed_exchange_on_nothing_is_applied_and_all_is_kept[header]"
 
 RANGE = "tests/failures/test_value_range.py"
@@ -441,8 +442,8 @@ MUTANTS = [
     Mutant(
         "entries of another tile are left out in silence",
         "src/sparsync/kernels/message/triton.py",
-        "_fail(tl.max(astray, 0) | many_astray, failed_exchange, number)",
-        "_fail(many_astray * 0, failed_exchange, number)",
+        "fail(tl.max(astray, 0) | many_astray, failed_exchange, number)",
+        "fail(many_astray * 0, failed_exchange, number)",
         "tests/test_kernel_message.py::test_entries_that_are_not_in_order_fail_the_exchange",
         interpreted=True,
     ),
@@ -456,8 +457,8 @@ MUTANTS = [
     Mutant(
         "kernels send values beyond the range",
         "src/sparsync/kernels/candidates/triton.py",
-        "sent = within_range(_rounded(u, CODEC), u, HALF or CODEC == 1)",
-        "sent = _rounded(u, CODEC)",
+        "sent = within_range(half_of(u, CODEC), u, HALF or CODEC == 1)",
+        "sent = half_of(u, CODEC)",
         f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-fp32-half]",
         interpreted=True,
     ),
@@ -515,6 +516,45 @@ MUTANTS = [
         "if grad.dtype.itemsize < factor.dtype.itemsize:",
         "if False:",
         f"{RANGE}::test_preconditioned_means_in_half_precision_stay_in_range[2]",
+    ),
+    Mutant(
+        "entries that a message has no room for are lost on the device",
+        "src/sparsync/kernels/balanced/triton.py",
+        "tl.where(stays, value, 0.0)",
+        "tl.where(stays, 0.0, 0.0)",
+        f"{BALANCED}::test_entries_without_room_stay",
+        interpreted=True,
+    ),
+    Mutant(
+        "a sum outside the gradient is taken for one of it",
+        "src/sparsync/kernels/balanced/triton.py",
+        "fail(outside, failed_exchange, number)",
+        "pass",
+        f"{BALANCED}::test_an_entry_in_the_last_row_that_is_beyond_the_gradient_fails_the_exchange",
+        interpreted=True,
+    ),
+    Mutant(
+        "of two rounds the host never hears of the second",
+        "src/sparsync/kernels/status/triton.py",
+        "if AGAIN & (wrong > 0) & (first_wrong == 0):",
+        "if AGAIN & (wrong > 0) & (first_wrong > 0):",
+        f"{BALANCED}::test_of_two_rounds_the_host_hears_of_the_one_that_failed[second]",
+        interpreted=True,
+    ),
+    Mutant(
+        "what a failed exchange rejected comes home beside what was sent",
+        "src/sparsync/kernels/status/triton.py",
+        "if _not_applied(nonfinite_step, failed_exchange, number) == 0:",
+        "if number >= 0:",
+        f"{DEFERRED}::test_whichever_round_fails_all_ranks_stop_alike_and_keep_everything[from an owner]",
+        interpreted=True,
+    ),
+    Mutant(
+        "compiled loops multiply rows in 64 bits",
+        "src/sparsync/kernels/balanced/cpu.py",
+        "np.int32(np.uint32(np.uint32(row) * MIXER) >> SHIFT)",
+        "np.int32((np.uint32(row) * MIXER) >> SHIFT)",
+        "tests/test_compiled_partition.py::test_the_same_parts_and_the_same_largest_sums[1023-3-normal]",
     ),
 ]
 

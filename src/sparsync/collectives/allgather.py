@@ -13,6 +13,7 @@ from sparsync.collectives.base import (
     FiniteFlag,
     Mean,
     MeanOf,
+    MeanOfMessages,
     Reduced,
     Traffic,
     Transfer,
@@ -39,22 +40,6 @@ class GatherBuffers:
             channel.wire, layout, shape, channel.size, device, failed_exchange, channel.divisor
         )
         self.rows = channel.room_for(self.message.message)
-
-
-@dataclass
-class MeanOfMessages:
-    """The mean of the messages of all ranks, read and summed by kernels; 0 once an exchange has failed."""
-
-    message: DeviceMessage
-    rows: Tensor
-    failed_exchange: Tensor
-    number: int  # of the exchange
-
-    def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
-        self.message.write_mean(self.rows, self.failed_exchange, out, None if flag is None else flag.bad, self.number)
-
-    def give_norm(self, out: Tensor, norms: Tensor, scale: float) -> Tensor:
-        return self.message.give_norm(self.rows, out, norms, scale)
 
 
 @dataclass

@@ -9,13 +9,51 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparsync.collectives.base import PAIRS, RING, MeanOf, Reduced, Traffic, Transfer, bad_ranks, bad_ranks_of
+from sparsync.collectives.base import (
+    PAIRS,
+    RING,
+    Mean,
+    MeanOf,
+    MeanOfMessages,
+    Reduced,
+    Traffic,
+    Transfer,
+    bad_ranks,
+    bad_ranks_of,
+)
 from sparsync.collectives.comm.channel import Channel
 from sparsync.collectives.partition import IndexPartition, partition_for
+from sparsync.kernels.balanced.launch import LargestSums
+from sparsync.kernels.message.header import EXTRA
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire
+from sparsync.wire.device_parts import GatherMessage, ScatterMessages, carries_parts
 from sparsync.workspace import Workspace
+
+
+class BalancedBuffers:
+    """Both rounds of an exchange by kernels: messages, sums, and what is rejected, in buffers that stay."""
+
+    def __init__(self, partition: IndexPartition, channel: Channel, device: torch.device) -> None:
+        layout, workers, wire = partition.layout, partition.workers, channel.wire
+        there, back = partition.shapes(torch.float32)
+        failed = channel.checks.failed_exchange(device)
+        self.scatter = ScatterMessages(wire, layout, there, workers, workers, device, failed)
+        self.gather = GatherMessage(wire, layout, back, workers, device, failed, channel.divisor)
+        self.received = self.scatter.messages if channel.group is None else torch.zeros_like(self.scatter.messages)
+        self.gathered = channel.room_for(self.gather.message)
+        size = workers * partition.room
+        self.sums = LargestSums(
+            size, partition.kept, partition.rows, layout.numel, workers, wire.values, len(layout.segments),
+            self.scatter.places, device,
+        )  # fmt: skip
+        # What has no room in a message, then what is left of sums: an entry may be in both.
+        longest = max(size, layout.capacity)
+        self.indices = torch.arange(longest, device=device).remainder(layout.numel).repeat(2, 1)
+        self.values = torch.zeros(2, longest, device=device)
+        self.count = torch.tensor(2 * longest, device=device)
+        self.stays, self.left = zip(self.indices.unbind(), self.values.unbind(), strict=True)
 
 
 @dataclass(frozen=True)
@@ -34,7 +72,7 @@ class Balanced:
     share: float = 1.0
     shared = False
     blocks = False
-    deferrable = False
+    deferrable = True
     graph_safe = True
     node_sums = True
 
@@ -47,15 +85,32 @@ class Balanced:
             raise ValueError("a compressor that sends every entry goes with collective='dense', not 'balanced'")
 
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
+        if carries_parts(channel.wire, sent, channel.size):
+            return self._by_kernels(sent, layout, channel, workspace)
         messages = BalancedMessages(partition_for(sent.values, layout, channel.size, self.share), sent, channel.wire)
         (parts,), (stays,) = messages.partition.split([sent])
         rows = channel.all_to_all(messages.scatter_messages(parts, channel.sequence))
         headers = channel.verify(rows)
         largest, left = messages.gather_message(rows, channel.rank, channel.sequence)
         rows = channel.all_gather(largest)
-        channel.verify(rows)
+        channel.verify(rows, again=True)
         rejected = messages.partition.rejected(stays, *left)
-        return Reduced(MeanOf([messages.total(rows)], channel.divisor), rejected, bad_ranks(headers))
+        return Reduced(messages.mean(rows, channel.divisor), rejected, bad_ranks(headers))
+
+    def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
+        device, rank = sent.values.device, channel.rank
+        make = lambda: BalancedBuffers(IndexPartition(layout, channel.size, self.share), channel, device)  # noqa: E731
+        own = workspace.get(BalancedBuffers, (layout.digest, self.share, device), make)
+        failed, sums = channel.checks.failed_exchange(device), own.sums
+        rows = channel.all_to_all(own.scatter.pack_parts(sent, channel.sequence, own.stays), own.received)
+        headers = channel.verify(rows)
+        own.scatter.add_up(rows, rank, failed, channel.sequence, sums.values, sums.rows)
+        sums.choose(rank, *own.left, failed, channel.sequence)
+        message = own.gather.pack_sums(sums.rows, sums.values, sums.count, sent, rank, channel.sequence)
+        rows = channel.all_gather(message, own.gathered)
+        channel.verify(rows, again=True)
+        rejected = replace(sent, indices=own.indices, values=own.values, count=own.count)
+        return Reduced(MeanOfMessages(own.gather, rows, failed, channel.sequence), rejected, bad_ranks(headers))
 
     def reduce_local(
         self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None
@@ -119,11 +174,12 @@ class BalancedMessages:
         result = replace(self.sent, indices=rows[0], values=values[0], count=(values != 0).sum(), numel=partition.rows)
         return self._encode(result, rank, self.back, sequence), (places[0], left[0])
 
-    def total(self, answers: Tensor) -> SparseGrad:
-        """Return the result, from all owners' messages."""
+    def mean(self, answers: Tensor, divisor: int) -> Mean:
+        """Return the result, from all owners' messages: their sums over ``divisor``."""
         parts = self.wire.decode(answers, partial(self.partition.segment, self.owners), self.back)
-        return self.partition.placed(parts, self.owners)
+        return self.partition.mean(parts, self.owners, divisor)
 
     def _encode(self, part: SparseGrad, owner: int | Tensor, shape: Shape, sequence: int) -> Tensor:
         header = self.wire.header(part, sequence, self.partition.layout.id, self.partition.layout.digest)
+        header[..., EXTRA] = self.sent.count
         return self.wire.encode(part, partial(self.partition.segment, owner), shape, header)

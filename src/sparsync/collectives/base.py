@@ -14,6 +14,7 @@ from sparsync.collectives.comm.channel import Channel
 from sparsync.layout import Layout
 from sparsync.sparse import NONFINITE, SparseGrad, give_norm, write_mean
 from sparsync.wire import Header, Shape, Wire
+from sparsync.wire.device import DeviceMessage
 from sparsync.workspace import Workspace
 
 
@@ -63,6 +64,22 @@ class MeanOf(Mean):
         written = write_mean(out, self.terms, self.divisor)
         if flag is not None:
             flag.check_finite(written)
+
+
+@dataclass
+class MeanOfMessages:
+    """The mean of the messages of all ranks, read and summed by kernels; 0 once an exchange has failed."""
+
+    message: DeviceMessage
+    rows: Tensor
+    failed_exchange: Tensor
+    number: int  # of the exchange
+
+    def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
+        self.message.write_mean(self.rows, self.failed_exchange, out, None if flag is None else flag.bad, self.number)
+
+    def give_norm(self, out: Tensor, norms: Tensor, scale: float) -> Tensor:
+        return self.message.give_norm(self.rows, out, norms, scale)
 
 
 @dataclass
@@ -135,7 +152,8 @@ class Collective(Protocol):
     Attributes:
         shared: every rank must send the same entries.
         blocks: what a rank sends travels as it is, so that a block's start can stand for its indices.
-        deferrable: it needs nothing from the host between its rounds, and verifies the headers of one of them.
+        deferrable: it needs nothing from the host between its rounds, and verifies the headers of one of them, or of
+            several: then of all but the first ``again``.
         graph_safe: ``reduce_local`` never waits for the host, so that a CUDA graph may replay it.
         node_sums: it divides by ``channel.divisor``, so that leaders of nodes may send sums of their nodes' gradients.
     """

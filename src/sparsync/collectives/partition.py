@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsync.collectives.base import remainder_of, round_sums, shape_of
+from sparsync.collectives.base import Mean, MeanOf, remainder_of, round_sums, shape_of
+from sparsync.kernels import cpu
+from sparsync.kernels.partition import MIXER, SHIFT
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Shape, Wire, within
@@ -19,7 +21,6 @@ from sparsync.wire import Shape, Wire, within
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 ROOM = 2.0  # standard deviations of a message's entries for which there is room beyond the mean
-MIXER = 0x9E3779B1  # odd, with bits all over: neighbouring rows get owners that have nothing to do with each other
 
 
 class IndexPartition:
@@ -62,6 +63,10 @@ class IndexPartition:
         if len(self.layout.segments) == 1:
             return torch.zeros_like(rows)
         return self.layout.segment_of(self.place(rows, owner).clamp(max=self.layout.numel - 1))
+
+    def mean(self, parts: SparseGrad, owners: Tensor, divisor: int) -> Mean:
+        """Return all owners' parts, over ``divisor``."""
+        return MeanOf([self.placed(parts, owners)], divisor)
 
     def placed(self, part: SparseGrad, owner: Tensor) -> SparseGrad:
         """Return all of several owners' entries, of which each has a row, with their places in the flat gradient."""
@@ -111,7 +116,8 @@ class IndexPartition:
         return parts, stays
 
     def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Owners' largest sums as they travel, and their rows; and what is left of all sums, in the flat gradient.
+        """Owners' largest sums as they travel, and their rows; and what is left of all sums, in the flat gradient. Of
+        equal magnitudes the lower row goes first.
 
         Of both places come first, then values, with a row for each owner.
 
@@ -120,7 +126,7 @@ class IndexPartition:
             owners: their numbers, ``(owners, 1)``.
         """
         rows = torch.arange(self.rows, device=sums.device)
-        chosen = torch.topk(sums.abs(), self.kept, sorted=False).indices
+        chosen = torch.topk(_keys(sums, rows), self.kept, sorted=False).indices
         values, parts = sums.gather(1, chosen), len(self.layout.segments) + 1
         # Zeros stand apart: a mean of signs shall not count them.
         segment = torch.where(values != 0, self.segment(owners, chosen), parts - 1)
@@ -147,11 +153,18 @@ class IndexPartition:
         return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
 
     def _turn(self, rows: Tensor) -> Tensor:
-        return (rows * MIXER & 0xFFFFFFFF) >> 15
+        return (rows * MIXER & 0xFFFFFFFF) >> SHIFT
 
     def _rounded(self, sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor:
         """Return sums as they travel. A single worker's are what it sent, which needs no other scale than its own."""
         return sums if self.workers == 1 else round_sums(sums, segments, parts, wire)
+
+
+def _keys(sums: Tensor, rows: Tensor) -> Tensor:
+    """Return what tells sums apart: the bits of their magnitudes, and below them their rows, counted down."""
+    if sums.dtype == torch.float64:  # has no kernels that would have to find the same
+        return sums.abs()
+    return (sums.abs().view(torch.int32).long() << 32) - (rows & 0xFFFFFFFF)
 
 
 def _room(mean: float) -> int:
@@ -211,15 +224,15 @@ class HostPartition(IndexPartition):
 
     def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         (whole,), owner = sums, int(owners)
-        rows = torch.from_numpy(np.flatnonzero(whole.numpy() != 0))
+        rows = self._nonzero(whole)
         found = whole.index_select(0, rows)
         if self.kept < rows.numel():
-            chosen = torch.topk(found.abs(), self.kept, sorted=False).indices.sort().values
+            chosen = self._reach(found, rows)
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
         else:
             chosen, goes, going = torch.arange(rows.numel()), rows, found
         sent = self._rounded(going, self.segment(owner, goes), len(self.layout.segments), wire)
-        left = remainder_of(found, chosen, sent)
+        left = self._left(found, chosen, sent)
         real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
         missing = 0, self.kept - real.numel()
         travel, indices = (nn.functional.pad(own.index_select(0, real), missing) for own in (sent, goes))
@@ -230,11 +243,23 @@ class HostPartition(IndexPartition):
         indices, values = torch.cat([stays.indices, places]), torch.cat([stays.values, left])
         return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
 
+    def _nonzero(self, sums: Tensor) -> Tensor:
+        """Return the rows of sums that are not 0."""
+        return torch.from_numpy(np.flatnonzero(sums.numpy() != 0))
+
+    def _reach(self, sums: Tensor, rows: Tensor) -> Tensor:
+        """Return the numbers of the largest sums, in ascending order."""
+        return torch.topk(_keys(sums, rows), self.kept, sorted=False).indices.sort().values
+
+    def _left(self, sums: Tensor, chosen: Tensor, sent: Tensor) -> Tensor:
+        """Return what is left of sums."""
+        return remainder_of(sums, chosen, sent)
+
     def _turns(self, rows: Numbers) -> Numbers:
         """What ``_turn`` says, modulo the workers. A division by one number is fast in numpy, a remainder is not."""
         turn = rows.astype(np.uint32)
         turn *= np.uint32(MIXER)
-        turn >>= np.uint32(15)
+        turn >>= np.uint32(SHIFT)
         turn -= turn // np.uint32(self.workers) * np.uint32(self.workers)
         return turn
 
@@ -246,4 +271,10 @@ class HostPartition(IndexPartition):
 
 def partition_for(tensor: Tensor, layout: Layout, workers: int, share: float) -> IndexPartition:
     """Return a cut that works where ``tensor`` is."""
-    return (HostPartition if tensor.device.type == "cpu" else IndexPartition)(layout, workers, share)
+    if tensor.device.type != "cpu":
+        return IndexPartition(layout, workers, share)
+    if tensor.dtype == torch.float32 and cpu.LEAST <= layout.numel < 2**31 - workers and cpu.available():
+        from sparsync.collectives.compiled_partition import CompiledPartition
+
+        return CompiledPartition(layout, workers, share)
+    return HostPartition(layout, workers, share)

@@ -6,7 +6,7 @@ All of it follows from what a plan's own messages take (``bytes_per_step``), for
 2. *What travels dense*: 1-D and small tensors, if they take at most a fifth of the budget; otherwise the largest of
    them are compressed until the others do. With a preconditioner they always travel dense.
 3. *Collective*: all-gather, whose result holds up to P k entries, or balanced, which takes about 3 k whatever P is for
-   2 k of them: the one whose result holds more. Balanced must hold a quarter more, as on a GPU it waits for the host.
+   2 k of them: the one whose result holds more. Balanced must hold a quarter more, as it takes two rounds.
    Where both hold all entries, the one to which every worker sends more. With a preconditioner all-gather, if with it
    a worker can send 1 % of the entries: signs of sums lose more than signs of updates.
 4. *Values*: the most exact with which enough entries travel: fp16 from a half of all entries on, levels from a quarter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -150,8 +150,9 @@ class Deferred(Completion):
     ) -> None:
         device = unit.grad.device
         status = self._checks.status(device)
-        finish_unit(unit, unit.grad, status if self.plan.keeps_residuals else None, [reduced], [self.worker])
-        self.worker.ledger.record_rejected(unit, reduced.rejected)
+        result = replace(reduced, rejected=None)  # what is rejected goes back when the step is known to count
+        finish_unit(unit, unit.grad, status if self.plan.keeps_residuals else None, [result], [self.worker])
+        self.worker.ledger.record_rejected(unit, reduced.rejected, held=True)
         positions = PositionsOfParameters.of(layout.spans, device, unit.workspace)
         status.poison(unit.grad, positions.starts, self.plan.transactional)
         self.worker.ledger.record_exchange(unit, self.channel.sequence)
@@ -210,7 +211,8 @@ class Deferred(Completion):
                     f"{len(pending.exchanges)} exchanges; a collective with deferrable=True must do it once in each"
                 )
             for (record, layout), headers in zip(pending.exchanges, pending.outcome.exchanges, strict=True):
-                self.stats.count_entries(record, headers[self.channel.rank].entries, layout.sendable)
+                own = headers[self.channel.rank]
+                self.stats.count_entries(record, own.extra or own.entries, layout.sendable)
         return pending.outcome
 
 

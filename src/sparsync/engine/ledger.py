@@ -30,7 +30,8 @@ class Cause(Enum):
 
 @dataclass
 class InFlight:
-    """Entries of one unit that were sent or, ``returned``, that are back in the residual already.
+    """Entries of one unit that were sent or, ``returned``, that are back in the residual already; or that were rejected
+    and are ``held`` until the device knows that the step counts.
 
     ``exchange``: the number of the last exchange they travelled in, where the device decides.
     """
@@ -38,6 +39,7 @@ class InFlight:
     unit: Unit
     entries: SparseGrad
     returned: bool = False
+    held: bool = False
     exchange: int = 0
 
     def owed(self) -> SparseGrad:
@@ -71,11 +73,12 @@ class Ledger:
             sent = replace(sent, values=copy.values.copy_(sent.values))
         self._in_flight.append(InFlight(unit, sent))
 
-    def record_rejected(self, unit: Unit, rejected: SparseGrad | None) -> None:
-        """Note entries of the unit recorded last that ``restore_rejected`` has put back."""
+    def record_rejected(self, unit: Unit, rejected: SparseGrad | None, held: bool = False) -> None:
+        """Note entries of the unit recorded last that ``restore_rejected`` has put back; or that are ``held``: then
+        ``restore_on_device`` is going to."""
         if rejected is not None:
             # Before what was sent: taken out again first, the sums that follow are those of ``compress``, and exact.
-            self._in_flight.insert(-1, InFlight(unit, rejected, returned=True))
+            self._in_flight.insert(-1, InFlight(unit, rejected, not held, held))
 
     def record_exchange(self, unit: Unit, exchange: int) -> None:
         """Note in which exchange the unit's entries travelled."""
@@ -99,17 +102,20 @@ class Ledger:
             self.feedback.rollback()
         elif not self.feedback.transactional:
             for entry in self._in_flight:
-                if entry.unit.keeps:
+                if entry.unit.keeps and not entry.held:
                     with self._on_stream(entry.unit.grad.device):
                         self.feedback.restore_to_residual(entry.unit.key, entry.owed())
         self.clear()
 
     def restore_on_device(self, status: DeviceStatus) -> None:
-        """Put back what the device knows not to be applied: all of a bad step, or all since an exchange failed."""
+        """Put back what the device knows not to be applied: all of a bad step, or all since an exchange failed; of the
+        others, what was rejected."""
         for entry in self._in_flight:
             residual = self.feedback.working(entry.unit.key) if entry.unit.keeps else None
-            if residual is not None and not self.feedback.transactional:
-                status.restore(residual, entry.owed(), entry.exchange)
+            if residual is not None and entry.held:
+                status.put_back(residual, entry.entries, entry.exchange)
+            elif residual is not None and not self.feedback.transactional:
+                status.restore(residual, entry.entries, entry.exchange)
         self.clear()
 
     def clear(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsync.kernels import Memory, Velocity
+from sparsync.kernels import Memory, Velocity, cpu
 from sparsync.layout import Parameter, Span
 from sparsync.sparse import SparseGrad
 from sparsync.workspace import Workspace
@@ -105,7 +105,15 @@ class Feedback:
         """Add entries that this rank sent, or dropped for others, back into its residual; sums saturate there."""
         if key not in self._residuals.flat:  # nothing was taken out of it either
             return
-        residual = rejected.add_to(self._residuals.flat[key].working)
+        residual = self._residuals.flat[key].working
+        indices, values = rejected.indices, rejected.values
+        listed = indices is not None and indices.dim() == 1 and values.dtype == torch.float32
+        if indices is not None and listed and cpu.usable(residual, indices, values):
+            from sparsync.kernels.balanced.cpu import put_back
+
+            put_back(residual, indices, values)
+            return
+        rejected.add_to(residual)
         top = torch.finfo(residual.dtype).max
         if rejected.indices is None:
             residual.clamp_(-top, top)

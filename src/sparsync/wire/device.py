@@ -44,7 +44,10 @@ class DeviceMessage:
         workers: how many ranks' messages are read.
         failed_exchange: 0-d int32 tensor; messages say so where it is not 0.
         divisor: of their sum; their number.
+        made: how many messages are made at once.
     """
+
+    parts = 0  # of the gradient, of which messages are about one each; 0: about all of it
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class DeviceMessage:
         device: torch.device,
         failed_exchange: Tensor | None = None,
         divisor: int | None = None,
+        made: int = 1,
     ) -> None:
         self.layout, self.shape, self.workers, self.launch = layout, shape, workers, Launcher()
         self.divisor = float(divisor or workers)
@@ -78,15 +82,17 @@ class DeviceMessage:
             return torch.zeros(size, dtype=torch.int32, device=device)
 
         self.failed_exchange = zeros() if failed_exchange is None else failed_exchange
-        self.message = zeros(self.words)
+        self.messages = zeros(made, self.words)
+        self.message = self.messages[0]
         self.message16 = self.message.view(torch.int16)
         self.checksum = self.message[SUM : SUM + 2].view(torch.int64)
         self._read: tuple[Tensor, Tensor, Tensor] | None = None
         self.gathered: Tensor | None = None
-        self.bitmap, self.lines, self.sums = zeros(self.pieces * 4096), zeros(self.pieces * 128), zeros(self.pieces)
+        pieces = made * self.pieces
+        self.bitmap, self.lines, self.sums = zeros(pieces * 4096), zeros(pieces * 128), zeros(pieces)
         self.begins = zeros(workers, self.tiles + 1)
         self.programs = min(PROGRAMS, self.tiles)
-        self.scratch = zeros(self.programs * TILE)
+        self.scratch: Tensor | None = None
         usual = 2 * TILE * shape.capacity // shape.numel  # entries of a tile, and as many again
         self.lanes = min(128, max(16, 1 << usual.bit_length()))
         self.ranks = min(RANKS, max(2, 1 << (workers - 1).bit_length()))
@@ -131,35 +137,58 @@ class DeviceMessage:
         """Overwrite ``out`` with the mean of the messages ``rows``, summed in their order; with 0 where
         ``failed_exchange`` is not 0. ``overflow`` becomes 1 where that is not finite; ``failed_exchange`` becomes
         ``number``, this exchange, where a message has entries that do not exist."""
+        out.zero_()
+        with on_device_of(out):
+            self._sum(rows, failed_exchange, number, out, out, overflow, 0)
+
+    def _sum(
+        self,
+        rows: Tensor,
+        failed_exchange: Tensor,
+        number: int,
+        out: Tensor,
+        listed: Tensor,
+        overflow: Tensor | None,
+        part: int,
+    ) -> None:
+        """Add the messages ``rows`` up, tile by tile."""
+        from sparsync.kernels.message import triton as kernels
+
+        if self.scratch is None:
+            self.scratch = self.message.new_zeros(self.programs * TILE)
+        rows, rows16, indices, index_stride = self._indices(rows, failed_exchange, number)
+        self.launch(
+            kernels.find_tiles, (self.workers, -(-(self.tiles + 1) // BLOCK)),
+            rows, self.words, indices, index_stride, failed_exchange, number, self.begins, self.tiles,
+            self.shape.capacity, TILE=TILE, STEPS=self.shape.capacity.bit_length(), BLOCK=BLOCK,
+        )  # fmt: skip
+        self.launch(
+            kernels.sum_tiles, (self.programs,),
+            rows, rows16, self.words, indices, index_stride, self.begins, self.scratch, out,
+            failed_exchange if overflow is None else overflow, failed_exchange, number, self.starts, self.owners,
+            self.spans, len(self.layout.segments), self.tiles, self.programs, self.workers, self.divisor,
+            self.values_at, self.plane, self.shape.numel, listed, self.shape.capacity, part,
+            TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
+            CHECK=overflow is not None, PARTS=self.parts, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
+        )  # fmt: skip
+
+    def _indices(self, rows: Tensor, failed_exchange: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Return messages, the same in 16-bit words, their entries' indices, and how far those of two messages are
+        apart."""
         from sparsync.kernels.message import triton as kernels
 
         rows, rows16, indices = self._views(rows)
-        stride, index_stride = self.words, self.words
-        out.zero_()
-        with on_device_of(out):
-            if self.width >= 0:
-                blocks, indices, index_stride = self.high_blocks, self.indices, self.shape.capacity
-                high = (rows, stride, self.high_at, self.high_words, self.ones, blocks)
-                self.launch(kernels.count_ones, (blocks, self.workers), *high, BLOCK=HIGH)
-                self.launch(
-                    kernels.expand, (blocks, self.workers),
-                    *high, indices, index_stride, failed_exchange, number, BLOCK=HIGH,
-                    BLOCKS=max(2, 1 << (blocks - 1).bit_length()), WIDTH=self.width,
-                )  # fmt: skip
-            self.launch(
-                kernels.find_tiles, (self.workers, -(-(self.tiles + 1) // BLOCK)),
-                rows, stride, indices, index_stride, failed_exchange, number, self.begins, self.tiles,
-                self.shape.capacity, TILE=TILE, STEPS=self.shape.capacity.bit_length(), BLOCK=BLOCK,
-            )  # fmt: skip
-            self.launch(
-                kernels.sum_tiles, (self.programs,),
-                rows, rows16, stride, indices, index_stride, self.begins, self.scratch, out,
-                failed_exchange if overflow is None else overflow, failed_exchange, number, self.starts, self.owners,
-                self.spans, len(self.layout.segments), self.tiles, self.programs, self.workers, self.divisor,
-                self.values_at, self.plane, self.shape.numel,
-                TILE=TILE, LANES=self.lanes, RANKS=self.ranks, CODEC=self.codec, STEPS=self.steps,
-                CHECK=overflow is not None, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
-            )  # fmt: skip
+        if self.width < 0:
+            return rows, rows16, indices, self.words
+        blocks = self.high_blocks
+        high = (rows, self.words, self.high_at, self.high_words, self.ones, blocks)
+        self.launch(kernels.count_ones, (blocks, self.workers), *high, BLOCK=HIGH)
+        self.launch(
+            kernels.expand, (blocks, self.workers),
+            *high, self.indices, self.shape.capacity, failed_exchange, number, BLOCK=HIGH,
+            BLOCKS=max(2, 1 << (blocks - 1).bit_length()), WIDTH=self.width,
+        )  # fmt: skip
+        return rows, rows16, self.indices, self.shape.capacity
 
     def give_norm(self, rows: Tensor, out: Tensor, norms: Tensor, scale: float) -> Tensor:
         """Do as ``sparse.give_norm`` on the mean that was just written, where it has entries: the others are 0. The
@@ -184,8 +213,8 @@ class DeviceMessage:
                 kernels.gather_mean, grid,
                 rows, rows16, self.words, indices, index_stride, self.begins, out, self.gathered, self.products,
                 self.starts, self.owners, self.spans, len(self.layout.segments), self.tiles, self.shape.capacity,
-                self.entries, self.values_at, self.plane, self.shape.numel, self.peaks, BLOCK=BLOCK, CODEC=self.codec,
-                STEPS=self.steps,
+                self.entries, self.values_at, self.plane, self.layout.numel, self.peaks, BLOCK=BLOCK, CODEC=self.codec,
+                STEPS=self.steps, PARTS=self.parts,
             )  # fmt: skip
             self.launch(
                 kernels.find_factor, (1,),
@@ -195,7 +224,7 @@ class DeviceMessage:
             self.launch(
                 kernels.multiply_mean, grid,
                 indices, index_stride, self.begins, self.gathered, self.factor, out, self.tiles, self.shape.capacity,
-                self.shape.numel, BLOCK=BLOCK,
+                self.layout.numel, BLOCK=BLOCK, PARTS=self.parts,
             )  # fmt: skip
         return self.factor
 

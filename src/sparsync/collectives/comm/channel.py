@@ -168,14 +168,15 @@ class Channel:
         count, self._bytes = self._bytes, 0
         return count
 
-    def verify(self, rows: Tensor) -> list[Header]:
+    def verify(self, rows: Tensor, again: bool = False) -> list[Header]:
         """Return the headers of the messages ``rows``, or of headers that travel alone; raises, on every rank alike, if
         they disagree, a rank failed or a message was damaged.
 
-        Where the device checks them there are none yet: the host hears of them with the step.
+        Where the device checks them there are none yet: the host hears of them with the step. It hears of one round of
+        each exchange; of a further one (``again``) only if something is wrong there.
         """
         self.sequence += 1
-        return self.checks.check(rows, self.sequence)
+        return self.checks.check(rows, self.sequence, again)
 
     def await_report(self, report: Report) -> None:
         """Wait until ``report`` can be read; raises before the deadline if a rank is gone and it never comes."""

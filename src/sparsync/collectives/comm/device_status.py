@@ -84,6 +84,7 @@ class DeviceStatus:
         self._sums = torch.zeros(workers + 1, dtype=torch.int64, device=device)  # for messages that are checked
         self._report = torch.zeros(FIRST + workers * HEADER, dtype=torch.int32, device=device)
         self.bad, self._written = self._report[0], FIRST  # words that this step has written
+        self._again = torch.zeros(workers * HEADER, dtype=torch.int32, device=device)  # headers of a further round
         self._spare: list[Tensor] = []
 
     def begin(self) -> None:
@@ -103,20 +104,22 @@ class DeviceStatus:
             )  # fmt: skip
         return header
 
-    def check_messages(self, rows: Tensor, number: int) -> None:
-        """Look at the messages ``rows`` of exchange ``number``, and at their headers."""
+    def check_messages(self, rows: Tensor, number: int, again: bool = False) -> None:
+        """Look at the messages ``rows`` of exchange ``number``, and at their headers. ``again``: they are of a further
+        round; if that is the first to fail, its headers are reported, instead of those of the round before."""
         from sparsync.kernels.status import triton as kernels
 
         words = rows.shape[1]
         programs = min(PROGRAMS, -(-words // WORDS))
         with on_device_of(rows):
-            here, self._written = self._written, self._written + self.workers * HEADER
+            self._written += 0 if again else self.workers * HEADER
             if self._written > self._report.numel():
                 self._make_room()
             self._launch(
                 kernels.check_messages, (programs, self.workers),
                 rows, rows.stride(0), words, self.workers, programs, MAGIC << 16 | VERSION, number, self._sums,
-                self.failed_exchange, self.bad, self._report, here, BLOCK=WORDS, LANES=32,
+                self.failed_exchange, self.bad, self._report, self._written - self.workers * HEADER, self._again,
+                BLOCK=WORDS, LANES=32, AGAIN=again,
             )  # fmt: skip
 
     def check_finite(self, result: Tensor) -> None:
@@ -141,6 +144,22 @@ class DeviceStatus:
                 result, result.numel(), starts, starts.numel(), self.failed_exchange, self.bad, programs, BLOCK=BLOCK,
                 UNDONE=int(undone),
             )  # fmt: skip
+
+    def put_back(self, residual: Tensor, rejected: SparseGrad, number: int) -> None:
+        """Add what exchange ``number`` of this step rejected to the residual, where sums saturate, if the rest of it is
+        applied."""
+        from sparsync.kernels.status import triton as kernels
+
+        assert rejected.indices is not None
+        size = rejected.indices.shape[-1]
+        rows = rejected.indices.numel() // max(1, size)
+        with on_device_of(residual):
+            for row in range(rows):
+                self._launch(
+                    kernels.put_back, (-(-size // BLOCK),),
+                    residual, rejected.indices, rejected.values, row * size, size, self.bad, self.failed_exchange,
+                    number, BLOCK=BLOCK,
+                )  # fmt: skip
 
     def restore(self, residual: Tensor, sent: SparseGrad, number: int) -> None:
         """Put what was sent in exchange ``number`` of this step back into the residual if it is not applied."""

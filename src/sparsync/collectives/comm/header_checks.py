@@ -32,8 +32,9 @@ class HeaderChecks(Protocol):
         """Return room for every rank's header: ``make()``, or what it gave before where that can be used again."""
         ...
 
-    def check(self, rows: Tensor, sequence: int) -> list[Header]:
-        """Check the messages ``rows``, and their headers; these are returned where the host knows them."""
+    def check(self, rows: Tensor, sequence: int, again: bool = False) -> list[Header]:
+        """Check the messages ``rows``, and their headers; these are returned where the host knows them. ``again``: they
+        are of a further round of the exchange that was checked last."""
         ...
 
     def failed_exchange(self, device: torch.device) -> Tensor:
@@ -65,7 +66,7 @@ class HostChecks:
     def room(self, workspace: Workspace, make: Callable[[], Tensor]) -> Tensor:
         return make()
 
-    def check(self, rows: Tensor, sequence: int) -> list[Header]:
+    def check(self, rows: Tensor, sequence: int, again: bool = False) -> list[Header]:
         headers = read_headers(rows)
         check_headers(headers, self.monitor, self.ranks)
         return headers
@@ -113,8 +114,8 @@ class DeviceChecks:
             buffer.rows = make()
         return buffer.rows
 
-    def check(self, rows: Tensor, sequence: int) -> list[Header]:
-        self.status(rows.device).check_messages(rows, sequence)
+    def check(self, rows: Tensor, sequence: int, again: bool = False) -> list[Header]:
+        self.status(rows.device).check_messages(rows, sequence, again)
         return []
 
     def failed_exchange(self, device: torch.device) -> Tensor:

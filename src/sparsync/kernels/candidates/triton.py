@@ -350,7 +350,7 @@ def within_range(sent, u, HALF: tl.constexpr):
 
 
 @triton.jit
-def _rounded(u, CODEC: tl.constexpr):
+def half_of(u, CODEC: tl.constexpr):
     """Round as the codecs do, to half precision."""
     if CODEC == 1:
         return u.to(tl.float16).to(tl.float32)
@@ -362,7 +362,7 @@ def _rounded(u, CODEC: tl.constexpr):
 
 
 @triton.jit
-def _scale(peaks, shares, choice, most):
+def scale_of(peaks, shares, choice, most):
     """Return the scale of signs: the mean magnitude, at least 2**-14 of the largest, in 8 significant bits."""
     top = tl.load(peaks).to(tl.float32, bitcast=True).to(tl.float64)
     number = tl.maximum(tl.load(choice + COUNT), 1).to(tl.float64)
@@ -378,17 +378,17 @@ def round_for_wire(u, going, peaks, shares, choice, CODEC: tl.constexpr, HALF: t
     ``peaks``, ``shares``, ``choice``: of their segment. ``HALF``: the mean is going to be fp16.
     """
     if CODEC == 3:
-        scale = _scale(peaks, shares, choice, 32768.0 if HALF else LAST_BIT)
+        scale = scale_of(peaks, shares, choice, 32768.0 if HALF else LAST_BIT)
         sent = tl.where(tl.abs(u) >= scale / 2, tl.where(u < 0, -scale, scale), 0.0)
     elif CODEC == 4:
-        scale, size = _scale(peaks, shares, choice, 8192.0 if HALF else LAST_BIT / 4), tl.abs(u)
+        scale, size = scale_of(peaks, shares, choice, 8192.0 if HALF else LAST_BIT / 4), tl.abs(u)
         level = tl.where(size > 0.75 * scale, scale, scale / 2)
         level = tl.where(size > 1.5 * scale, 2 * scale, level)
         level = tl.where(size > 3.0 * scale, 4 * scale, level)
         least = tl.where(scale < 7.888609052210118e-31, float("inf"), scale / 4)  # 2**-100
         sent = tl.where(size >= least, tl.where(u < 0, -level, level), 0.0)
     else:
-        sent = within_range(_rounded(u, CODEC), u, HALF or CODEC == 1)
+        sent = within_range(half_of(u, CODEC), u, HALF or CODEC == 1)
     rest = u - sent
     if CODEC != 0:
         going = going & (sent != 0.0) & (rest + sent == u) & (u - rest == sent)

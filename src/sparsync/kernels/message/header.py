@@ -17,7 +17,7 @@ class Header(NamedTuple):
     entries: int  # that are real
     flags: int
     where: int  # number of the first parameter with a non-finite gradient, or -1
-    extra: int = 0  # of the collective
+    extra: int = 0  # of the collective; where a rank sends several messages at once, entries in all of them
     sum_low: int = 0
     sum_high: int = 0
 

@@ -15,6 +15,7 @@ import triton.language as tl
 from sparsync import sparse, value_range
 from sparsync.kernels.checksum.triton import sum_pieces, weighted
 from sparsync.kernels.message import header
+from sparsync.kernels.partition.triton import place_of
 
 INFINITE = tl.constexpr(0x7F800000)
 TOP = tl.constexpr(value_range.HALF)  # fp16's largest number
@@ -23,6 +24,7 @@ HEADER, WORDS = tl.constexpr(header.HEADER), tl.constexpr(header.LANES)  # words
 SUM = tl.constexpr(header.SUM)
 SEQUENCE, UNIT, DIGEST = map(tl.constexpr, (header.SEQUENCE, header.UNIT, header.DIGEST))
 ENTRIES, FLAGS, WHERE = map(tl.constexpr, (header.ENTRIES, header.FLAGS, header.WHERE))
+EXTRA = tl.constexpr(header.EXTRA)
 LINE = tl.constexpr(32)  # words of the bitmap that are counted together: one line of the cache
 LINES = tl.constexpr(128)  # of these, a program
 
@@ -38,7 +40,7 @@ def _popcount(word):
 
 
 @triton.jit
-def _bit(number):
+def bit_at(number):
     """Return a word with this bit alone."""
     return (tl.full([], 1, tl.int64) << number).to(tl.int32)
 
@@ -50,7 +52,7 @@ def mark(indices, count, bitmap, message, words, programs, BLOCK: tl.constexpr):
     entry = pid * BLOCK + tl.arange(0, BLOCK)
     real = entry < tl.load(count)
     index = tl.load(indices + entry, mask=real, other=0)
-    tl.atomic_or(bitmap + (index >> 5), _bit(index & 31), mask=real, sem="relaxed")
+    tl.atomic_or(bitmap + (index >> 5), bit_at(index & 31), mask=real, sem="relaxed")
     for piece in range(pid, tl.cdiv(words, BLOCK), programs):
         word = piece * BLOCK + tl.arange(0, BLOCK)
         tl.store(message + word, tl.zeros([BLOCK], tl.int32), mask=word < words)
@@ -79,23 +81,28 @@ def count_marks(bitmap, lines, sums):
     tl.store(sums + pid, tl.sum(number))
 
 
-@triton.jit(do_not_specialize=["sequence", "unit", "digest"])
-def write_header(
-    sums, blocks, count, flags, where, failed_exchange, message, version, sequence, unit, digest, BLOCK: tl.constexpr,
-    SEALED: tl.constexpr,
-):  # fmt: skip
-    """Make sums what lies before them, and write the header: one program. It says so where an exchange has failed here
-    before, so that no other rank goes on alone. ``SEALED``: it travels alone."""
+@triton.jit
+def sum_before(sums, blocks, BLOCK: tl.constexpr):
+    """Make sums what lies before them, and return all of them together: one program."""
     before = 0
     for i in range(0, blocks, BLOCK):
         block = i + tl.arange(0, BLOCK)
         number = tl.load(sums + block, mask=block < blocks, other=0)
         tl.store(sums + block, before + tl.cumsum(number, 0) - number, mask=block < blocks)
         before += tl.sum(number)
+    return before
+
+
+@triton.jit
+def store_header(
+    message, entries, extra, flags, where, failed_exchange, version, sequence, unit, digest, SEALED: tl.constexpr
+):
+    """Write a header. It says so where an exchange has failed here before, so that no other rank goes on alone.
+    ``SEALED``: it travels alone."""
     word = tl.arange(0, WORDS)
     header = tl.where(word == 0, version, 0) + tl.where(word == SEQUENCE, sequence, 0)
     header += tl.where(word == UNIT, unit, 0) + tl.where(word == DIGEST, digest, 0)
-    header += tl.where(word == ENTRIES, tl.load(count).to(tl.int32), 0)
+    header += tl.where(word == ENTRIES, entries, 0) + tl.where(word == EXTRA, extra, 0)
     own = tl.load(flags) | tl.where(tl.load(failed_exchange) != 0, FAILED, 0)
     header += tl.where(word == FLAGS, own, 0) + tl.where(word == WHERE, tl.load(where), 0)
     header = header.to(tl.int32)
@@ -107,8 +114,21 @@ def write_header(
     tl.store(message + word, header, mask=word < HEADER)
 
 
+@triton.jit(do_not_specialize=["sequence", "unit", "digest"])
+def write_header(
+    sums, blocks, count, flags, where, failed_exchange, message, version, sequence, unit, digest, BLOCK: tl.constexpr,
+    SEALED: tl.constexpr,
+):  # fmt: skip
+    """Make sums what lies before them, and write the header: one program."""
+    sum_before(sums, blocks, BLOCK)
+    entries = tl.load(count).to(tl.int32)
+    store_header(
+        message, entries, 0, flags, where, failed_exchange, version, sequence, unit, digest, SEALED
+    )  # fmt: skip
+
+
 @triton.jit
-def _segment(index, starts, owners, spans, STEPS: tl.constexpr):
+def segment_of(index, starts, owners, spans, STEPS: tl.constexpr):
     """Return the number of the segment an index lies in."""
     span = tl.zeros_like(index)
     for i in tl.static_range(STEPS):
@@ -117,6 +137,55 @@ def _segment(index, starts, owners, spans, STEPS: tl.constexpr):
         start = tl.load(starts + further, mask=there, other=0)
         span = tl.where(there & (start <= index), further, span)
     return tl.load(owners + span)
+
+
+@triton.jit
+def marks_before(place, real, bitmap, lines, sums):
+    """Return how many marks lie before some places of the bitmap."""
+    line, own = place >> 10, ((place >> 5) & 31).to(tl.int32)
+    lane = tl.arange(0, LINE)
+    word = tl.load(bitmap + line[:, None] * LINE + lane[None, :], mask=real[:, None], other=0)
+    below = bit_at(place & 31) - 1
+    word = tl.where(lane[None, :] == own[:, None], word & below[:, None], word)
+    before = tl.sum(tl.where(lane[None, :] <= own[:, None], _popcount(word), 0), 1)
+    return tl.load(sums + (place >> 17), mask=real, other=0) + tl.load(lines + line, mask=real, other=0) + before
+
+
+@triton.jit
+def put_entries(
+    message, message16, number, index, value, segment, real, high_at, values_at, segments, plane,
+    WIDTH: tl.constexpr, CODEC: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """Write entries to the places ``number`` of their messages, which begin at ``message``, one for all or each its
+    own; ``segment``: of each, where values have a scale, which is written, too (``SCALES``)."""
+    if WIDTH < 0:
+        tl.store(message + HEADER + number, index.to(tl.int32), mask=real)
+    else:
+        if WIDTH > 0:
+            at = number * WIDTH
+            low = (index.to(tl.int64) & ((tl.full([], 1, tl.int64) << WIDTH) - 1)) << (at & 31)
+            tl.atomic_or(message + HEADER + (at >> 5), low.to(tl.int32), mask=real, sem="relaxed")
+            over = (low >> 32).to(tl.int32)
+            tl.atomic_or(message + HEADER + (at >> 5) + 1, over, mask=real & (over != 0), sem="relaxed")
+        high = (index >> WIDTH) + number
+        tl.atomic_or(message + high_at + (high >> 5), bit_at(high & 31), mask=real, sem="relaxed")
+    if CODEC == 0:
+        tl.store(message + values_at + number, value.to(tl.int32, bitcast=True), mask=real)
+    elif CODEC == 1:
+        tl.store(message16 + 2 * values_at + number, value.to(tl.float16).to(tl.int16, bitcast=True), mask=real)
+    elif CODEC == 2:  # rounded already: the upper half is all there is
+        tl.store(message16 + 2 * values_at + number, (value.to(tl.int32, bitcast=True) >> 16).to(tl.int16), mask=real)
+    else:
+        size = tl.abs(value).to(tl.int32, bitcast=True)
+        sign, bit = message + values_at + segments + (number >> 5), bit_at(number & 31)
+        tl.atomic_or(sign, bit, mask=real & (value < 0), sem="relaxed")
+        if SCALES and CODEC == 3:
+            tl.store(message + values_at + segment, size, mask=real)
+        elif SCALES:  # the largest
+            tl.atomic_max(message + values_at + segment, size, mask=real, sem="relaxed")
+        if CODEC == 4:  # of which power of 2 a value is tell the last two bits of its exponent
+            tl.atomic_or(sign + plane, bit, mask=real & ((size & 0x00800000) != 0), sem="relaxed")
+            tl.atomic_or(sign + 2 * plane, bit, mask=real & ((size & 0x01000000) != 0), sem="relaxed")
 
 
 @triton.jit
@@ -130,46 +199,18 @@ def write(
     real = entry < tl.load(count)
     index = tl.load(indices + entry, mask=real, other=0)
     value = tl.load(values + entry, mask=real, other=0.0)
-    line, own = index >> 10, ((index >> 5) & 31).to(tl.int32)
-    lane = tl.arange(0, LINE)
-    word = tl.load(bitmap + line[:, None] * LINE + lane[None, :], mask=real[:, None], other=0)
-    below = _bit(index & 31) - 1
-    word = tl.where(lane[None, :] == own[:, None], word & below[:, None], word)
-    before = tl.sum(tl.where(lane[None, :] <= own[:, None], _popcount(word), 0), 1)
-    number = (
-        tl.load(sums + (index >> 17), mask=real, other=0) + tl.load(lines + line, mask=real, other=0) + before
-    ).to(tl.int64)
-    if WIDTH < 0:
-        tl.store(message + HEADER + number, index.to(tl.int32), mask=real)
-    else:
-        if WIDTH > 0:
-            at = number * WIDTH
-            low = (index & ((tl.full([], 1, tl.int64) << WIDTH) - 1)) << (at & 31)
-            tl.atomic_or(message + HEADER + (at >> 5), low.to(tl.int32), mask=real, sem="relaxed")
-            over = (low >> 32).to(tl.int32)
-            tl.atomic_or(message + HEADER + (at >> 5) + 1, over, mask=real & (over != 0), sem="relaxed")
-        high = (index >> WIDTH) + number
-        tl.atomic_or(message + high_at + (high >> 5), _bit(high & 31), mask=real, sem="relaxed")
-    if CODEC == 0:
-        tl.store(message + values_at + number, value.to(tl.int32, bitcast=True), mask=real)
-    elif CODEC == 1:
-        tl.store(message16 + 2 * values_at + number, value.to(tl.float16).to(tl.int16, bitcast=True), mask=real)
-    elif CODEC == 2:  # rounded already: the upper half is all there is
-        tl.store(message16 + 2 * values_at + number, (value.to(tl.int32, bitcast=True) >> 16).to(tl.int16), mask=real)
-    else:
-        segment, size = _segment(index, starts, owners, spans, STEPS), tl.abs(value).to(tl.int32, bitcast=True)
-        sign, bit = message + values_at + segments + (number >> 5), _bit(number & 31)
-        tl.atomic_or(sign, bit, mask=real & (value < 0), sem="relaxed")
-        if CODEC == 3:
-            tl.store(message + values_at + segment, size, mask=real)
-        else:  # the largest is the scale, and of which power of 2 a value is tell the last two bits of its exponent
-            tl.atomic_max(message + values_at + segment, size, mask=real, sem="relaxed")
-            tl.atomic_or(sign + plane, bit, mask=real & ((size & 0x00800000) != 0), sem="relaxed")
-            tl.atomic_or(sign + 2 * plane, bit, mask=real & ((size & 0x01000000) != 0), sem="relaxed")
+    number = marks_before(index, real, bitmap, lines, sums).to(tl.int64)
+    segment = tl.zeros_like(index)
+    if CODEC >= 3:
+        segment = segment_of(index, starts, owners, spans, STEPS)
+    put_entries(
+        message, message16, number, index, value, segment, real, high_at, values_at, segments, plane, WIDTH, CODEC,
+        True,
+    )  # fmt: skip
 
 
 @triton.jit
-def _fail(wrong, failed_exchange, number):
+def fail(wrong, failed_exchange, number):
     """Make exchange ``number`` a failed one where anything is wrong, unless an earlier one has failed."""
     if tl.sum(wrong.to(tl.int32)) > 0:
         first_wrong = tl.load(failed_exchange)
@@ -201,7 +242,7 @@ def expand(
     ones = _popcount(bits)
     place = before + tl.cumsum(ones, 0) - ones
     last = (block == blocks - 1) & (tl.arange(0, BLOCK) == BLOCK - 1)
-    _fail(last & (place + ones != tl.load(row + ENTRIES)), failed_exchange, number)
+    fail(last & (place + ones != tl.load(row + ENTRIES)), failed_exchange, number)
     for bit in range(32):
         mine = ((bits >> bit) & 1) != 0
         mine = mine & (place < capacity)
@@ -235,11 +276,11 @@ def find_tiles(rows, stride, indices, index_stride, failed_exchange, number, beg
         below = tl.where(there & (index.to(tl.int64) < tile.to(tl.int64) * TILE), further, below)
     tl.store(begins + rank * (tiles + 1) + tile, below, mask=tile <= tiles)
     outside = ((tile == 0) & (below != 0)) | ((tile == tiles) & (below != said))
-    _fail(outside, failed_exchange, number)
+    fail(outside, failed_exchange, number)
 
 
 @triton.jit
-def _value(
+def value_of(
     rows, rows16, row, entry, index, real, starts, owners, spans, segments, values_at, plane,
     CODEC: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
@@ -253,7 +294,7 @@ def _value(
         half = tl.load(rows16 + 2 * (row + values_at) + entry, mask=real, other=0).to(tl.int32)
         return (half << 16).to(tl.float32, bitcast=True)
     else:
-        segment = _segment(index, starts, owners, spans, STEPS)
+        segment = segment_of(index, starts, owners, spans, STEPS)
         scale = tl.load(rows + row + values_at + segment, mask=real, other=0)
         bits = rows + row + values_at + segments + (entry >> 5)
         lane = (entry & 31).to(tl.int32)
@@ -293,6 +334,14 @@ def _write_mean(own, out, index, base, real, divisor, overflow, CHECK: tl.conste
 
 
 @triton.jit
+def _list_sums(own, out, listed, slot, index, base, real):
+    """List entries that are summed up, and clear their sums: of ranks that share one, the first does."""
+    total = tl.atomic_xchg(own + (index - base), tl.zeros_like(index), mask=real, sem="relaxed")
+    tl.store(out + slot, total.to(tl.float32, bitcast=True), mask=real)
+    tl.store(listed + slot, index, mask=real)
+
+
+@triton.jit
 def _within(index, base, numel, TILE: tl.constexpr):
     """Return which indices lie within their tile."""
     return (index >= base) & (index < tl.minimum(base + TILE, numel))
@@ -314,11 +363,14 @@ def _magnitude(value):
 @triton.jit(do_not_specialize=["number"])
 def sum_tiles(
     rows, rows16, stride, indices, index_stride, begins, scratch, out, overflow, failed_exchange, number, starts,
-    owners, spans, segments, tiles, programs, workers, divisor, values_at, plane, numel,
+    owners, spans, segments, tiles, programs, workers, divisor, values_at, plane, numel, listed, room, part,
     TILE: tl.constexpr, LANES: tl.constexpr, RANKS: tl.constexpr, CODEC: tl.constexpr, STEPS: tl.constexpr,
-    CHECK: tl.constexpr,
+    CHECK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Write the mean of all messages into ``out``, which is zero: tile by tile, the ranks one after another.
+
+    With ``PARTS``, they are about what rank ``part`` owns of a gradient; then ``out`` is a list with ``room`` for each
+    rank's entries, which gets their sums, and ``listed`` their rows. Of entries that share a sum, one gets it.
 
     Sums are made in a scratch that is zero again when a tile is done. ``RANKS``: where a tile has few entries, those of
     so many ranks are read at once. Entries that do not lie within their tile are left out, and exchange ``number``
@@ -339,14 +391,17 @@ def sum_tiles(
             inside = _within(index, base, numel, TILE)
             astray |= (real & (inside == 0)).to(tl.int32)
             real = real & inside
-            value = _value(rows, rows16, member[:, None] * stride, entry, index, real, starts, owners, spans, segments,
-                           values_at, plane, CODEC, STEPS)  # fmt: skip
+            value = value_of(rows, rows16, member[:, None] * stride, entry, place_of(index, part, PARTS), real, starts,
+                             owners, spans, segments, values_at, plane, CODEC, STEPS)  # fmt: skip
             spot = own + (index - base)
             for rank in range(workers):
                 mine = real & (member[:, None] == rank)
                 _add(spot, value, mine)
                 tl.debug_barrier()
-            _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
+            if PARTS:
+                _list_sums(own, out, listed, member[:, None] * room + entry, index, base, real)
+            else:
+                _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
         else:
             for group in range(0, workers, RANKS):
                 ranks = group + member
@@ -359,8 +414,8 @@ def sum_tiles(
                     inside = _within(index, base, numel, TILE)
                     astray |= (real & (inside == 0)).to(tl.int32)
                     real = real & inside
-                    value = _value(rows, rows16, ranks[:, None] * stride, entry, index, real, starts, owners, spans,
-                                   segments, values_at, plane, CODEC, STEPS)  # fmt: skip
+                    value = value_of(rows, rows16, ranks[:, None] * stride, entry, place_of(index, part, PARTS), real,
+                                     starts, owners, spans, segments, values_at, plane, CODEC, STEPS)  # fmt: skip
                     spot = own + (index - base)
                     for rank in range(group, tl.minimum(group + RANKS, workers)):
                         mine = real & (ranks[:, None] == rank)
@@ -378,8 +433,8 @@ def sum_tiles(
                             inside = _within(index, base, numel, TILE)
                             many_astray |= (real & (inside == 0)).to(tl.int32)
                             real = real & inside
-                            value = _value(rows, rows16, row, entry, index, real, starts, owners, spans, segments,
-                                           values_at, plane, CODEC, STEPS)  # fmt: skip
+                            value = value_of(rows, rows16, row, entry, place_of(index, part, PARTS), real, starts,
+                                             owners, spans, segments, values_at, plane, CODEC, STEPS)  # fmt: skip
                             spot = own + (index - base)
                             _add(spot, value, real)
                         tl.debug_barrier()
@@ -392,25 +447,28 @@ def sum_tiles(
                     real = entry < last[:, None]
                     index = tl.load(indices + ranks[:, None] * index_stride + entry, mask=real, other=0)
                     real = real & _within(index, base, numel, TILE)
-                    _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
+                    if PARTS:
+                        _list_sums(own, out, listed, ranks[:, None] * room + entry, index, base, real)
+                    else:
+                        _write_mean(own, out, index, base, real, divisor, overflow, CHECK)
         tl.debug_barrier()
-    _fail(tl.max(astray, 0) | many_astray, failed_exchange, number)
+    fail(tl.max(astray, 0) | many_astray, failed_exchange, number)
 
 
 @triton.jit
 def gather_mean(
     rows, rows16, stride, indices, index_stride, begins, out, gathered, products, starts, owners, spans, segments,
     tiles, capacity, pieces, values_at, plane, numel, peaks, BLOCK: tl.constexpr, CODEC: tl.constexpr,
-    STEPS: tl.constexpr,
+    STEPS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Gather what was written for the entries of every message, and sum up its products with their values; of fp16 note
     the largest."""
     piece, rank = tl.program_id(0), tl.program_id(1).to(tl.int64)
     entry = piece * BLOCK + tl.arange(0, BLOCK)
     real = entry < tl.load(begins + rank * (tiles + 1) + tiles)
-    index = tl.load(indices + rank * index_stride + entry, mask=real, other=0)
+    index = place_of(tl.load(indices + rank * index_stride + entry, mask=real, other=0), rank, PARTS)
     real = real & (index >= 0) & (index < numel)
-    value = _value(rows, rows16, rank * stride, entry, index, real, starts, owners, spans, segments, values_at, plane,
+    value = value_of(rows, rows16, rank * stride, entry, index, real, starts, owners, spans, segments, values_at, plane,
                    CODEC, STEPS)  # fmt: skip
     mean = tl.load(out + index, mask=real, other=0.0).to(tl.float32)
     tl.store(gathered + rank * capacity + entry, mean, mask=real)
@@ -447,12 +505,15 @@ def find_factor(products, size, workers, norms, parts, scale, factor, peaks, BLO
 
 
 @triton.jit
-def multiply_mean(indices, index_stride, begins, gathered, factor, out, tiles, capacity, numel, BLOCK: tl.constexpr):
+def multiply_mean(
+    indices, index_stride, begins, gathered, factor, out, tiles, capacity, numel,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """Write what was gathered, multiplied: of ranks that share an entry, all write the same."""
     rank = tl.program_id(1).to(tl.int64)
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = entry < tl.load(begins + rank * (tiles + 1) + tiles)
-    index = tl.load(indices + rank * index_stride + entry, mask=real, other=0)
+    index = place_of(tl.load(indices + rank * index_stride + entry, mask=real, other=0), rank, PARTS)
     real = real & (index >= 0) & (index < numel)
     mean = rounded(tl.load(gathered + rank * capacity + entry, mask=real, other=0.0) * tl.load(factor), out)
     tl.store(out + index, mean.to(out.dtype.element_ty), mask=real)

@@ -10,12 +10,13 @@ from sparsync.kernels.checksum.triton import sum_pieces
 from sparsync.kernels.message.triton import ENTRIES, FLAGS, HEADER, INFINITE, SUM, WORDS
 
 FAILED, NONFINITE = tl.constexpr(sparse.FAILED), tl.constexpr(sparse.NONFINITE)
+LARGEST = tl.constexpr(3.4028234663852886e38)  # number of fp32
 
 
 @triton.jit(do_not_specialize=["number", "here"])
 def check_messages(
     rows, stride, words, workers, programs, version, number, sums, failed_exchange, nonfinite_step, reports, here,
-    BLOCK: tl.constexpr, LANES: tl.constexpr,
+    further, BLOCK: tl.constexpr, LANES: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
     """Add up the checksums of all messages of exchange ``number``, ``programs`` of us for each; the last of all to be
     done looks at the headers. ``sums``: one for each message, then the number of programs that are done; all 0 before
@@ -26,21 +27,25 @@ def check_messages(
     done = tl.atomic_add(sums + workers, tl.full([], 1, tl.int64), sem="acq_rel")
     if done == workers * programs - 1:
         _check_headers(
-            rows, stride, workers, version, number, sums, failed_exchange, nonfinite_step, reports, here, LANES
-        )
+            rows, stride, workers, version, number, sums, failed_exchange, nonfinite_step, reports + here, further,
+            LANES, AGAIN,
+        )  # fmt: skip
         tl.store(sums + workers, tl.full([], 0, tl.int64))
 
 
 @triton.jit
 def _check_headers(
-    rows, stride, workers, version, number, sums, failed_exchange, nonfinite_step, reports, here, LANES: tl.constexpr
-):
+    rows, stride, workers, version, number, sums, failed_exchange, nonfinite_step, report, further,
+    LANES: tl.constexpr, AGAIN: tl.constexpr,
+):  # fmt: skip
     """Check all headers: ``failed_exchange`` becomes, and stays, the number of the first exchange in which headers
     disagree, a rank failed or a message is not what its checksum says; ``nonfinite_step`` becomes 1 where a gradient
-    was not finite; ``reports`` gets the headers, from ``here`` on, with what is wrong with their checksums."""
+    was not finite; ``report`` gets the headers, with what is wrong with their checksums. Those of a further round
+    (``AGAIN``) ``further`` gets, and ``report`` only if it is the first that is wrong."""
     wrong, nonfinite = 0, 0
     word = tl.arange(0, WORDS)
     first = tl.load(rows + word, mask=word < HEADER, other=0)
+    seen = further if AGAIN else report
     for i in range(0, workers, LANES):
         rank = i + tl.arange(0, LANES)
         there = (rank < workers)[:, None] & (word < HEADER)[None, :]
@@ -49,7 +54,7 @@ def _check_headers(
         low, high = own.to(tl.int32), (own >> 32).to(tl.int32)
         header = header ^ tl.where((word == SUM)[None, :], low[:, None], 0)
         header = header ^ tl.where((word == SUM + 1)[None, :], high[:, None], 0)
-        tl.store(reports + here + rank[:, None] * HEADER + word[None, :], header, mask=there)
+        tl.store(seen + rank[:, None] * HEADER + word[None, :], header, mask=there)
         differs = there & (word < ENTRIES)[None, :] & (header != first[None, :])
         damaged = there & (word >= SUM)[None, :] & (header != 0)
         flags = tl.where(there & (word == FLAGS)[None, :], header, 0)
@@ -57,6 +62,12 @@ def _check_headers(
         nonfinite += tl.sum(((flags & NONFINITE) != 0).to(tl.int32))
     wrong += tl.sum(((word == 0) & (first != version)).to(tl.int32))
     first_wrong = tl.load(failed_exchange)
+    if AGAIN & (wrong > 0) & (first_wrong == 0):
+        tl.debug_barrier()
+        for i in range(0, workers * HEADER, LANES):
+            at = i + tl.arange(0, LANES)
+            here = at < workers * HEADER
+            tl.store(report + at, tl.load(further + at, mask=here, other=0), mask=here)
     tl.store(failed_exchange, tl.where(first_wrong != 0, first_wrong, tl.where(wrong > 0, number, 0)).to(tl.int32))
     tl.store(nonfinite_step, tl.load(nonfinite_step) | (nonfinite > 0).to(tl.int32))
 
@@ -103,6 +114,19 @@ def _not_applied(nonfinite_step, failed_exchange, number):
     somewhere, or this exchange or one before it failed."""
     first_wrong = tl.load(failed_exchange)
     return (tl.load(nonfinite_step) != 0) | ((first_wrong != 0) & (first_wrong <= number))
+
+
+@triton.jit(do_not_specialize=["first", "number"])
+def put_back(residual, indices, values, first, size, nonfinite_step, failed_exchange, number, BLOCK: tl.constexpr):
+    """Add ``size`` of the entries that exchange ``number`` rejected, from ``first`` on, to the residual, unless nothing
+    of it is applied; sums saturate."""
+    if _not_applied(nonfinite_step, failed_exchange, number) == 0:
+        entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(values + first + entry, mask=entry < size, other=0.0)
+        real = value != 0.0
+        index = tl.load(indices + first + entry, mask=real, other=0)
+        total = tl.load(residual + index, mask=real, other=0.0) + value
+        tl.store(residual + index, tl.minimum(tl.maximum(total, -LARGEST), LARGEST), mask=real)
 
 
 @triton.jit(do_not_specialize=["number"])

@@ -119,7 +119,7 @@ def begin_search(
 
 
 @triton.jit
-def _key(bits, index, index_bits, highest):
+def key_of(bits, index, index_bits, highest):
     """Return what tells entries apart: of equal magnitudes the lower index is larger."""
     return (bits.to(tl.int64) << index_bits) | (highest - index)
 
@@ -128,7 +128,7 @@ def _key(bits, index, index_bits, highest):
 def _digits(bits, index, real, low, width, index_bits, highest):
     """Count the keys in a range by their digit; zeros have no key."""
     shift = tl.maximum(width - DIGIT, 0)
-    up = _key(bits, index, index_bits, highest) - low
+    up = key_of(bits, index, index_bits, highest) - low
     digit = up >> shift
     inside = real & (bits > 0) & (up >= 0) & (digit < (1 << (width - shift)))
     found = tl.zeros([SLOTS], tl.int32)
@@ -340,7 +340,7 @@ def _act_on_strip(
     """Do so with what reaches the limit in a strip of the residual."""
     for i in range(BLOCKS):
         index, real, u = load_block(after, start + i * BLOCK, begin, stop, BLOCK, MASKED)
-        going = real & (bits_of(u) > 0) & (_key(bits_of(u), index, index_bits, highest) >= limit)
+        going = real & (bits_of(u) > 0) & (key_of(bits_of(u), index, index_bits, highest) >= limit)
         _act(u, index, going, segment, after, velocity_after, choice, peaks, shares, out_indices, out_values, total,
              ACTION, CODEC, HALF, MASKING)  # fmt: skip
 
@@ -366,7 +366,7 @@ def take_largest(
             u = tl.load(values + first + spot, mask=real, other=0.0)
             index = tl.load(indices + first + spot, mask=real, other=0).to(tl.int64)
             limit = tl.load(limits + segment * RANGE + RANGE_LOW)
-            going = real & (_key(bits_of(u), index, index_bits, highest) >= limit)
+            going = real & (key_of(bits_of(u), index, index_bits, highest) >= limit)
             _act(u, index, going, segment, after, velocity_after, choice, peaks, shares, out_indices, out_values, total,
                  ACTION, CODEC, HALF, MASKING)  # fmt: skip
     if residual_searches(limits, segment_count) > 0:
