@@ -59,6 +59,7 @@ class Ranks:
     def __init__(self, layout, workers, wire, share=1.0):
         self.partition, self.wire = IndexPartition(layout, workers, share), wire
         channel = Channel(None, wire)
+        channel.divisor = workers
         self.failed = channel.checks.failed_exchange(torch.device(DEVICE))
         self.own = [BalancedBuffers(self.partition, channel, torch.device(DEVICE)) for _ in range(workers)]
 
