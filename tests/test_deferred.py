@@ -33,7 +33,6 @@ from tests import pairs
 from tests.fence import fenced
 from tests.methods import reducer_of
 from tests.pairs import INTERPRETED, MARKS
-from tests.world import World
 
 pytestmark = MARKS
 DEVICE = torch.device(pairs.DEVICE)
@@ -53,13 +52,11 @@ class DeferrableHalf(EveryOther):
 
 
 @pytest.fixture
-def two_ranks():
+def two_ranks(request):
     """Runs a case on two ranks: the kernels interpreted, messages over Gloo."""
     if not INTERPRETED:
         pytest.skip("two ranks cannot share a GPU over NCCL")
-    world = World(2)
-    yield world
-    world.close()
+    return request.getfixturevalue("worlds")[2]  # which a run without this folder's fixtures has not
 
 
 @pytest.fixture(autouse=True)
