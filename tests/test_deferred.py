@@ -215,6 +215,7 @@ def preconditioned(device, **options):
     return one
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("transactional", [False, True])
 @pytest.mark.parametrize("odd", [None, ("a", float("nan")), ("small", float("inf"))], ids=str)
 def test_the_same_preconditioned_steps(odd, transactional):
@@ -365,6 +366,7 @@ def test_what_a_collective_rejects_comes_home():
     ours.close()
 
 
+OTHERS = ("sequence", "flags", "checksum", "index")
 FAILED = pytest.mark.parametrize("cause", ["compress", "header", *FIELDS])
 
 
@@ -392,6 +394,7 @@ def test_from_a_failed_exchange_on_nothing_is_applied_and_all_is_kept(cause):
     ours.close()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("compressor", "options"),
     [
@@ -494,7 +497,9 @@ def case_failing(rank, size, cause, asks_early):
     return results, residuals, str(error.value)
 
 
-@FAILED
+@pytest.mark.parametrize(
+    "cause", ["compress", "header", "count", "value", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_two_ranks_stop_alike_and_keep_everything(two_ranks, cause):
     answers = two_ranks.run(case_failing, cause=cause, asks_early=False)
     (results, _, error), (other, _, told) = answers

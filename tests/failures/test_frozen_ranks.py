@@ -86,6 +86,7 @@ def assert_all_raised(outcomes: list[tuple[bool, Any]]) -> None:
             assert answer["took"] < 2 * DEADLINE, (rank, answer)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("method", "moment"),
     [
