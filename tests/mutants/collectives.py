@@ -176,4 +176,11 @@ MUTANTS = [
         "if False:",
         "tests/failures/test_damaged_messages.py::test_a_sum_behind_the_gradients_end_is_not_written",
     ),
+    Mutant(
+        "closing after an alarm waits for an exchange that the others left",
+        "src/sparsync/collectives/comm/channel.py",
+        "        if self.monitor.alarmed:  # an exchange that the others left",
+        "        if False:  # an exchange that the others left",
+        "tests/test_collectives.py::test_law_4_closing_after_an_alarm_waits_for_no_exchange",
+    ),
 ]
