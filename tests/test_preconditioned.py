@@ -155,7 +155,13 @@ def case_oracle(rank: int, size: int, kind: str, options: dict[str, Any]) -> flo
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("AdamW", {}), ("AdamW", {"foreach": True}), ("AdamW", {"fused": True}), ("Adam", {}), ("Adam", {"fused": True})],
+    [
+        ("AdamW", {}),
+        pytest.param("AdamW", {"foreach": True}, marks=pytest.mark.slow),
+        ("AdamW", {"fused": True}),
+        ("Adam", {}),
+        pytest.param("Adam", {"fused": True}, marks=pytest.mark.slow),
+    ],
     ids=["AdamW-loop", "AdamW-foreach", "AdamW-fused", "Adam-loop", "Adam-fused"],
 )
 def test_everything_sent_with_exact_moments_is_dense_training(

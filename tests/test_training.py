@@ -174,6 +174,7 @@ def case_until_killed(
     return final
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("name", ["topk", "threshold"])
 def test_kill_and_resume_gives_the_same_weights(worlds, tmp_path, name, scope):

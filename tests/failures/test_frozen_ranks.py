@@ -86,18 +86,17 @@ def assert_all_raised(outcomes: list[tuple[bool, Any]]) -> None:
             assert answer["took"] < 2 * DEADLINE, (rank, answer)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("method", "moment"),
     [
         ("allgather", "backward"),
         ("allgather", "between steps"),
-        ("allgather", "first step"),
-        ("shared", "backward"),
-        ("dense", "between steps"),
+        pytest.param("allgather", "first step", marks=pytest.mark.slow),
+        pytest.param("shared", "backward", marks=pytest.mark.slow),
+        pytest.param("dense", "between steps", marks=pytest.mark.slow),
         ("gtopk", "between steps"),
-        ("balanced", "backward"),
-        ("sketches", "backward"),
+        pytest.param("balanced", "backward", marks=pytest.mark.slow),
+        pytest.param("sketches", "backward", marks=pytest.mark.slow),
         ("sketches", "between steps"),
     ],
 )
