@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import covering
 from tests.world import World
 
 settings.register_profile("quick", derandomize=True, max_examples=15, deadline=None)
@@ -18,6 +19,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from tests.interpreter import quicken
 
     quicken()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    covering.mark_the_others_slow(items)
 
 
 @pytest.fixture(scope="session")

@@ -77,6 +77,7 @@ def assert_within(sent: list[float], plan: ExchangePlan, tensors: dict[str, Tens
 # ---- what is sent ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "workers", "rule"),
     [
@@ -134,6 +135,7 @@ def case_budget(rank: int, size: int, kind: str, share: float, rule: str) -> tup
     return sent, total
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("workers", "kind", "share", "rule"),
     [

@@ -20,6 +20,7 @@ from sparsync.sparse import SparseGrad
 from sparsync.wire import CODECS, HEADER, Wire
 from sparsync.workspace import Workspace
 from tests.methods import COLLECTIVES, PAIRS_AND_WORLDS, WORLD_IDS, gradient, worker
+from tests.world import World
 
 
 def result(reduced: Reduced, numel: int) -> torch.Tensor:
@@ -224,6 +225,29 @@ def case_failed(rank: int, size: int, collective: str) -> str:
 @pytest.mark.parametrize("collective", ["allgather", "gtopk", "balanced"])
 def test_law_4_a_rank_that_failed_is_heard_of_everywhere(worlds, collective):
     assert worlds[3].run(case_failed, collective=collective) == ["PeerFailed: rank 1: no memory"] * 3
+
+
+def case_close(rank: int, size: int) -> float:
+    """Rank 1 raises the alarm instead of taking part, and stays; return how long rank 0 takes to close."""
+    channel = Channel(dist.group.WORLD, Wire(), deadline=20)
+    if rank:
+        time.sleep(0.5)
+        channel.monitor.broadcast_error(SparsyncError("rank 1 stops"))
+    else:
+        with pytest.raises(SparsyncError, match="rank 1 stops"):
+            channel.all_gather(torch.ones(4))
+        began = time.monotonic()
+        channel.close()
+        took = time.monotonic() - began
+    dist.barrier()
+    channel.close()
+    return 0.0 if rank else took
+
+
+def test_law_4_closing_after_an_alarm_waits_for_no_exchange():
+    for finished, took in World.once(2, case_close):
+        assert finished, took
+        assert took < 10
 
 
 class Never:

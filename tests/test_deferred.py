@@ -34,7 +34,6 @@ from tests import pairs
 from tests.fence import fenced
 from tests.methods import reducer_of
 from tests.pairs import INTERPRETED, MARKS
-from tests.world import World
 
 pytestmark = MARKS
 DEVICE = torch.device(pairs.DEVICE)
@@ -54,13 +53,11 @@ class DeferrableHalf(EveryOther):
 
 
 @pytest.fixture
-def two_ranks():
+def two_ranks(request):
     """Runs a case on two ranks: the kernels interpreted, messages over Gloo."""
     if not INTERPRETED:
         pytest.skip("two ranks cannot share a GPU over NCCL")
-    world = World(2)
-    yield world
-    world.close()
+    return request.getfixturevalue("worlds")[2]  # which a run without this folder's fixtures has not
 
 
 @pytest.fixture(autouse=True)
@@ -220,6 +217,7 @@ def preconditioned(device, **options):
     return one
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("transactional", [False, True])
 @pytest.mark.parametrize("odd", [None, ("a", float("nan")), ("small", float("inf"))], ids=str)
 def test_the_same_preconditioned_steps(odd, transactional):
@@ -370,6 +368,7 @@ def test_what_a_collective_rejects_comes_home():
     ours.close()
 
 
+OTHERS = ("sequence", "flags", "checksum", "index")
 FAILED = pytest.mark.parametrize("cause", ["compress", "header", *FIELDS])
 
 
@@ -397,6 +396,7 @@ def test_from_a_failed_exchange_on_nothing_is_applied_and_all_is_kept(cause):
     ours.close()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("compressor", "options"),
     [
@@ -499,7 +499,9 @@ def case_failing(rank, size, cause, asks_early):
     return results, residuals, str(error.value)
 
 
-@FAILED
+@pytest.mark.parametrize(
+    "cause", ["compress", "header", "count", "value", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_two_ranks_stop_alike_and_keep_everything(two_ranks, cause):
     answers = two_ranks.run(case_failing, cause=cause, asks_early=False)
     (results, _, error), (other, _, told) = answers

@@ -63,6 +63,7 @@ def launches(monkeypatch):
     assert launches
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "scope", "two_sided"),
     [("normal", "layer", False), ("heavy", "global", True), ("mostly zero", "layer", False), ("zero", "global", False)],
@@ -110,6 +111,7 @@ def test_many_ways_through_the_loop(kind, density):
     assert_alike(fused, plain, grad)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_half_precision(dtype, values):

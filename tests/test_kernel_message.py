@@ -214,6 +214,7 @@ def outcome_of(status):
 formats = pytest.mark.parametrize(("values", "indices"), [(v, i) for v in CODECS for i in ("int", "ef")])
 
 
+@pytest.mark.each_value
 @formats
 def test_a_device_finds_every_flipped_bit(values, indices):
     message, _, _ = small_message(values, indices)
@@ -270,6 +271,7 @@ def test_a_device_finds_any_single_flip(workers, words, seed, data):
     assert found == [clean, [other == rank for other in range(workers)], clean]
 
 
+@pytest.mark.each_value
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter can be watched")
 @pytest.mark.parametrize("workers", [16, 17])  # read at once, and one after another
 @pytest.mark.parametrize("indices", ["int", "ef"])

@@ -41,6 +41,7 @@ def assert_same(shapes: Shapes, dtype=torch.float32, limit=2.5, odd=None, undoab
     return space, outs[1].cpu(), velocities[1].cpu()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("blocks", [1, 4])
 @pytest.mark.parametrize("shapes", TENSORS.values(), ids=TENSORS)
 def test_the_updates_of_the_specification(shapes, blocks, monkeypatch):

@@ -67,6 +67,7 @@ def only_one_pass(monkeypatch):
     assert made
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_as_if_updates_were_made_before(shapes, blocks, monkeypatch):
@@ -84,6 +85,7 @@ def test_residuals_shrink_in_the_same_pass(name, transactional):
         pair.step(gradient("heavy", numel_of(pair.tensors), torch.float32, step))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_same_entries_step_after_step(name, scope):

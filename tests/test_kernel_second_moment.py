@@ -76,6 +76,7 @@ class Pair:
 FEW_GROUPS = {name: shapes for name, shapes in TENSORS.items() if name != "stacks"} | {"dense": DENSE}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("shapes", FEW_GROUPS.values(), ids=FEW_GROUPS)
 @pytest.mark.parametrize("sgd", [False, True], ids=["adam", "sgd"])
 def test_the_moments_of_the_specification(shapes: Shapes, sgd: bool) -> None:

@@ -44,6 +44,7 @@ def expected(tensors, grad, step=0):
     return out
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("turns", [1, 8])
 @pytest.mark.parametrize("shapes", TENSORS.values(), ids=TENSORS)
 def test_the_sketch_of_the_specification(shapes, turns, monkeypatch):

@@ -68,6 +68,7 @@ def only_fused(monkeypatch):
     assert launches
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "scope"), [("normal", "layer"), ("heavy", "global"), ("mostly zero", "layer"), ("zero", "global")]
 )
@@ -97,6 +98,7 @@ def test_programs_of_several_blocks(scope, kind, dtype, monkeypatch):
     assert int(sent.count) > 2000
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_half_precision(dtype, values):

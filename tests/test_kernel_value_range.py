@@ -35,6 +35,7 @@ def filled(worker: Worker, top: float = math.inf) -> Worker:
     return worker
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("dtype", RANGES.values(), ids=RANGES)
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("compressor", [ThresholdK(1.0), TopK(1.0), DGCK(1.0), TopK(0.4)], ids=str)

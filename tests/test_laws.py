@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsync.feedback.residual import Correction
+from sparsync.kernels.threshold.reference import magnitude, room_for
 from sparsync.sparse import NONFINITE
 from sparsync.wire import Wire
 from tests.methods import COLLECTIVES, DTYPES, KINDS, PAIRS, SIZES, SPARSE, Worker, gradient, worker
@@ -263,12 +264,14 @@ def test_topk_is_torch_topk(dtype, scope, kind, sizes, seed, density):
 def test_threshold_holds_the_count_near_k(kind, density):
     one = worker("threshold", [100_003], density=density)
     always = gradient("normal", 100_003, torch.float32, 999)
-    counts, shares = [], []
+    counts, shares, candidates = [], [], []
     for step in range(120):
         grad = gradient("heavy" if kind == "heavy" else "normal", 100_003, torch.float32, step)
         grad = {"same every step": always, "drifting": 0.3 * always + grad}.get(kind, grad)
         grad = 0.1 * grad if step >= 80 else grad  # it shrinks at once
         size = (one.residual + grad).abs()
+        (carried,) = one.state.values()
+        candidates.append(int((size >= magnitude(int(carried["floor"]))).sum()))
         sent = one.send(grad)
         counts.append(int(sent.count) / one.layout.k)
         best = torch.topk(size, int(sent.count)).values.square().sum()
@@ -276,6 +279,9 @@ def test_threshold_holds_the_count_near_k(kind, density):
     for settled in (counts[20:80], counts[90:]):
         assert 0.9 < sum(settled) / len(settled) < 1.14, settled
         assert min(settled) > 0.5, settled
+    for settled in (candidates[20:80], candidates[90:]):  # above the threshold that is carried over
+        assert one.layout.k <= min(settled), settled
+        assert max(settled) <= room_for(one.layout.k), settled
     assert sum(shares[20:]) / 100 > 0.9, shares  # of the energy that exact selection of as many would have sent
 
 

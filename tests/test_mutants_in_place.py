@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from tests.mutants import Mutant, in_room, load_rooms
 from tests.mutants.__main__ import rooms_touched
+from tests.world import run_forked
 
 ROOT = Path(__file__).parent.parent
 ROOMS = load_rooms()
@@ -34,11 +33,10 @@ def test_the_names_are_unique() -> None:
 def test_the_named_tests_exist() -> None:
     """pytest itself is asked, as ids of parameters cannot be read off the source."""
     named = {mutant.test for mutant in MUTANTS}
-    files = sorted({test.partition("::")[0] for test in named})
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert listed.returncode == 0, listed.stdout + listed.stderr
-    cases = set(listed.stdout.splitlines())
+    files = sorted({str(ROOT / test.partition("::")[0]) for test in named})
+    arguments = [f"--rootdir={ROOT}", "--collect-only", "-q", "-pno:cacheprovider", *files]
+    (listed,) = run_forked(f"import pytest\nassert pytest.main({arguments}) == 0")
+    cases = set(listed.splitlines())
     exist = cases | {case.partition("[")[0] for case in cases} | {case.partition("::")[0] for case in cases}
     assert sorted(named - exist) == []
 

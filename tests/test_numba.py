@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -26,6 +23,7 @@ from sparsync.kernels.topk import reference as topk_reference
 from sparsync.workspace import Workspace
 from tests.methods import DTYPES, KINDS, SIZES, gradient, worker
 from tests.tensors import TENSORS, numel_of, sketched, tables_of
+from tests.world import run_forked
 
 BAD = (float("nan"), float("inf"), -float("inf"))
 seeds = st.integers(0, 2**31)
@@ -290,9 +288,7 @@ assert path_of(cpu.LEAST) == ("pytorch" if {missing} else "numba")
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_numba_is_loaded_when_it_is_worth_it(missing):
-    script = ALONE.format(missing=missing)
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, timeout=240)
-    assert run.returncode == 0, run.stderr
+    run_forked(ALONE.format(missing=missing))
 
 
 def test_compiled_without_a_place_to_keep_it(monkeypatch):

@@ -155,7 +155,8 @@ def torchrun(tmp_path: Path) -> Callable[..., list[str]]:
     return start
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
 def test_a_network_is_measured_and_one_sentence_says_what_to_expect(
     torchrun: Callable[..., list[str]], costs: Path, workers: int
 ) -> None:

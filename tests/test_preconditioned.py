@@ -155,7 +155,13 @@ def case_oracle(rank: int, size: int, kind: str, options: dict[str, Any]) -> flo
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("AdamW", {}), ("AdamW", {"foreach": True}), ("AdamW", {"fused": True}), ("Adam", {}), ("Adam", {"fused": True})],
+    [
+        ("AdamW", {}),
+        pytest.param("AdamW", {"foreach": True}, marks=pytest.mark.slow),
+        ("AdamW", {"fused": True}),
+        ("Adam", {}),
+        pytest.param("Adam", {"fused": True}, marks=pytest.mark.slow),
+    ],
     ids=["AdamW-loop", "AdamW-foreach", "AdamW-fused", "Adam-loop", "Adam-fused"],
 )
 def test_everything_sent_with_exact_moments_is_dense_training(
@@ -164,7 +170,7 @@ def test_everything_sent_with_exact_moments_is_dense_training(
     assert max(worlds[3].run(case_oracle, kind=kind, options=options)) < 1e-4
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 5])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow), 5])
 def test_the_oracle_holds_in_all_world_sizes(worlds: dict[int, World], size: int) -> None:
     assert max(worlds[size].run(case_oracle, kind="AdamW", options={})) < 1e-4
 
@@ -231,6 +237,7 @@ LAWFUL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("name", "size"),
     [*((name, 3) for name in LAWFUL), ("global", 2), ("bucket", 2), ("global", 5), ("balanced", 5), ("gtopk", 5)],

@@ -115,6 +115,7 @@ def case_as_dense(rank: int, size: int, name: str, kind: str) -> float:
     return float((weights(model) - weights(expected)).abs().max())
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["AdamW", "Adam"])
 @pytest.mark.parametrize("name", AS_DENSE)
 def test_training_is_that_of_dense(worlds: dict[int, World], name: str, kind: str) -> None:

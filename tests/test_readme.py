@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync_lab.docs.__main__ import main, pages
 from sparsync_lab.docs.blocks import BLOCKS, MARKED, fill
-from tests.world import World
+from tests.world import World, run_forked
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path.relative_to(ROOT).as_posix() for path in pages(ROOT)]
@@ -32,7 +32,16 @@ def blocks_of(page: str) -> list[str]:
     return PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
-def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+def test_the_example_of_the_readme_runs() -> None:
+    (whole,) = blocks_of("README.md")
+    shown, nothing = run_forked(whole, 2)
+    assert "ThresholdK" in shown
+    assert re.search(r"sent \d+\.\d% of all entries", shown)
+    assert nothing == ""
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme_runs_under_torchrun(tmp_path: Path) -> None:
     (whole,) = blocks_of("README.md")
     (tmp_path / "example.py").write_text(whole)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "example.py"]

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,22 +72,41 @@ def case_train(rank: int, size: int, name: str, collective: str, values: str, sc
     gc.collect()
 
 
-@pytest.mark.parametrize(("name", "collective", "codecs", "size"), PAIRS_AND_WORLDS, ids=WORLD_IDS)
-def test_laws_1_and_2_hold_in_training(worlds, size, name, collective, codecs):
-    """Pairwise: what goes its own way meets every scope, every codec and every world; the others meet every scope, and
-    codecs take turns."""
-    scopes, others = ("layer", "bucket", "global"), codecs[1:] or codecs
+def runs_of(name: str, collective: str, codecs: tuple[str, ...], size: int) -> tuple[list[Any], list[Any]]:
+    """Return value codecs and scopes for ``make test``, and further ones for ``make test-full``.
+
+    Pairwise: what goes its own way meets every scope, every codec and every world; the others meet every scope, and
+    codecs take turns. Who begins takes turns, too.
+    """
+    scopes, others, quick = ("layer", "bucket", "global"), codecs[1:] or codecs, 1
+    turn = WORLD_IDS.index(f"{name}-{collective}-{size}")
     if size == 2:
         runs = [("fp32", scope) for scope in scopes]
     elif size != 3:
         runs = [("fp32", scopes[size % 3]), (others[size % len(others)], scopes[(size + 1) % 3])]
     elif (name, collective) in EVERYWHERE:
-        runs = [(values, scopes[i % 3]) for i, values in enumerate(codecs)]
+        runs, quick = [(values, scopes[i % 3]) for i, values in enumerate(codecs)], 3
     else:
-        turn = WORLD_IDS.index(f"{name}-{collective}-{size}")
         chosen = (codecs[0], others[turn % len(others)], others[(turn + 1) % len(others)])
         runs = [(values, scopes[(turn + i) % 3]) for i, values in enumerate(chosen)]
-    for values, scope in runs:
+    first = turn % len(runs)
+    runs = runs[first:] + runs[:first]
+    return runs[:quick], runs[quick:]
+
+
+over_worlds = pytest.mark.parametrize(("name", "collective", "codecs", "size"), PAIRS_AND_WORLDS, ids=WORLD_IDS)
+
+
+@over_worlds
+def test_laws_1_and_2_hold_in_training(worlds, size, name, collective, codecs):
+    for values, scope in runs_of(name, collective, codecs, size)[0]:
+        worlds[size].run(case_train, name=name, collective=collective, values=values, scope=scope, density=0.02)
+
+
+@pytest.mark.slow
+@over_worlds
+def test_laws_1_and_2_hold_in_training_with_further_codecs_and_scopes(worlds, size, name, collective, codecs):
+    for values, scope in runs_of(name, collective, codecs, size)[1]:
         worlds[size].run(case_train, name=name, collective=collective, values=values, scope=scope, density=0.02)
 
 
@@ -154,6 +174,7 @@ def case_until_killed(
     return final
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("name", ["topk", "threshold"])
 def test_kill_and_resume_gives_the_same_weights(worlds, tmp_path, name, scope):

@@ -178,7 +178,13 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+# The others differ from these in their options alone.
+OWN_WAYS = ("topk", "default", "gtopk", "balanced", "balanced-recipe", "dgc", "random", "follow")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OWN_WAYS else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_three_virtual_workers_are_three_processes(worlds, name):
     """Where every sum runs in rank order: bit for bit."""
     options = METHODS[name] | ALL_SPARSE
@@ -186,6 +192,7 @@ def test_three_virtual_workers_are_three_processes(worlds, name):
     assert_equal(advance(team_of("net", 3, options), "net", 0, STEPS), real)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["conv", "speller", "gpt"])
 @pytest.mark.parametrize("name", ["topk", "default"])
 def test_batch_statistics_and_hidden_states_are_those_of_processes(worlds, kind, name):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
@@ -80,6 +81,12 @@ class World:
         self.workers.close()
 
 
+def run_forked(script: str, size: int = 1) -> list[str]:
+    """Run a program on ``size`` ranks as ``torchrun`` does, but with torch imported already; return what they print."""
+    with LocalWorkers(size, PRELOAD) as workers:
+        return workers.run(_run_script, script)
+
+
 def processes_of(session: int) -> dict[int, int]:
     """Return the living processes of a session, with their parents."""
     import psutil
@@ -90,6 +97,12 @@ def processes_of(session: int) -> dict[int, int]:
             if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found[process.pid] = process.info["ppid"]
     return found
+
+
+def _run_script(worker: Worker, script: str) -> str:
+    with redirect_stdout(StringIO()) as shown:
+        exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+    return shown.getvalue()
 
 
 def _run_case(worker: Worker, case: Callable[..., Any], arguments: dict[str, Any]) -> Any:

@@ -32,7 +32,7 @@ def case_python_reducer(rank: int, size: int, compiled: bool) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 def test_the_python_reducer_of_a_compiled_model_is_refused(compiled: bool) -> None:
     """Its hooks are given gradients one by one, and what they return is ignored: every rank would train alone."""
     for finished, found in World.once(2, case_python_reducer, compiled=compiled):
@@ -66,7 +66,10 @@ def case_other_reducers(rank: int, size: int, mode: str, late: bool) -> dict[str
 
 @pytest.mark.parametrize(
     ("mode", "late"),
-    [("python_reducer", True), ("python_reducer_without_compiled_forward", False)],
+    [
+        ("python_reducer", True),
+        pytest.param("python_reducer_without_compiled_forward", False, marks=pytest.mark.slow),
+    ],
     ids=["late", "off"],
 )
 def test_other_modes_of_a_compiled_model_stay_sparse(mode: str, late: bool) -> None:

@@ -53,6 +53,7 @@ def case_load(rank: int, size: int, files: list[bytes], compressor: str) -> None
     gc.collect()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("compressor", ["topk", "threshold"])
 @pytest.mark.parametrize(("old", "new"), [(2, 2), (2, 3), (5, 2), (3, 1)])
 def test_a_checkpoint_loads_on_any_world_size(worlds, old, new, compressor):

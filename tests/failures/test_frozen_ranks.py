@@ -91,12 +91,12 @@ def assert_all_raised(outcomes: list[tuple[bool, Any]]) -> None:
     [
         ("allgather", "backward"),
         ("allgather", "between steps"),
-        ("allgather", "first step"),
-        ("shared", "backward"),
-        ("dense", "between steps"),
+        pytest.param("allgather", "first step", marks=pytest.mark.slow),
+        pytest.param("shared", "backward", marks=pytest.mark.slow),
+        pytest.param("dense", "between steps", marks=pytest.mark.slow),
         ("gtopk", "between steps"),
-        ("balanced", "backward"),
-        ("sketches", "backward"),
+        pytest.param("balanced", "backward", marks=pytest.mark.slow),
+        pytest.param("sketches", "backward", marks=pytest.mark.slow),
         ("sketches", "between steps"),
     ],
 )

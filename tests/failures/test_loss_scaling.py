@@ -163,6 +163,7 @@ def case_two_optimizers(
     return {"weights": digest(model.parameters()), "residuals": digest(residuals)}
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kinds", [("SGD", "SGD"), ("SGD", "AdamW")], ids="-".join)
 @pytest.mark.parametrize("name", ["layer0.weight", "layer3.weight", "layer2.bias"])

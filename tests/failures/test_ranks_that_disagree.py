@@ -132,8 +132,8 @@ def case_other_order(rank: int, size: int, numel: tuple[int, int], good_steps: i
     ("numel", "good_steps", "swap"),
     [
         ((100, 100), 0, "parameters"),
-        ((100, 300), 0, "parameters"),
-        ((100, 100), 2, "buckets"),
+        pytest.param((100, 300), 0, "parameters", marks=pytest.mark.slow),
+        pytest.param((100, 100), 2, "buckets", marks=pytest.mark.slow),
         ((100, 300), 2, "buckets"),
         ((100, 100), 2, "parameters"),
     ],

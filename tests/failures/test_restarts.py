@@ -85,7 +85,12 @@ def case_group_replaced(rank: int, size: int, replace: bool, **options: Any) -> 
 
 @pytest.mark.parametrize(
     "options",
-    [{"momentum": "keep"}, {"momentum": "correct"}, {"precondition": True}, {"transactional": True}],
+    [
+        {"momentum": "keep"},
+        pytest.param({"momentum": "correct"}, marks=pytest.mark.slow),
+        {"precondition": True},
+        pytest.param({"transactional": True}, marks=pytest.mark.slow),
+    ],
     ids=["keep", "correct", "adam", "transactional"],
 )
 def test_a_process_group_may_be_replaced(options: dict[str, Any]) -> None:

@@ -83,6 +83,7 @@ class Team:
                 assert lost.abs().max() <= error, (name, lost.abs().max())
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("all", torch.float32), ("signs", torch.float32), ("few", torch.bfloat16)], ids=str
 )
@@ -100,6 +101,7 @@ def test_sums_of_the_largest_numbers_saturate(name, collective, values, dtype, k
     assert team.exchange.tally.bad_steps == 0
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize(("name", "collective", "values"), EVERY, ids=IDS)
 def test_no_residual_becomes_infinite(name, collective, values):
     """However often they come: a gradient that finds no room stays out, and the step is bad; later ones are good."""
@@ -127,6 +129,7 @@ def test_the_largest_numbers_of_double_precision(name, collective, values):
     assert team.exchange.tally.bad_steps == 0
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("kind", ["all", "signs"])
 @pytest.mark.parametrize(("name", "collective", "values"), EVERY, ids=IDS)
 def test_half_precision_means_stay_in_range(name, collective, values, kind):
@@ -170,6 +173,7 @@ def case_half(rank: int, size: int, name: str, collective: str, values: str, mom
     reducer.close()
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("momentum", [False, True], ids=["plain", "corrected"])
 @pytest.mark.parametrize(("name", "collective", "values"), SOME, ids=SOME_IDS)

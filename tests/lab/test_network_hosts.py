@@ -170,7 +170,7 @@ def test_a_rate_changes_in_the_middle_of_a_run(tmp_path: Path) -> None:
 @needs_namespaces
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    [signal.SIGKILL, *(pytest.param(other, marks=pytest.mark.slow) for other in (signal.SIGINT, signal.SIGTERM))],
     ids=lambda number: number.name,
 )
 def test_nothing_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def fill_with_garbage(path: Path) -> None:
     path.write_bytes(b"\x00\xff" * 5000)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("damage", [cut_off, flip_a_byte, fill_with_garbage, Path.unlink])
 @pytest.mark.parametrize("name", [MODEL, RANK_1])
 def test_a_torn_checkpoint_falls_back_to_the_one_before(
@@ -284,9 +285,8 @@ def worker_of(launcher: int, rank: int, folder: Path) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("rank", "size", "named"), [pytest.param(0, 3, True, marks=pytest.mark.slow), (1, 2, False)], ids=["first", "last"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "size", "named"), [(0, 3, True), (1, 2, False)], ids=["first", "last"])
 def test_torchrun_recovers_from_a_killed_rank(rank: int, size: int, named: bool, tmp_path: Path) -> None:
     options = [*SPARSE[:-2], "--steps", "600", "--out"]
     train("--workers", size, *options, tmp_path / "straight")

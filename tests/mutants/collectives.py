@@ -191,4 +191,11 @@ MUTANTS = [
         "tests/test_deferred.py::test_whichever_round_fails_all_ranks_stop_alike_and_keep_everything[from an owner]",
         interpreted=True,
     ),
+    Mutant(
+        "closing after an alarm waits for an exchange that the others left",
+        "src/sparsync/collectives/comm/channel.py",
+        "        if self.monitor.alarmed:  # an exchange that the others left",
+        "        if False:  # an exchange that the others left",
+        "tests/test_collectives.py::test_law_4_closing_after_an_alarm_waits_for_no_exchange",
+    ),
 ]

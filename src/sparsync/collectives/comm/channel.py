@@ -207,7 +207,10 @@ class Channel:
         self.give_back(self.group)
         self._abandon_messages()
         self.monitor.close()
+        last = [self.group]
         self.group, self.size = None, 1
+        if self.monitor.alarmed:  # an exchange that the others left waits for them, and the group's end for that
+            threading.Thread(target=last.clear, name="sparsync group", daemon=True).start()
 
     def _wait(self, work: dist.Work | None) -> None:
         assert work is not None
