@@ -29,7 +29,7 @@ from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, PendingBuck
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
-from sparsync.engine.step_order import Job, choose_order
+from sparsync.engine.step_order import Job, StepOrder, choose_order
 from sparsync.engine.step_vote import StepVote
 from sparsync.engine.streams import SideStreams
 from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit
@@ -73,14 +73,16 @@ class Reducer:
         rates: Callable[[], Mapping[str, float]] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.plan, self.channel, self.rates = plan, channel, rates
+        self.plan, self.channel, self.rates, self._device = plan, channel, rates, device or torch.device("cpu")
         self.buckets = BucketMapper(parameters, plan, dense_names, may_skip)
         self._streams = SideStreams()
-        preconditioner = preconditioner_for(plan, parameters, dense_names, device or torch.device("cpu"), channel.size)
+        preconditioner = preconditioner_for(plan, parameters, dense_names, self._device, channel.size)
         self.worker = WorkerState(channel.rank, parameters, plan, self._streams.use, preconditioner)
         self.rules: Callable[[], Mapping[str, AdamRule]] = dict
+        self.before_step: Job = lambda: None  # on every rank, when the first bucket of a step has come
         self.stats = Stats()
         self.step = 0
+        self.waited = self._last_push = 0.0  # seconds that backward waited for the last step's exchanges
         self.origin = checkpoint.Origin(channel.monitor.first_to_say("training", uuid.uuid4().hex, "attach"))
         self._order = choose_order(self)
         self.completion = choose_completion(plan, list(parameters), channel, self.worker, self.stats)
@@ -116,7 +118,7 @@ class Reducer:
                 if bucket.last:
                     self._comm_thread.submit(partial(self._close_step, bucket.buffer.device, self.step))
             if bucket.last:
-                self._open = False
+                self._open, self._last_push = False, time.perf_counter()
                 self.step += 1
             if self.error is not None:  # it came up meanwhile, and may have missed this bucket
                 self._comm_thread.submit(partial(self._stop, self.error))
@@ -164,6 +166,22 @@ class Reducer:
             except Exception as error:
                 self.fail(error)
 
+    def run_exchange(self, name: str, device: torch.device, job: Job) -> None:
+        """Do a job of the communication thread that exchanges, unless the step has failed."""
+        if self.error is None:
+            try:
+                with self._on_thread(device):
+                    job()
+            except Exception as error:  # a future that never completes would hang backward
+                self._stop(self._announced(name, error))
+
+    def record(self, record: ExchangeRecord, traffic: float, numel: int) -> None:
+        """Count an exchange that sent every entry."""
+        record.exchanged = record.decoded = time.perf_counter()
+        record.bytes, record.traffic = self.channel.take_count(), traffic
+        self.stats.add(record)
+        self.stats.count_entries(record, numel, numel)
+
     def _on_thread(self, device: torch.device) -> AbstractContextManager[Any]:
         """Make our stream current on the communication thread; elsewhere ``push`` has done it."""
         return self._streams.use(device) if self._comm_thread.threaded else nullcontext()
@@ -209,6 +227,7 @@ class Reducer:
                 with self._streams.use(bucket.bucket.buffer.device):
                     bucket.waits_for.discard(VERDICT)
                     bucket.complete()
+            self.waited = max(0.0, time.perf_counter() - self._last_push)
         except Exception as error:  # a future that never completes would hang backward
             self._stop(self._announced("the end of the step", error))
 
@@ -221,9 +240,17 @@ class Reducer:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
+    def use(self, plan: ExchangePlan, buckets: BucketMapper, order: StepOrder) -> None:
+        """Exchange in another way from the next step on; what is kept goes along, by name."""
+        self.settle()
+        self.plan, self.buckets, self._order = plan, buckets, order
+        self.worker.plan = self.completion.plan = plan
+        self.channel.wire = plan.wire
+
     def _begin(self) -> None:
         if self._open:
             raise StepFailed(UNFINISHED)
+        self.before_step()
         # A step that can be undone must be known before the next; of others there is more time to learn.
         self._poll(self.step if self.plan.transactional else self.step - 1)
         self._streams.join()  # what follows touches what the last step may still be writing
@@ -366,6 +393,13 @@ class Reducer:
                 known = self.vote.close(self._announced(self.channel.unit, error), self._pending_buckets)
                 log.warning("the optimizer is given this rank's own velocities, not their mean: %s", known)
         return tensor
+
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
+        """Return, of each time, that of the slowest rank; between two steps, on all ranks."""
+        self.channel.unit = "times of steps"
+        own = torch.tensor(seconds, dtype=torch.float64, device=self._device)
+        found: list[float] = self.channel.all_gather(own).amax(0).tolist()
+        return found
 
     def newest_stats(self) -> Stats:
         """Return the statistics with all that is known."""

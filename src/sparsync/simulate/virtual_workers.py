@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
+from sparsync.config.recipes import AUTO
 from sparsync.engine.budget import within_budget
 from sparsync.feedback import (
     TakenMomentum,
@@ -84,6 +85,8 @@ class VirtualWorkers:
                 raise ValueError(f"virtual workers do not take {name}=, got {options[name]!r}")
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         plan = within_budget(resolve(recipe, compressor=compressor, optimizer=optimizer, **options), named, workers)
+        if plan.recipe == AUTO:
+            raise ValueError("'auto' times steps on a network, and virtual workers have none: take recipe='default'")
         if plan.unit_scope == "bucket" and not plan.compressor.dense:
             raise ValueError(
                 "scope must be 'layer' or 'global' with virtual workers: only DDP has buckets, got 'bucket'"
