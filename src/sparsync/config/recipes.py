@@ -38,7 +38,9 @@ RECIPES: Mapping[str, Recipe] = {
     "default": Recipe(
         "a 60th of dense's bytes, more of them in the first steps; momentum of 0.5 before the residual", BEST_KNOWN
     ),
-    AUTO: Recipe("default, or another way within its budget, or dense in bf16: what is fastest here and now", BEST_KNOWN),
+    AUTO: Recipe(
+        "default, or another way within its budget, or dense in bf16: what is fastest here and now", BEST_KNOWN
+    ),
     # Three times 5 % of the entries, 7 bits each: a bit for every entry of the model, of which dense sends 64.
     "balanced": Recipe(
         "5 % of the entries as signs, summed by all workers in parts: a 60th of dense, whatever the number of workers; "

@@ -1,11 +1,11 @@
-"""Exchanges in the way that is fastest now, dense or sparse: times steps, lets ``AutoPolicy`` decide, and changes over."""
+"""Exchange in the way that is fastest now, dense or sparse: time steps, let ``AutoPolicy`` decide, and change over."""
 
 from __future__ import annotations
 
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,11 @@ log = logging.getLogger("sparsync")
 
 DENSE = "dense bf16"
 PROBE = 2**18  # entries of a probe of the network
-BALANCED, DENSITY, LEAST = Balanced(2.0), 0.05, 0.01  # of the recipe; and how far below its density a budget may force it
+BALANCED, DENSITY, LEAST = (
+    Balanced(2.0),
+    0.05,
+    0.01,
+)  # of the recipe; and how far below its density a budget may force it
 Clock = Callable[[], float]
 
 
@@ -164,7 +168,7 @@ class AutoSwitch:
         """Return this moment: a number, or an event on the GPU, whose work lags behind the host."""
         if self.device.type != "cuda":
             return self.clock()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -211,4 +215,3 @@ class AutoSwitch:
         if self.dense_now:  # of residuals that were on their way out
             self._dense.drain()
         self.policy.drains = False
-

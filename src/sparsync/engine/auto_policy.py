@@ -18,14 +18,19 @@ from typing import Any, NamedTuple
 FIRST = 3  # steps of a training that are not timed: DDP regroups its buckets after the first
 SETTLE, TIMED = 2, 4  # steps of a block: what changes with the way, and what counts
 ROUNDS = 3  # blocks of each way at most, in one trial
+FAR = 2.0  # sparse ways that took so many times what the best takes are not tried again
 CLOSE = 1.3  # ways whose times are within this factor take turns
 STAY = 0.99  # a way must take less than so much of the time of the one that is on to take its place
 WINDOW = 20  # steps after which figures are looked at
 CHANGED, STRIKES = 0.2, 2  # a step's time has changed if it is that much off in so many windows, one after another
-REACH = 1.2  # dense steps are tried again if they may take less than so many times what sparse ones take
+NEARER, REACH = (
+    0.9,
+    1.2,
+)  # dense steps are tried again if they may take so much less, and so near to what sparse ones take
 PATIENCE = 100  # steps after a trial before the next; doubled if that found nothing new
 AGAIN = 1000  # steps after which a close decision is looked at again; doubled likewise
 MOST = 16  # times these, at most
+WAS_CLOSE = "it was close"
 PROBING = 0.004  # of the time that probes of the network may take
 
 
@@ -86,6 +91,7 @@ class AutoPolicy:
     _skip: int = 0
     _strikes: int = 0
     _confirmed: int = 0  # trials in a row that found nothing new
+    _looked: int = 0  # trials in a row that had no reason but that it was close
     _not_before: int = 0
     _look_again: int | None = None
     _waited: float = 0.0  # of dense steps
@@ -131,15 +137,17 @@ class AutoPolicy:
             else:
                 self._compare(step)
 
-    # ---- trials -------------------------------------------------------------------------------------------------------
+    # ---- trials -----------------------------------------------------------------------------------------------------
 
-    def try_again(self, why: str) -> None:
-        """Begin a trial with the next step; of sparse ways those that were not far behind."""
-        sparse = [name for name in self.names[1:] if name in self.times]
-        best = min((self.times[name] for name in sparse), default=math.inf)
-        near = [name for name in sparse if self.times[name] < 2 * best] or list(self.names[1:])
+    def try_again(self, why: str, factor: float = FAR) -> None:
+        """Begin a trial with the next step: of dense steps, unless sparse ones alone were close to each other, and of
+        sparse ways those that were within ``factor`` of the best."""
+        sparse = {name: self.times.get(name, 0.0) for name in self.names[1:]}
+        best = min(sparse.values())
+        near = [name for name in sparse if sparse[name] <= factor * best]
+        far = factor < FAR and self.times[self.dense] > factor * best
         self.settled, self.drains, self._found, self._why = False, False, {}, why
-        self._queue, self._before = [self.dense, *near], self.current
+        self._queue, self._before = near if far else [self.dense, *near], self.current
         self._take_next()
 
     def _take_next(self, more: int = 0) -> None:
@@ -161,15 +169,16 @@ class AutoPolicy:
             return
         old = self._before
         chosen = old if old in times and times[best] > STAY * times[old] else best
-        dense = self._found[self.dense]
-        self._waited = statistics.median(figures.waited for figures in dense)
-        self._probe = min((figures.probe for figures in dense if figures.probe), default=0.0)
-        self._density = dense[-1].density
+        dense = self._found.get(self.dense)
+        if dense is not None:
+            self._waited = statistics.median(figures.waited for figures in dense)
+            self._probe = min((figures.probe for figures in dense if figures.probe), default=0.0)
+        self._density = self._found[chosen][-1].density
         self.times = {**self.times, **times}
         self._confirmed = self._confirmed + 1 if chosen == old else 0
-        factor = min(MOST, 2**self._confirmed)
-        self._not_before = step + PATIENCE * factor
-        self._look_again = step + AGAIN * factor if len(close) > 1 else None
+        self._looked = self._looked + 1 if self._why == WAS_CLOSE else 0
+        self._not_before = step + PATIENCE * min(MOST, 2**self._confirmed)
+        self._look_again = step + AGAIN * min(MOST, 2**self._looked) if len(close) > 1 else None
         self._settle(step, chosen, times, self._why)
 
     def _settle(self, step: int, chosen: str, times: Mapping[str, float], why: str) -> None:
@@ -179,7 +188,7 @@ class AutoPolicy:
         self._left = self._skip + WINDOW
         self.decisions = [*self.decisions[-9:], Decision(step, chosen, times, why)]
 
-    # ---- watching -----------------------------------------------------------------------------------------------------
+    # ---- watching ---------------------------------------------------------------------------------------------------
 
     def _watch(self, step: int, figures: Figures) -> None:
         """Look at a window of steps, and begin a trial if one is worth its time."""
@@ -194,31 +203,25 @@ class AutoPolicy:
             return
         why = ""
         if self.current != self.dense:
-            expected = self._expected_dense(figures, known)
-            if (figures.probe or self._strikes >= STRIKES) and expected < REACH * figures.step:
+            ratio = figures.probe / self._probe if figures.probe and self._probe else 1.0
+            expected = self.times[self.dense] - self._waited + self._waited * ratio
+            near = expected < NEARER * self.times[self.dense] and expected < REACH * figures.step
+            if near or (self._strikes >= STRIKES and expected < figures.step):
                 why = f"dense steps may take {1e3 * expected:.1f} ms now, {self.current} takes {1e3 * figures.step:.1f}"
         elif self._strikes >= STRIKES:
             why = f"steps took {1e3 * figures.step:.1f} ms, not {1e3 * known:.1f}"
         elif figures.density < self._density / 2:
             why = f"sparse steps send {figures.density:.2g} of the entries now, not {self._density:.2g}"
         if not why and self._look_again is not None and step >= self._look_again:
-            why = "it was close"
-        if why:
+            self.try_again(WAS_CLOSE, CLOSE)
+        elif why:
             self.try_again(why)
         elif self._strikes >= STRIKES:  # it is so now, and dense steps are far away
             longer = max(0.0, figures.step - known)
             self.times = {name: seconds + longer for name, seconds in self.times.items()} | {self.current: figures.step}
             self._strikes = 0
 
-    def _expected_dense(self, figures: Figures, known: float) -> float:
-        """Return what a dense step would take now, by the probe of the network and what else has changed."""
-        ratio = figures.probe / self._probe if figures.probe and self._probe else 1.0
-        hidden = self.times[self.dense] - self._waited
-        # Where the network has not changed, other work has.
-        other = 0.0 if abs(ratio - 1) > CHANGED else max(0.0, figures.step - known)
-        return hidden + self._waited * ratio + other
-
-    # ---- checkpoints --------------------------------------------------------------------------------------------------
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training goes on with: plain types alone. A trial under way begins anew."""

@@ -1,16 +1,17 @@
 """A step in which every entry is sent: the mean of each bucket in bf16 beside backward, as torch's own hook makes it.
 
-For a training that changes between dense and sparse steps. So that both follow the same rule, what a sparse step does to
-a gradient before its residual is done here to the mean: momentum is corrected, and an update is preconditioned. The mean
-has the same bits on every rank, and so has all that is made of it; velocities, which are a rank's own in sparse steps,
-become their mean when dense steps begin. What residuals hold is left alone until ``drain`` asks for it: then it is sent,
-in full precision, in equal parts over a few steps. What bf16 cuts off is lost, as it is with torch's hook.
+For a training that changes between dense and sparse steps. So that both follow the same rule, what a sparse step does
+to a gradient before its residual is done here to the mean: momentum is corrected, and an update is preconditioned. The
+mean has the same bits on every rank, and so has all that is made of it; velocities, which are a rank's own in sparse
+steps, become their mean when dense steps begin. What residuals hold is left alone until ``drain`` asks for it: then it
+is sent, in full precision, in equal parts over a few steps. What bf16 cuts off is lost, as it is with torch's hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class UpdateRoom:
         self.values = torch.zeros_like(velocity)
 
 
-class DensePath(UnitPath):
+class DensePath(UnitPath, Protocol):
     """What dense steps ask of the reducer beside that."""
 
     channel: Channel
@@ -96,7 +97,9 @@ class DenseStep(StepOrder):
         path, self._buckets = self.exchange, [*self._buckets, pending]
         path.submit([partial(path.run_exchange, record.unit, device, finish)])
         if pending.bucket.last:
-            path.submit([partial(path.run_exchange, "the end of the step", device, partial(self._close, self._buckets))])
+            path.submit(
+                [partial(path.run_exchange, "the end of the step", device, partial(self._close, self._buckets))]
+            )
 
     def _finish(
         self, pending: PendingBucket, half: Tensor, wait: Callable[[], Tensor] | None, record: ExchangeRecord
