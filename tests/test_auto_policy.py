@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from sparsync.engine.auto_policy import ROUNDS, SETTLE, TIMED, AutoPolicy, Figures
+from sparsync.engine.auto_policy import FIRST, ROUNDS, SETTLE, TIMED, AutoPolicy, Figures
 
 NAMES = ("dense", "default", "balanced")
 
@@ -77,18 +77,16 @@ def test_the_fastest_is_chosen_and_stays(network: float, wins: str) -> None:
 def test_close_ways_take_turns_and_others_do_not() -> None:
     close = Training(lambda step: 0.048).run(100)
     trial = close.log[: close.policy.decisions[0].step]
-    assert [trial.count(name) for name in NAMES] == [
-        block * (SETTLE + TIMED) + more for block, more in ((3, 3), (3, 0), (1, 0))
-    ]
-    assert ROUNDS == 3
-    clear = Training(lambda step: 0.5).run(100)
-    assert clear.log.count("dense") == 3 + SETTLE + TIMED
+    turns = ROUNDS * (SETTLE + TIMED)
+    assert [trial.count(name) for name in NAMES] == [FIRST + 1 - SETTLE + turns, turns, SETTLE + TIMED]
+    clear = Training(lambda step: 0.55).run(100)
+    assert clear.log.count("dense") == FIRST + 1  # half a second each: one says enough
 
 
 def test_slow_steps_of_a_way_that_lost_are_few() -> None:
     """Where dense takes fifty times as long it is timed once, and all of auto costs those steps alone."""
     training = Training(lambda step: 8.0, noise=0.1).run(5000)
-    assert training.log.count("dense") == 3 + SETTLE + TIMED
+    assert training.log.count("dense") == FIRST + 1
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_probes_take_less_than_half_a_percent_of_the_time(network: float) -> Non
 def test_a_slower_computer_is_no_slower_network() -> None:
     """Sparse steps that take longer, with the same probe: dense ones would, too, and are not tried."""
     training = Training(lambda step: 8.0, compute=lambda step: 0.1 if step < 500 else 0.3).run(3000)
-    assert training.log.count("dense") == 3 + SETTLE + TIMED
+    assert training.log.count("dense") == FIRST + 1
     assert training.policy.times["balanced"] == pytest.approx(0.3 + 0.06 + 0.2)
 
 

@@ -108,7 +108,8 @@ class AutoSwitch:
             self._ways[name] = way(own, dense_names, choose_order(reducer))
         self.sparse = plan
         self.policy = AutoPolicy(list(self._ways))
-        self._starts: list[Any] = []
+        self._last: Any = None  # when the last step began
+        self._steps: list[tuple[Any, Any]] = []  # when those that count began and were over
         self._waits: list[float] = []
         self._use(self.policy.current)
         reducer.before_step = self.begin_step
@@ -119,27 +120,27 @@ class AutoSwitch:
         """Hear that the first bucket of a step is about to come; what follows from the last ones is done before it."""
         if self.reducer.channel.size == 1:  # sends nothing, in whatever way
             return
-        policy = self.policy
-        self._starts.append(self._now())
-        if len(self._starts) == 1:
+        before, self._last = self._last, self._now()
+        if before is None:
             return
-        counted = policy.counts
-        due = policy.advance()
-        if not counted:
-            self._starts, self._waits = self._starts[-1:], []
-        elif self.device.type != "cuda":
-            self._waits.append(self.reducer.waited)
-        if due:
+        if self.policy.counts:
+            self._steps.append((before, self._last))
+            self._waits.append(self.reducer.waited if self.device.type != "cuda" else 0.0)
+        if self.policy.advance() and self._steps:
             self._decide()
+
+    def pause(self) -> None:
+        """Do not count the time until the next step: something else is done meanwhile."""
+        self._last = None
 
     def _decide(self) -> None:
         """Let all ranks know what steps took, and change over if that is decided."""
         policy, step, before = self.policy, self.reducer.step, self.policy.current
-        own = [statistics.median(self._periods()), statistics.median(self._waits) if self._waits else 0.0]
-        seconds, waited = self.reducer.slowest(own)  # after which all ranks are here
+        # After this all ranks are here.
+        seconds, waited = self.reducer.slowest([statistics.median(self._periods()), statistics.median(self._waits)])
         probe = self.reducer.slowest([self._probe()])[0] if policy.wants_probe(step) else 0.0
         policy.decide(step, Figures(seconds, waited, probe, self.sparse.density_at(step)))
-        self._starts, self._waits = self._starts[-1:], []
+        self._steps, self._waits = [], []
         if policy.settled and policy.decisions and policy.decisions[-1].step == step:
             told = log.info if self.reducer.channel.rank == 0 else log.debug
             told("auto: %s", policy.decisions[-1])
@@ -173,13 +174,17 @@ class AutoSwitch:
         return event
 
     def _periods(self) -> list[float]:
-        pairs = zip(self._starts[:-1], self._starts[1:], strict=True)
         if self.device.type != "cuda":
-            return [after - before for before, after in pairs]
-        self._starts[-1].synchronize()
-        return [before.elapsed_time(after) / 1e3 for before, after in pairs]
+            return [after - before for before, after in self._steps]
+        self._last.synchronize()
+        return [before.elapsed_time(after) / 1e3 for before, after in self._steps]
 
     # ---- what a handle asks for -----------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        """Whether residuals are on their way out."""
+        return self.dense_now and self._dense.draining > 0
 
     @property
     def dense_now(self) -> bool:
@@ -209,7 +214,7 @@ class AutoSwitch:
         if found:
             same = found["workers"] == self.reducer.channel.size
             self.policy.load_state_dict(found, self.reducer.step, same)
-        self._starts, self._waits, self._dense.draining = [], [], 0
+        self._last, self._steps, self._waits, self._dense.draining = None, [], [], 0
         self._use(self.policy.current)
         self._dense.enter()
         if self.dense_now:  # of residuals that were on their way out

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-FIRST = 3  # steps of a training that are not timed: DDP regroups its buckets after the first
+FIRST = 2  # steps of a training that are not timed: DDP regroups its buckets after the first
 SETTLE, TIMED = 2, 4  # steps of a block: what changes with the way, and what counts
+LONG, FEW = 0.5, 2  # seconds of a step, from which on so many count: they are as sure, and cost more
 ROUNDS = 3  # blocks of each way at most, in one trial
 FAR = 2.0  # sparse ways that took so many times what the best takes are not tried again
 CLOSE = 1.3  # ways whose times are within this factor take turns
@@ -87,6 +88,7 @@ class AutoPolicy:
     _queue: list[str] = field(default_factory=list)
     _before: str = ""
     _why: str = "measured at the start"
+    _first: bool = True  # nothing is known yet
     _left: int = 0
     _skip: int = 0
     _strikes: int = 0
@@ -100,8 +102,8 @@ class AutoPolicy:
     _next_probe: int = 0
 
     def __post_init__(self) -> None:
-        self._queue = list(self.names)
-        self._take_next(FIRST)
+        self.current, self._queue = self.names[0], list(self.names)
+        self._skip, self._left = FIRST, FIRST + 1  # one step says whether steps are long
 
     @property
     def dense(self) -> str:
@@ -132,6 +134,12 @@ class AutoPolicy:
             self._watch(step, figures)
         else:
             self._found.setdefault(self.current, []).append(figures)
+            if self._first:
+                self._first = False
+                if figures.step > LONG:
+                    self._queue.pop(0)
+                else:
+                    self._found = {}
             if self._queue:
                 self._take_next()
             else:
@@ -150,10 +158,11 @@ class AutoPolicy:
         self._queue, self._before = near if far else [self.dense, *near], self.current
         self._take_next()
 
-    def _take_next(self, more: int = 0) -> None:
-        self.current = self._queue.pop(0)
-        self._skip = more + SETTLE
-        self._left = self._skip + TIMED
+    def _take_next(self) -> None:
+        before, self.current = self.current, self._queue.pop(0)
+        self._skip = 0 if before == self.current and not self._found else SETTLE
+        known = self._median(self.current) if self.current in self._found else self.times.get(self.current, 0.0)
+        self._left = self._skip + (FEW if known > LONG else TIMED)
 
     def _median(self, name: str) -> float:
         return statistics.median(figures.step for figures in self._found[name])
@@ -239,11 +248,11 @@ class AutoPolicy:
         on = state["on"]
         if on not in self.names or not same:
             self._before = on if on in self.names else ""
-            self.times = {}
+            self.times, self._first = {}, False
             self.try_again("resumed elsewhere")
             return
         self.times, self._waited = dict(state["times"]), state["waited"]
         self._probe, self._density = state["probe"], state["density"]
-        self._not_before, self._look_again = step + PATIENCE, step + AGAIN
+        self._not_before, self._look_again, self._first = step + PATIENCE, step + AGAIN, False
         self._before = self.current = on
         self._settle(step, on, self.times, "as before the checkpoint")
