@@ -18,6 +18,7 @@ from sparsync_lab.cli import (
     demo,
     lab,
     lab_auto,
+    lab_predict,
     lab_train,
     plan,
     train,
@@ -51,6 +52,7 @@ app.add_typer(bench, name="bench")
 network = typer.Typer(help="Measure on hosts of this machine whose links are as slow as asked.", no_args_is_help=True)
 network.command("auto")(lab_auto.auto)
 network.command("collectives")(lab.collectives)
+network.command("predict")(lab_predict.predict)
 network.command("step")(lab.step)
 network.command("train")(lab_train.train)
 network.callback()(lambda: None)
