@@ -278,6 +278,21 @@ def test_a_bad_gradient_does_not_reach_velocities_in_dense_steps(worlds: dict[in
     assert bool(ranks[0][2].isfinite().all())
 
 
+def slowest_case(rank: int, size: int) -> list[float]:
+    model = net()
+    sync = sparsync.attach(
+        DistributedDataParallel(model), "auto", optimizer=torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    assert sync._reducer is not None
+    found = sync._reducer.slowest([0.1 * rank, -0.1 * rank])
+    sync.detach()
+    return found
+
+
+def test_times_are_the_slowest_ranks(worlds: dict[int, World]) -> None:
+    assert worlds[3].run(slowest_case) == 3 * [[0.2, 0.0]]
+
+
 def test_options_that_do_not_go_with_it_are_refused() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

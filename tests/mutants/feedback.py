@@ -190,4 +190,11 @@ MUTANTS = [
         "room = torch.ones_like(peak)",
         f"{RANGE}::test_updates_that_travel_dense_are_shown_within_fp16",
     ),
+    Mutant(
+        "a buffer that parameters have left is used again",
+        "src/sparsync/feedback/residual.py",
+        "key not in self.flat or self.flat[key].left or",
+        "key not in self.flat or",
+        "tests/test_auto.py::test_nothing_is_lost_on_the_way_between_dense_and_sparse[2-0.0-default]",
+    ),
 ]
