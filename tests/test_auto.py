@@ -312,6 +312,8 @@ def test_one_worker_alone_sends_nothing() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     handle, _ = sparsync.comm_hook(model, "auto", optimizer=optimizer)
-    handle.start()
+    gradient = torch.randn(sum(p.numel() for p in model.parameters()))
+    result = handle.push(0, gradient.clone(), list(model.parameters()), True).wait()
+    assert torch.equal(result, gradient)  # and rounds nothing
     assert "one worker alone sends nothing" in handle.describe()
     handle.detach()

@@ -251,7 +251,7 @@ class AutoPolicy:
             self.times, self._first = {}, False
             self.try_again("resumed elsewhere")
             return
-        self.times, self._waited = dict(state["times"]), state["waited"]
+        self.times, self._waited = dict(state.get("times", {})), state["waited"]  # a distributed one has no empty ones
         self._probe, self._density = state["probe"], state["density"]
         self._not_before, self._look_again, self._first = step + PATIENCE, step + AGAIN, False
         self._before = self.current = on

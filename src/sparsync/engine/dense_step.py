@@ -85,7 +85,9 @@ class DenseStep(StepOrder):
     def add(self, pending: PendingBucket, complete: Sequence[Unit], step: int) -> None:
         buffer, record = pending.bucket.buffer, ExchangeRecord(f"bucket {pending.bucket.index}")
         device, half = buffer.device, buffer
-        if buffer.dtype == torch.float32:
+        if (
+            buffer.dtype == torch.float32 and self.exchange.channel.size > 1
+        ):  # one alone sends nothing, and rounds nothing
             room = pending.plan.workspace.get(HalfBuffer, device, lambda: HalfBuffer(buffer.numel(), device))
             half = room.values.copy_(buffer)
         else:
