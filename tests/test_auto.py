@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync.engine.auto_policy import AutoPolicy, Figures
 from sparsync.engine.dense_step import DRAIN
+from sparsync.kernels import cpu, mean_velocity
+from sparsync.kernels.mean_velocity import reference
 from sparsync.simulate import VirtualWorkers
 from tests.models import loss_of, net, weights
 from tests.world import World
@@ -276,6 +278,20 @@ def test_a_bad_gradient_does_not_reach_velocities_in_dense_steps(worlds: dict[in
     assert all(not bad and fine for bad, fine, _ in ranks)
     assert torch.equal(ranks[0][2], ranks[1][2])
     assert bool(ranks[0][2].isfinite().all())
+
+
+@pytest.mark.parametrize("size", [2**16, 2**16 + 5, 100_003])
+def test_momentum_by_a_compiled_loop_is_the_references(size: int) -> None:
+    if not cpu.available():
+        pytest.skip("numba is not installed")
+    total, velocity = torch.randn(size).bfloat16(), torch.randn(size)
+    made = [(velocity.clone(), torch.empty(size)) for _ in range(2)]
+    for move, (kept, out) in zip((mean_velocity.move, reference.move), made, strict=True):
+        move(total, 1 / 3, kept, 0.7, out)
+    assert cpu.usable(velocity, total)
+    assert torch.equal(made[0][0], made[1][0])
+    assert torch.equal(made[0][1], made[1][1])
+    assert torch.equal(*made[0])
 
 
 def slowest_case(rank: int, size: int) -> list[float]:

@@ -23,6 +23,7 @@ from sparsync.engine.stats import ExchangeRecord
 from sparsync.engine.step_order import StepOrder, UnitPath
 from sparsync.engine.unit_step import sketch_places
 from sparsync.feedback.residual import FlatBuffer
+from sparsync.kernels.mean_velocity import move
 from sparsync.kernels.precondition import precondition
 from sparsync.layout import Span
 from sparsync.sparse import give_norm
@@ -110,12 +111,11 @@ class DenseStep(StepOrder):
         buffer, channel = pending.bucket.buffer, self.exchange.channel
         channel.unit = record.unit
         total = channel.all_reduce(half) if wait is None else wait()
-        finite = torch.isfinite(total.sum())
-        if total is not buffer:
-            buffer.copy_(total)
-            buffer.mul_(1 / channel.size)
+        scale = 1.0 if total is buffer else 1 / channel.size
         if self.correction is not None:
-            self._correct(pending, buffer, self.correction.beta, finite)
+            self._correct(pending, total, scale, self.correction.beta)
+        elif total is not buffer:
+            buffer.copy_(total).mul_(scale)
         if self.preconditioner is None:
             self._drain(pending, pending.plan.spans, buffer)
         ring = 2 * (channel.size - 1)
@@ -125,14 +125,18 @@ class DenseStep(StepOrder):
             pending.waits_for.clear()
             pending.complete()
 
-    def _correct(self, pending: PendingBucket, buffer: Tensor, beta: float, finite: Tensor) -> None:
-        """Put momentum into a mean. Where that is not finite, velocities stay as they were."""
-        velocity = self._velocity(pending, pending.plan.spans).working
+    def _correct(self, pending: PendingBucket, total: Tensor, scale: float, beta: float) -> None:
+        """Make a bucket of its sum the mean with momentum in it. Where that is not finite, velocities stay as they were
+        and the mean shows it."""
+        velocity, buffer = self._velocity(pending, pending.plan.spans).working, pending.bucket.buffer
+        finite = torch.isfinite(total.sum())
         if buffer.device.type == "cpu":
             if finite:
-                torch.add(buffer, velocity, alpha=beta, out=velocity)
-                buffer.copy_(velocity)
+                move(total, scale, velocity, beta, buffer)
+            elif total is not buffer:
+                buffer.copy_(total)
             return
+        buffer.copy_(total).mul_(scale)
         moved = torch.add(buffer, velocity, alpha=beta)
         velocity.copy_(torch.where(finite, moved, velocity))
         buffer.copy_(torch.where(finite, moved, buffer))

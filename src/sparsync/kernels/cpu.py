@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 SWITCH = "SPARSYNC_COMPILED"  # 0 in the environment: never
 LEAST = 1 << 16  # entries of a flat gradient that are worth loading numba
 SHARE = 1 << 18  # entries that are worth a thread
-OPERATIONS = ("accumulate", "topk", "threshold", "precondition", "checksum")  # that have such loops
+OPERATIONS = ("accumulate", "topk", "threshold", "precondition", "checksum", "mean_velocity")  # that have such loops
 log = logging.getLogger("sparsync")
 
 
