@@ -39,7 +39,7 @@ class HalfBuffer:
 
 
 class UpdateRoom:
-    """The updates of a bucket's tensors; zeros, which count in no norm, where a tensor always travels dense."""
+    """The updates of a bucket's tensors, in full precision; zeros where a tensor always travels dense."""
 
     def __init__(self, velocity: Tensor) -> None:
         self.values = torch.zeros_like(velocity)
@@ -192,12 +192,17 @@ class DenseStep(StepOrder):
         if own is None:
             return
         assert preconditioner is not None
-        velocity = self._velocity(pending, own.spans)
-        room = pending.plan.workspace.get(UpdateRoom, id(velocity), lambda: UpdateRoom(velocity.working)).values
+        velocity, out = self._velocity(pending, own.spans), buffer
+        if buffer.dtype != velocity.working.dtype:
+            room = pending.plan.workspace.get(UpdateRoom, id(velocity), lambda: UpdateRoom(velocity.working))
+            out = room.values
         update = preconditioner.update_of(own.spans, velocity, own.workspace)  # where no residual has a part
-        precondition(buffer, update, room, own.workspace)
-        self._drain(pending, own.spans, room)
-        buffer.copy_(room)
+        precondition(buffer, update, out, own.workspace)
+        if pending.plan.dense is not None:  # what always travels dense is written later, and counts in no norm here
+            torch._foreach_zero_(pending.plan.dense.of(buffer))
+        self._drain(pending, own.spans, out)
+        if out is not buffer:
+            buffer.copy_(out)
         preconditioner.show(own.spans, buffer, give_norm)
 
 
