@@ -523,19 +523,12 @@ def test_two_ranks_stop_alike_and_keep_everything(two_ranks, cause):
 
 
 @pytest.fixture
-def ranks():
+def ranks(request):
     """Runs a case on as many ranks as it is asked for, likewise."""
     if not INTERPRETED:
         pytest.skip("two ranks cannot share a GPU over NCCL")
-    worlds = []
-
-    def run(size, case, **arguments):
-        worlds.append(World(size))
-        return worlds[-1].run(case, **arguments)
-
-    yield run
-    for world in worlds:
-        world.close()
+    worlds = request.getfixturevalue("worlds")
+    return lambda size, case, **arguments: worlds[size].run(case, **arguments)
 
 
 def case_balanced(rank, size, options):

@@ -82,6 +82,7 @@ def test_sizes_machines_optimizers_and_plots(costs: Path, tmp_path: Path, capsys
         (["--params", "1e6", *GIVEN, "--costs", "none.json"], "none.json has 0"),
         (["--params", "1e6", *GIVEN, "--fast"], "unrecognized arguments: --fast; see sparsync plan --help"),
         (["--params", "1e6", "--measure"], "--measure needs processes: torchrun"),
+        (["--measure", "--script", "train.py"], "--script needs --measure and processes: torchrun"),
     ],
 )
 def test_bad_input_is_one_sentence_and_code_2(
@@ -176,6 +177,37 @@ def test_network_passes_and_selection_are_measured_on_the_spot(
     (known,) = json.loads((tmp_path / "sparsync" / "costs.json").read_text()).values()
     assert CAST in known
     assert all(cost >= 0 for parts in known.values() for part in parts for cost in part)
+
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 200))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.randn(4, 300)).sum().backward()
+    optimizer.step()
+print("the script went on")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("steps", "code"), [("1000000", 0), pytest.param("5", 2, marks=pytest.mark.slow)])
+def test_the_model_of_a_users_own_script_is_measured(costs: Path, tmp_path: Path, steps: str, code: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sparsync", "plan"]
+    words = ["--measure", "--costs", str(costs), "--script", str(script), steps]
+    done = subprocess.run([sys.executable, *launch, *words], capture_output=True, text=True, timeout=LIMIT)
+    if code:
+        assert "made no more than 11 steps: there is nothing to measure" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Linear: 60,200 parameters in 1 buckets; 2 workers, ")
+    assert lines[-1].startswith(("expect ", "don't: dense "))
+    assert "the script went on" not in done.stdout
 
 
 @pytest.mark.slow

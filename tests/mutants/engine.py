@@ -9,6 +9,7 @@ BUDGET = "tests/test_budget.py"
 CLOSED = "tests/failures/test_closed_steps.py"
 NODES = "tests/failures/test_nodes.py"
 
+AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
 MUTANTS = [
     Mutant(
         "rejected entries dropped",
@@ -48,8 +49,8 @@ MUTANTS = [
     Mutant(
         "a step may begin in the middle of another",
         "src/sparsync/engine/reducer.py",
-        "        if self._open:\n            raise StepFailed(UNFINISHED)\n        #",
-        "        #",
+        "        if self._open:\n            raise StepFailed(UNFINISHED)\n        self.before",
+        "        self.before",
         f"{ERRORS}::test_a_step_that_begins_in_the_middle_of_another_is_refused",
     ),
     Mutant(
@@ -372,5 +373,86 @@ MUTANTS = [
         "plan.clip * (worker.loss_scale or 1.0) * ranks",
         "plan.clip * (worker.loss_scale or 1.0)",
         "tests/test_hierarchy.py::test_a_machines_mean_gradient_is_clipped",
+    ),
+    Mutant(
+        "residuals are left behind when steps become dense",
+        "src/sparsync/engine/auto.py",
+        """        if policy.drains:
+            self._dense.drain()
+""",
+        """        if policy.drains:
+            pass
+""",
+        f"{AUTO}::test_nothing_is_lost_on_the_way_between_dense_and_sparse[2-0.0-default]",
+    ),
+    Mutant(
+        "residuals are sent all at once",
+        "src/sparsync/engine/dense_step.py",
+        "part = residual * (1 / self.draining)",
+        "part = residual * 1.0",
+        f"{AUTO}::test_what_is_kept_is_sent_in_equal_parts[2-sgd]",
+    ),
+    Mutant(
+        "what is drained is not taken out",
+        "src/sparsync/engine/dense_step.py",
+        "        residual.sub_(part)\n",
+        "",
+        f"{AUTO}::test_what_is_kept_is_sent_in_equal_parts[2-adamw]",
+    ),
+    Mutant(
+        "velocities stay a rank's own in dense steps",
+        "src/sparsync/engine/dense_step.py",
+        "        if self._unequal:\n",
+        "        if False:\n",
+        f"{AUTO}::test_nothing_is_lost_on_the_way_between_dense_and_sparse[3-0.9-default]",
+    ),
+    Mutant(
+        "a bad mean enters velocities",
+        "src/sparsync/engine/dense_step.py",
+        "            if finite:\n",
+        "            if True:\n",
+        f"{AUTO}::test_a_bad_gradient_does_not_reach_velocities_in_dense_steps",
+    ),
+    Mutant(
+        "each rank decides by its own clock",
+        "src/sparsync/engine/reducer.py",
+        "self.channel.all_gather(own).amax(0).tolist()",
+        "own.tolist()",
+        f"{AUTO}::test_times_are_the_slowest_ranks",
+    ),
+    Mutant(
+        "a resumed training forgets what was on",
+        "src/sparsync/engine/auto.py",
+        "        if found:\n",
+        "        if False:\n",
+        f"{AUTO}::test_a_checkpoint_goes_on_with_what_was_on[default-sgd]",
+    ),
+    Mutant(
+        "the network is probed in every window",
+        "src/sparsync/engine/auto_policy.py",
+        "step + math.ceil(figures.probe / (PROBING * figures.step))",
+        "step",
+        f"{POLICY}::test_probes_take_less_than_half_a_percent_of_the_time[8.0]",
+    ),
+    Mutant(
+        "dense steps are tried again however far away",
+        "src/sparsync/engine/auto_policy.py",
+        "far = factor < FAR and self.times[self.dense] > factor * best",
+        "far = False",
+        f"{POLICY}::test_slow_steps_of_a_way_that_lost_are_few",
+    ),
+    Mutant(
+        "a faster network is not noticed",
+        "src/sparsync/engine/auto_policy.py",
+        "self._waited + self._waited * ratio",
+        "self._waited + self._waited",
+        f"{POLICY}::test_a_network_that_changes_is_noticed[0.5-0.01-default-dense]",
+    ),
+    Mutant(
+        "close decisions are looked at as often as ever",
+        "src/sparsync/engine/auto_policy.py",
+        "step + AGAIN * min(MOST, 2**self._looked)",
+        "step + AGAIN",
+        f"{POLICY}::test_trials_that_find_nothing_new_become_rare",
     ),
 ]

@@ -197,4 +197,11 @@ MUTANTS = [
         "v for",
         "tests/test_hierarchy.py::test_adamws_state_is_taken_over_and_handed_back",
     ),
+    Mutant(
+        "a buffer that parameters have left is used again",
+        "src/sparsync/feedback/residual.py",
+        "key not in self.flat or self.flat[key].left or",
+        "key not in self.flat or",
+        "tests/test_auto.py::test_nothing_is_lost_on_the_way_between_dense_and_sparse[2-0.0-default]",
+    ),
 ]

@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "a new process group begins with nothing",
         "src/sparsync/hosts/handle.py",
-        "        reducer.load_state_dict(share_of([state], state, ",
+        "        self._load(share_of([state], state, ",
         "        str(share_of([state], state, ",
         f"{RESTARTS}::test_a_process_group_may_be_replaced[keep]",
     ),

@@ -56,4 +56,18 @@ MUTANTS = [
         "ends[0]",
         "tests/lab/test_network_train.py::test_minutes_follow_the_bytes_of_every_step",
     ),
+    Mutant(
+        "auto may be slower than its rival",
+        f"{ROOM}/auto_contest.py",
+        "return self.ratio <= max(MARGIN, self.equal_runs)",
+        "return True",
+        "tests/lab/test_auto_contest.py::test_a_contest_is_lost_beyond_what_equal_runs_differ_by",
+    ),
+    Mutant(
+        "dense steps are no rival",
+        f"{ROOM}/auto_contest.py",
+        "own.method.name not in (AUTO, DENSE)",
+        "own.method.name not in (AUTO, DENSE, BF16)",
+        "tests/lab/test_auto_contest.py::test_a_contest_is_lost_beyond_what_equal_runs_differ_by",
+    ),
 ]

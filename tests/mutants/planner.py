@@ -75,4 +75,11 @@ MUTANTS = [
         "self._known = {}",
         f"{TESTS}::test_costs_are_measured_once_and_kept",
     ),
+    Mutant(
+        "a gain that nobody would notice is advised",
+        "src/sparsync/planner/forecast.py",
+        "WORTH * sparse.seconds < dense.seconds",
+        "sparse.seconds < dense.seconds",
+        f"{TESTS}::test_a_gain_that_nobody_would_notice_is_no_advice",
+    ),
 ]

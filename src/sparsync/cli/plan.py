@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from sparsync.planner import CostBook, ForeignCosts, Link, ModelShape, Network, Plan, Planner, StoredCosts
 from sparsync.planner.links import LATENCY, LOCAL
@@ -50,6 +51,8 @@ def plan(
         return int(stopped.code or 0)
     if given.plot is not None and draw is None:
         raise ValueError("--plot needs the laboratory, which is not installed: pip install sparsync-lab")
+    if given.script is not None:
+        return measure_script(given, draw)
     model = model_of(given, models)
     if given.measure:
         return measure_here(given, model, draw, time_model)
@@ -80,6 +83,12 @@ def make_parser(models: Mapping[str, Shapes]) -> argparse.ArgumentParser:
     add("--device", default="cpu", help="on which choosing and coding entries is measured: cpu, cuda; cpu")
     add("--costs", type=Path, metavar="FILE", help="what that takes, from a file measured elsewhere")
     add("--measure", action="store_true", help="under torchrun: measure network, compute and costs here")
+    add(
+        "--script",
+        nargs=argparse.REMAINDER,
+        metavar="FILE",
+        help="with --measure, last: the model that FILE trains, and its arguments",
+    )
     add("--plot", type=Path, metavar="FILE", help="draw step times over bandwidth")
     return parser
 
@@ -132,6 +141,33 @@ def show(made: Plan, plot: Path | None, draw: Draw | None) -> None:
     if plot is not None and draw is not None:
         draw(made, plot)
         print(f"plot: {plot}")
+
+
+def measure_script(given: argparse.Namespace, draw: Draw | None) -> int:
+    """Measure the model that a user's script trains, on all ranks."""
+    from sparsync.cli.plan_script import run_script
+    from sparsync.hosts.planning import device_of as device_of_model
+    from sparsync.hosts.planning import shape_of
+
+    if not given.measure or "RANK" not in os.environ or not given.script:
+        raise ValueError(
+            "--script needs --measure and processes: torchrun --nproc-per-node 2 -m sparsync plan --measure --script "
+            "train.py ..."
+        )
+    if given.model is not None or given.params is not None or given.compute is not None:
+        raise ValueError("--script says by itself what --model, --params and --compute would: leave them out")
+
+    def report(ddp: DistributedDataParallel, seconds: float) -> None:
+        device, group = device_of_model(ddp), ddp.process_group
+        link, (compute,) = measure_link(device, group), slowest([seconds], device, group)
+        made = make_plan(given, shape_of(ddp), dist.get_world_size(group), link, compute, device)
+        if dist.get_rank(group) == 0:
+            show(made, given.plot, draw)
+            print(made.sentence(), flush=True)
+        dist.barrier(group)  # the first may host the store
+
+    run_script(Path(given.script[0]), given.script[1:], report)
+    return 0
 
 
 def measure_here(given: argparse.Namespace, model: ModelShape, draw: Draw | None, time_model: TimeModel | None) -> int:

@@ -15,7 +15,7 @@ from sparsync.collectives.comm.channel import check_deadline
 from sparsync.compressors import Compressor
 from sparsync.config.budget import Budget, Spending
 from sparsync.config.nodes import PerNode, check_per_node
-from sparsync.config.recipes import OURS, fill_in, take_budget
+from sparsync.config.recipes import AUTO, OURS, fill_in, take_budget
 from sparsync.config.registry import make_collective, make_compressor
 from sparsync.feedback import MOMENTA, Correction, Preconditioning, is_sgd, rules_of
 from sparsync.layout import SCOPES, Matrices, Parameter
@@ -127,6 +127,11 @@ class ExchangePlan:
         """Whether anything can be kept: not if every entry is sent as it is."""
         return not self.compressor.dense or self.wire.codec.round is not None or self.correction is not None
 
+    @property
+    def auto(self) -> bool:
+        """Whether this plan is one of several, of which the fastest is on: one that compresses nothing is the only."""
+        return self.recipe == AUTO and not self.compressor.dense
+
     def density_at(self, step: int) -> float:
         """Return the share of the entries that is sent in a step."""
         return 1.0 if self.compressor.dense else self.density(step)
@@ -164,6 +169,7 @@ class ExchangePlan:
             "per_node": self.per_node,
             "seed": self.seed,
             "debug": self.debug,
+            **({AUTO: True} if self.auto else {}),
         }
         return "\n".join(f"{key}={value}" for key, value in lines.items())
 
@@ -205,7 +211,13 @@ def resolve(recipe: str | None = None, **given: Any) -> ExchangePlan:
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
     if given.get("scaler") is not None and given.get("transactional") is False:
         raise ValueError("scaler= needs steps that can be undone: leave transactional out, or set it to True")
+    if given.get("compressor") == AUTO:  # reads like one in a call
+        if recipe not in (None, AUTO):
+            raise ValueError(f"compressor='auto' and recipe={recipe!r} were both given: leave one out")
+        recipe, given = AUTO, {**given, "compressor": None}
     filled = fill_in(recipe, given)
+    if recipe == AUTO:
+        _refuse_with_auto(filled)
     budget = take_budget(filled, given)
     compressor = make_compressor(filled.pop("compressor", "threshold"))
     if budget is not None and compressor.dense:
@@ -219,6 +231,16 @@ def resolve(recipe: str | None = None, **given: Any) -> ExchangePlan:
     indices = filled.pop("indices", "block" if blocks else usual)
     transactional = bool(filled.pop("transactional", False)) or filled.get("scaler") is not None
     return ExchangePlan(compressor, collective, density, indices, transactional=transactional, budget=budget, **filled)
+
+
+def _refuse_with_auto(filled: Mapping[str, Any]) -> None:
+    """Refuse options that dense steps do not have."""
+    clips = filled.get("clip") is not None and not filled["precondition"]
+    for name in ("scaler", "transactional", "debug", *(["clip"] if clips else [])):
+        if filled.get(name):
+            raise ValueError(f"'auto' does not go with {name}= yet: take recipe='default', or leave {name}= out")
+    if filled.get("per_node", 1) != 1:
+        raise ValueError("'auto' does not go with per_node= yet: take recipe='default', or leave per_node= out")
 
 
 def _sends_blocks(compressor: Compressor, collective: Collective, values: str) -> bool:

@@ -21,20 +21,25 @@ class Recipe:
     options: Mapping[str, Any]
 
 
+AUTO = "auto"
+
+# Until P is known, and where a density is given: signs and Elias-Fano indices, 10.2 bits an entry at 0.625 %, which is
+# a 62nd of dense with 16 workers.
+BEST_KNOWN = {
+    "budget": DEFAULT,
+    "compressor": ThresholdK(0.00625),
+    "scope": "global",
+    "values": "sign",
+    "indices": "ef",
+    "momentum": "correct",
+    "beta": 0.5,
+}
 RECIPES: Mapping[str, Recipe] = {
-    # Until P is known, and where a density is given: signs and Elias-Fano indices, 10.2 bits an entry at 0.625 %, which
-    # is a 62nd of dense with 16 workers.
     "default": Recipe(
-        "a 60th of dense's bytes, more of them in the first steps; momentum of 0.5 before the residual",
-        {
-            "budget": DEFAULT,
-            "compressor": ThresholdK(0.00625),
-            "scope": "global",
-            "values": "sign",
-            "indices": "ef",
-            "momentum": "correct",
-            "beta": 0.5,
-        },
+        "a 60th of dense's bytes, more of them in the first steps; momentum of 0.5 before the residual", BEST_KNOWN
+    ),
+    AUTO: Recipe(
+        "default, or another way within its budget, or dense in bf16: what is fastest here and now", BEST_KNOWN
     ),
     # Three times 5 % of the entries, 7 bits each: a bit for every entry of the model, of which dense sends 64.
     "balanced": Recipe(
@@ -78,7 +83,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
 }
 
-OURS = ("default", "balanced")  # go with every optimizer
+OURS = ("default", "balanced", AUTO)  # go with every optimizer
 
 
 def fill_in(recipe: str | None, given: Mapping[str, Any]) -> dict[str, Any]:

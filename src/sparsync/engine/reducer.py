@@ -30,7 +30,7 @@ from sparsync.engine.completion import choose_completion
 from sparsync.engine.hierarchy import Flat, nothing
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
-from sparsync.engine.step_order import Job, choose_order
+from sparsync.engine.step_order import Job, StepOrder, choose_order
 from sparsync.engine.step_vote import StepVote
 from sparsync.engine.streams import SideStreams
 from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit, round_unit
@@ -76,18 +76,19 @@ class Reducer:
         device: torch.device | None = None,
         stage: Flat | None = None,
     ) -> None:
-        self.plan, self.channel, self.rates = plan, channel, rates
+        self.plan, self.channel, self.rates, self._device = plan, channel, rates, device or torch.device("cpu")
         self.stage = Flat(channel) if stage is None else stage
         self.buckets = BucketMapper(parameters, plan, dense_names, may_skip)
         self._streams = SideStreams()
-        device, senders = device or torch.device("cpu"), self.stage.senders
-        preconditioner = preconditioner_for(plan, parameters, dense_names, device, channel.size, senders)
-        use, ranks = self._streams.use, self.stage.ranks
-        self.worker = WorkerState(channel.rank, parameters, plan, use, preconditioner, ranks)
+        senders, ranks = self.stage.senders, self.stage.ranks
+        preconditioner = preconditioner_for(plan, parameters, dense_names, self._device, channel.size, senders)
+        self.worker = WorkerState(channel.rank, parameters, plan, self._streams.use, preconditioner, ranks)
         self.rounding = None if self.stage.sums_first else self.worker.rounding
         self.rules: Callable[[], Mapping[str, AdamRule]] = dict
+        self.before_step: Job = lambda: None  # on every rank, when the first bucket of a step has come
         self.stats = Stats()
         self.step = 0
+        self.waited = self._last_push = 0.0  # seconds that backward waited for the last step's exchanges
         self.origin = checkpoint.Origin(channel.monitor.first_to_say("training", uuid.uuid4().hex, "attach"))
         self._order = choose_order(self)
         self.completion = choose_completion(plan, list(parameters), channel, self.worker, self.stats)
@@ -125,7 +126,7 @@ class Reducer:
                 if bucket.last:
                     self._comm_thread.submit(partial(self._close_step, bucket.buffer.device, self.step))
             if bucket.last:
-                self._open = False
+                self._open, self._last_push = False, time.perf_counter()
                 self.step += 1
             if self.error is not None:  # it came up meanwhile, and may have missed this bucket
                 self._comm_thread.submit(partial(self._stop, self.error))
@@ -182,6 +183,22 @@ class Reducer:
                     job()
             except Exception as error:
                 self.fail(error)
+
+    def run_exchange(self, name: str, device: torch.device, job: Job) -> None:
+        """Do a job of the communication thread that exchanges, unless the step has failed."""
+        if self.error is None:
+            try:
+                with self._on_thread(device):
+                    job()
+            except Exception as error:  # a future that never completes would hang backward
+                self._stop(self._announced(name, error))
+
+    def record(self, record: ExchangeRecord, traffic: float, numel: int) -> None:
+        """Count an exchange that sent every entry."""
+        record.exchanged = record.decoded = time.perf_counter()
+        record.bytes, record.traffic = self.channel.take_count(), traffic
+        self.stats.add(record)
+        self.stats.count_entries(record, numel, numel)
 
     def _on_thread(self, device: torch.device) -> AbstractContextManager[Any]:
         """Make our stream current on the communication thread; elsewhere ``push`` has done it."""
@@ -258,6 +275,7 @@ class Reducer:
                 with self._streams.use(bucket.bucket.buffer.device):
                     bucket.waits_for.discard(VERDICT)
                     bucket.complete()
+            self.waited = max(0.0, time.perf_counter() - self._last_push)
         except Exception as error:  # a future that never completes would hang backward
             self._stop(self._announced("the end of the step", error))
 
@@ -270,9 +288,17 @@ class Reducer:
 
     # ---- steps ----------------------------------------------------------------------------------------------------
 
+    def use(self, plan: ExchangePlan, buckets: BucketMapper, order: StepOrder) -> None:
+        """Exchange in another way from the next step on; what is kept goes along, by name."""
+        self.settle()
+        self.plan, self.buckets, self._order = plan, buckets, order
+        self.worker.plan = self.completion.plan = plan
+        self.channel.wire = plan.wire
+
     def _begin(self) -> None:
         if self._open:
             raise StepFailed(UNFINISHED)
+        self.before_step()
         # A step that can be undone must be known before the next; of others there is more time to learn.
         self._poll(self.step if self.plan.transactional else self.step - 1)
         self._streams.join()  # what follows touches what the last step may still be writing
@@ -426,6 +452,13 @@ class Reducer:
                 known = self.vote.close(self._announced(self.channel.unit, error), self._pending_buckets)
                 log.warning("the optimizer is given this rank's own velocities, not their mean: %s", known)
         return tensor.div_(max(1, self.stage.ranks))
+
+    def slowest(self, seconds: Sequence[float]) -> list[float]:
+        """Return, of each time, that of the slowest rank; between two steps, on all ranks."""
+        self.channel.unit = "times of steps"
+        own = torch.tensor(seconds, dtype=torch.float64, device=self._device)
+        found: list[float] = self.channel.all_gather(own).amax(0).tolist()
+        return found
 
     def newest_stats(self) -> Stats:
         """Return the statistics with all that is known."""

@@ -112,8 +112,7 @@ def sketch_unit(
         rounding: of the worker whose gradient it is; ``None`` where a sum of sketches is rounded, and not each.
     """
     if spans:
-        places = unit.workspace.get(SketchPlaces, None, lambda: SketchPlaces(preconditioner.places(spans, unit.spans)))
-        preconditioner.sketch(places.tensors, source, out, unit.workspace)
+        preconditioner.sketch(sketch_places(unit, spans, preconditioner), source, out, unit.workspace)
     if rounding is not None:
         round_unit(unit, out, rounding)
 
@@ -122,6 +121,12 @@ def round_unit(unit: Unit, grad: Tensor, rounding: RoundingFeedback) -> None:
     """Round the tensors in front of a gradient that travel dense beside sketches, if there are any."""
     if unit.rounded:
         rounding.round(unit.key, unit.rounded, grad[: unit.rounded[-1].stop])
+
+
+def sketch_places(unit: Unit, spans: Sequence[Span], preconditioner: Preconditioner) -> list[Sketched]:
+    """Return where the tensors at ``spans`` of a flat gradient are in the moments, and in the unit of its sketches."""
+    make = lambda: SketchPlaces(preconditioner.places(spans, unit.spans))  # noqa: E731
+    return unit.workspace.get(SketchPlaces, None, make).tensors
 
 
 def keep_result(unit: Unit, mean: Tensor, preconditioner: Preconditioner, reduced: Reduced) -> None:

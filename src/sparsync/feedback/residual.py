@@ -27,6 +27,7 @@ class FlatBuffer:
     spans: tuple[Span, ...]
     buffers: list[Tensor]
     written: bool = False
+    left: bool = False  # some of its parameters live elsewhere by now
     workspace: Workspace = field(default_factory=Workspace)
 
     @property
@@ -212,7 +213,7 @@ class ParameterBuffers:
 
     def at(self, key: str, spans: tuple[Span, ...], numel: int, device: torch.device) -> FlatBuffer:
         """Return the buffer of the flat gradient ``key``, which the step under way is going to write."""
-        if key not in self.flat or self.flat[key].spans != spans:
+        if key not in self.flat or self.flat[key].left or self.flat[key].spans != spans:
             self._arrange(key, spans, numel, device)
         buffer = self.flat[key]
         buffer.written = True
@@ -274,6 +275,7 @@ class ParameterBuffers:
             place = flat[span.start : span.stop]
             if span.name in self._location:
                 place.copy_(self._view(span.name))
+                self._location[span.name][0].left = True
             elif span.name in self._loaded:
                 loaded = self._loaded.pop(span.name)
                 place.copy_(loaded)

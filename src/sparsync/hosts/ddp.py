@@ -180,10 +180,12 @@ def attach(
     Args:
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
+            ``"auto"`` is the recipe of that name.
         optimizer: of this model, for ``momentum`` and ``follow_lr``; without it momentum stays behind the residual.
         recipe: options that go together: ``"default"`` (a budget of 1/60, the best we know), ``"balanced"`` (5 % of the
-            entries, a 60th of dense's bytes with any number of workers), ``"paper"`` (TopK-SGD as published) or
-            ``"dgc"`` (Deep Gradient Compression).
+            entries, a 60th of dense's bytes with any number of workers), ``"auto"`` (dense in bf16, or the sparse way
+            within default's budget that is fastest here and now), ``"paper"`` (TopK-SGD as published) or ``"dgc"``
+            (Deep Gradient Compression).
         budget: share of the bytes of a dense fp32 ring all-reduce that a worker may send in a step, in (0, 1], on
             average over the training: ``1/60``. Everything that is sent counts. Density, collective, ``values``,
             ``indices`` and which small tensors travel dense follow from it, from the number of workers and from the

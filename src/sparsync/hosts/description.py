@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from sparsync.engine.auto import AutoSwitch
 from sparsync.engine.reducer import Reducer
 from sparsync.hosts.coverage import describe_left_out
 from sparsync.kernels import KernelPath
@@ -18,12 +19,14 @@ def describe_exchange(
     dense_names: frozenset[str],
     left_out: dict[str, str],
     momentum_taken: str | None,
+    auto: AutoSwitch | None = None,
 ) -> str:
     """Return what is compressed, how, and what each worker sends in a step.
 
     Args:
         left_out: parameters that never come in a bucket, and what becomes of them.
         momentum_taken: what was done to the optimizer, if anything.
+        auto: chooses between this and other ways, if any does.
     """
     numel = {p.name: p.numel for p in parameters}
     dense = sum(numel[name] for name in dense_names)
@@ -39,7 +42,10 @@ def describe_exchange(
         **({"nodes": _describe_nodes(reducer)} if reducer.stage.groups else {}),
         **about,
         "kernels": _describe_kernels(reducer),
+        **(auto.describe() if auto is not None else {}),
     }
+    if auto is not None and auto.dense_now:
+        lines |= {"compressor": "none: every entry", "collective": "the backend's all-reduce, values as bf16"}
     title = f"sparsync {__version__} on {reducer.channel.size} workers ({reducer.channel.backend})"
     return "\n".join([title, *(f"  {name:<12} {text}" for name, text in lines.items())])
 

@@ -16,6 +16,7 @@ from torch.nn import Module
 from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
 from sparsync.config.nodes import groups_of, local_size
+from sparsync.engine.auto import AutoSwitch
 from sparsync.engine.bucketing import Bucket
 from sparsync.engine.budget import plan_for
 from sparsync.engine.checkpoint import share_of
@@ -79,6 +80,7 @@ class Handle:
         self.dense_names = plan.dense_names(trained)
         self.detached = False
         self._reducer: Reducer | None = None
+        self._auto: AutoSwitch | None = None
         self._taken: TakenMomentum | None = None
         self._preconditioned: TakenOptimizer | None = None
         self._on_stop: list[Callable[[], None]] = []
@@ -94,7 +96,7 @@ class Handle:
     def describe(self) -> str:
         """Return in a few lines what is compressed, how, and what each worker sends in a step."""
         taken = self._taken.describe() if self._taken else None
-        return describe_exchange(self._running(), self.parameters, self.dense_names, self.left_out, taken)
+        return describe_exchange(self._running(), self.parameters, self.dense_names, self.left_out, taken, self._auto)
 
     def check(self) -> None:
         """Raise, with its full text, the error that ended an exchange; ``backward`` raises it mangled by DDP."""
@@ -121,11 +123,12 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals, thresholds and step: tensors and plain types only. Save one per rank."""
-        return self._running().state_dict()
+        state = self._running().state_dict()
+        return state if self._auto is None else {**state, "auto": self._auto.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Continue from ``state_dict()``: this rank's own, or those of all ranks of a run of any size, in order."""
-        self._running().load_state_dict(state)
+        self._load(state)
         self._restarts = 0  # and nothing is lost by them
 
     def sharded_state_dict(self) -> dict[str, Any]:
@@ -155,11 +158,16 @@ class Handle:
                 "state_dict() of every rank, attach anew, and load them all"
             )
         reducer.check()
-        state = reducer.state_dict()
+        state = self.state_dict()
         self._stop()
         self.group = group
         reducer = self.start()
-        reducer.load_state_dict(share_of([state], state, reducer.channel.rank, reducer.channel.size))
+        self._load(share_of([state], state, reducer.channel.rank, reducer.channel.size))
+
+    def _load(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        self._running().load_state_dict(state)
+        if self._auto is not None:
+            self._auto.load_state_dict(state if isinstance(state, Mapping) else state[0])
 
     def is_attached(self) -> bool:
         """Return whether the model's gradients go through this handle."""
@@ -184,7 +192,7 @@ class Handle:
             self._preconditioned = None
         if self._reducer is not None:
             self._reducer.close()
-            self._reducer = None
+            self._reducer = self._auto = None
         for release in self._on_stop:
             release()
         self._on_stop = []
@@ -260,6 +268,8 @@ class Handle:
             self._reducer.close()
             self._reducer = None
             raise
+        if plan.auto:
+            self._auto = AutoSwitch(self._reducer, self._trained, self.dense_names, self._may_skip, device)
         if self._taken is not None:
             self._on_stop.append(self._taken.undo)
         if plan.optimizer is not None and plan.scaler is None:

@@ -19,6 +19,7 @@ from sparsync.planner.overlap import Job, Timeline
 
 SETTLED = 10**9  # a step after which densities do not change any more
 SLOWEST, FASTEST = 1e5, 1e14  # bits a second, between which a break-even is looked for
+WORTH = 1.02  # times as fast as dense a sparse method must be to be advised
 GRID = 12  # bandwidths a decade that are looked at
 
 
@@ -140,10 +141,11 @@ class Planner:
         return min(rows, key=lambda row: row.seconds, default=None)
 
     def pays(self, network: Network) -> bool:
-        """Return whether a sparse method that keeps the accuracy is faster than every dense one."""
+        """Return whether a sparse method that keeps the accuracy is worth its while: faster than every dense one, by
+        more than such a forecast can tell."""
         sparse = self.fastest(network, lambda method: method.accurate and not method.dense)
         dense = self.fastest(network, lambda method: method.dense)
-        return sparse is not None and dense is not None and sparse.seconds < dense.seconds
+        return sparse is not None and dense is not None and WORTH * sparse.seconds < dense.seconds
 
     def break_even(self, network: Network) -> float | None:
         """Return the bandwidth of machines' links above which no sparse method pays; ``None``: it never does.

@@ -32,8 +32,9 @@ class Plan:
 
     @property
     def best(self) -> ForecastRow:
-        """The fastest of the methods that keep dense's accuracy, dense ones included."""
-        found = self.planner.fastest(self.network, lambda method: method.accurate)
+        """The fastest of the methods that keep dense's accuracy; the fastest dense one where none is worth it."""
+        pays = self.planner.pays(self.network)
+        found = self.planner.fastest(self.network, lambda method: method.accurate and method.dense is not pays)
         assert found is not None
         return found
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
 from sparsync.config.nodes import groups_of
+from sparsync.config.recipes import AUTO
 from sparsync.engine.budget import plan_for
 from sparsync.feedback import (
     TakenMomentum,
@@ -85,6 +86,8 @@ class VirtualWorkers:
                 raise ValueError(f"virtual workers do not take {name}=, got {options[name]!r}")
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         asked = resolve(recipe, compressor=compressor, optimizer=optimizer, **options)
+        if asked.recipe == AUTO:
+            raise ValueError("'auto' times steps on a network, and virtual workers have none: take recipe='default'")
         plan = plan_for(asked, named, workers, groups_of(asked.per_node, [""] * workers))
         if plan.unit_scope == "bucket" and not plan.compressor.dense:
             raise ValueError(

@@ -17,6 +17,8 @@ from sparsync_lab.cli import (
     compare,
     demo,
     lab,
+    lab_auto,
+    lab_predict,
     lab_train,
     plan,
     train,
@@ -48,7 +50,9 @@ bench.command("wire")(bench_wire.wire)
 bench.callback()(lambda: None)
 app.add_typer(bench, name="bench")
 network = typer.Typer(help="Measure on hosts of this machine whose links are as slow as asked.", no_args_is_help=True)
+network.command("auto")(lab_auto.auto)
 network.command("collectives")(lab.collectives)
+network.command("predict")(lab_predict.predict)
 network.command("step")(lab.step)
 network.command("train")(lab_train.train)
 network.callback()(lambda: None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,14 @@ from sparsync_lab.training.methods import DENSE
 
 TOLERANCE = 0.05  # by which what interfaces count may differ from what the library says
 KEY = ("workers", "rate_mbit", "model", "compute_ms", "method", "density", "optimizer")  # what makes a row that row
+
+
+class CsvRow(Protocol):
+    """One method's figures in a cell, of any sweep."""
+
+    def to_csv(self) -> dict[str, Any]:
+        """Return the row as columns, those of ``KEY`` among them, without machine and date."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,12 @@ class SweepFile:
         """Return the median seconds of a step of the row with this key."""
         return float(self._rows[tuple(key.values())]["step_p50_ms"]) / 1e3
 
-    def put(self, rows: Sequence[SweepRow]) -> None:
+    @property
+    def rows(self) -> list[Mapping[str, Any]]:
+        """Return all rows."""
+        return list(self._rows.values())
+
+    def put(self, rows: Sequence[CsvRow]) -> None:
         """Add rows and write the file, as a whole: a run that ends now loses nothing."""
         where = environment()
         for row in rows:

@@ -8,6 +8,7 @@ import torch
 
 from sparsync.collectives import AllGather, Balanced, Collective, DenseAllReduce, GTopK
 from sparsync.config import RECIPES, resolve
+from sparsync.config.recipes import AUTO
 from sparsync.engine.budget import within_budget
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.layout import Layout, Span
@@ -101,7 +102,7 @@ def _recipes() -> Table:
         "All entries in one message. DGC's threshold is an estimate: its messages have room for three tenths more."
     ]
     whole = {"all": torch.empty(RESNET50, 1, device="meta")}
-    for name in RECIPES:
+    for name in (name for name in RECIPES if name != AUTO):  # which sends what another does
         plan, cells, last = resolve(name, momentum="keep"), [], []
         about = f"{100 * plan.density(0):g} % of the entries"
         for workers in WORKERS:

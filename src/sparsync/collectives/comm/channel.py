@@ -148,6 +148,18 @@ class Channel:
             self._bytes += tensor.nbytes
             self._wait(dist.broadcast(tensor, group=self.group, group_src=0, async_op=True))
 
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin to sum as ``all_reduce`` does, several at a time; returns what waits for the sum."""
+        work = None if self.group is None else dist.all_reduce(tensor, group=self.group, async_op=True)
+
+        def finish() -> Tensor:
+            if work is not None:
+                self._bytes += tensor.nbytes
+                self._wait(work)
+            return tensor
+
+        return finish
+
     def send(self, message: Tensor, to: int) -> None:
         """Give ``message`` to rank ``to``."""
         self._bytes += message.nbytes
