@@ -82,7 +82,7 @@ def test_attach_moves_momentum_until_detach(worlds):
     [
         ({"momentum": "lose"}, "momentum must be one of keep, move, correct, got 'lose'"),
         ({"momentum": "move"}, "needs optimizer="),
-        ({"recipe": "best"}, "recipe must be one of default, balanced, paper, dgc, got 'best'"),
+        ({"recipe": "best"}, "recipe must be one of default, auto, balanced, paper, dgc, got 'best'"),
         ({"momentum": "correct", "beta": 1.0}, "beta must be from 0 to below 1, got 1.0"),
         ({"clip": 0.0}, "clip must be a norm above 0, got 0.0"),
         ({"momentum": "keep", "beta": 0.7}, r"beta=0.7 needs momentum='correct', and momentum is 'keep' here$"),

@@ -160,7 +160,7 @@ def test_methods_become_options_of_attach() -> None:
     [
         (
             {"method": "nothing"},
-            "unknown method 'nothing'; known are dense, default, balanced, paper, dgc, .*as in random.shared",
+            "unknown method 'nothing'; known are dense, default, auto, balanced, paper, dgc, .*as in random.shared",
         ),
         ({"method": "topk+nothing"}, "unknown collective 'nothing'"),
         ({"method": "topk+shared"}, "needs the same entries on every rank"),
