@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from sparsync_lab.environment import environment
 from sparsync_lab.network.shaping import Rate
 from sparsync_lab.network.steps import StepCell
 from sparsync_lab.network.sweep import SweepFile, missing_cells, rows_of
-from sparsync_lab.network.train import TimedTraining, methods_of, near_dense, read_training, timed
+from sparsync_lab.network.train import TimedTraining, method_name, methods_of, near_dense, read_training, timed
 from sparsync_lab.papers.run import History, model_title
 from sparsync_lab.papers.store import replacing
 from sparsync_lab.report import Curve, LineChart, png, write_csv
@@ -70,8 +71,20 @@ def _title(curve: TimedTraining) -> str:
 
 
 def _chart(curves: list[TimedTraining]) -> LineChart:
-    drawn = [Curve(curve.label, curve.minutes, curve.history.scores) for curve in curves]
-    return LineChart(_title(curves[0]), f"{curves[0].history.score} over minutes", drawn, log_x=True)
+    """Return a chart with a curve for each method: the mean of its seeds, and all of them as a band."""
+    drawn, run, cell = list[Curve](), curves[0].history.run, curves[0].cell
+
+    def kind(curve: TimedTraining) -> tuple[str, tuple[int, ...]]:
+        return method_name(curve.label), tuple(curve.history.points)
+
+    for label, points in dict.fromkeys(map(kind, curves)):
+        seeds = [curve for curve in curves if kind(curve) == (label, points)]
+        minutes = [fmean(own) for own in zip(*(curve.minutes for curve in seeds), strict=True)]
+        scores = list(zip(*(curve.history.scores for curve in seeds), strict=True))
+        drawn.append(Curve(label, minutes, [*map(fmean, scores)], [*map(min, scores)], [*map(max, scores)]))
+    about = f"{model_title(run.model)}: {curves[0].history.score} over minutes"
+    title = f"{run.workers} workers, {cell.rate}, {1e3 * cell.compute:g} ms of compute"
+    return LineChart(title, about, drawn, log_x=True)
 
 
 def _show(console: Console, curves: list[TimedTraining], target: float | None) -> None:

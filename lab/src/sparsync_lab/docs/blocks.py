@@ -6,7 +6,19 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sparsync_lab.docs import accuracy, adamw, demo, examples, items, planner, selection, sketches, steps, traffic
+from sparsync_lab.docs import (
+    accuracy,
+    adamw,
+    demo,
+    examples,
+    items,
+    network,
+    planner,
+    selection,
+    sketches,
+    steps,
+    traffic,
+)
 from sparsync_lab.docs.sources import Sources
 
 Block = Callable[[Sources], str]
@@ -14,6 +26,10 @@ Block = Callable[[Sources], str]
 BLOCKS: Mapping[str, Block] = {
     "gains": accuracy.gains,
     "losses": accuracy.losses,
+    "minutes saved": network.gains,
+    "minutes": network.minutes,
+    "steps on slow links": network.steps,
+    "auto beside others": network.never_slower,
     "accuracy by length": accuracy.by_length,
     "standing": accuracy.standing,
     "ablations": accuracy.ablations,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from statistics import median
+from statistics import mean, median, stdev
 
 from sparsync_lab.docs.sources import Line, Sources, table
-from sparsync_lab.network.train import NEAR
+from sparsync_lab.network.train import method_name
 from sparsync_lab.papers.run import model_title
 
-TRAIN, STEPS = "lab-train.csv", "lab-collectives.csv"
+TRAIN, STEPS, AUTO = "lab-train.csv", "lab-collectives.csv", "lab-auto.csv"
 DENSE = "dense"
 COMMAND = "sparsync lab train"
+ABOUT = (
+    "Scores are of stored trainings on virtual workers; seconds of a step were measured on real processes, whose links "
+    "were held to these rates, with compute waited for. All workers share this machine's cores, also for selecting "
+    "entries: on faster links that is what takes the time. bf16 has the scores of fp32."
+)
 
 
 class Setting:
@@ -20,15 +25,19 @@ class Setting:
 
     Args:
         lines: of the file, of one model and number of workers.
+
+    Attributes:
+        target: the score that every dense training reaches.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self.first, self.lines = lines[0], lines
         self.rates = list(dict.fromkeys(line["rate_mbit"] for line in lines))
-        self.labels = list(dict.fromkeys(line["label"] for line in lines))
+        self.labels = list(dict.fromkeys(map(_method, lines)))
         self.sign = 1 if self.first["score"] == "accuracy" else -1
-        best = max(self.sign * float(line["value"]) for line in lines if line["label"] == DENSE)
-        self.target = self.sign * best * (1 - self.sign * NEAR)
+        dense = [line for line in lines if _method(line) == DENSE]
+        best = [max(self.sign * float(line["value"]) for line in own) for own in _trainings(dense)]
+        self.target = self.sign * min(best)
 
     @property
     def title(self) -> str:
@@ -37,14 +46,19 @@ class Setting:
 
     @property
     def goal(self) -> str:
+        """The score to reach, in words."""
         shown = f"{100 * self.target:.1f} %" if self.sign > 0 else f"{self.target:.1f}"
-        return f"{self.first['score']} of {shown}"
+        return f"a {self.first['score']} of {shown}"
+
+    def of(self, label: str, rate: str) -> list[list[Line]]:
+        """Return the lines of each training of a method on links of one rate."""
+        own = [line for line in self.lines if (_method(line), line["rate_mbit"]) == (label, rate)]
+        return _trainings(own)
 
     def minutes_to_target(self, label: str, rate: str) -> float | None:
         """Return the median over the seeds of the minutes until the target; none, if a seed never reaches it."""
-        own = [line for line in self.lines if (line["label"], line["rate_mbit"]) == (label, rate)]
         found = []
-        for _, rows in groupby(own, key=lambda line: line["training"]):
+        for rows in self.of(label, rate):
             reached = (row for row in rows if self.sign * float(row["value"]) >= self.sign * self.target)
             first = next(reached, None)
             if first is None:
@@ -53,12 +67,15 @@ class Setting:
         return median(found)
 
     def row(self, label: str) -> list[str]:
-        cells = []
+        """Return a method's last scores, and its minutes on every link."""
+        trainings, cells = self.of(label, self.rates[0]), []
+        best = [self.sign * max(self.sign * float(line["value"]) for line in own) for own in trainings]
+        scale = 100 if self.sign > 0 else 1
         for rate in self.rates:
             dense, own = self.minutes_to_target(DENSE, rate), self.minutes_to_target(label, rate)
             factor = f" ({dense / own:.1f} ×)" if own and dense and label != DENSE else ""
             cells.append("–" if own is None else f"{_minutes(own)}{factor}")
-        return [label, *cells]
+        return [label, f"{scale * mean(best):.1f} ± {scale * stdev(best):.1f}", *cells]
 
 
 def settings(sources: Sources) -> list[Setting]:
@@ -67,21 +84,34 @@ def settings(sources: Sources) -> list[Setting]:
     return [Setting(list(own)) for _, own in groupby(lines, key=_kind)]
 
 
+def gains(sources: Sources) -> str:
+    """Return the minutes that are saved on the slowest link, and lost on the fastest, in a sentence."""
+    own = settings(sources)[0]
+    ours = own.labels[-1]
+    slow, fast = own.rates[0], own.rates[-1]
+
+    def times(rate: str) -> list[float]:
+        found = [own.minutes_to_target(label, rate) for label in (DENSE, own.labels[1], ours)]
+        return [time for time in found if time is not None]
+
+    (dense, half, sparse), (dense_fast, half_fast, sparse_fast) = times(slow), times(fast)
+    return (
+        f"**{own.title}, on links of {rate_text(slow)}: {own.goal}, which dense training ends with, after "
+        f"{_minutes(sparse)} minutes instead of {_minutes(dense)}** ({_minutes(half)} in bf16), with AdamW and a 40th "
+        f"of the bytes. On {rate_text(fast)} it takes {_minutes(sparse_fast)} minutes instead of "
+        f"{_minutes(dense_fast)} (bf16: {_minutes(half_fast)}), as four workers share two cores there: "
+        '`attach(model, "auto", optimizer=optimizer)` measures, and stays dense where that is faster.'
+    )
+
+
 def minutes(sources: Sources) -> str:
     """Return the minutes until dense's quality, on every link."""
     shown = []
     for own in settings(sources):
-        headings = [f"minutes to a {own.goal}", *(rate_text(rate) for rate in own.rates)]
+        headings = ["minutes to " + own.goal, "ends with", *map(rate_text, own.rates)]
         shown.append(f"**{own.title}**\n\n{table(headings, map(own.row, own.labels))}")
     made = sources.made(TRAIN, sources.lines(TRAIN)[0], COMMAND)
     return "\n\n".join([*shown, f"{made} {ABOUT}"])
-
-
-ABOUT = (
-    "Scores are of stored trainings on virtual workers; seconds of a step were measured on real processes, whose links "
-    "were held to these rates, with compute waited for. All workers share this machine's cores, also for selecting "
-    "entries, and bf16 has the scores of fp32."
-)
 
 
 def steps(sources: Sources) -> str:
@@ -101,6 +131,52 @@ def steps(sources: Sources) -> str:
     made = sources.made(STEPS, lines[0], "sparsync lab collectives")
     shown_table = table(["entries, workers, links, compute", *(f"`{method}`" for method in methods)], rows)
     return f"{shown_table}\n\nMilliseconds a step, backward and exchange; the fastest in bold. {made}"
+
+
+def _method(line: Line) -> str:
+    return method_name(line["label"])
+
+
+def _trainings(lines: Sequence[Line]) -> list[list[Line]]:
+    """Return the lines of each training."""
+    names = dict.fromkeys(line["training"] for line in lines)
+    return [[line for line in lines if line["training"] == name] for name in names]
+
+
+def never_slower(sources: Sources) -> str:
+    """Return how `auto` did beside the better of dense bf16 and the best sparse method, cell by cell."""
+    lines = sources.lines(AUTO)
+    times = {(*_cell(line), line["method"]): float(line["step_p50_ms"]) for line in lines}
+    rows, held, within = [], 0, 0
+    own = [line for line in lines if line["method"] == "auto"]
+    for line in own:
+        ratio, holds = float(line["ratio"]), line["holds"] == "yes"
+        held, within = held + holds, within + (ratio <= 1.02)
+        cell, rival = _cell(line), line["rival"]
+        faster = times[*cell, "bf16"] / float(line["step_p50_ms"])
+        rows.append(
+            [f"{line['model']}, {line['workers']} workers, {rate_text(line['rate_mbit'])}", f"{times[*cell, 'bf16']:.0f}",
+             f"{float(line['step_p50_ms']):.0f}", f"{faster:.2f} ×", f"`{rival}`",
+             f"{ratio:.3f}{'' if holds else ', slower'}", f"{float(line['equal_runs']):.3f}"]
+        )  # fmt: skip
+    headings = [
+        "cell",
+        "dense bf16, ms",
+        "`auto`, ms",
+        "faster",
+        "rival",
+        "of the rival's time",
+        "equal runs differ by",
+    ]
+    said = (
+        f"In {held} of {len(own)} cells `auto` is at most 1.02 times as long as its rival, the better of dense bf16 and the "
+        f"best sparse method, or no further from it than equal runs are from each other ({within} are within 1.02)."
+    )
+    return f"{said}\n\n{table(headings, rows)}\n\n{sources.made(AUTO, own[0], 'sparsync lab auto')} With SGD."
+
+
+def _cell(line: Line) -> tuple[str, str, str]:
+    return line["model"], line["workers"], line["rate_mbit"]
 
 
 def _kind(line: Line) -> tuple[str, int]:

@@ -37,8 +37,12 @@ def on_cpus(sources: Sources) -> str:
 
 
 def on_a_gpu(sources: Sources) -> str:
-    """Return a table of step times on a GPU."""
-    lines = sources.lines("bench-step-gpu.csv")
+    """Return tables of step times on a GPU: of the recipes, and of scopes and other methods."""
+    return "\n\n".join(_gpu_table(sources, name) for name in ("bench-step-gpu.csv", "bench-step-scopes-gpu.csv"))
+
+
+def _gpu_table(sources: Sources, name: str) -> str:
+    lines = sources.lines(name)
     sizes = {line["model"]: int(line["parameters"]) for line in lines}
     found = {
         (line["model"], line["method"]): (
@@ -54,8 +58,7 @@ def on_a_gpu(sources: Sources) -> str:
     return "\n\n".join(
         [
             table(["method", *(cell for heading in headings for cell in (heading, "ratio"))], rows),
-            f"{sources.made('bench-step-gpu.csv', lines[0], command)} A single worker over NCCL, bf16 autocast; "
-            "nothing travels.",
+            f"{sources.made(name, lines[0], command)} A single worker over NCCL, bf16 autocast; nothing travels.",
         ]
     )
 

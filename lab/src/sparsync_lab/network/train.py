@@ -7,6 +7,7 @@ largest step are measured, and the others lie between them as their bytes do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -63,6 +64,11 @@ def run_plan(run: Run, module: nn.Module) -> ExchangePlan:
         optimizer = torch.optim.AdamW(module.parameters(), run.rate, (run.beta1, run.beta2))
     plan = resolve(optimizer=optimizer, **run_options(run))
     return within_budget(plan, dict(module.named_parameters()), run.workers)
+
+
+def method_name(label: str) -> str:
+    """Return what a training is called, without its length, rate and seed."""
+    return re.sub(r", rate [\d.]+, seed \d+", "", re.sub(r"^[\d,]+ ", "", label))
 
 
 def read_training(path: Path) -> History:
