@@ -154,11 +154,10 @@ def never_slower(sources: Sources) -> str:
         held, within = held + holds, within + (ratio <= 1.02)
         cell, rival = _cell(line), line["rival"]
         faster = times[*cell, "bf16"] / float(line["step_p50_ms"])
-        rows.append(
-            [f"{line['model']}, {line['workers']} workers, {rate_text(line['rate_mbit'])}", f"{times[*cell, 'bf16']:.0f}",
-             f"{float(line['step_p50_ms']):.0f}", f"{faster:.2f} ×", f"`{rival}`",
-             f"{ratio:.3f}{'' if holds else ', slower'}", f"{float(line['equal_runs']):.3f}"]
-        )  # fmt: skip
+        place = f"{line['model']}, {line['workers']} workers, {rate_text(line['rate_mbit'])}"
+        took, verdict = f"{float(line['step_p50_ms']):.0f}", f"{ratio:.3f}{'' if holds else ', slower'}"
+        spread = f"{float(line['equal_runs']):.3f}"
+        rows.append([place, f"{times[*cell, 'bf16']:.0f}", took, f"{faster:.2f} ×", f"`{rival}`", verdict, spread])
     headings = [
         "cell",
         "dense bf16, ms",
@@ -169,8 +168,9 @@ def never_slower(sources: Sources) -> str:
         "equal runs differ by",
     ]
     said = (
-        f"In {held} of {len(own)} cells `auto` is at most 1.02 times as long as its rival, the better of dense bf16 and the "
-        f"best sparse method, or no further from it than equal runs are from each other ({within} are within 1.02)."
+        f"In {held} of {len(own)} cells a step of `auto` takes at most 1.02 times that of its rival, the better of dense "
+        "bf16 and the best sparse method, or is no further from it than equal runs are from each other "
+        f"({within} are within 1.02)."
     )
     return f"{said}\n\n{table(headings, rows)}\n\n{sources.made(AUTO, own[0], 'sparsync lab auto')} With SGD."
 
