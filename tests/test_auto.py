@@ -280,6 +280,72 @@ def test_a_bad_gradient_does_not_reach_velocities_in_dense_steps(worlds: dict[in
     assert bool(ranks[0][2].isfinite().all())
 
 
+def bad_drain_case(rank: int, size: int, optimizer: str) -> tuple[Any, ...]:
+    """A gradient is not finite while residuals are on their way out: return what is kept before that step and after."""
+    model = Given(rank)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    made = torch.optim.AdamW(model.parameters(), lr=1e-2) if optimizer == "adamw" else None
+    made = made or torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    sync = sparsync.attach(ddp, "auto", optimizer=made)
+    assert sync._auto is not None
+    sync._auto.policy = Script(sync._auto.policy.names, {2: "default", 8: DENSE})
+    found, names = [], [name for name, p in model.named_parameters() if p.dim() > 1]
+    for step in range(11):
+        found.append([sync.residual(name) for name in names] if step >= 8 else [])
+        made.zero_grad()
+        loss = ddp(step)
+        if step == 9 and rank == 1:
+            loss = loss + float("nan") * model.tensors[4].sum()  # the first bucket that comes, and no other
+        loss.backward()
+        if step != 9:
+            made.step()
+    sync.detach()
+    return found[9], found[10], float(sum(r.abs().sum() for r in found[9] if r is not None))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_bad_step_takes_nothing_out_of_residuals(worlds: dict[int, World], optimizer: str) -> None:
+    for before, after, size in worlds[2].run(bad_drain_case, optimizer=optimizer):
+        assert size > 0
+        for own, left in zip(before, after, strict=True):
+            assert torch.equal(own, left)
+
+
+def test_a_step_that_ends_late_takes_nothing_off_what_was_decided_since() -> None:
+    """The communication thread may still be ending a step while all ranks decide to send residuals."""
+    model = net()
+    handle, _ = sparsync.comm_hook(model, "auto", optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    handle.start()
+    assert handle._auto is not None
+    dense = handle._auto._dense
+    dense.begin_step(0, None)
+    dense.drain()
+    dense._close([])
+    assert dense.draining == DRAIN
+    dense.begin_step(1, None)
+    assert (dense._parts, dense.draining) == (DRAIN, DRAIN - 1)
+    handle.detach()
+
+
+def half_case(rank: int, size: int) -> list[float]:
+    model = nn.Linear(300, 300, bias=False).half()
+    ddp = DistributedDataParallel(model)
+    sync = sparsync.attach(ddp, "auto", optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    found = []
+    for _ in range(3):
+        model.weight.grad = None
+        ddp(torch.eye(300).half()).sum().backward()
+        assert model.weight.grad is not None
+        found.append(float(model.weight.grad[0, 0]))
+    sync.detach()
+    return found
+
+
+def test_half_precision_has_momentum_in_dense_steps(worlds: dict[int, World]) -> None:
+    """The sum of a bucket's gradients is beyond fp16's range, and none of them is."""
+    assert worlds[2].run(half_case) == 2 * [[1.0, 1.5, 1.75]]
+
+
 @pytest.mark.parametrize("size", [2**16, 2**16 + 5, 100_003])
 def test_momentum_by_a_compiled_loop_is_the_references(size: int) -> None:
     if not cpu.available():

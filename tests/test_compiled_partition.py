@@ -57,6 +57,7 @@ def test_the_same_parts_and_the_same_largest_sums(numel, workers, kind):
         assert torch.equal(compiled.place(rows, owner), plain.place(rows, owner))
         sums = gradient(kind, compiled.rows, torch.float32, owner).unsqueeze(0)
         sums[0, compiled.rows // 2] = torch.inf
+        sums[0, plain.place(rows, owner) >= numel] = 0  # nobody can send these
         number = torch.tensor([[owner]])
         for values in ("fp32", "sign"):
             found = [cut.largest(sums.clone(), number, Wire(values)) for cut in (compiled, plain)]
@@ -120,3 +121,14 @@ def test_sums_saturate_when_entries_come_home():
     loops.put_back(residual, torch.tensor([5, 5, 7, 9]), torch.tensor([big, big, -big, 1.0]))
     assert residual[[5, 7, 9]].tolist() == [torch.finfo(torch.float32).max, residual[7].item(), 1.0]
     assert partition.cpu is cpu  # what decides
+
+
+def test_a_sum_behind_the_gradients_end_is_an_error_before_anything_is_kept():
+    """Its row exists, and its place does not: whoever sums it must not put it back into a residual."""
+    layout = layout_of(65_537)
+    cut = CompiledPartition(layout, 4, 0.1)
+    beyond = next(r for r in range(4) if int(HostPartition.place(cut, torch.tensor([cut.rows - 1]), r)) >= 65_537)
+    sums = torch.zeros(1, cut.rows)
+    sums[0, -1] = 1.0
+    with pytest.raises(Damaged, match="outside"):
+        cut.largest(sums, torch.tensor([[beyond]]), Wire("sign", "ef"))

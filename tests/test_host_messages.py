@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -340,3 +342,21 @@ def case_outside(rank: int, size: int) -> tuple[str, str]:
 def test_an_index_that_does_not_exist_is_an_error_on_all_ranks(worlds):
     expected = "Damaged", "a message was not read: it has an index outside 0 to 299"
     assert worlds[3].run(case_outside) == [expected] * 3
+
+
+def test_small_halves_arrive_where_denormal_numbers_count_as_zero():
+    from sparsync.kernels.message import cpu as loops
+
+    halves = torch.arange(0, 2**15, 7, dtype=torch.int16).view(torch.float16)
+    halves = halves[halves.isfinite()]
+    found = []
+
+    def read():
+        torch.set_flush_denormal(True)
+        words = halves.view(torch.int16).numpy().astype(np.uint32)
+        found.extend(map(loops._from_half, words))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert torch.equal(torch.tensor(found), halves.float())

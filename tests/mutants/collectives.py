@@ -9,10 +9,17 @@ FROZEN = "tests/failures/test_frozen_ranks.py"
 
 MUTANTS = [
     Mutant(
+        "a sum that no entry has is kept",
+        "src/sparsync/collectives/partition.py",
+        'home, _ = within(self.place(rows, owner), self.layout.numel, "index")',
+        "home = self.place(rows, owner)",
+        "tests/test_compiled_partition.py::test_a_sum_behind_the_gradients_end_is_an_error_before_anything_is_kept",
+    ),
+    Mutant(
         "an owner loses the sums it leaves out",
         "src/sparsync/collectives/partition.py",
-        "(self.place(rows, owner)[None], left[None])",
-        "(self.place(rows, owner)[None], 0 * left[None])",
+        "(home[None], left[None])",
+        "(home[None], 0 * left[None])",
         f"{WORKERS}[topk-balanced]",
     ),
     Mutant(

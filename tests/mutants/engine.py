@@ -49,8 +49,8 @@ MUTANTS = [
     Mutant(
         "a step may begin in the middle of another",
         "src/sparsync/engine/reducer.py",
-        "        if self._open:\n            raise StepFailed(UNFINISHED)\n        self.before",
-        "        self.before",
+        "        if self._open:\n            raise StepFailed(UNFINISHED)\n        if self.plan",
+        "        if self.plan",
         f"{ERRORS}::test_a_step_that_begins_in_the_middle_of_another_is_refused",
     ),
     Mutant(
@@ -388,21 +388,35 @@ MUTANTS = [
     Mutant(
         "residuals are sent all at once",
         "src/sparsync/engine/dense_step.py",
-        "part = residual * (1 / self.draining)",
-        "part = residual * 1.0",
+        "residual * (1 / self._parts)",
+        "residual * 1.0",
         f"{AUTO}::test_what_is_kept_is_sent_in_equal_parts[2-sgd]",
+    ),
+    Mutant(
+        "residuals are sent in bad steps",
+        "src/sparsync/engine/dense_step.py",
+        "torch.where(finite, residual * (1 / self._parts), 0)",
+        "residual * (1 / self._parts)",
+        f"{AUTO}::test_a_bad_step_takes_nothing_out_of_residuals[sgd]",
+    ),
+    Mutant(
+        "a bucket of half precision is summed in it",
+        "src/sparsync/engine/dense_step.py",
+        "tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))",
+        "tensor.sum()",
+        f"{AUTO}::test_half_precision_has_momentum_in_dense_steps",
     ),
     Mutant(
         "what is drained is not taken out",
         "src/sparsync/engine/dense_step.py",
-        "        residual.sub_(part)\n",
+        "            residual.sub_(part)\n",
         "",
         f"{AUTO}::test_what_is_kept_is_sent_in_equal_parts[2-adamw]",
     ),
     Mutant(
         "velocities stay a rank's own in dense steps",
         "src/sparsync/engine/dense_step.py",
-        "        if self._unequal:\n",
+        "        if self._meets:\n",
         "        if False:\n",
         f"{AUTO}::test_nothing_is_lost_on_the_way_between_dense_and_sparse[3-0.9-default]",
     ),
@@ -444,8 +458,8 @@ MUTANTS = [
     Mutant(
         "a faster network is not noticed",
         "src/sparsync/engine/auto_policy.py",
-        "self._waited + self._waited * ratio",
-        "self._waited + self._waited",
+        "waited + waited * ratio",
+        "waited + waited",
         f"{POLICY}::test_a_network_that_changes_is_noticed[0.5-0.01-default-dense]",
     ),
     Mutant(

@@ -79,6 +79,7 @@ def run_script(script: Path, arguments: Sequence[str], report: Report) -> None:
             self.register_forward_pre_hook(PassWatch(report))
 
     old, sys.argv = sys.argv, [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))  # as Python does for a script
     DistributedDataParallel.__init__ = watch  # type: ignore[method-assign]
     try:
         with suppress(Measured):
@@ -88,5 +89,6 @@ def run_script(script: Path, arguments: Sequence[str], report: Report) -> None:
     finally:
         DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
         sys.argv = old
+        sys.path.pop(0)
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -225,6 +225,7 @@ class HostPartition(IndexPartition):
     def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         (whole,), owner = sums, int(owners)
         rows = self._nonzero(whole)
+        home, _ = within(self.place(rows, owner), self.layout.numel, "index")  # which the last row may not have
         found = whole.index_select(0, rows)
         if self.kept < rows.numel():
             chosen = self._reach(found, rows)
@@ -236,7 +237,7 @@ class HostPartition(IndexPartition):
         real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
         missing = 0, self.kept - real.numel()
         travel, indices = (nn.functional.pad(own.index_select(0, real), missing) for own in (sent, goes))
-        return (indices[None], travel[None]), (self.place(rows, owner)[None], left[None])
+        return (indices[None], travel[None]), (home[None], left[None])
 
     def rejected(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
         assert stays.indices is not None

@@ -217,6 +217,6 @@ class AutoSwitch:
         self._last, self._steps, self._waits, self._dense.draining = None, [], [], 0
         self._use(self.policy.current)
         self._dense.enter()
-        if self.dense_now:  # of residuals that were on their way out
+        if self.dense_now and self.policy.settled:  # of residuals that were on their way out; in a trial they wait
             self._dense.drain()
         self.policy.drains = False

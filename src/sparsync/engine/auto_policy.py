@@ -213,7 +213,9 @@ class AutoPolicy:
         why = ""
         if self.current != self.dense:
             ratio = figures.probe / self._probe if figures.probe and self._probe else 1.0
-            expected = self.times[self.dense] - self._waited + self._waited * ratio
+            # Where nobody measured what dense steps waited, it is at least what sparse ones save.
+            waited = self._waited or max(0.0, self.times[self.dense] - figures.step)
+            expected = self.times[self.dense] - waited + waited * ratio
             near = expected < NEARER * self.times[self.dense] and expected < REACH * figures.step
             if near or (self._strikes >= STRIKES and expected < figures.step):
                 why = f"dense steps may take {1e3 * expected:.1f} ms now, {self.current} takes {1e3 * figures.step:.1f}"
@@ -250,6 +252,7 @@ class AutoPolicy:
             self._before = on if on in self.names else ""
             self.times, self._first = {}, False
             self.try_again("resumed elsewhere")
+            self._skip, self._left = self._skip + FIRST, self._left + FIRST  # DDP regroups its buckets here, too
             return
         self.times, self._waited = dict(state.get("times", {})), state["waited"]  # a distributed one has no empty ones
         self._probe, self._density = state["probe"], state["density"]

@@ -87,8 +87,8 @@ class Immediate(Completion):
     ) -> None:
         flag = OverflowFlag(unit.grad.device) if self.plan.keeps_residuals else None
         finish_unit(unit, unit.grad, flag, [reduced], [self.worker])
-        check_fits(int(self.channel.checks.failed_exchange(unit.grad.device)), self.channel.monitor)
         self.worker.ledger.record_rejected(unit, reduced.rejected)
+        check_fits(int(self.channel.checks.failed_exchange(unit.grad.device)), self.channel.monitor)
         for rank, where in reduced.bad_ranks:
             warn_of_non_finite(step, layout, rank, where)
         self.bad = self.bad or bool(reduced.bad_ranks) or (flag is not None and bool(flag.bad))

@@ -62,10 +62,13 @@ class DenseStep(StepOrder):
         super().__init__(path)
         self.exchange, self.feedback = path, path.worker.feedback
         self.preconditioner, self.correction = path.worker.preconditioner, path.plan.correction
-        self.draining = 0  # steps in which residuals are still to be sent
-        self._unequal = False  # velocities are not known to be the same on every rank
-        self._serial = False
+        self.draining = 0  # steps from the next one on in which residuals are still to be sent
+        self._unequal = (
+            True  # velocities are not known to be the same on every rank: an optimizer may have brought some
+        )
+        self._parts, self._meets, self._serial = 0, False, False  # of this step: the same, and exchanges one by one
         self._buckets: list[PendingBucket] = []
+        self._drained: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # residual, this rank's part, mean; by bucket
 
     def enter(self) -> None:
         """Begin with dense steps: sparse ones, or a checkpoint, came before."""
@@ -76,7 +79,10 @@ class DenseStep(StepOrder):
         self.draining = DRAIN
 
     def begin_step(self, step: int, loss_scale: float | None) -> Mapping[str, float] | None:
-        self._serial, self._buckets = bool(self.draining) or self._unequal, []
+        # Fixed as the step begins: while this thread decides on the next step, the other may still end the last.
+        self._parts, self.draining = self.draining, max(0, self.draining - 1)
+        self._meets, self._unequal = self._unequal, False
+        self._serial, self._buckets = bool(self._parts) or self._meets, []
         if self.preconditioner is None:
             return None
         rates = self.path.worker.rates  # residuals stay in these, and follow when they are sent from
@@ -94,15 +100,16 @@ class DenseStep(StepOrder):
         else:
             buffer.div_(self.exchange.channel.size)
         record.compressed = record.started = record.arrived
+        if pending.plan.own is not None and not self._parts:
+            pending.plan.own.unused = set()  # which only residuals ask for
         # Other exchanges of this step, on the communication thread, must not come in between.
         wait = None if self._serial else self.exchange.channel.begin_all_reduce(half)
         finish = partial(self._finish, pending, half, wait, record)
         path, self._buckets = self.exchange, [*self._buckets, pending]
         path.submit([partial(path.run_exchange, record.unit, device, finish)])
-        if pending.bucket.last:
-            path.submit(
-                [partial(path.run_exchange, "the end of the step", device, partial(self._close, self._buckets))]
-            )
+        if pending.bucket.last and self._waits_for_all:
+            close = partial(self._close, self._buckets)
+            path.submit([partial(path.run_exchange, "the end of the step", device, close)])
 
     def _finish(
         self, pending: PendingBucket, half: Tensor, wait: Callable[[], Tensor] | None, record: ExchangeRecord
@@ -116,12 +123,10 @@ class DenseStep(StepOrder):
             self._correct(pending, total, scale, self.correction.beta)
         elif total is not buffer:
             buffer.copy_(total).mul_(scale)
-        if self.preconditioner is None:
-            self._drain(pending, pending.plan.spans, buffer)
         ring = 2 * (channel.size - 1)
         sent = Traffic.of(Transfer(RING, ring, ring / channel.size * total.nbytes))
         self.exchange.record(record, sent.mean_bytes, buffer.numel())
-        if self.preconditioner is None:
+        if not self._waits_for_all:
             pending.waits_for.clear()
             pending.complete()
 
@@ -129,12 +134,12 @@ class DenseStep(StepOrder):
         """Make a bucket of its sum the mean with momentum in it. Where that is not finite, velocities stay as they were
         and the mean shows it."""
         velocity, buffer = self._velocity(pending, pending.plan.spans).working, pending.bucket.buffer
-        finite = torch.isfinite(total.sum())
+        finite = _finite(total)
         if buffer.device.type == "cpu":
             if finite:
                 move(total, scale, velocity, beta, buffer)
             elif total is not buffer:
-                buffer.copy_(total)
+                buffer.copy_(total).mul_(scale)
             return
         buffer.copy_(total).mul_(scale)
         moved = torch.add(buffer, velocity, alpha=beta)
@@ -145,26 +150,48 @@ class DenseStep(StepOrder):
         """Return a bucket's velocities, which are the same on every rank."""
         buffer, channel = pending.bucket.buffer, self.exchange.channel
         kept = self.feedback.velocity_buffer(_key(pending), spans, buffer.numel(), buffer.device)
-        if self._unequal:
+        if self._meets:
             channel.all_reduce(kept.working).div_(channel.size)
         return kept
 
-    def _drain(self, pending: PendingBucket, spans: Sequence[Span], out: Tensor) -> None:
-        """Add the mean of a part of what the ranks keep of a bucket; the last part is all that is left."""
-        if not self.draining or not spans:
-            return
-        channel = self.exchange.channel
-        residual = self.feedback.memory(_key(pending), spans, out.numel(), out.device).after
-        part = residual * (1 / self.draining)
-        residual.sub_(part)
-        out.add_(channel.all_reduce(part).div_(channel.size))
+    @property
+    def _waits_for_all(self) -> bool:
+        """Whether no bucket is given back before all of the step is known."""
+        return self.preconditioner is not None or bool(self._parts)
+
+    def _sum_parts(self, buckets: Sequence[PendingBucket]) -> None:
+        """Sum a part of what the ranks keep of every bucket; the last part is all that is left. Nothing is taken out of
+        residuals yet, and nothing will be if the mean is not finite. What a rank did not use it does not send from."""
+        self._drained = {}
+        finite = torch.stack([_finite(pending.bucket.buffer) for pending in buckets]).all()
+        for pending in buckets:
+            own, buffer, channel = pending.plan.own, pending.bucket.buffer, self.exchange.channel
+            if own is None:
+                continue
+            residual = self.feedback.memory(_key(pending), own.spans, buffer.numel(), buffer.device).after
+            part = torch.where(finite, residual * (1 / self._parts), 0)
+            for span in own.spans:
+                if span.name in own.unused:
+                    part[span.start : span.stop] = 0
+            own.unused = set()
+            self._drained[_key(pending)] = residual, part, channel.all_reduce(part.clone()).div_(channel.size)
+
+    def _drain(self, pending: PendingBucket, out: Tensor) -> None:
+        """Add the mean of the parts that were summed, and take this rank's out of its residual."""
+        if _key(pending) in self._drained:
+            residual, part, mean = self._drained.pop(_key(pending))
+            residual.sub_(part)
+            out.add_(mean)
 
     def _close(self, buckets: Sequence[PendingBucket]) -> None:
-        """End the step; with a preconditioner the updates are made first, as they need all of the mean."""
+        """End a step all of whose mean is needed: to make updates, or to know that residuals can be sent from."""
+        if self._parts:
+            self._sum_parts(buckets)
         if self.preconditioner is not None:
             self._precondition(buckets)
-        self.draining, self._unequal = max(0, self.draining - 1), False
-        for pending in buckets if self.preconditioner is not None else ():
+        for pending in buckets:
+            if self.preconditioner is None:
+                self._drain(pending, pending.bucket.buffer)
             pending.waits_for.clear()
             pending.complete()
 
@@ -200,10 +227,15 @@ class DenseStep(StepOrder):
         precondition(buffer, update, out, own.workspace)
         if pending.plan.dense is not None:  # what always travels dense is written later, and counts in no norm here
             torch._foreach_zero_(pending.plan.dense.of(buffer))
-        self._drain(pending, own.spans, out)
+        self._drain(pending, out)
         if out is not buffer:
             buffer.copy_(out)
         preconditioner.show(own.spans, buffer, give_norm)
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    """Return whether all of a gradient is finite; half precision has no room for the sum."""
+    return torch.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)))
 
 
 def _key(pending: PendingBucket) -> str:

@@ -298,6 +298,8 @@ class Reducer:
     def _begin(self) -> None:
         if self._open:
             raise StepFailed(UNFINISHED)
+        if self.plan.auto and (loaded := self.origin.take()):  # which dense steps do not compare with their layouts
+            self.channel.assert_consistent("loaded state", "\n".join(loaded))
         self.before_step()
         # A step that can be undone must be known before the next; of others there is more time to learn.
         self._poll(self.step if self.plan.transactional else self.step - 1)

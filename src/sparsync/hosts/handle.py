@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
-from sparsync.config.nodes import groups_of, local_size
+from sparsync.config.nodes import LOCAL, groups_of, local_size
 from sparsync.engine.auto import AutoSwitch
 from sparsync.engine.bucketing import Bucket
 from sparsync.engine.budget import plan_for
@@ -239,6 +239,10 @@ class Handle:
             raise ValueError("precondition=True needs all parameters on one device")
         channel = Channel(self._peers(), asked.wire, asked.deadline, device)
         try:
+            if asked.per_node == LOCAL and dist.is_initialized() and channel.size != dist.get_world_size():
+                raise ValueError(
+                    "per_node='local' is for models whose process group has all ranks: give the ranks of each machine"
+                )
             nodes = groups_of(asked.per_node, channel.share(local_size()))
             plan = self.plan = plan_for(asked, self._trained, channel.size, nodes)
             self.dense_names, channel.wire = plan.dense_names(self._trained), plan.wire

@@ -168,8 +168,8 @@ def never_slower(sources: Sources) -> str:
         "equal runs differ by",
     ]
     said = (
-        f"In {held} of {len(own)} cells a step of `auto` takes at most 1.02 times that of its rival, the better of dense "
-        "bf16 and the best sparse method, or is no further from it than equal runs are from each other "
+        f"In {held} of {len(own)} cells a step of `auto` takes at most 1.02 times that of its rival, the better of "
+        "dense bf16 and the best sparse method, or is no further from it than equal runs are from each other "
         f"({within} are within 1.02)."
     )
     return f"{said}\n\n{table(headings, rows)}\n\n{sources.made(AUTO, own[0], 'sparsync lab auto')} With SGD."

@@ -219,8 +219,12 @@ class Channel:
         self.give_back(self.group)
         self._abandon_messages()
         self.monitor.close()
+        self.size = 1
+        self._let_go()
+
+    def _let_go(self) -> None:
         last = [self.group]
-        self.group, self.size = None, 1
+        self.group = None
         if self.monitor.alarmed:  # an exchange that the others left waits for them, and the group's end for that
             threading.Thread(target=last.clear, name="sparsync group", daemon=True).start()
 

@@ -37,7 +37,7 @@ class SubChannel(Channel):
         """Give the process group back."""
         self._abandon_messages()
         self.whole.give_back(self.group)
-        self.group = None
+        self._let_go()
 
 
 def split(whole: Channel, parts: Sequence[Sequence[int]]) -> SubChannel:

@@ -47,11 +47,14 @@ def _low_bits(row, entry, width):
 
 @njit(error_model="numpy")
 def _from_half(half):
-    """Return an fp16 number, given as its bits: multiplied by a power of 2, denormal ones as well."""
+    """Return an fp16 number, given as its bits."""
     size = np.uint32(half & np.uint32(0x7FFF)) << np.uint32(13)
     if size >= np.uint32(0x0F800000):  # infinite, or NaN
         return np.uint32(size | np.uint32(0x7F800000) | (half & np.uint32(0x8000)) << np.uint32(16)).view(np.float32)
-    value = np.uint32(size).view(np.float32) * np.float32(2.0**112)
+    if size < np.uint32(0x00800000):  # denormal: without such numbers in fp32, which a processor may take for 0
+        value = np.float32(half & np.uint32(0x3FF)) * np.float32(2.0**-24)
+    else:
+        value = np.uint32(size + np.uint32(0x38000000)).view(np.float32)
     return -value if half & np.uint32(0x8000) else value
 
 
