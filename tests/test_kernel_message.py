@@ -18,6 +18,7 @@ from sparsync.sparse import SparseGrad, give_norm, write_mean
 from sparsync.wire import CODECS, HEADER, MAGIC, VERSION, Wire, seal
 from sparsync.wire.device import TILE, DeviceMessage, carries
 from sparsync.wire.indices import ef_width, ef_words
+from sparsync_lab.bench.exchange_kernels import STAGES, measure_exchange
 from sparsync_lab.bench.wire import WireBench
 from sparsync_lab.bench.wire_kernels import FORMATS, measure_kernels
 from tests.fence import fenced
@@ -383,3 +384,11 @@ def test_bench_wire_times_what_kernels_do():
     assert [(row.indices, row.values) for row in rows] == list(FORMATS)
     for row in rows:
         assert min(row.pack_ms, row.headers_ms, row.check_ms, row.decode_ms) > 0
+
+
+def test_bench_exchange_times_every_stage_of_both_collectives():
+    gathered, balanced = measure_exchange(5000, 3, torch.device(DEVICE), 1)
+    assert tuple(gathered.stages) == ("pack", "mean")
+    assert tuple(balanced.stages) == STAGES
+    assert all(ms > 0 for row in (gathered, balanced) for ms in row.stages.values())
+    assert min(balanced.sent, gathered.sent) > 0

@@ -12,6 +12,13 @@ NODES = "tests/failures/test_nodes.py"
 AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
 MUTANTS = [
     Mutant(
+        "what one rank alone cannot read is told to nobody",
+        "src/sparsync/engine/reducer.py",
+        "        if isinstance(error, Damaged):\n            return self.channel.monitor.broadcast_error(error)\n",
+        "",
+        "tests/failures/test_damaged_messages.py::test_an_entry_that_one_rank_alone_finds_outside_ends_all_ranks",
+    ),
+    Mutant(
         "rejected entries dropped",
         "src/sparsync/engine/unit_step.py",
         "worker.ledger.restore_rejected(unit, result.rejected)",

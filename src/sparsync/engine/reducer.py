@@ -35,7 +35,7 @@ from sparsync.engine.step_vote import StepVote
 from sparsync.engine.streams import SideStreams
 from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit, round_unit
 from sparsync.engine.worker import WorkerState, preconditioner_for
-from sparsync.errors import Mismatch, SparsyncError, StepFailed
+from sparsync.errors import Damaged, Mismatch, SparsyncError, StepFailed
 from sparsync.feedback import AdamRule
 from sparsync.layout import Layout, Parameter
 from sparsync.sparse import SparseGrad
@@ -385,7 +385,9 @@ class Reducer:
 
     def _announced(self, what: str, error: Exception) -> SparsyncError:
         """Return an error of the communication thread that all ranks know of. What the library raises there is seen by
-        all, in their headers, or was broadcast; anything else has happened here alone."""
+        all, in their headers, or was broadcast; anything else has happened here alone, as what cannot be read."""
+        if isinstance(error, Damaged):
+            return self.channel.monitor.broadcast_error(error)
         if isinstance(error, SparsyncError):
             return error
         own = f"rank {self.channel.rank}: {what}: {type(error).__name__}: {error}"

@@ -54,7 +54,7 @@ def measure_kernels(
     layout = Layout.cut(spans, numel=bench.entries, scope="layer", density=bench.density)
     shape, clock = shape_of(layout, torch.float32), Clock(device)
     rng = torch.Generator().manual_seed(0)
-    sents = [_sent(layout, rng, device) for _ in range(workers)]
+    sents = [sent_on(layout, rng, device) for _ in range(workers)]
     out, status = torch.zeros(bench.entries, device=device), DeviceStatus(workers, device)
     kinds = [DeviceMessage(Wire(v, i), layout, shape, workers, device) for i, v in formats]
     every = [torch.stack([kind.pack(sent, 0).clone() for sent in sents]) for kind in kinds]
@@ -77,7 +77,8 @@ def measure_kernels(
     return [KernelRow(i, v, kind.words, *own) for (i, v), kind, own in zip(formats, kinds, middles, strict=True)]
 
 
-def _sent(layout: Layout, rng: torch.Generator, device: torch.device) -> SparseGrad:
+def sent_on(layout: Layout, rng: torch.Generator, device: torch.device) -> SparseGrad:
+    """Return a full message's random entries, on the device."""
     sent = random_entries(layout, rng)
     assert sent.indices is not None
     parts = (sent.indices, sent.values, sent.count, sent.flags, sent.where)

@@ -8,6 +8,7 @@ from sparsync.cli.info import info
 from sparsync.version import __version__
 from sparsync_lab.cli import (
     bench_adamw,
+    bench_exchange,
     bench_follow,
     bench_momentum,
     bench_select,
@@ -47,6 +48,7 @@ bench.command("select")(bench_select.select)
 bench.command("step")(bench_step.step)
 bench.command("traffic")(bench_traffic.traffic)
 bench.command("wire")(bench_wire.wire)
+bench.command("exchange")(bench_exchange.exchange)
 bench.callback()(lambda: None)
 app.add_typer(bench, name="bench")
 network = typer.Typer(help="Measure on hosts of this machine whose links are as slow as asked.", no_args_is_help=True)
