@@ -268,7 +268,9 @@ def case_train(rank: int, size: int, backend: str, name: str, values: str, scope
     if name in ("default", "balanced", "auto"):
         handle = sparsync.attach(ddp, recipe=name, optimizer=optimizer, scope=scope, dense_below=100)
     else:
-        handle = sparsync.attach(ddp, make(name, 0.02), values=values, scope=scope, dense_below=100)
+        pairs = {"collective": "gtopk"} if name == "gtopk" else {}
+        compressor = make("topk" if pairs else name, 0.02)
+        handle = sparsync.attach(ddp, compressor, values=values, scope=scope, dense_below=100, **pairs)
     rng = torch.Generator(device="cuda").manual_seed(rank)
     for _ in range(60 if name == "auto" else 8):  # until its trial is over
         x = torch.randn(16, 20, device="cuda", generator=rng)
@@ -287,7 +289,14 @@ def case_train(rank: int, size: int, backend: str, name: str, values: str, scope
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("topk", "fp32"), ("threshold", "fp32"), ("default", "sign"), ("balanced", "sign"), ("auto", "sign")],
+    [
+        ("topk", "fp32"),
+        ("threshold", "fp32"),
+        ("default", "sign"),
+        ("balanced", "sign"),
+        ("auto", "sign"),
+        ("gtopk", "fp32"),
+    ],
 )
 def test_training_on_the_device(backend, size, scope, name, values):
     answers = World.once(size, case_train, timeout=120, backend=backend, name=name, values=values, scope=scope)

@@ -163,12 +163,14 @@ class Channel:
     def send(self, message: Tensor, to: int) -> None:
         """Give ``message`` to rank ``to``."""
         self._bytes += message.nbytes
-        self._pair(lambda: dist.isend(message, group=self.group, group_dst=to))
+        held = message if self.backend == "nccl" else message.cpu()  # Gloo sends a single tensor from the host alone
+        self._pair(lambda: dist.isend(held, group=self.group, group_dst=to))
 
     def receive(self, out: Tensor, source: int) -> Tensor:
-        """Fill ``out`` with what rank ``source`` sends."""
-        self._pair(lambda: dist.irecv(out, group=self.group, group_src=source))
-        return out
+        """Return what rank ``source`` sends, of the form of ``out``; that may be where it is."""
+        held = out if self.backend == "nccl" else out.cpu()
+        self._pair(lambda: dist.irecv(held, group=self.group, group_src=source))
+        return held.to(out.device)
 
     def gather_headers(self, sent: SparseGrad, layout: Layout, workspace: Workspace) -> Tensor:
         """Return every rank's header alone."""
