@@ -43,6 +43,7 @@ BLOCKS: Mapping[str, Block] = {
     "AdamW, times": adamw.times,
     "cost of sketches": sketches.cost,
     "papers": items.papers,
+    "verdicts": items.judged,
     "plan, network alone": planner.network_alone,
     "planner check": planner.check,
     "demo": demo.demo_table,
