@@ -25,11 +25,11 @@ PARTS = {"p1": "P1", "p2": "P2", "p3": "P3", "beyond": "Beyond the papers"}
 def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, int, int]:
     """Write the page from the results in ``folder``; return how many full and quick results are on it, and how many
     items have none."""
-    stored = {item: results_of(item, folder) for item in items}
-    judged = verdicts({item.key: found[0].result for item, found in stored.items() if found and not found[0].quick})
+    stored = [(item, results_of(item, folder)) for item in items]
+    judged = verdicts({item.key: found[0].result for item, found in stored if found and not found[0].quick})
     sections: list[Section] = [verdict_table(judged)]
     full = quick = left = 0
-    for item, found in stored.items():
+    for item, found in stored:
         own = [one.sentence for one in judged if one.item == item.key]
         sections += [part for one in found for part in _sections(item, one, own)] or _sections(item, None, own)
         quick += sum(one.quick for one in found)
