@@ -58,7 +58,7 @@ class GaussianK(Selecting):
         return ENTRIES if self.refine else UNLIMITED
 
     def init(self, layout: Layout) -> State:
-        """Per segment, where the count is held: the factor of the quantile, and how often the k largest went instead."""
+        """Per segment, where the count is held: the quantile's factor, and how often the k largest went instead."""
         if not self.refine:
             return {}
         one, none = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)

@@ -166,7 +166,7 @@ def _add(grad: Tensor, memory: Memory, space: GaussianLists, scales: Tensor | No
 
 def _search(after: Tensor, space: GaussianLists) -> None:
     """Find where the loop ends, or the threshold that is held, of every segment."""
-    from sparsync.kernels.gaussian import held
+    from sparsync.kernels.gaussian import held_triton as held
     from sparsync.kernels.gaussian import triton as kernels
 
     parts = (len(space.layout.segments),)

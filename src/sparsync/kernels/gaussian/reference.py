@@ -49,8 +49,8 @@ def hold(
     u: Tensor, rows: Rows, runs: Sequence[tuple[int, int]], k: int, two_sided: bool, factor: float, most: int
 ) -> tuple[Tensor, float]:
     """Look for a threshold that about ``k`` entries lie above, near the fitted one times ``factor``: count at a ladder
-    of six, and then, three times, at six between the two of these that k is between. Return ascending indices of what lies
-    above it, however many, and the factor that the next step begins from.
+    of six, and then, three times, at six between the two of these that k is between. Return ascending indices of what
+    lies above it, however many, and the factor that the next step begins from.
 
     Args:
         factor: of the step before; 1 at first.
@@ -58,12 +58,12 @@ def hold(
     """
     fitted = _fitted(u, runs, k, two_sided)
     ends = [fitted * factor * rung for rung in LADDER]
-    for turn in range(ROUNDS + 1):
-        if turn:
-            ends = [low + (high - low) * step for step in STEPS]
-        counts = _counts(u, rows, ends[1:-1])
-        at = sum(count >= k for count in counts)
+    counts, at = _rungs(u, rows, ends, k)
+    for _ in range(ROUNDS):
         low, high = ends[at], ends[at + 1]
+        ends = [low + (high - low) * step for step in STEPS]
+        counts, at = _rungs(u, rows, ends, k)
+    low, high = ends[at], ends[at + 1]
     if at > 0 and counts[at - 1] <= most:
         threshold = low
     elif at < len(counts) and 10 * counts[at] >= 9 * k:
@@ -82,10 +82,13 @@ def _fitted(u: Tensor, runs: Sequence[tuple[int, int]], k: int, two_sided: bool)
     return mean + deviation * NormalDist().inv_cdf(1 - tail)
 
 
-def _counts(u: Tensor, rows: Rows, thresholds: Sequence[float]) -> list[int]:
-    """Return how many magnitudes lie above each threshold; these ascend."""
-    size = u.index_select(0, _beyond(u, rows, thresholds[0])).abs_()
-    return [int((size > bound).sum()) for bound in torch.tensor(thresholds, dtype=u.dtype, device=u.device)]
+def _rungs(u: Tensor, rows: Rows, ends: Sequence[float], k: int) -> tuple[list[int], int]:
+    """Return how many magnitudes lie above each threshold but the first and the last, and how many of these let k
+    through; thresholds ascend."""
+    inner = ends[1:-1]
+    size = u.index_select(0, _beyond(u, rows, inner[0])).abs_()
+    counts = [int((size > bound).sum()) for bound in torch.tensor(inner, dtype=u.dtype, device=u.device)]
+    return counts, sum(count >= k for count in counts)
 
 
 def _moments(u: Tensor, runs: Sequence[tuple[int, int]]) -> tuple[int, float, float]:

@@ -5,7 +5,7 @@ threshold; ``count_above`` counts what lies above every threshold that the loop 
 loop; ``gather`` lists what lies above its last threshold, and ``close_list`` tells how many these are. What is listed,
 threshold's ``take_out`` takes out. To refine, ``close_list`` drops a list that is too short or too long and leaves a
 range to look for the k-th largest in; top-k's kernels narrow it down, ``note_limits`` notes the limit, and top-k takes
-out what reaches it. ``gaussian/held.py`` holds the count. ``gaussian/reference.py`` is the specification.
+out what reaches it. ``gaussian/held_triton.py`` holds the count. ``gaussian/reference.py`` is the specification.
 
 The loop makes four masks and takes the last whatever its count, so its decisions can depend only on six thresholds:
 t 0.5^i 1.5^j, i + j < 3. Halving is exact: the order of factors makes no difference. Magnitudes are compared as the
