@@ -16,6 +16,7 @@ from sparsync_lab.papers.p2 import long_training
 from sparsync_lab.papers.p3 import gtopk_on
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
+from sparsync_lab.papers.sweep import ALSO
 from sparsync_lab.report import Row, Table
 
 JOBS = 12  # trainings beside one another, for which the times below are
@@ -138,7 +139,7 @@ def questions() -> tuple[Question, ...]:
             (
                 search.run("resnet20", "dense", 1.0, 2),
                 training("resnet20", "topk", label="topk, rate 0.2", rate=0.2),
-                *(search.run("vgg16", "DGC", factor, 0) for factor in (0.125, 0.25, 0.0625)),
+                *(search.run("vgg16", "DGC", factor, 0) for factor in ALSO["vgg16", "DGC"]),
                 training("resnet20", "dense", label="dense, rate 0.4", rate=0.4),
                 search.run("resnet20", "dense", 4.0, 2),
                 training("resnet20", "topk", label="topk, rate 0.05", rate=0.05),

@@ -23,7 +23,7 @@ SEEDS = (0, 1, 2)  # of trainings that are made more than once
 MOST_ENTRIES = 3 * 10**8  # of the gradients of all workers; with more, a training has a GPU's memory to itself
 # Came later: where they are left alone, names are what they were.
 LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999, "variant": {},
-         "windows": "streams", "densities": (), "feedback": True}  # fmt: skip
+         "windows": "streams", "densities": None, "feedback": True}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Run:
     beta2: float = 0.999
     variant: Mapping[str, Any] = field(default_factory=dict)
     windows: str = "streams"
-    densities: Sequence[Sequence[float]] = ()
+    densities: Sequence[Sequence[float]] | None = None
     feedback: bool = True
     seconds: float = field(default=0, compare=False)
 
