@@ -72,9 +72,8 @@ test-install: install
 GPU_TEST = PYTHONPATH=src:lab/src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
 test-gpu:
 	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0], 'commit', '$(COMMIT)')" > results/test-gpu.txt
-	rm -rf runs/test-gpu && mkdir -p runs/test-gpu
-	echo tests/test_gpu.py tests/test_virtual_graphs.py $(KERNELS) | tr ' ' '\n' | xargs -P 14 -I{} sh -c '$(GPU_TEST) {} > runs/test-gpu/$$(basename {}).txt 2>&1'; \
-	  status=$$?; cat runs/test-gpu/*.txt >> results/test-gpu.txt; grep -E "passed|failed" results/test-gpu.txt | tail -12; exit $$status
+	$(GPU_TEST) -n 14 --dist worksteal tests/test_gpu.py tests/test_virtual_graphs.py $(KERNELS) >> results/test-gpu.txt 2>&1; \
+	  status=$$?; grep -E "FAILED|ERROR| passed| failed" results/test-gpu.txt | tail -12; exit $$status
 
 # The kernels' memory accesses, watched by NVIDIA's compute-sanitizer; some tests of every file.
 SANITIZED := half_precision or momentum or not_finite or mean_is or rejects or foreign
