@@ -56,8 +56,8 @@ SCHEDULE = (
     "1/64 and 0.004, for an epoch each). Weight decay is 0; in the authors' code it is 0.0001. Whether these two "
     "matter, beyond/evidence measures. VGG-16's passes compute in bfloat16 where torch's autocast takes that to be "
     "safe. Where LeNet-5 and ResNet-20 end close to one another there are three seeds (mean and standard deviation; "
-    "the curves are of the first); all others have one, and what differs by less than a point is no ranking. LeNet-5 on "
-    "MNIST, which P1 trains but does not draw here, has the same schedule."
+    "the curves are of the first); all others have one, and what differs by less than a point is no ranking. LeNet-5 "
+    "on MNIST, which P1 trains but does not draw here, has the same schedule."
 )
 IMAGENET = (
     "P1's third model, ResNet-50 on ImageNet, is for those who have it: --only resnet50 with --data-dir at a folder "
