@@ -215,6 +215,22 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
+        "a held threshold takes the upper neighbour however few lie above it",
+        "src/sparsync/kernels/gaussian/held_triton.py",
+        "10 * few >= 9 * k",
+        "10 * few >= 0 * k",
+        "tests/test_kernel_gaussian_held.py::test_the_same_entries_step_after_step",
+        interpreted=True,
+    ),
+    Mutant(
+        "the third mask is not the last on the device",
+        "src/sparsync/kernels/gaussian/triton.py",
+        "if MASKS == 4:",
+        "if MASKS >= 3:",
+        "tests/test_kernel_gaussian_held.py::test_the_third_mask_is_the_last",
+        interpreted=True,
+    ),
+    Mutant(
         "counting stops once a list is full",
         "src/sparsync/kernels/gaussian/triton.py",
         'sem="relaxed") <= capacity',
