@@ -1,12 +1,13 @@
-"""The frameworks that Sparsync works in; an adapter is imported when it is first named."""
+"""Sparsync in host frameworks: ``ddp`` is DistributedDataParallel; the others are imported when they are first named."""
 
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
-ADAPTERS = ("accelerate", "lightning", "transformers")
+FRAMEWORKS = ("accelerate", "lightning", "transformers")
 
 
-def __getattr__(name: str) -> Any:
-    if name in ADAPTERS:
+def __getattr__(name: str) -> ModuleType:
+    """Import an adapter, and its framework with it: ``sparsync.hosts.transformers``."""
+    if name in FRAMEWORKS:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

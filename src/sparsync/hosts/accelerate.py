@@ -30,7 +30,7 @@ def attach(accelerator: Accelerator, model: Any, optimizer: Any, *, name: str = 
             "accelerate launch, or leave sparsync out"
         )
     if not kind.startswith("MULTI_"):
-        raise ValueError(f"sparsync exchanges the gradients of DistributedDataParallel, and this Accelerator uses {kind}")
+        raise ValueError(f"sparsync exchanges gradients of DistributedDataParallel, and this Accelerator uses {kind}")
     sync = ddp.attach(model, optimizer=optimizer, **options)
     keep(accelerator, sync, name)
     return sync

@@ -1,4 +1,4 @@
-"""A file for every rank's state in a checkpoint's folder; residuals differ from rank to rank, and each keeps its own."""
+"""A file for every rank's state in the folder of a checkpoint: residuals differ from rank to rank."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def load_ranks(sync: Handle, folder: str | os.PathLike[str], name: str = NAME) -
         if not any(channel.share("found" if saved else "")):
             return False
         lacking = ", ".join(str(rank) for rank, some in enumerate(seen) if not some)
-        raise ValueError(f"the state in {folder} is not whole: files {own.name} or of other ranks lack for rank {lacking}")
+        raise ValueError(f"the states in {folder} are not whole: rank {lacking or 0} of {channel.size} misses files")
     if channel.size not in common and len(common) > 1:
-        raise ValueError(f"{folder} holds states of {' and of '.join(map(str, sorted(common)))} ranks: leave those of one")
+        sizes = " and of ".join(map(str, sorted(common)))
+        raise ValueError(f"{folder} holds the states of {sizes} ranks: leave those of one training there")
     error = ""
     try:
         if channel.size in common:

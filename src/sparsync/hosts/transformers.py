@@ -70,7 +70,7 @@ class SparsyncCallback(TrainerCallback):  # type: ignore[misc]
         self._listen()
 
     def _listen(self) -> None:
-        """Hear of what callbacks are not told: from which checkpoint training resumes, and logs before they are kept."""
+        """Hear what callbacks are not told: the checkpoint that training resumes from, and logs while they are made."""
         trainer, train, write = self.trainer, self.trainer.train, self.trainer.log
 
         @wraps(train)

@@ -54,7 +54,8 @@ def unwrap_optimizer(optimizer: Any, scaler: Any = None) -> tuple[torch.optim.Op
     if optimizer is None:
         return None, scaler
     if not (isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks")):
-        inside = [key for key, value in getattr(optimizer, "__dict__", {}).items() if isinstance(value, torch.optim.Optimizer)]
+        parts = getattr(optimizer, "__dict__", {})
+        inside = [name for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)]
         hint = f"it holds one as {inside[0]!r}: pass that" if inside else "pass the torch.optim.Optimizer itself"
         raise ValueError(f"optimizer= is a {given}, whose steps cannot be followed; {hint}")
     return optimizer, scaler
