@@ -1,7 +1,7 @@
 """Accelerate on two processes, sparse by one line; ``--resume`` goes on from the last checkpoint.
 
-    torchrun --nproc-per-node=2 examples/accelerate/train.py
-    torchrun --nproc-per-node=2 examples/accelerate/train.py --epochs 8 --resume
+torchrun --nproc-per-node=2 examples/accelerate/train.py
+torchrun --nproc-per-node=2 examples/accelerate/train.py --epochs 8 --resume
 """
 
 import argparse

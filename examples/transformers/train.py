@@ -1,7 +1,7 @@
 """Hugging Face's Trainer on two processes, sparse by one line; ``--resume`` goes on from the last checkpoint.
 
-    torchrun --nproc-per-node=2 examples/transformers/train.py
-    torchrun --nproc-per-node=2 examples/transformers/train.py --steps 200 --resume
+torchrun --nproc-per-node=2 examples/transformers/train.py
+torchrun --nproc-per-node=2 examples/transformers/train.py --steps 200 --resume
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> Trainer:
             gradient_accumulation_steps=2,
             learning_rate=3e-3,
             logging_steps=10,
-            save_steps=50,
+            save_steps=0.5,  # of all steps
             use_cpu=True,
             disable_tqdm=True,
             report_to=[],

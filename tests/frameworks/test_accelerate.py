@@ -203,7 +203,7 @@ def test_one_process_has_nothing_to_exchange() -> None:
 def case_other_hook(rank: int, size: int) -> tuple[str, str]:
     from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 
-    handler = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.BF16)
+    handler = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
     made = accelerator(kwargs_handlers=[handler])
     return error_of(sparsync.hosts.accelerate.attach, made, *prepared(made))
 
@@ -211,4 +211,4 @@ def case_other_hook(rank: int, size: int) -> tuple[str, str]:
 def test_a_hook_that_accelerate_registers_is_named(world: World) -> None:
     for kind, text in world.run(case_other_hook):
         assert kind == "SparsyncError"
-        assert "bf16_compress_hook" in text
+        assert "fp16_compress_hook" in text

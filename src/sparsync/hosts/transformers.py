@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
+from sparsync.compressors import Compressor
 from sparsync.config import resolve
 from sparsync.engine.stats import Stats, Totals
 from sparsync.hosts.ddp import attach
@@ -32,11 +33,11 @@ SHARDED = (
 )
 
 
-def use(trainer: Trainer, **options: Any) -> SparsyncCallback:
+def use(trainer: Trainer, compressor: str | Compressor | None = None, **options: Any) -> SparsyncCallback:
     """Exchange the gradients of every ``trainer.train()`` sparsely from now on.
 
     Args:
-        options: of ``sparsync.attach``. A budget is spent over the Trainer's own number of steps, if ``total_steps``
+        compressor, options: of ``sparsync.attach``. A budget is spent over the Trainer's own number of steps, if ``total_steps``
             is not given.
 
     Returns:
@@ -47,7 +48,7 @@ def use(trainer: Trainer, **options: Any) -> SparsyncCallback:
     sharded = [kind for kind in ("deepspeed", "fsdp") if getattr(trainer, f"is_{kind}_enabled", False)]
     if sharded:
         raise ValueError(SHARDED.format({"deepspeed": "DeepSpeed", "fsdp": "FSDP"}[sharded[0]]))
-    callback = SparsyncCallback(trainer, options)
+    callback = SparsyncCallback(trainer, {"compressor": compressor, **options})
     trainer.add_callback(callback)
     return callback
 
@@ -92,12 +93,12 @@ class SparsyncCallback(TrainerCallback):  # type: ignore[misc]
         """Attach to the model as it is wrapped now. The optimizer's own state is loaded already."""
         self._detach()  # from a training that an error has ended
         trainer = self.trainer
-        model, world = unwrap_model(trainer.model_wrapped), args.world_size
-        if not isinstance(model, DistributedDataParallel):
-            if world > 1:
-                raise ValueError(SHARDED.format(type(model).__name__))
+        if args.world_size == 1:
             log.warning("%s", ALONE)
             return
+        model = unwrap_model(trainer.model_wrapped)
+        if not isinstance(model, DistributedDataParallel):
+            raise ValueError(SHARDED.format(type(model).__name__))
         options = dict(self.options)
         optimizer, scaler = unwrap_optimizer(trainer.optimizer, options.pop("scaler", None))
         plan = resolve(optimizer=optimizer, scaler=scaler, **options)
