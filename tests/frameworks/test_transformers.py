@@ -6,6 +6,7 @@ import os
 import runpy
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def world() -> Iterator[World]:
     started.close()
 
 
+@cache
 def resume_on_cpus() -> None:
-    """Let torch read a checkpoint to the device ``cpu:0``, as older Trainers ask for on CPUs, and cannot by themselves."""
+    """Let torch read to the device ``cpu:0``, as Trainers of last year ask for when they resume on CPUs, and fail."""
     torch.serialization.register_package(
         0, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None
     )

@@ -1,4 +1,4 @@
-"""Sparsync in host frameworks: ``ddp`` is DistributedDataParallel; the others are imported when they are first named."""
+"""Sparsync in host frameworks: ``ddp`` is DistributedDataParallel; the others are imported when first named."""
 
 from importlib import import_module
 from types import ModuleType

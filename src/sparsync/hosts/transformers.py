@@ -37,8 +37,8 @@ def use(trainer: Trainer, compressor: str | Compressor | None = None, **options:
     """Exchange the gradients of every ``trainer.train()`` sparsely from now on.
 
     Args:
-        compressor, options: of ``sparsync.attach``. A budget is spent over the Trainer's own number of steps, if ``total_steps``
-            is not given.
+        compressor, options: of ``sparsync.attach``. A budget is spent over the Trainer's own number of steps, if
+            ``total_steps`` is not given.
 
     Returns:
         The callback that was added: its ``handle`` while training runs, its ``stats`` after that.
