@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.world import World
 def case_save(rank: int, size: int, folder: str) -> dict[str, torch.Tensor]:
     with training(Chain(SIZES), "topk", density=0.02, momentum="keep") as run:
         for step in range(3):
-            run.step(lambda model: loss_of(model, rank, step))
+            run.step(partial(loss_of, rank=rank, step=step))
         save_ranks(run.handle, folder)
         return run.residuals()
 

@@ -69,7 +69,6 @@ def case_compiled(rank: int, size: int) -> dict[str, Any]:
     for place in ("none", "outside", "inside"):
         model: Any = Chain(SIZES)
         if place == "inside":
-            model._ddp_params_and_buffers_to_ignore = []
             model = torch.compile(model, backend="eager")
         ddp: Any = DistributedDataParallel(model)
         if place == "outside":
