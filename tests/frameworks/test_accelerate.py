@@ -122,7 +122,7 @@ def case_steps(rank: int, size: int, optimizer: str, folder: str, compiled: bool
     ("optimizer", "compiled"), [("AdamW", False), ("SGD", False), pytest.param("AdamW", True, marks=pytest.mark.slow)]
 )
 def test_accumulation_clipping_and_saved_states(world: World, tmp_path: Path, optimizer: str, compiled: bool) -> None:
-    """A step is exchanged once, whatever it accumulates; ``load_state`` brings back all bits, those of residuals, too."""
+    """A step is exchanged once, whatever it accumulates; ``load_state`` brings back all bits, residuals included."""
     for found in world.run(case_steps, optimizer=optimizer, folder=str(tmp_path), compiled=compiled):
         assert found["ends"][0] == found["ends"][1]
         assert found["steps"] == 9
