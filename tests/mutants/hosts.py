@@ -9,6 +9,8 @@ ZERO_GRAD = (
     "tests/failures/test_clipping_and_accumulation.py::test_backward_without_zero_grad_loses_nothing_and_is_told_once"
 )
 BYPASSED = "tests/failures/test_bypassed_hook.py"
+UNWRAP, RANK_FILES = "tests/test_unwrap.py", "tests/test_rank_files.py"
+ACCELERATE, TRAINER = "tests/frameworks/test_accelerate.py", "tests/frameworks/test_transformers.py"
 
 MUTANTS = [
     Mutant(
@@ -164,5 +166,103 @@ MUTANTS = [
         "self._accumulated = self._synchronised",
         "self._accumulated = True",
         f"{BYPASSED}::test_steps_that_need_no_bucket_raise_no_alarm[2]",
+    ),
+    Mutant(
+        "a wrapper without step hooks is attached to",
+        "src/sparsync/hosts/unwrap.py",
+        'isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks")',
+        "isinstance(optimizer, torch.optim.Optimizer)",
+        f"{UNWRAP}::test_what_is_not_known_is_refused_before_anything_is_changed",
+    ),
+    Mutant(
+        "a compiled model's parameters have names of their own",
+        "src/sparsync/hosts/unwrap.py",
+        """    return name.replace(f"{COMPILED}.", "")""",
+        "    return name",
+        f"{UNWRAP}::test_a_compiled_model_is_attached_and_has_the_same_names",
+    ),
+    Mutant(
+        "a wrapper's loss scaler is forgotten",
+        "src/sparsync/hosts/unwrap.py",
+        "            scaler = own",
+        "            pass",
+        f"{ACCELERATE}::test_a_wrappers_loss_scaler_is_found",
+    ),
+    Mutant(
+        "a loss scaler that is off is passed on",
+        "src/sparsync/hosts/unwrap.py",
+        " and own.is_enabled()",
+        "",
+        f"{ACCELERATE}::test_a_wrappers_loss_scaler_is_found",
+    ),
+    Mutant(
+        "files of another number of ranks stay",
+        "src/sparsync/hosts/rank_files.py",
+        "unlink(missing_ok=True)",
+        "exists()",
+        f"{RANK_FILES}::test_files_load_on_any_number_of_ranks[2-3]",
+    ),
+    Mutant(
+        "of the states of two trainings some are loaded",
+        "src/sparsync/hosts/rank_files.py",
+        "    if channel.size not in common and len(common) > 1:",
+        "    if False:",
+        f"{RANK_FILES}::test_files_that_are_not_whole_are_refused_on_every_rank[two sets-of 4 and of 5]",
+    ),
+    Mutant(
+        "files that lack are taken for none",
+        "src/sparsync/hosts/rank_files.py",
+        'channel.share("found" if saved else "")',
+        'channel.share("")',
+        f"{RANK_FILES}::test_files_that_are_not_whole_are_refused_on_every_rank[one lacks-misses files]",
+    ),
+    Mutant(
+        "a hook that nobody registered goes unnoticed",
+        "src/sparsync/hosts/registration_check.py",
+        """                log.warning("%s", SENTENCE)""",
+        "                pass",
+        f"{ACCELERATE}::test_a_hook_that_accelerate_ignores_is_told_of_once[False]",
+    ),
+    Mutant(
+        "a hook that was registered is told of",
+        "src/sparsync/hosts/registration_check.py",
+        "own.is_attached() or ",
+        "",
+        f"{ACCELERATE}::test_a_hook_that_accelerate_ignores_is_told_of_once[True]",
+    ),
+    Mutant(
+        "Accelerate's load_state leaves residuals as they are",
+        "src/sparsync/hosts/accelerate.py",
+        "        if not load_ranks(sync, folder, name):",
+        "        if False:",
+        f"{ACCELERATE}::test_accumulation_clipping_and_saved_states[AdamW-False]",
+    ),
+    Mutant(
+        "two states have one name",
+        "src/sparsync/hosts/accelerate.py",
+        "    if name in kept:",
+        "    if False:",
+        f"{ACCELERATE}::test_accumulation_clipping_and_saved_states[SGD-False]",
+    ),
+    Mutant(
+        "a Trainer resumes without residuals",
+        "src/sparsync/hosts/transformers.py",
+        "if self._resumed is not None and not load_ranks(self.handle, self._resumed):",
+        "if False:",
+        f"{TRAINER}::test_the_example_learns_and_goes_on_with_the_same_bits",
+    ),
+    Mutant(
+        "a Trainer stays attached at its end",
+        "src/sparsync/hosts/transformers.py",
+        "            self.handle.detach()\n            self.handle = None",
+        "            pass",
+        f"{TRAINER}::test_what_a_trainer_may_be_asked_for[bf16]",
+    ),
+    Mutant(
+        "a Trainer that shards is let in",
+        "src/sparsync/hosts/transformers.py",
+        "    if sharded:",
+        "    if False:",
+        f"{TRAINER}::test_one_process_has_nothing_to_exchange_and_shards_are_refused",
     ),
 ]

@@ -21,6 +21,8 @@ from sparsync.errors import SparsyncError
 from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
 from sparsync.hosts.coverage import ignored_in, left_out_by
 from sparsync.hosts.handle import Handle
+from sparsync.hosts.registration_check import notice_unregistered_hook
+from sparsync.hosts.unwrap import ddp_of, unwrap_model, unwrap_optimizer
 from sparsync.schedule import Schedule
 
 log = logging.getLogger("sparsync")
@@ -138,8 +140,12 @@ def comm_hook(
     Takes ``attach``'s options, the bare module (not the DDP wrapper), whose parameter names it needs, and the model's
     process group where that is not the default one. The state is a ``Handle``; it starts with the first bucket.
     """
+    module = unwrap_model(module)
+    options["optimizer"], options["scaler"] = unwrap_optimizer(options.get("optimizer"), options.get("scaler"))
     plan = resolve(recipe, compressor=compressor, **options)
-    return Handle(module, plan, process_group, may_skip=True, left_out=ignored_in(module)), hook
+    handle = Handle(module, plan, process_group, may_skip=True, left_out=ignored_in(module))
+    notice_unregistered_hook(handle)
+    return handle, hook
 
 
 def attach(
@@ -178,10 +184,12 @@ def attach(
     recipe says; without a recipe, what is not given is as the text says last.
 
     Args:
+        ddp: the ``DistributedDataParallel`` model; ``torch.compile`` may be around or inside it.
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
             ``"auto"`` is the recipe of that name.
         optimizer: of this model, for ``momentum`` and ``follow_lr``; without it momentum stays behind the residual.
+            Accelerate's and Lightning's wrappers are looked into, for a loss scaler, too.
         recipe: options that go together: ``"default"`` (a budget of 1/60, the best we know), ``"balanced"`` (5 % of the
             entries, a 60th of dense's bytes with any number of workers), ``"auto"`` (dense in bf16, or the sparse way
             within default's budget that is fastest here and now), ``"paper"`` (TopK-SGD as published) or ``"dgc"``
@@ -238,9 +246,9 @@ def attach(
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
     given = {name: value for name, value in locals().items() if name != "ddp"}  # the arguments, before anything else
-    plan = resolve(**given)
-    if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(ddp).__name__}; wrap it first")
+    optimizer, scaler = unwrap_optimizer(optimizer, scaler)
+    plan = resolve(**{**given, "optimizer": optimizer, "scaler": scaler})
+    ddp = ddp_of(ddp)
     slot = _slot(ddp)
     if slot is not None and slot.handle is not None:
         raise SparsyncError("this model is attached already; call detach() on its handle first")

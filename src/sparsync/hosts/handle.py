@@ -38,6 +38,7 @@ from sparsync.hosts.restart_check import SENTENCE as RESTARTED
 from sparsync.hosts.restart_check import restarts
 from sparsync.hosts.scaler_check import notice_scaler
 from sparsync.hosts.sharded_checkpoint import read_rows, to_rows
+from sparsync.hosts.unwrap import plain_name
 from sparsync.hosts.zero_grad_check import notice_old_gradients
 from sparsync.layout import Parameter
 
@@ -71,7 +72,7 @@ class Handle:
         self._asked = plan  # what follows from its budget changes with the number of workers
         self.left_out = dict(left_out or {})
         refuse_sparse_gradients(module, self.left_out)
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        named = [(plain_name(name), p) for name, p in module.named_parameters() if p.requires_grad]
         self._trained = trained = {name: p for name, p in named if name not in self.left_out}
         if self.left_out and not trained:
             raise ValueError(f"there is nothing to exchange: {describe_left_out(self.left_out)}")
