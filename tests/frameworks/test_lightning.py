@@ -18,7 +18,8 @@ from tests.world import World
 
 pytest.importorskip("lightning.pytorch")
 ROOT = Path(__file__).parents[2]
-MARGIN = 0.1  # of the loss, over dense
+BUDGET = 0.1
+MARGIN = {"sgd": 0.2, "adamw": 0.1, "manual": 0.1}  # of the loss over dense's, after some 60 to 120 steps
 DENSE_BYTES = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # that a rank hands over in a step
 
 
@@ -99,7 +100,7 @@ def fit(
 
     from sparsync.hosts.lightning import Sparsync
 
-    sync = Sparsync(total_steps=60)
+    sync = Sparsync(budget=BUDGET, total_steps=100)
     callbacks: list[Any] = [sync] if sparse else []
     if every:
         options["enable_checkpointing"] = True
@@ -163,7 +164,7 @@ def residual_means(rank: int, size: int, folder: str, resume: str) -> dict[str, 
                 dist.all_reduce(mean)
                 means[name] = mean / size
 
-    sync = Sparsync(total_steps=60)
+    sync = Sparsync(budget=BUDGET, total_steps=100)
     with ranks_as_torchrun_says(rank, size):
         trainer = make_trainer(size, folder, [sync, Look()], 3, limit_train_batches=2)
         trainer.fit(module_of("adamw"), batches(), ckpt_path=f"{folder}/{resume}")
@@ -184,7 +185,7 @@ def test_the_callback_makes_training_sparse_and_goes_on_to_the_same_bits(
 ) -> None:
     world, folder = worlds[2], str(tmp_path)
     whole = world.run(fit, folder=folder, every=True, saved="end.ckpt", log=True)
-    assert whole[0]["bytes"] < DENSE_BYTES / 10 * whole[0]["steps"]
+    assert whole[0]["bytes"] < DENSE_BYTES / 4 * whole[0]["steps"]
     assert not whole[0]["attached"]
     assert same(whole[0]["weights"], whole[1]["weights"])
     assert not same(whole[0]["state"], whole[1]["state"])
@@ -193,7 +194,7 @@ def test_the_callback_makes_training_sparse_and_goes_on_to_the_same_bits(
     assert len(logged) == 1 + 2 * 29 // 5
 
     dense = world.run(fit, folder=folder, sparse=False)
-    assert whole[0]["loss"] < dense[0]["loss"] + MARGIN, (whole[0]["loss"], dense[0]["loss"])
+    assert whole[0]["loss"] < dense[0]["loss"] + MARGIN["adamw"], (whole[0]["loss"], dense[0]["loss"])
 
     resumed = world.run(fit, folder=folder, resume="epoch0.ckpt")  # which was written with one epoch left
     assert resumed[0]["steps"] == 29
@@ -220,7 +221,7 @@ def test_a_checkpoint_of_a_finished_training_goes_on_to_the_same_bits(
     world, folder = worlds[2], str(tmp_path)
     whole = world.run(fit, folder=folder, kind=kind, epochs=4, **options)
     dense = world.run(fit, folder=folder, kind=kind, epochs=4, sparse=False, **options)
-    assert whole[0]["loss"] < dense[0]["loss"] + MARGIN, (whole[0]["loss"], dense[0]["loss"])
+    assert whole[0]["loss"] < dense[0]["loss"] + MARGIN[kind], (whole[0]["loss"], dense[0]["loss"])
     world.run(fit, folder=folder, kind=kind, epochs=2, saved="half.ckpt", **options)
     resumed = world.run(fit, folder=folder, kind=kind, epochs=4, resume="half.ckpt", **options)
     for rank in range(2):
