@@ -39,7 +39,7 @@ def main() -> None:
     pl.seed_everything(0)
     centers = torch.randn(10, 64)
     labels = torch.arange(4000) % 10
-    data = TensorDataset(centers[labels] + torch.randn(4000, 64), labels)
+    data = TensorDataset(0.25 * centers[labels] + torch.randn(4000, 64), labels)
 
     checkpoints = ModelCheckpoint(options.folder, save_last=True)
     sync = sparsync.hosts.lightning.Sparsync()  # the line that makes it sparse
