@@ -1,4 +1,4 @@
-"""Lightning on two processes, sparse by one callback; ``--resume`` goes on from the last checkpoint, residuals included.
+"""Lightning on two processes, sparse by one callback; ``--resume`` goes on from the last checkpoint and its residuals.
 
     python examples/lightning/train.py
     python examples/lightning/train.py --resume

@@ -147,6 +147,29 @@ def told(rank: int, size: int, folder: str, kind: str = "adamw", strategy: Any =
     return records, error
 
 
+def fail_on_one_rank(rank: int, size: int, folder: str) -> list[Any]:
+    """Return what ``fit`` raises, and what is left of the handle, when rank 1 fails in its fourth step; after that it
+    goes away."""
+    import lightning.pytorch as pl
+
+    from sparsync.hosts.lightning import Sparsync
+
+    class Fail(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, number: int) -> None:
+            if rank == 1 and number == 3:
+                raise KeyError("only here")
+
+    sync, error = Sparsync(deadline=20.0), ""
+    with ranks_as_torchrun_says(rank, size):
+        try:
+            make_trainer(size, folder, [sync, Fail()], 1).fit(module_of("adamw"), batches())
+        except KeyError as raised:
+            error = raised.args[0]
+        except Exception as raised:
+            error = f"{raised} {raised.__cause__}"
+    return [error, sync.handle]
+
+
 def residual_means(rank: int, size: int, folder: str, resume: str) -> dict[str, Tensor]:
     """Return the mean over the ranks of what a resumed training begins with."""
     import lightning.pytorch as pl
@@ -264,8 +287,22 @@ def test_another_number_of_workers_keeps_the_mean(size: int, worlds: dict[int, W
 
 
 @pytest.mark.slow
-def test_the_example_runs_and_resumes(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "lightning" / "train.py"), "--folder", str(tmp_path)]
+def test_an_exception_on_one_rank_ends_all(tmp_path: Path) -> None:
+    answers = World.once(2, fail_on_one_rank, folder=str(tmp_path))
+    assert answers[1] == (True, ["only here", None])
+    finished, (error, handle) = answers[0]
+    assert finished
+    assert handle is None
+    assert "rank 1" in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_the_example_runs_and_resumes(package: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    program = tmp_path / "train.py"
+    program.write_text((ROOT / "examples" / "lightning" / "train.py").read_text().replace("lightning.pytorch", package))
+    command = [sys.executable, str(program), "--folder", str(tmp_path)]
     for extra in ([], ["--resume"]):
         done = subprocess.run(
             [*command, *extra], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300

@@ -84,8 +84,8 @@ class Sparsync(_callback_class()):  # type: ignore[misc]
             )
         if getattr(trainer.strategy, "_ddp_comm_hook", None) is not None and not getattr(ddp, "_comm_hooks", None):
             log.warning(
-                "Lightning registers DDPStrategy(ddp_comm_hook=...) on CUDA alone, and elsewhere, as here, trains dense "
-                "without a word; now Sparsync's callback exchanges the gradients: leave ddp_comm_hook out"
+                "Lightning registers DDPStrategy(ddp_comm_hook=...) on CUDA alone, and elsewhere, as here, trains "
+                "dense without a word; now Sparsync's callback exchanges the gradients: leave ddp_comm_hook out"
             )
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.handle = attach(ddp, optimizer=next(iter(optimizers), None), scaler=scaler, **self._options)
