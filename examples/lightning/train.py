@@ -1,7 +1,7 @@
 """Lightning on two processes, sparse by one callback; ``--resume`` goes on from the last checkpoint and its residuals.
 
-    python examples/lightning/train.py
-    python examples/lightning/train.py --resume
+python examples/lightning/train.py
+python examples/lightning/train.py --resume
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Ray Train on two CPU workers, sparse by ``attach``; every worker puts its own state into Ray's checkpoint.
 
-    python examples/ray/train.py --folder /tmp/ray-example
-    python examples/ray/train.py --folder /tmp/ray-example --resume
+python examples/ray/train.py
+python examples/ray/train.py --resume
 """
 
 import argparse

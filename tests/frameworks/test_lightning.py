@@ -293,7 +293,7 @@ def test_an_exception_on_one_rank_ends_all(tmp_path: Path) -> None:
     finished, (error, handle) = answers[0]
     assert finished
     assert handle is None
-    assert "rank 1" in error
+    assert "not heard from: 1" in error  # among what DDP makes of it
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def test_the_example_runs_and_resumes(package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     program = tmp_path / "train.py"
     program.write_text((ROOT / "examples" / "lightning" / "train.py").read_text().replace("lightning.pytorch", package))
-    command = [sys.executable, str(program), "--folder", str(tmp_path)]
+    command = [sys.executable, str(program), "--folder", str(tmp_path), "--epochs", "1"]
     for extra in ([], ["--resume"]):
         done = subprocess.run(
             [*command, *extra], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
