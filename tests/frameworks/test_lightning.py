@@ -253,8 +253,10 @@ def test_a_checkpoint_of_a_finished_training_goes_on_to_the_same_bits(
         assert same(resumed[rank]["state"]["velocities"], whole[rank]["state"]["velocities"])
 
 
-def test_what_cannot_be_exchanged_is_told(worlds: dict[int, World], tmp_path: Path) -> None:
-    from lightning.pytorch.strategies import FSDPStrategy
+def test_what_cannot_be_exchanged_is_told(
+    worlds: dict[int, World], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 
     from sparsync.hosts.lightning import Sparsync
 
@@ -266,6 +268,12 @@ def test_what_cannot_be_exchanged_is_told(worlds: dict[int, World], tmp_path: Pa
     assert "one optimizer, and Classifier has 2" in error
     with pytest.raises(ValueError, match="FSDPStrategy makes no such model"):
         Sparsync()._go_without(FSDPStrategy())
+    sync = Sparsync()
+    sync._go_without(SingleDeviceStrategy("cpu"))
+    assert "a single device and nothing to exchange" in caplog.text
+    sync._loaded = [{}, {}]
+    with pytest.raises(ValueError, match="residuals of 2 workers, which SingleDeviceStrategy would lose"):
+        sync._go_without(SingleDeviceStrategy("cpu"))
     with pytest.raises(ValueError, match="optimizer= is the trainer's"):
         Sparsync(optimizer=None)
     with pytest.raises(TypeError, match="denisty"):
