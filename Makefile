@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-compile test-triton \
-  test-install lint format bench docs papers-quick clean
+  test-frameworks test-install lint format bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -63,6 +63,25 @@ test-triton: install
 	  PYTHONPATH=$(CURDIR)/.triton/$$version TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 $(KERNELS) || exit 1; \
 	done
 
+# Every framework of tests/frameworks/versions.txt (or some: FRAMEWORKS="lightning==2.5.6 lightning"), its slow tests
+# included, in an environment of its own that takes torch and all else from .venv. The newest is looked for each time.
+FRAMEWORKS ?= $(shell grep -v '^\#' tests/frameworks/versions.txt)
+test-frameworks: install
+	mkdir -p .frameworks && grep -E '^(torch|numpy)==' constraints.txt > .frameworks/constraints.txt
+	packages=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"); \
+	for framework in $(FRAMEWORKS); do \
+	  name=$$(echo $$framework | sed 's/==.*//; s/\[.*//'); place=.frameworks/$$(echo $$framework | sed 's/\[.*\]//; s/==/-/'); \
+	  if [ ! -e $$place/.made ]; then \
+	    $(BIN)/python -m venv --without-pip $$place && \
+	    echo "import site; site.addsitedir('$$packages')" > $$(ls -d $$place/lib/python*/site-packages)/beside.pth && \
+	    touch $$place/.made || exit 1; \
+	  fi; \
+	  $$place/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --constraint .frameworks/constraints.txt \
+	    "$$framework" || exit 1; \
+	  $$place/bin/python -c "from importlib.metadata import version; print('$$name', version('$$name'))"; \
+	  $$place/bin/python -m pytest -q tests/frameworks/test_$$name.py || exit 1; \
+	done
+
 # What is pinned resolves with the public index alone: no wheel folder, no extra index. May download gigabytes.
 test-install: install
 	env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null $(BIN)/python -m pip install --disable-pip-version-check \
@@ -111,4 +130,4 @@ papers-quick: install
 	$(BIN)/sparsync papers report --output runs/papers-quick
 
 clean:
-	rm -rf .venv .triton .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs
+	rm -rf .venv .triton .frameworks .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs

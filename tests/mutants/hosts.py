@@ -12,7 +12,53 @@ BYPASSED = "tests/failures/test_bypassed_hook.py"
 UNWRAP, RANK_FILES = "tests/test_unwrap.py", "tests/test_rank_files.py"
 ACCELERATE, TRAINER = "tests/frameworks/test_accelerate.py", "tests/frameworks/test_transformers.py"
 
+LIGHTNING = "tests/frameworks/test_lightning.py"
+LIGHTNING_GOES_ON = f"{LIGHTNING}::test_the_callback_makes_training_sparse_and_goes_on_to_the_same_bits"
+LIGHTNING_TELLS = f"{LIGHTNING}::test_what_cannot_be_exchanged_is_told"
+
 MUTANTS = [
+    Mutant(
+        "Lightning's callback forgets what a checkpoint held",
+        "src/sparsync/hosts/lightning.py",
+        "            self.handle.load_state_dict(self._loaded)",
+        "            pass",
+        LIGHTNING_GOES_ON,
+    ),
+    Mutant(
+        "Lightning's callback stays attached after training",
+        "src/sparsync/hosts/lightning.py",
+        "            self.handle.detach()\n            self.handle = None",
+        "            pass",
+        LIGHTNING_GOES_ON,
+    ),
+    Mutant(
+        "several optimizers of a Lightning module are not refused",
+        "src/sparsync/hosts/lightning.py",
+        "        if len(optimizers) > 1:",
+        "        if False:",
+        LIGHTNING_TELLS,
+    ),
+    Mutant(
+        "a hook that Lightning never registers goes unnoticed",
+        "src/sparsync/hosts/lightning.py",
+        'is not None and not getattr(ddp, "_comm_hooks", None)',
+        'is not None and getattr(ddp, "_comm_hooks", None)',
+        LIGHTNING_TELLS,
+    ),
+    Mutant(
+        "residuals of a checkpoint are lost on a single device",
+        "src/sparsync/hosts/lightning.py",
+        "        if self._loaded:\n            raise",
+        "        if False:\n            raise",
+        LIGHTNING_TELLS,
+    ),
+    Mutant(
+        "a gathered state is read beyond its end",
+        "src/sparsync/hosts/gathered_states.py",
+        "row[: max(0, length - start)]",
+        "row[:length]",
+        "tests/test_gathered_states.py",
+    ),
     Mutant(
         "a loss scaler that was forgotten goes unnoticed",
         "src/sparsync/hosts/scaler_check.py",

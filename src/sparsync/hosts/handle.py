@@ -186,6 +186,12 @@ class Handle:
             release()
         self._on_detach = []
 
+    def abandon(self) -> None:
+        """Stop as ``detach`` does, but alone, because the other ranks may not come: of Adam and AdamW, the optimizer is
+        given this rank's own velocities, not their mean."""
+        self._stop()
+        self.detach()
+
     def _stop(self, mean_of: Callable[[Tensor], Tensor] | None = None) -> None:
         """Give the optimizer back, and end the exchange; ``mean_of``: hand velocities back as their mean."""
         if self._preconditioned is not None:
