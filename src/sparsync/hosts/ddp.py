@@ -146,6 +146,7 @@ def attach(
     ddp: DistributedDataParallel,
     compressor: str | Compressor | None = None,
     *,
+    replicate: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     recipe: str | None = None,
     budget: float | None = None,
@@ -181,6 +182,8 @@ def attach(
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
             ``"auto"`` is the recipe of that name.
+        replicate: of a model of ``fully_shard`` (FSDP2): the ranks that hold the same shard, ``mesh["replicate"]``;
+            gradients are summed dense inside the shards' mesh, by FSDP, and exchanged between these.
         optimizer: of this model, for ``momentum`` and ``follow_lr``; without it momentum stays behind the residual.
         recipe: options that go together: ``"default"`` (a budget of 1/60, the best we know), ``"balanced"`` (5 % of the
             entries, a 60th of dense's bytes with any number of workers), ``"auto"`` (dense in bf16, or the sparse way
@@ -237,8 +240,12 @@ def attach(
     Returns:
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
-    given = {name: value for name, value in locals().items() if name != "ddp"}  # the arguments, before anything else
+    given = {name: value for name, value in locals().items() if name not in ("ddp", "replicate")}  # before all else
     plan = resolve(**given)
+    if replicate is not None or any(kind.__name__ == "FSDPModule" for kind in type(ddp).__mro__):
+        from sparsync.hosts.fsdp import attach_fsdp
+
+        return attach_fsdp(ddp, replicate, plan)
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(ddp).__name__}; wrap it first")
     slot = _slot(ddp)

@@ -40,6 +40,7 @@ from sparsync.hosts.scaler_check import notice_scaler
 from sparsync.hosts.sharded_checkpoint import read_rows, to_rows
 from sparsync.hosts.zero_grad_check import notice_old_gradients
 from sparsync.layout import Parameter
+from sparsync.local_shard import local_shard
 
 log = logging.getLogger("sparsync")
 
@@ -72,10 +73,10 @@ class Handle:
         self.left_out = dict(left_out or {})
         refuse_sparse_gradients(module, self.left_out)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self._trained = trained = {name: p for name, p in named if name not in self.left_out}
+        self._trained = trained = {name: local_shard(p) for name, p in named if name not in self.left_out}
         if self.left_out and not trained:
             raise ValueError(f"there is nothing to exchange: {describe_left_out(self.left_out)}")
-        self._names = {id(p): name for name, p in trained.items()}
+        self._names = {id(p): name for name, p in named if name in trained}
         self.parameters = [Parameter.of(name, p) for name, p in trained.items()]
         self.dense_names = plan.dense_names(trained)
         self.detached = False
@@ -231,6 +232,24 @@ class Handle:
             self._preconditioned.correct_gradient(buffer, parameters, scale, self._may_skip or frozen)
         return reducer.push(Bucket(index, buffer, names, last, frozen))
 
+    @property
+    def update_waits(self) -> bool:
+        """Whether an update was exchanged that the optimizer has not applied."""
+        return self._preconditioned is not None and self._preconditioned.preconditioner.pending
+
+    @property
+    def bad_step(self) -> bool:
+        """Whether, in the last step, a gradient was not finite; a host that knows of other ranks' may set it."""
+        return self._running().completion.bad
+
+    @bad_step.setter
+    def bad_step(self, bad: bool) -> None:
+        self._running().completion.bad = bad
+
+    def fail(self, error: Exception) -> None:
+        """Stop with an error that has happened on this rank, of which the others are told."""
+        self._running().fail(error)
+
     def start(self) -> Reducer:
         """Make the process group and compare with the other ranks; done by ``attach``, or by the first bucket."""
         device, asked = self._device(), self._asked
@@ -279,8 +298,8 @@ class Handle:
         if plan.optimizer is not None and plan.scaler is None:
             self._on_stop.append(notice_scaler(plan.optimizer, self._tell))
         if not plan.precondition:  # which takes off what is there already
-            reducer = self._reducer
-            self._on_stop.append(notice_old_gradients(self._trained.values(), lambda: reducer.step > 0, self._tell))
+            reducer, watched = self._reducer, [p for p in self._trained.values() if p.requires_grad]  # no shards
+            self._on_stop.append(notice_old_gradients(watched, lambda: reducer.step > 0, self._tell))
         told = momentum_notice(
             self._preconditioned or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense
         )
