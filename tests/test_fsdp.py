@@ -118,3 +118,56 @@ def four() -> Iterator[World]:
 def test_nothing_is_lost_and_replicas_stay_equal(four: World, way: str) -> None:
     for sent, numel in four.run(case_laws, shards=2, options=WAYS[way]):
         assert 0 < sent < (0.5 if way == "dense parts" else 0.2) * numel
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_shards_of_one_rank_are_replicas_alone(size: int) -> None:
+    for done, answer in World.once(size, case_laws, shards=1, options=WAYS["global"]):
+        assert done, answer
+
+
+def train(
+    rank: int, mesh: DeviceMesh, model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, clip: float = 0.0
+) -> list[float]:
+    losses = []
+    for step in steps:
+        optimizer.zero_grad()
+        loss = loss_of(model, rank, step)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def case_dense(rank: int, size: int, kind: str, options: dict[str, Any], clip: float = 0.0) -> float:
+    """Return how far weights are from those of dense HSDP after some steps."""
+    mesh, ends = mesh_of(size, 2), []
+    for sparse in (True, False):
+        model = sharded(net(0), mesh["shard"] if sparse else mesh)
+        make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind]
+        optimizer = make(model.parameters(), lr=0.01)
+        if sparse:
+            handle = sparsync.attach(model, replicate=mesh["replicate"], optimizer=optimizer, **{**SPARSE, **options})
+        train(rank, mesh, model, optimizer, range(5), 0.0 if sparse else clip)
+        ends.append(shards_of(model))
+    finish(handle)
+    return max(float((ends[0][name] - ends[1][name]).abs().max()) for name in ends[0] if ends[0][name].numel())
+
+
+EXACT = {"compressor": "topk", "density": 1.0, "precondition": True, "second_moment": "exact", "beta": "own"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "clip"),
+    [
+        ("sgd", {"compressor": "topk", "density": 1.0}, 0.0),
+        ("sgd", {"compressor": "none"}, 0.0),
+        ("adamw", EXACT, 0.0),
+        ("adamw", {**EXACT, "clip": 0.3}, 0.3),
+    ],
+    ids=["topk", "none", "adamw", "adamw clipped"],
+)
+def test_all_entries_are_what_hsdp_sends(four: World, kind: str, options: dict[str, Any], clip: float) -> None:
+    assert max(four.run(case_dense, kind=kind, options=options, clip=clip)) < 1e-5

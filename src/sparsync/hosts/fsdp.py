@@ -190,13 +190,16 @@ def attach_fsdp(model: Module, replicate: Any, plan: ExchangePlan) -> Handle:
         part.reshard()
     buckets = [ShardBucket(group) for group in groups]
     mesh: DeviceMesh = buckets[0].parameters[0].device_mesh  # type: ignore[attr-defined]
-    handle = Handle(model, plan, group_of(replicate))
+    handle = Handle(model, plan, group_of(replicate), sharded=True)
     shards = Channel(mesh.get_group(), plan.wire, plan.deadline, buckets[0].buffer.device)
     handle.on_detach(shards.close)
     try:
         if plan.transactional and shards.backend not in ("gloo", "none"):
             raise ValueError(f"transactional=True needs Gloo between shards, got {shards.backend}")
-        channel = handle.start().channel
+        reducer = handle.start()
+        channel, preconditioner = reducer.channel, reducer.worker.preconditioner
+        if preconditioner is not None and shards.size > 1:
+            preconditioner.moment.gather_shards = shards.all_gather
         channel.assert_consistent("shard", f"shard {mesh.get_local_rank()} of {mesh.size()}")
         _copy_first_replica(model, channel)
     except Exception:

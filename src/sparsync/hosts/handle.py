@@ -56,6 +56,7 @@ class Handle:
         group: the model's process group; the default one where it is ``None``.
         may_skip: parameters may be unused, and what is sent for them is then lost.
         left_out: parameters that never come in a bucket, and what becomes of them.
+        sharded: it has this rank's shards of parameters alone, and ``group`` the ranks that hold the same.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class Handle:
         group: Any = None,
         may_skip: bool = False,
         left_out: Mapping[str, str] | None = None,
+        sharded: bool = False,
     ) -> None:
         if plan.optimizer is not None:
             refuse_other_model(plan.optimizer, module)
         self.module, self.plan, self.group, self._may_skip = module, plan, group, may_skip
         self._asked = plan  # what follows from its budget changes with the number of workers
-        self.left_out = dict(left_out or {})
+        self.left_out, self._sharded = dict(left_out or {}), sharded
         refuse_sparse_gradients(module, self.left_out)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._trained = trained = {name: local_shard(p) for name, p in named if name not in self.left_out}
@@ -134,6 +136,7 @@ class Handle:
 
     def sharded_state_dict(self) -> dict[str, Any]:
         """Return ``state_dict()`` for ``torch.distributed.checkpoint``: ``DTensor``s that have a row for every rank."""
+        self._refuse_shards("sharded_state_dict()", "state_dict()")
         return to_rows(self.state_dict(), self._keepers(), self._device())
 
     def load_sharded(self, checkpoint: Any, key: str = "sparsync") -> None:
@@ -143,6 +146,7 @@ class Handle:
             checkpoint: the folder that was saved to, or a ``StorageReader``.
             key: under which it was saved.
         """
+        self._refuse_shards("load_sharded()", "load_state_dict()")
         nodes = self._running().stage.groups
         self.load_state_dict(read_rows(checkpoint, key, self._peers(), self._device(), self._keepers(), nodes))
 
@@ -153,6 +157,7 @@ class Handle:
         not in the new group detaches. Statistics begin anew. DDP has to be told as well, or built anew.
         """
         reducer = self._running()
+        self._refuse_shards("set_process_group()", "state_dict(), and load it after you have attached anew,")
         if self.plan.per_node != 1:
             raise SparsyncError(
                 "set_process_group() does not know per_node=: who keeps residuals may change with the ranks; save "
@@ -307,6 +312,10 @@ class Handle:
             self._tell(told)
         self._told = True
         return self._reducer
+
+    def _refuse_shards(self, asked: str, instead: str) -> None:
+        if self._sharded:
+            raise SparsyncError(f"{asked} does not know models of fully_shard: use {instead} on each rank")
 
     def _peers(self) -> Any:
         """Return the process group of the model; ``None`` without ``torch.distributed``."""
