@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import os
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,11 +25,22 @@ from tests.world import World
 SPARSE = {"dense_below": 0, "dense_1d": False, "deadline": 30}
 
 
+class Gain(nn.Module):
+    """Multiplies by a row, which one shard has and the other does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
 def net(seed: int) -> nn.Sequential:
-    """Sizes that two shards do not divide evenly, and that leave one of them without an entry."""
+    """Make a model of sizes that two shards do not divide evenly."""
     torch.manual_seed(seed)
     hidden = nn.Sequential(nn.Linear(33, 33), nn.ReLU())
-    return nn.Sequential(nn.Linear(20, 33), nn.ReLU(), hidden, nn.Linear(33, 5), nn.Linear(5, 1), nn.Linear(1, 5))
+    return nn.Sequential(nn.Linear(20, 33), nn.ReLU(), hidden, nn.Linear(33, 5), Gain())
 
 
 def mesh_of(size: int, shards: int) -> DeviceMesh:
@@ -171,3 +186,203 @@ EXACT = {"compressor": "topk", "density": 1.0, "precondition": True, "second_mom
 )
 def test_all_entries_are_what_hsdp_sends(four: World, kind: str, options: dict[str, Any], clip: float) -> None:
     assert max(four.run(case_dense, kind=kind, options=options, clip=clip)) < 1e-5
+
+
+TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("sgd", {"compressor": "threshold", "density": 0.05, "scope": "global"}),
+    "moved": ("sgd", {"compressor": "topk", "density": 0.05, "momentum": "move", "dense_1d": True}),
+    "adamw": ("adamw", {"density": 0.05, "dense_below": 0, "deadline": 30}),
+}
+
+
+def training(
+    rank: int, mesh: DeviceMesh, way: str, seed: int = 0
+) -> tuple[nn.Module, torch.optim.Optimizer, sparsync.Handle]:
+    kind, options = TRAININGS[way]
+    model = sharded(net(seed), mesh["shard"])
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    if kind == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    options = {**SPARSE, **options} if kind == "sgd" else options
+    return model, optimizer, sparsync.attach(model, replicate=mesh["replicate"], optimizer=optimizer, **options)
+
+
+def case_resume(rank: int, size: int, way: str) -> Any:
+    """Return the weights of a training and of one that was resumed in its middle, and the losses."""
+    mesh = mesh_of(size, 2)
+    model, optimizer, handle = training(rank, mesh, way)
+    losses = train(rank, mesh, model, optimizer, range(20), 0.5)
+    state, weights, moments = handle.state_dict(), shards_of(model), copy.deepcopy(optimizer.state_dict())
+    losses += train(rank, mesh, model, optimizer, range(20, 24), 0.5)
+    ends, sent = [shards_of(model)], handle.stats().step.entries
+    finish(handle)
+    model, optimizer, handle = training(rank, mesh, way, seed=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            local_shard(parameter).copy_(weights[name])
+    optimizer.load_state_dict(moments)
+    handle.load_state_dict(state)
+    train(rank, mesh, model, optimizer, range(20, 24), 0.5)
+    ends.append(shards_of(model))
+    finish(handle)
+    return ends, losses, sent
+
+
+@pytest.mark.parametrize("way", TRAININGS)
+def test_a_resumed_training_has_the_same_bits(four: World, way: str) -> None:
+    answers = four.run(case_resume, way=way)
+    for (whole, resumed), losses, sent in answers:
+        assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+        assert sent < 0.4 * sum(tensor.numel() for tensor in whole.values())
+        assert sum(losses[-4:]) < 0.95 * sum(losses[:4])
+    for shard in (0, 1):  # replicas
+        one, other = answers[shard][0][0], answers[shard + 2][0][0]
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def case_accumulate(rank: int, size: int, again: bool) -> float:
+    """Return how far two passes, of which the last (or, ``again``, each) is exchanged, are from the dense sum."""
+    mesh, ends = mesh_of(size, 2), []
+    for sparse in (True, False):
+        model = sharded(net(0), mesh["shard"] if sparse else mesh)
+        if sparse:
+            handle = sparsync.attach(model, "topk", density=1.0, replicate=mesh["replicate"], **SPARSE)
+        model.set_requires_gradient_sync(again)  # type: ignore[operator]
+        loss_of(model, rank, 0).backward()
+        model.set_requires_gradient_sync(True)  # type: ignore[operator]
+        loss_of(model, rank, 1).backward()
+        ends.append(shards_of(model, grads=True))
+    assert handle.stats().total.steps == (2 if again else 1)
+    finish(handle)
+    return max(float((ends[0][name] - ends[1][name]).abs().max()) for name in ends[0] if ends[0][name].numel())
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_accumulate(four: World, again: bool) -> None:
+    assert max(four.run(case_accumulate, again=again)) < 1e-6
+
+
+def spoil(grad: Tensor) -> Tensor:
+    return torch.cat([torch.full_like(grad[:, :1], torch.nan), grad[:, 1:]], 1)
+
+
+def case_non_finite(rank: int, size: int, options: dict[str, Any]) -> Any:
+    """Poison one entry of a gradient on one rank; return what was bad then, and whether residuals stayed what they
+    were, or finite."""
+    mesh = mesh_of(size, 2)
+    model = sharded(net(0), mesh["shard"])
+    handle = sparsync.attach(
+        model, "topk", density=0.1, replicate=mesh["replicate"], **{**SPARSE, "scope": "global", **options}
+    )
+    loss_of(model, rank, 0).backward()
+    before = {name: kept.clone() for name in shards_of(model) if (kept := handle.residual(name)) is not None}
+    model.zero_grad()
+    if rank == 1:  # the first row of the first layer: the first shard's
+        model[0].register_forward_hook(lambda *a: a[2].register_hook(spoil) and None)  # type: ignore[index]
+    loss_of(model, rank, 1).backward()
+    if rank == 1:
+        model[0]._forward_hooks.popitem()  # type: ignore[index]
+    bad = [not bool(grad.isfinite().all()) for grad in shards_of(model, grads=True).values() if grad.numel()]
+    after = {name: handle.residual(name) for name in before}
+    same = all(torch.equal(before[name], kept) for name, kept in after.items() if kept is not None)
+    finite = all(bool(kept.isfinite().all()) for kept in after.values() if kept is not None)
+    model.zero_grad()
+    loss_of(model, rank, 2).backward()
+    good = all(bool(grad.isfinite().all()) for grad in shards_of(model, grads=True).values())
+    finish(handle)
+    return any(bad), all(bad), same, finite and good
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_gradient_that_is_not_finite_poisons_no_residual(four: World, transactional: bool) -> None:
+    answers = four.run(case_non_finite, options={"transactional": transactional})
+    for rank, (any_bad, all_bad, same, fine) in enumerate(answers):
+        assert fine
+        assert any_bad == (transactional or rank % 2 == 0)
+        if transactional:  # all shards undo the step
+            assert all_bad
+            assert same
+
+
+def case_detach(rank: int, size: int) -> float:
+    """Return how far apart the replicas are after a detached model was trained."""
+    mesh = mesh_of(size, 2)
+    model, optimizer, handle = training(rank, mesh, "sgd")
+    train(rank, mesh, model, optimizer, range(2))
+    finish(handle)
+    train(rank, mesh, model, optimizer, range(2, 4))
+    handle = sparsync.attach(model, "topk", replicate=mesh["replicate"], **SPARSE)  # again
+    train(rank, mesh, model, optimizer, range(4, 6))
+    with pytest.raises(sparsync.SparsyncError, match="attached already"):
+        sparsync.attach(model, "topk", replicate=mesh["replicate"])
+    with pytest.raises(sparsync.SparsyncError, match=r"use state_dict\(\) on each rank"):
+        handle.sharded_state_dict()
+    finish(handle)
+    far = 0.0
+    for tensor in shards_of(model).values():
+        mean = replica_mean(tensor, mesh["replicate"].get_group())
+        far = max(far, float((tensor - mean).abs().max()) if tensor.numel() else 0.0)
+    return far
+
+
+def test_a_detached_model_trains_dense(four: World) -> None:
+    assert max(four.run(case_detach)) == 0.0
+
+
+UNLUCKY = [False]  # whether this rank's next selection fails
+
+
+@dataclass(frozen=True)
+class MayFail(sparsync.Selecting):
+    def select(self, u: Tensor, k: int) -> Tensor:
+        if UNLUCKY[0]:
+            raise ValueError("out of luck")
+        return u.abs().topk(k).indices
+
+
+def case_failure(rank: int, size: int, what: str) -> Any:
+    """Return the error that ends a training, in which step it came, and how long after the step's begin."""
+    mesh = mesh_of(size, 2)
+    model = sharded(net(0), mesh["shard"])
+    options = {**SPARSE, "deadline": 4.0 if what == "killed" else 8.0, "momentum": "keep"}
+    handle = sparsync.attach(model, MayFail(0.1), replicate=mesh["replicate"], **options)
+    for step in range(3):
+        began = time.monotonic()
+        UNLUCKY[0] = what == "compressor" and rank == 1 and step == 1
+        if what == "unused" and rank < 2 and step == 1:  # all ranks of a replica, as FSDP asks for
+            model[4].weight.requires_grad_(False)  # type: ignore[index]
+        try:
+            model.zero_grad()
+            loss = loss_of(model, rank, step)
+            if what == "killed" and rank == 1 and step == 1:
+                loss.register_hook(lambda _: os._exit(3))
+            loss.backward()
+        except Exception as error:
+            after = time.monotonic() - began
+            if what != "killed":
+                with pytest.raises(sparsync.SparsyncError):
+                    loss_of(model, rank, step)
+                finish(handle)
+            return step, type(error).__name__, str(error), after
+    return None
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("compressor", "shard 1, whose replicas are ranks 1, 3: rank 0: failed to compress bucket 0: ValueError: out"),
+        ("unused", "entries of gradients came where"),
+        ("killed", "ranks not heard from: 0"),
+    ],
+)
+def test_all_ranks_raise_what_fails_on_one(what: str, told: str) -> None:
+    outcome = World.once(4, case_failure, what=what, timeout=40)
+    for rank, (done, answer) in enumerate(outcome):
+        if what == "killed" and rank < 2:  # FSDP's own collective fails on the other rank of that replica
+            continue
+        assert done, answer
+        step, _, text, after = answer
+        assert step == 1
+        assert told in text
+        assert after < 8.5
+    assert outcome[0][0]

@@ -162,8 +162,10 @@ class ShardedExchange:
         """Tell the other shards what became of the step here, and raise what has failed on any of them; return whether
         all of it is undone, as a gradient of any of them was not finite."""
         if error is not None:
-            self.shards.monitor.broadcast_error(SparsyncError(str(error)))
-            raise error
+            kind = type(error) if isinstance(error, SparsyncError) else SparsyncError
+            ranks = ", ".join(map(str, dist.get_process_group_ranks(self.handle.group)))
+            named = kind(f"shard {self.shards.rank}, whose replicas are ranks {ranks}: {error}")
+            raise self.shards.monitor.broadcast_error(named) from error
         bad = torch.tensor([float(self.handle.bad_step)])
         if self.shards.backend == "gloo":  # others raise what the backend's own time limit says
             try:
