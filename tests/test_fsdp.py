@@ -14,11 +14,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable import replicate
+from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_with_fsdp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.local_shard import local_shard
+from tests.failures.reducers import error_of
 from tests.models import batch
 from tests.world import World
 
@@ -47,10 +52,17 @@ def mesh_of(size: int, shards: int) -> DeviceMesh:
     return init_device_mesh("cpu", (size // shards, shards), mesh_dim_names=("replicate", "shard"))
 
 
-def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def sharded(model: nn.Module, mesh: DeviceMesh, mixed: bool = False) -> nn.Module:
+    """Shard a model in three groups of parameters; ``mixed``: in mixed precision, with one matrix cut by columns and
+    another one frozen."""
+    options: dict[str, Any] = {"mesh": mesh}
+    if mixed:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        options |= {"mp_policy": policy, "shard_placement_fn": lambda p: Shard(1) if p.shape[-1] == 20 else None}
+        model[3].weight.requires_grad_(False)  # type: ignore[index]
     for part in (model[0], model[2]):  # type: ignore[index]
-        fully_shard(part, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(part, **options)
+    return fully_shard(model, **options)
 
 
 def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
@@ -60,7 +72,7 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
 
 def shards_of(model: nn.Module, grads: bool = False) -> dict[str, Tensor]:
     """Return copies of this rank's parameters, or of their gradients."""
-    named = ((name, p.grad if grads else p) for name, p in model.named_parameters())
+    named = ((name, p.grad if grads else p) for name, p in model.named_parameters() if p.requires_grad or not grads)
     return {name: local_shard(tensor).detach().clone() for name, tensor in named}
 
 
@@ -75,9 +87,9 @@ def finish(handle: sparsync.Handle) -> None:
     gc.collect()
 
 
-def dense_shards(rank: int, mesh: DeviceMesh, step: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def dense_shards(rank: int, mesh: DeviceMesh, step: int, weights: dict[str, Tensor], mixed: bool) -> dict[str, Tensor]:
     """Return this rank's shards of what FSDP alone makes of a step: the mean over the shards' ranks."""
-    twin = sharded(net(0), mesh["shard"])
+    twin = sharded(net(0), mesh["shard"], mixed)
     with torch.no_grad():
         for name, parameter in twin.named_parameters():
             local_shard(parameter).copy_(weights[name])
@@ -85,15 +97,15 @@ def dense_shards(rank: int, mesh: DeviceMesh, step: int, weights: dict[str, Tens
     return shards_of(twin, grads=True)
 
 
-def case_laws(rank: int, size: int, shards: int, options: dict[str, Any]) -> Any:
+def case_laws(rank: int, size: int, shards: int, options: dict[str, Any], mixed: bool = False) -> Any:
     """Train; at every step compare what came in with what is applied and kept, and the replicas with each other."""
     mesh = mesh_of(size, shards)
-    model = sharded(net(rank), mesh["shard"])  # replicas begin different
+    model = sharded(net(rank), mesh["shard"], mixed)  # replicas begin different
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = sparsync.attach(model, replicate=mesh["replicate"], optimizer=optimizer, **{**SPARSE, **options})
     group, before = mesh["replicate"].get_group(), dict[str, Tensor]()
     for step in range(4):
-        came = dense_shards(rank, mesh, step, shards_of(model))
+        came = dense_shards(rank, mesh, step, shards_of(model), mixed)
         optimizer.zero_grad()
         loss_of(model, rank, step).backward()
         applied = shards_of(model, grads=True)
@@ -131,7 +143,7 @@ def four() -> Iterator[World]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_lost_and_replicas_stay_equal(four: World, way: str) -> None:
-    for sent, numel in four.run(case_laws, shards=2, options=WAYS[way]):
+    for sent, numel in four.run(case_laws, shards=2, options=WAYS[way], mixed=way == "threshold"):
         assert 0 < sent < (0.5 if way == "dense parts" else 0.2) * numel
 
 
@@ -386,3 +398,128 @@ def test_all_ranks_raise_what_fails_on_one(what: str, told: str) -> None:
         assert told in text
         assert after < 8.5
     assert outcome[0][0]
+
+
+def refusals_of(mesh: DeviceMesh) -> dict[str, str]:
+    """Return what attach() says to models and options that it cannot take."""
+
+    def said(model: nn.Module, **options: Any) -> str:
+        asked = {"compressor": "topk", "replicate": mesh["replicate"], **options}
+        kind, text = error_of(sparsync.attach, model, **asked)
+        assert kind == "ValueError"
+        return text
+
+    two = sharded(net(0), mesh["shard"])
+    ignoring = net(0)
+    fully_shard(ignoring, mesh=mesh["shard"], ignored_params={ignoring[4].weight})
+    parts = net(0)
+    fully_shard(parts[0], mesh=mesh["shard"])
+    half = MixedPrecisionPolicy(param_dtype=torch.float16)
+    model_of = {"hsdp": sharded(net(0), mesh), "parts": parts, "ignored": ignoring}
+    return {
+        **{name: said(model) for name, model in model_of.items()},
+        "fp16": said(fully_shard(net(0), mesh=mesh["shard"], mp_policy=half)),
+        "offload": said(fully_shard(net(0), mesh=mesh["shard"], offload_policy=CPUOffloadPolicy(pin_memory=False))),
+        "replicate_with_fsdp": said(replicate_with_fsdp(net(0), mesh=mesh["replicate"]), replicate=None),
+        "pure": said(two, replicate=None),
+        "plain": said(net(0)),
+        "plain alone": said(net(0), replicate=None),
+        "data parallel": said(nn.DataParallel(net(0)), replicate=None),
+        "same ranks": said(two, replicate=mesh["shard"]),
+        "both": said(two, replicate=mesh),
+        "number": said(two, replicate=2),
+        "auto": said(two, compressor="auto"),
+        "per_node": said(two, per_node=2),
+        "scaler": said(two, scaler=torch.amp.GradScaler("cpu")),
+    }
+
+
+def case_refusals(rank: int, size: int) -> dict[str, str]:
+    return refusals_of(mesh_of(size, 2))
+
+
+REFUSED = {
+    "hsdp": "FSDP itself sums over the replicas, dense",
+    "parts": "call fully_shard on the whole model",
+    "ignored": "'4.weight' is trained, and not sharded",
+    "fp16": "use bf16",
+    "offload": "CPUOffloadPolicy is not supported",
+    "replicate_with_fsdp": "wrap the model in DistributedDataParallel",
+    "pure": "no replicas to exchange between",
+    "plain": "which Sequential is not",
+    "plain alone": "or one of fully_shard, got Sequential; wrap it first",
+    "data parallel": "use DistributedDataParallel",
+    "same ranks": "this rank in common and no other",
+    "both": "a mesh of one dimension, got 2",
+    "number": "got int",
+    "auto": "does not know shards",
+    "per_node": "shard within the machine",
+    "scaler": "needs no loss scaling",
+}
+
+
+def test_what_cannot_be_exchanged_is_refused(four: World) -> None:
+    line = 'sparsync.attach(model, replicate=mesh["replicate"], optimizer=optimizer)'
+    for said in four.run(case_refusals):
+        assert said.keys() == REFUSED.keys()
+        for name, text in said.items():
+            assert REFUSED[name] in text, (name, text)
+        assert all(line in said[name] for name in ("hsdp", "pure", "same ranks", "replicate_with_fsdp"))
+
+
+def case_replicate(rank: int, size: int) -> Any:
+    """Train a model of composable DDP beside one of DDP; return whether they are the same, and what was sent."""
+    ends = []
+    for composable in (True, False):
+        model = net(0)
+        ddp = replicate(model) if composable else DistributedDataParallel(model)
+        handle = sparsync.attach(ddp, "topk", density=0.05, momentum="keep", **SPARSE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(ddp, rank, step).backward()
+            optimizer.step()
+        ends.append(({name: p.detach().clone() for name, p in model.named_parameters()}, handle.stats().total.entries))
+        assert {*handle.state_dict()["residuals"]} == {*ends[-1][0]}
+        handle.detach()
+        del ddp, model
+        gc.collect()
+    return ends
+
+
+def test_composable_ddp_is_ddp(four: World) -> None:
+    for (one, sent), (other, sent_by_ddp) in four.run(case_replicate):
+        assert 0 < sent == sent_by_ddp
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def case_without_step(rank: int, size: int) -> Any:
+    """Return what a second backward says, once when a step was skipped and once when it was forgotten."""
+    mesh = mesh_of(size, 2)
+    model, optimizer, handle = training(rank, mesh, "adamw")
+    loss_of(model, rank, 0).backward()
+    optimizer.zero_grad()  # and no step
+    skipped = error_of(loss_of(model, rank, 1).backward)
+    forgotten = error_of(loss_of(model, rank, 2).backward)
+    finish(handle)
+    return skipped, forgotten
+
+
+def test_an_update_that_waits_is_not_added_to(four: World) -> None:
+    for skipped, forgotten in four.run(case_without_step):
+        assert skipped == ("none", "")
+        assert forgotten[0] == "SparsyncError"
+        assert "set_requires_gradient_sync(False)" in forgotten[1]
+
+
+def case_disagree(rank: int, size: int) -> tuple[str, str]:
+    """Attach with an option that is another one on the ranks of one shard."""
+    mesh = mesh_of(size, 2)
+    model = sharded(net(0), mesh["shard"])
+    return error_of(sparsync.attach, model, "topk", density=0.1 + 0.1 * (rank % 2), replicate=mesh["replicate"])
+
+
+def test_shards_compare_their_options(four: World) -> None:
+    for kind, text in four.run(case_disagree):
+        assert kind == "Mismatch"
+        assert "density" in text

@@ -19,6 +19,7 @@ from sparsync.config import resolve
 from sparsync.config.nodes import PerNode
 from sparsync.errors import SparsyncError
 from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
+from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
 from sparsync.hosts.coverage import ignored_in, left_out_by
 from sparsync.hosts.handle import Handle
 from sparsync.schedule import Schedule
@@ -246,8 +247,9 @@ def attach(
         from sparsync.hosts.fsdp import attach_fsdp
 
         return attach_fsdp(ddp, replicate, plan)
+    model, ddp = ddp, hidden_ddp(ddp) or ddp
     if not isinstance(ddp, DistributedDataParallel):
-        raise ValueError(f"attach() takes a DistributedDataParallel model, got {type(ddp).__name__}; wrap it first")
+        raise ValueError(refusal(ddp))
     slot = _slot(ddp)
     if slot is not None and slot.handle is not None:
         raise SparsyncError("this model is attached already; call detach() on its handle first")
@@ -257,7 +259,8 @@ def attach(
     if getattr(ddp, "_use_python_reducer", False):
         raise ValueError(PYTHON_REDUCER)
     may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
-    handle = Handle(ddp.module, plan, ddp.process_group, may_skip, left_out_by(ddp))
+    module, left_out = (ddp.module, left_out_by(ddp)) if model is ddp else (model, left_out_of(model, ddp))
+    handle = Handle(module, plan, ddp.process_group, may_skip, left_out)
     handle.start()
     if slot is None:
         slot = Slot(ddp.process_group)
@@ -277,6 +280,7 @@ def attach(
     if optimizer is not None:
         look = slot.check.look
         handle.on_detach(optimizer.register_step_pre_hook(lambda *_: look()).remove)
-    handle.on_detach(ddp.register_forward_pre_hook(Watch(slot)).remove)
+    watch = Watch(slot)
+    handle.on_detach(model.register_forward_pre_hook(watch if model is ddp else lambda *_: watch(ddp)).remove)
     log.info("%s", handle.describe())
     return handle

@@ -204,7 +204,9 @@ def attach_fsdp(model: Module, replicate: Any, plan: ExchangePlan) -> Handle:
             preconditioner.moment.gather_shards = shards.all_gather
         channel.assert_consistent("shard", f"shard {mesh.get_local_rank()} of {mesh.size()}")
         _copy_first_replica(model, channel)
-    except Exception:
+        shards.assert_consistent("configuration", plan.configuration(frozenset()))
+    except Exception as error:
+        shards.monitor.broadcast_error(SparsyncError(f"shard {mesh.get_local_rank()}: {error}"))
         handle.detach()
         raise
     exchange = ShardedExchange(handle, buckets, shards)
