@@ -192,7 +192,10 @@ def attach_fsdp(model: Module, replicate: Any, plan: ExchangePlan) -> Handle:
         part.reshard()
     buckets = [ShardBucket(group) for group in groups]
     mesh: DeviceMesh = buckets[0].parameters[0].device_mesh  # type: ignore[attr-defined]
-    handle = Handle(model, plan, group_of(replicate), sharded=True)
+    group = group_of(replicate)
+    ranks = ", ".join(map(str, dist.get_process_group_ranks(group)))
+    own = f"this rank has {mesh.get_local_rank() + 1} of {mesh.size()}, FSDP sums dense inside"
+    handle = Handle(model, plan, group, shards=f"{own}; workers and bytes are those of its replicas, ranks {ranks}")
     shards = Channel(mesh.get_group(), plan.wire, plan.deadline, buckets[0].buffer.device)
     handle.on_detach(shards.close)
     try:

@@ -56,7 +56,8 @@ class Handle:
         group: the model's process group; the default one where it is ``None``.
         may_skip: parameters may be unused, and what is sent for them is then lost.
         left_out: parameters that never come in a bucket, and what becomes of them.
-        sharded: it has this rank's shards of parameters alone, and ``group`` the ranks that hold the same.
+        shards: says, where this rank has parts of parameters alone, which these are; ``group`` has the ranks that hold
+            the same.
     """
 
     def __init__(
@@ -66,13 +67,13 @@ class Handle:
         group: Any = None,
         may_skip: bool = False,
         left_out: Mapping[str, str] | None = None,
-        sharded: bool = False,
+        shards: str | None = None,
     ) -> None:
         if plan.optimizer is not None:
             refuse_other_model(plan.optimizer, module)
         self.module, self.plan, self.group, self._may_skip = module, plan, group, may_skip
         self._asked = plan  # what follows from its budget changes with the number of workers
-        self.left_out, self._sharded = dict(left_out or {}), sharded
+        self.left_out, self.shards = dict(left_out or {}), shards
         refuse_sparse_gradients(module, self.left_out)
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._trained = trained = {name: local_shard(p) for name, p in named if name not in self.left_out}
@@ -99,7 +100,8 @@ class Handle:
     def describe(self) -> str:
         """Return in a few lines what is compressed, how, and what each worker sends in a step."""
         taken = self._taken.describe() if self._taken else None
-        return describe_exchange(self._running(), self.parameters, self.dense_names, self.left_out, taken, self._auto)
+        parts = self.parameters, self.dense_names, self.left_out
+        return describe_exchange(self._running(), *parts, taken, self._auto, self.shards)
 
     def check(self) -> None:
         """Raise, with its full text, the error that ended an exchange; ``backward`` raises it mangled by DDP."""
@@ -314,7 +316,7 @@ class Handle:
         return self._reducer
 
     def _refuse_shards(self, asked: str, instead: str) -> None:
-        if self._sharded:
+        if self.shards:
             raise SparsyncError(f"{asked} does not know models of fully_shard: use {instead} on each rank")
 
     def _peers(self) -> Any:
