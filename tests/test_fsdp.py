@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable import replicate
 from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_with_fsdp
+from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -207,6 +209,9 @@ TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+PARTS = ("model", "optimizer")
+
+
 def training(
     rank: int, mesh: DeviceMesh, way: str, seed: int = 0
 ) -> tuple[nn.Module, torch.optim.Optimizer, sparsync.Handle]:
@@ -219,21 +224,22 @@ def training(
     return model, optimizer, sparsync.attach(model, replicate=mesh["replicate"], optimizer=optimizer, **options)
 
 
-def case_resume(rank: int, size: int, way: str) -> Any:
-    """Return the weights of a training and of one that was resumed in its middle, and the losses."""
+def case_resume(rank: int, size: int, way: str, folder: str) -> Any:
+    """Return the weights of a training and of one that was resumed in its middle, and the losses. Model and optimizer
+    go through a distributed checkpoint, as is usual with FSDP."""
     mesh = mesh_of(size, 2)
     model, optimizer, handle = training(rank, mesh, way)
     losses = train(rank, mesh, model, optimizer, range(20), 0.5)
-    state, weights, moments = handle.state_dict(), shards_of(model), copy.deepcopy(optimizer.state_dict())
+    kept, state = handle.state_dict(), get_state_dict(model, optimizer)
+    save(dict(zip(PARTS, state, strict=True)), checkpoint_id=folder)
     losses += train(rank, mesh, model, optimizer, range(20, 24), 0.5)
     ends, sent = [shards_of(model)], handle.stats().step.entries
     finish(handle)
     model, optimizer, handle = training(rank, mesh, way, seed=1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            local_shard(parameter).copy_(weights[name])
-    optimizer.load_state_dict(moments)
-    handle.load_state_dict(state)
+    room = dict(zip(PARTS, get_state_dict(model, optimizer), strict=True))
+    load(room, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=room["model"], optim_state_dict=room["optimizer"])
+    handle.load_state_dict(kept)
     train(rank, mesh, model, optimizer, range(20, 24), 0.5)
     ends.append(shards_of(model))
     finish(handle)
@@ -241,8 +247,8 @@ def case_resume(rank: int, size: int, way: str) -> Any:
 
 
 @pytest.mark.parametrize("way", TRAININGS)
-def test_a_resumed_training_has_the_same_bits(four: World, way: str) -> None:
-    answers = four.run(case_resume, way=way)
+def test_a_resumed_training_has_the_same_bits(four: World, way: str, tmp_path: Path) -> None:
+    answers = four.run(case_resume, way=way, folder=str(tmp_path))
     for (whole, resumed), losses, sent in answers:
         assert all(torch.equal(whole[name], resumed[name]) for name in whole)
         assert sent < 0.4 * sum(tensor.numel() for tensor in whole.values())

@@ -236,20 +236,28 @@ class TakenOptimizer:
     def _state_of(self, parameter: Tensor, mean_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor] | None:
         """Return a parameter's state as torch's own rule would have it; ``None`` if that keeps nothing."""
         name, moment = self._names[id(parameter)], self.preconditioner.moment
-        tensor = moment.tensors.get(name)
-        if tensor is None:
-            return None
+        tensor, group = moment.tensors.get(name), self._group_of(parameter)
         own, shard = self._parameters[name], local_shard(parameter)
         velocity = torch.zeros_like(shard, memory_format=torch.preserve_format).float()
+        if tensor is None:  # without entries here; of a shard that has none, others have some, and a state
+            steps = float(moment.steps.max()) if moment.tensors else 0.0
+            state = self._rules.to_state(group, shard, Moments(velocity, velocity, steps, (1.0, 1.0)))
+            return self._shared(parameter, state) if shard is not parameter else None
         if name in moment.dense:
             velocity = moment.means[tensor.place : tensor.place + tensor.size].as_strided(own.shape, own.stride)
         else:
             kept = [v for v in (own.velocity(name, newest=True) for own in self.feedbacks) if v is not None]
             velocity = mean_of(sum(kept, velocity))
-        group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
         squares = moment.sizes_of(name).as_strided(own.shape, own.stride)
         steps, *powers = (float(kept[tensor.number]) for kept in (moment.steps, moment.powers1, moment.powers2))
         state = self._rules.to_state(group, shard, Moments(velocity, squares, steps, (powers[0], powers[1])))
+        return self._shared(parameter, state)
+
+    def _group_of(self, parameter: Tensor) -> dict[str, Any]:
+        return next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
+
+    def _shared(self, parameter: Tensor, state: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+        """Return a state of this rank's shard as one that is shared as the parameter is."""
         return state and {key: kept if kept.dim() == 0 else shared_like(parameter, kept) for key, kept in state.items()}
 
     def _mean(self, total: Tensor) -> Tensor:
