@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.distributed._composable.replicate_with_fsdp import replicate as repli
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,7 +28,7 @@ import sparsync
 from sparsync.local_shard import local_shard
 from tests.failures.reducers import error_of
 from tests.models import batch
-from tests.world import World
+from tests.world import World, run_forked
 
 SPARSE = {"dense_below": 0, "dense_1d": False, "deadline": 30}
 
@@ -170,11 +171,14 @@ def train(
     return losses
 
 
-def case_dense(rank: int, size: int, kind: str, options: dict[str, Any], clip: float = 0.0) -> float:
-    """Return how far weights are from those of dense HSDP after some steps."""
+def case_dense(rank: int, size: int, kind: str, options: dict[str, Any], clip: float, sums: bool) -> float:
+    """Return how far weights are from those of dense HSDP after some steps; ``sums``: FSDP divides after the hook."""
     mesh, ends = mesh_of(size, 2), []
     for sparse in (True, False):
         model = sharded(net(0), mesh["shard"] if sparse else mesh)
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.set_force_sum_reduction_for_comms(sums)
         make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[kind]
         optimizer = make(model.parameters(), lr=0.01)
         if sparse:
@@ -189,17 +193,19 @@ EXACT = {"compressor": "topk", "density": 1.0, "precondition": True, "second_mom
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "clip"),
+    ("kind", "options", "clip", "sums"),
     [
-        ("sgd", {"compressor": "topk", "density": 1.0}, 0.0),
-        ("sgd", {"compressor": "none"}, 0.0),
-        ("adamw", EXACT, 0.0),
-        ("adamw", {**EXACT, "clip": 0.3}, 0.3),
+        ("sgd", {"compressor": "topk", "density": 1.0}, 0.0, False),
+        ("sgd", {"compressor": "none"}, 0.0, True),
+        ("adamw", EXACT, 0.0, False),
+        ("adamw", {**EXACT, "clip": 0.3}, 0.3, False),
     ],
-    ids=["topk", "none", "adamw", "adamw clipped"],
+    ids=["topk", "sums", "adamw", "clipped"],
 )
-def test_all_entries_are_what_hsdp_sends(four: World, kind: str, options: dict[str, Any], clip: float) -> None:
-    assert max(four.run(case_dense, kind=kind, options=options, clip=clip)) < 1e-5
+def test_all_entries_are_what_hsdp_sends(
+    four: World, kind: str, options: dict[str, Any], clip: float, sums: bool
+) -> None:
+    assert max(four.run(case_dense, kind=kind, options=options, clip=clip, sums=sums)) < 1e-5
 
 
 TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -392,6 +398,7 @@ def case_failure(rank: int, size: int, what: str) -> Any:
         ("unused", "entries of gradients came where"),
         ("killed", "ranks not heard from: 0"),
     ],
+    ids=["compressor", "unused", "killed"],
 )
 def test_all_ranks_raise_what_fails_on_one(what: str, told: str) -> None:
     outcome = World.once(4, case_failure, what=what, timeout=40)
@@ -500,7 +507,8 @@ def test_composable_ddp_is_ddp(four: World) -> None:
 
 
 def case_without_step(rank: int, size: int) -> Any:
-    """Return what a second backward says, once when a step was skipped and once when it was forgotten."""
+    """Return what a second backward says, when a step was skipped and when it was forgotten; and the first, when
+    replicas are asked not to exchange."""
     mesh = mesh_of(size, 2)
     model, optimizer, handle = training(rank, mesh, "adamw")
     loss_of(model, rank, 0).backward()
@@ -508,14 +516,19 @@ def case_without_step(rank: int, size: int) -> Any:
     skipped = error_of(loss_of(model, rank, 1).backward)
     forgotten = error_of(loss_of(model, rank, 2).backward)
     finish(handle)
-    return skipped, forgotten
+    model, optimizer, handle = training(rank, mesh, "sgd")
+    model.set_requires_all_reduce(False)  # type: ignore[operator]
+    alone = error_of(loss_of(model, rank, 0).backward)
+    finish(handle)
+    return skipped, forgotten, alone
 
 
 def test_an_update_that_waits_is_not_added_to(four: World) -> None:
-    for skipped, forgotten in four.run(case_without_step):
+    for skipped, *wrong in four.run(case_without_step):
         assert skipped == ("none", "")
-        assert forgotten[0] == "SparsyncError"
-        assert "set_requires_gradient_sync(False)" in forgotten[1]
+        for kind, text in wrong:
+            assert kind == "SparsyncError"
+            assert "set_requires_gradient_sync(False)" in text
 
 
 def case_disagree(rank: int, size: int) -> tuple[str, str]:
@@ -529,3 +542,16 @@ def test_shards_compare_their_options(four: World) -> None:
     for kind, text in four.run(case_disagree):
         assert kind == "Mismatch"
         assert "density" in text
+
+
+def test_the_example_learns() -> None:
+    script = (
+        (Path(__file__).parents[1] / "examples/fsdp/train.py")
+        .read_text()
+        .replace("STEPS = 64, 64, 32, 120", "STEPS = 64, 64, 32, 60")
+    )
+    lines = run_forked(script, 4)[0].splitlines()
+    found = re.fullmatch(r"loss (\S+); HSDP would send (\d+) times as much", lines[-1])
+    assert found
+    assert float(found[1]) < 2.0  # from 4.2, the logarithm of the number of tokens
+    assert int(found[2]) >= 25
