@@ -5,6 +5,7 @@ from tests.mutants import Mutant
 PRECONDITIONED = "tests/test_preconditioned.py"
 
 RANGE = "tests/failures/test_value_range.py"
+FSDP = "tests/test_fsdp.py"
 
 MUTANTS = [
     Mutant(
@@ -203,5 +204,19 @@ MUTANTS = [
         "key not in self.flat or self.flat[key].left or",
         "key not in self.flat or",
         "tests/test_auto.py::test_nothing_is_lost_on_the_way_between_dense_and_sparse[2-0.0-default]",
+    ),
+    Mutant(
+        "a checkpoint holds one shard's part of the norm at which is clipped",
+        "src/sparsync/feedback/second_moment.py",
+        '{"max_norm": self.max_norm / self._part, "draws"',
+        '{"max_norm": self.max_norm.clone(), "draws"',
+        f"{FSDP}::test_a_resumed_training_has_the_same_bits[adamw]",
+    ),
+    Mutant(
+        "a shard without entries has no state",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "return self._shared(parameter, state) if shard is not parameter else None",
+        "return None",
+        f"{FSDP}::test_a_resumed_training_has_the_same_bits[adamw]",
     ),
 ]

@@ -8,6 +8,7 @@ SHARDED = "tests/failures/test_distributed_checkpoints.py"
 ZERO_GRAD = (
     "tests/failures/test_clipping_and_accumulation.py::test_backward_without_zero_grad_loses_nothing_and_is_told_once"
 )
+FSDP = "tests/test_fsdp.py"
 BYPASSED = "tests/failures/test_bypassed_hook.py"
 UNWRAP, RANK_FILES = "tests/test_unwrap.py", "tests/test_rank_files.py"
 ACCELERATE, TRAINER = "tests/frameworks/test_accelerate.py", "tests/frameworks/test_transformers.py"
@@ -310,5 +311,131 @@ MUTANTS = [
         "    if sharded:",
         "    if False:",
         f"{TRAINER}::test_one_process_has_nothing_to_exchange_and_shards_are_refused",
+    ),
+    Mutant(
+        "replicas of shards begin different",
+        "src/sparsync/hosts/fsdp.py",
+        "        _copy_first_replica(model, channel)\n",
+        "",
+        f"{FSDP}::test_nothing_is_lost_and_replicas_stay_equal[topk]",
+    ),
+    Mutant(
+        "what FSDP brings is added to what was exchanged of it",
+        "src/sparsync/hosts/fsdp.py",
+        "        flat.zero_()\n",
+        "",
+        f"{FSDP}::test_nothing_is_lost_and_replicas_stay_equal[topk]",
+    ),
+    Mutant(
+        "padding of shards is taken for gradients",
+        "src/sparsync/hosts/fsdp.py",
+        "            start += one.padded_sharded_param_size.numel()\n",
+        "            start += shard.numel()\n",
+        f"{FSDP}::test_nothing_is_lost_and_replicas_stay_equal[global]",
+    ),
+    Mutant(
+        "sums over shards are not divided",
+        "src/sparsync/hosts/fsdp.py",
+        'if getattr(self.group, "force_sum_reduction_for_comms", False):',
+        "if False:",
+        f"{FSDP}::test_all_entries_are_what_hsdp_sends[sums]",
+    ),
+    Mutant(
+        "each shard is clipped by its own norm",
+        "src/sparsync/hosts/fsdp.py",
+        "if preconditioner is not None and shards.size > 1:",
+        "if False:",
+        f"{FSDP}::test_all_entries_are_what_hsdp_sends[clipped]",
+    ),
+    Mutant(
+        "other shards do not hear of a failure",
+        "src/sparsync/hosts/fsdp.py",
+        "raise self.shards.monitor.broadcast_error(named) from error",
+        "raise named from error",
+        f"{FSDP}::test_all_ranks_raise_what_fails_on_one[compressor]",
+    ),
+    Mutant(
+        "a step is undone on one shard alone",
+        "src/sparsync/hosts/fsdp.py",
+        "                self.shards.all_reduce(bad)\n",
+        "                pass\n",
+        f"{FSDP}::test_a_gradient_that_is_not_finite_poisons_no_residual[True]",
+    ),
+    Mutant(
+        "a step that is not undone shows NaN on all shards",
+        "src/sparsync/hosts/fsdp.py",
+        "self.handle.plan.transactional and bool(bad)",
+        "bool(bad)",
+        f"{FSDP}::test_a_gradient_that_is_not_finite_poisons_no_residual[False]",
+    ),
+    Mutant(
+        "an update that waits is overwritten",
+        "src/sparsync/hosts/fsdp.py",
+        "if self.handle.update_waits and bucket.shows_update():",
+        "if False:",
+        f"{FSDP}::test_an_update_that_waits_is_not_added_to",
+    ),
+    Mutant(
+        "replicas may be asked not to exchange",
+        "src/sparsync/hosts/fsdp.py",
+        "if not self.group.all_reduce_grads:",
+        "if False:",
+        f"{FSDP}::test_an_update_that_waits_is_not_added_to",
+    ),
+    Mutant(
+        "a parameter without gradient shifts the others",
+        "src/sparsync/hosts/fsdp.py",
+        "if flat.numel() != self._padded:",
+        "if flat.numel() > self._padded:",
+        f"{FSDP}::test_all_ranks_raise_what_fails_on_one[unused]",
+    ),
+    Mutant(
+        "shards have options of their own",
+        "src/sparsync/hosts/fsdp.py",
+        '        shards.assert_consistent("configuration", plan.configuration(frozenset()))\n',
+        "",
+        f"{FSDP}::test_shards_compare_their_options",
+    ),
+    Mutant(
+        "detached replicas part",
+        "src/sparsync/hosts/fsdp.py",
+        "            dist.all_reduce(flat.div_(dist.get_world_size(self.handle.group)), group=self.handle.group)\n",
+        "",
+        f"{FSDP}::test_a_detached_model_trains_dense",
+    ),
+    Mutant(
+        "gradients of several exchanges replace each other",
+        "src/sparsync/hosts/fsdp.py",
+        "bucket.give(self.handle.plan.precondition, bad)",
+        "bucket.give(True, bad)",
+        f"{FSDP}::test_gradients_accumulate[True]",
+    ),
+    Mutant(
+        "a mesh of replicas and shards is taken",
+        "src/sparsync/hosts/fsdp_checks.py",
+        "if any(placement.is_replicate() for placement in first.placements):",
+        "if False:",
+        f"{FSDP}::test_what_cannot_be_exchanged_is_refused",
+    ),
+    Mutant(
+        "replicas may lie along the shards",
+        "src/sparsync/hosts/fsdp_checks.py",
+        "if ours & theirs != {dist.get_rank()}:",
+        "if False:",
+        f"{FSDP}::test_what_cannot_be_exchanged_is_refused",
+    ),
+    Mutant(
+        "parameters that are not sharded are left alone",
+        "src/sparsync/hosts/fsdp_checks.py",
+        "if parameter.requires_grad and id(parameter) not in sharded:",
+        "if False:",
+        f"{FSDP}::test_what_cannot_be_exchanged_is_refused",
+    ),
+    Mutant(
+        "a hidden DDP's model has numbers for names",
+        "src/sparsync/hosts/ddp.py",
+        "(ddp.module, left_out_by(ddp)) if model is ddp else",
+        "(ddp.module, left_out_by(ddp)) if True else",
+        f"{FSDP}::test_composable_ddp_is_ddp",
     ),
 ]

@@ -8,7 +8,7 @@ only by random signs: a worker sends G z and w G, whose sum over the workers is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,10 @@ class SecondMoment:
         device: of all of them.
         seed: shared by all ranks.
         workers: how many there are.
+
+    Attributes:
+        gather_shards: gives, of all ranks that hold a part of the same tensors (FSDP), what each of them has: one
+            number; ``None`` where tensors are whole. The norm that gradients are clipped at is that of all parts.
     """
 
     def __init__(
@@ -122,6 +126,11 @@ class SecondMoment:
         self.powers1, self.powers2, self.steps = vectors.powers1, vectors.powers2, vectors.steps
         self.norms, self.max_norm, self.tables = vectors.norms, vectors.max_norm, vectors.tables
         self.norm, self.clip, self.good = vectors.summary.unbind()
+        self.gather_shards: Callable[[Tensor], Tensor] | None = None
+        # Of a matrix's sum of squares, both rows and columns are it.
+        weights = [torch.full((t.size,), 1.0 if t.matrices is None else 0.5) for t in self.tensors.values()]
+        self._weights = torch.cat([*weights, torch.zeros(0)]).to(device)
+        self._part = torch.ones((), device=device)  # of the norm at which is clipped: what ``max_norm`` is of it here
         self.draws = 0  # steps that signs were drawn for; one that is undone does not count
         self._known: tuple[Any, Any, float] = None, None, 0.0
         self._saved: list[Tensor] | None = None
@@ -168,7 +177,18 @@ class SecondMoment:
 
         ``sums`` holds the mean over the workers of all sketches, and of the gradients that travel dense.
         """
+        if self.gather_shards is not None:
+            self._cut_max_norm(self.gather_shards)
         update(self.vectors, loss_scale)
+
+    def _cut_max_norm(self, gather_shards: Callable[[Tensor], Tensor]) -> None:
+        """Make ``max_norm`` the part of it that this rank's shards have of the mean gradient's norm in this step."""
+        own = (self.sums.square() * self._weights).sum().view(1)
+        total = gather_shards(own).sum()  # added in the order of ranks, so that all replicas have the same bits
+        part = (own[0] / total).sqrt()
+        part = torch.where(part.isfinite() & (part > 0), part, self._part)
+        self.max_norm.copy_(self.max_norm / self._part * part)
+        self._part.copy_(part)
 
     def scale(self, ratio: Tensor) -> None:
         """Make the moments those of gradients ``ratio`` times as large."""
@@ -219,7 +239,7 @@ class SecondMoment:
 
     @property
     def _kept(self) -> list[Tensor]:
-        return [self.squares, self.means, self.powers1, self.powers2, self.steps, self.max_norm]
+        return [self.squares, self.means, self.powers1, self.powers2, self.steps, self.max_norm, self._part]
 
     def save(self) -> None:
         """Remember the moments, so that the step that begins can be undone."""
@@ -244,7 +264,7 @@ class SecondMoment:
             state[name] = {"squares": self.squares[place].clone(), "numbers": numbers}
             if name in self.dense:
                 state[name]["mean"] = self.means[place].clone()
-        return {**state, "": {"max_norm": self.max_norm.clone(), "draws": torch.tensor(self.draws)}}
+        return {**state, "": {"max_norm": self.max_norm / self._part, "draws": torch.tensor(self.draws)}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Replace all moments; what is not named starts from zero."""
@@ -263,4 +283,5 @@ class SecondMoment:
                 mean = self.means[tensor.place : tensor.place + tensor.size]
                 mean.copy_(bag["mean"]) if bag else mean.zero_()
         self.max_norm.copy_(state[""]["max_norm"])
+        self._part.fill_(1)
         self.draws = int(state[""]["draws"])

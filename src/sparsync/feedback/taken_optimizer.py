@@ -18,6 +18,7 @@ from sparsync.feedback.second_moment import FEW, AdamRule
 from sparsync.kernels.apply_update import Change, apply_update, subtract
 from sparsync.kernels.learn_clip import Clipping, find_undo, learn_clip, recognise
 from sparsync.layout import Parameter
+from sparsync.local_shard import local_shard, shared_like
 from sparsync.workspace import Workspace
 
 
@@ -146,7 +147,7 @@ class TakenOptimizer:
                 shown = self.preconditioner.shown[self._names[id(parameter)]]
                 self._unapplied.append((parameter, kept, shown.clone()))  # which the next exchange may overwrite
             if id(parameter) in decays and not (may_skip and not grad.any()):
-                grad.add_(parameter.detach().view(own.shape), alpha=decays[id(parameter)] * loss_scale())
+                grad.add_(local_shard(parameter).detach().view(own.shape), alpha=decays[id(parameter)] * loss_scale())
             start += own.numel
 
     # ---- the step ---------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class TakenOptimizer:
             for parameter in group["params"]:
                 grad, own = parameter.grad, shown.get(names.get(id(parameter), ""))
                 if grad is not None and own is not None:
-                    changes.append(Change(parameter, grad, kept, own))
+                    changes.append(Change(local_shard(parameter), local_shard(grad), kept, own))
         apply_update(changes, undo, getattr(self.optimizer, "found_inf", None), self._workspace)
         for parameter, held, factor in self._unapplied:
             subtract(parameter, held, 1 / factor)
@@ -179,7 +180,9 @@ class TakenOptimizer:
         entries, all of them written; in all tensors only where there is none of these.
         """
         preconditioner, moment = self.preconditioner, self.preconditioner.moment
-        probes = [(p.grad, moment.tensors[name].number) for p, name in self._probes() if p.grad is not None]
+        probes = [
+            (local_shard(p.grad), moment.tensors[name].number) for p, name in self._probes() if p.grad is not None
+        ]
         grads, numbers = [grad for grad, _ in probes], tuple(number for _, number in probes)
         waits = getattr(self.optimizer, "grad_scale", None) is not None  # the scaler leaves dividing to the step
         scale = 1.0 if waits else preconditioner.loss_scale
@@ -233,20 +236,29 @@ class TakenOptimizer:
     def _state_of(self, parameter: Tensor, mean_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor] | None:
         """Return a parameter's state as torch's own rule would have it; ``None`` if that keeps nothing."""
         name, moment = self._names[id(parameter)], self.preconditioner.moment
-        tensor = moment.tensors.get(name)
-        if tensor is None:
-            return None
-        own = self._parameters[name]
-        velocity = torch.zeros_like(parameter, memory_format=torch.preserve_format).float()
+        tensor, group = moment.tensors.get(name), self._group_of(parameter)
+        own, shard = self._parameters[name], local_shard(parameter)
+        velocity = torch.zeros_like(shard, memory_format=torch.preserve_format).float()
+        if tensor is None:  # without entries here; of a shard that has none, others have some, and a state
+            steps = float(moment.steps.max()) if moment.tensors else 0.0
+            state = self._rules.to_state(group, shard, Moments(velocity, velocity, steps, (1.0, 1.0)))
+            return self._shared(parameter, state) if shard is not parameter else None
         if name in moment.dense:
             velocity = moment.means[tensor.place : tensor.place + tensor.size].as_strided(own.shape, own.stride)
         else:
             kept = [v for v in (own.velocity(name, newest=True) for own in self.feedbacks) if v is not None]
             velocity = mean_of(sum(kept, velocity))
-        group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
         squares = moment.sizes_of(name).as_strided(own.shape, own.stride)
         steps, *powers = (float(kept[tensor.number]) for kept in (moment.steps, moment.powers1, moment.powers2))
-        return self._rules.to_state(group, parameter, Moments(velocity, squares, steps, (powers[0], powers[1])))
+        state = self._rules.to_state(group, shard, Moments(velocity, squares, steps, (powers[0], powers[1])))
+        return self._shared(parameter, state)
+
+    def _group_of(self, parameter: Tensor) -> dict[str, Any]:
+        return next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
+
+    def _shared(self, parameter: Tensor, state: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+        """Return a state of this rank's shard as one that is shared as the parameter is."""
+        return state and {key: kept if kept.dim() == 0 else shared_like(parameter, kept) for key, kept in state.items()}
 
     def _mean(self, total: Tensor) -> Tensor:
         """Return a sum of velocities as their mean over the ranks whose gradients come in here."""
@@ -262,6 +274,7 @@ class TakenOptimizer:
                 name = self._names.get(id(parameter))
                 if not state or name is None or name not in moment.tensors or self._rules.key not in state:
                     continue
+                state = {key: local_shard(kept) for key, kept in state.items()}
                 beta = rule.betas[0]
                 if name not in moment.dense:
                     beta = moment.preconditioning.beta_for(beta, FEW)

@@ -19,10 +19,11 @@ from sparsync.config import resolve
 from sparsync.config.nodes import PerNode
 from sparsync.errors import SparsyncError
 from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
+from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
 from sparsync.hosts.coverage import ignored_in, left_out_by
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.registration_check import notice_unregistered_hook
-from sparsync.hosts.unwrap import ddp_of, unwrap_model, unwrap_optimizer
+from sparsync.hosts.unwrap import unwrap_model, unwrap_optimizer
 from sparsync.schedule import Schedule
 
 log = logging.getLogger("sparsync")
@@ -152,6 +153,7 @@ def attach(
     ddp: DistributedDataParallel,
     compressor: str | Compressor | None = None,
     *,
+    replicate: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     recipe: str | None = None,
     budget: float | None = None,
@@ -188,6 +190,8 @@ def attach(
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
             ``"auto"`` is the recipe of that name.
+        replicate: of a model of ``fully_shard`` (FSDP2): the ranks that hold the same shard, ``mesh["replicate"]``;
+            gradients are summed dense inside the shards' mesh, by FSDP, and exchanged between these.
         optimizer: of this model, for ``momentum`` and ``follow_lr``; without it momentum stays behind the residual.
             Accelerate's and Lightning's wrappers are looked into, for a loss scaler, too.
         recipe: options that go together: ``"default"`` (a budget of 1/60, the best we know), ``"balanced"`` (5 % of the
@@ -245,10 +249,17 @@ def attach(
     Returns:
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
-    given = {name: value for name, value in locals().items() if name != "ddp"}  # the arguments, before anything else
+    given = {name: value for name, value in locals().items() if name not in ("ddp", "replicate")}  # before all else
     optimizer, scaler = unwrap_optimizer(optimizer, scaler)
     plan = resolve(**{**given, "optimizer": optimizer, "scaler": scaler})
-    ddp = ddp_of(ddp)
+    model = unwrap_model(ddp)
+    if replicate is not None or any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__):
+        from sparsync.hosts.fsdp import attach_fsdp
+
+        return attach_fsdp(model, replicate, plan)
+    ddp = hidden_ddp(model) or model
+    if not isinstance(ddp, DistributedDataParallel):
+        raise ValueError(refusal(ddp))
     slot = _slot(ddp)
     if slot is not None and slot.handle is not None:
         raise SparsyncError("this model is attached already; call detach() on its handle first")
@@ -258,7 +269,8 @@ def attach(
     if getattr(ddp, "_use_python_reducer", False):
         raise ValueError(PYTHON_REDUCER)
     may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
-    handle = Handle(ddp.module, plan, ddp.process_group, may_skip, left_out_by(ddp))
+    module, left_out = (ddp.module, left_out_by(ddp)) if model is ddp else (model, left_out_of(model, ddp))
+    handle = Handle(module, plan, ddp.process_group, may_skip, left_out)
     handle.start()
     if slot is None:
         slot = Slot(ddp.process_group)
@@ -278,6 +290,7 @@ def attach(
     if optimizer is not None:
         look = slot.check.look
         handle.on_detach(optimizer.register_step_pre_hook(lambda *_: look()).remove)
-    handle.on_detach(ddp.register_forward_pre_hook(Watch(slot)).remove)
+    watch = Watch(slot)
+    handle.on_detach(model.register_forward_pre_hook(watch if model is ddp else lambda *_: watch(ddp)).remove)
     log.info("%s", handle.describe())
     return handle

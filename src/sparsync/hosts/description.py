@@ -20,6 +20,7 @@ def describe_exchange(
     left_out: dict[str, str],
     momentum_taken: str | None,
     auto: AutoSwitch | None = None,
+    shards: str | None = None,
 ) -> str:
     """Return what is compressed, how, and what each worker sends in a step.
 
@@ -27,6 +28,7 @@ def describe_exchange(
         left_out: parameters that never come in a bucket, and what becomes of them.
         momentum_taken: what was done to the optimizer, if anything.
         auto: chooses between this and other ways, if any does.
+        shards: which parts of parameters this rank has, if not all.
     """
     numel = {p.name: p.numel for p in parameters}
     dense = sum(numel[name] for name in dense_names)
@@ -39,6 +41,7 @@ def describe_exchange(
         "compressed": f"{len(numel) - len(dense_names)} tensors, {sparse:,} entries",
         "dense": f"{len(dense_names)} tensors, {dense:,} entries (1-D or small)",
         **({"left out": describe_left_out(left_out)} if left_out else {}),
+        **({"shards": shards} if shards else {}),
         **({"nodes": _describe_nodes(reducer)} if reducer.stage.groups else {}),
         **about,
         "kernels": _describe_kernels(reducer),

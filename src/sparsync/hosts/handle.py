@@ -41,6 +41,7 @@ from sparsync.hosts.sharded_checkpoint import read_rows, to_rows
 from sparsync.hosts.unwrap import plain_name
 from sparsync.hosts.zero_grad_check import notice_old_gradients
 from sparsync.layout import Parameter
+from sparsync.local_shard import local_shard
 
 log = logging.getLogger("sparsync")
 
@@ -56,6 +57,8 @@ class Handle:
         group: the model's process group; the default one where it is ``None``.
         may_skip: parameters may be unused, and what is sent for them is then lost.
         left_out: parameters that never come in a bucket, and what becomes of them.
+        shards: says, where this rank has parts of parameters alone, which these are; ``group`` has the ranks that hold
+            the same.
     """
 
     def __init__(
@@ -65,18 +68,19 @@ class Handle:
         group: Any = None,
         may_skip: bool = False,
         left_out: Mapping[str, str] | None = None,
+        shards: str | None = None,
     ) -> None:
         if plan.optimizer is not None:
             refuse_other_model(plan.optimizer, module)
         self.module, self.plan, self.group, self._may_skip = module, plan, group, may_skip
         self._asked = plan  # what follows from its budget changes with the number of workers
-        self.left_out = dict(left_out or {})
+        self.left_out, self.shards = dict(left_out or {}), shards
         refuse_sparse_gradients(module, self.left_out)
         named = [(plain_name(name), p) for name, p in module.named_parameters() if p.requires_grad]
-        self._trained = trained = {name: p for name, p in named if name not in self.left_out}
+        self._trained = trained = {name: local_shard(p) for name, p in named if name not in self.left_out}
         if self.left_out and not trained:
             raise ValueError(f"there is nothing to exchange: {describe_left_out(self.left_out)}")
-        self._names = {id(p): name for name, p in trained.items()}
+        self._names = {id(p): name for name, p in named if name in trained}
         self.parameters = [Parameter.of(name, p) for name, p in trained.items()]
         self.dense_names = plan.dense_names(trained)
         self.detached = False
@@ -97,7 +101,8 @@ class Handle:
     def describe(self) -> str:
         """Return in a few lines what is compressed, how, and what each worker sends in a step."""
         taken = self._taken.describe() if self._taken else None
-        return describe_exchange(self._running(), self.parameters, self.dense_names, self.left_out, taken, self._auto)
+        parts = self.parameters, self.dense_names, self.left_out
+        return describe_exchange(self._running(), *parts, taken, self._auto, self.shards)
 
     def check(self) -> None:
         """Raise, with its full text, the error that ended an exchange; ``backward`` raises it mangled by DDP."""
@@ -134,6 +139,7 @@ class Handle:
 
     def sharded_state_dict(self) -> dict[str, Any]:
         """Return ``state_dict()`` for ``torch.distributed.checkpoint``: ``DTensor``s that have a row for every rank."""
+        self._refuse_shards("sharded_state_dict()", "state_dict()")
         return to_rows(self.state_dict(), self._keepers(), self._device())
 
     def load_sharded(self, checkpoint: Any, key: str = "sparsync") -> None:
@@ -143,6 +149,7 @@ class Handle:
             checkpoint: the folder that was saved to, or a ``StorageReader``.
             key: under which it was saved.
         """
+        self._refuse_shards("load_sharded()", "load_state_dict()")
         nodes = self._running().stage.groups
         self.load_state_dict(read_rows(checkpoint, key, self._peers(), self._device(), self._keepers(), nodes))
 
@@ -153,6 +160,7 @@ class Handle:
         not in the new group detaches. Statistics begin anew. DDP has to be told as well, or built anew.
         """
         reducer = self._running()
+        self._refuse_shards("set_process_group()", "state_dict(), and load it after you have attached anew,")
         if self.plan.per_node != 1:
             raise SparsyncError(
                 "set_process_group() does not know per_node=: who keeps residuals may change with the ranks; save "
@@ -238,6 +246,24 @@ class Handle:
             self._preconditioned.correct_gradient(buffer, parameters, scale, self._may_skip or frozen)
         return reducer.push(Bucket(index, buffer, names, last, frozen))
 
+    @property
+    def update_waits(self) -> bool:
+        """Whether an update was exchanged that the optimizer has not applied."""
+        return self._preconditioned is not None and self._preconditioned.preconditioner.pending
+
+    @property
+    def bad_step(self) -> bool:
+        """Whether, in the last step, a gradient was not finite; a host that knows of other ranks' may set it."""
+        return self._running().completion.bad
+
+    @bad_step.setter
+    def bad_step(self, bad: bool) -> None:
+        self._running().completion.bad = bad
+
+    def fail(self, error: Exception) -> None:
+        """Stop with an error that has happened on this rank, of which the others are told."""
+        self._running().fail(error)
+
     def start(self) -> Reducer:
         """Make the process group and compare with the other ranks; done by ``attach``, or by the first bucket."""
         device, asked = self._device(), self._asked
@@ -286,8 +312,8 @@ class Handle:
         if plan.optimizer is not None and plan.scaler is None:
             self._on_stop.append(notice_scaler(plan.optimizer, self._tell))
         if not plan.precondition:  # which takes off what is there already
-            reducer = self._reducer
-            self._on_stop.append(notice_old_gradients(self._trained.values(), lambda: reducer.step > 0, self._tell))
+            reducer, watched = self._reducer, [p for p in self._trained.values() if p.requires_grad]  # no shards
+            self._on_stop.append(notice_old_gradients(watched, lambda: reducer.step > 0, self._tell))
         told = momentum_notice(
             self._preconditioned or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense
         )
@@ -295,6 +321,10 @@ class Handle:
             self._tell(told)
         self._told = True
         return self._reducer
+
+    def _refuse_shards(self, asked: str, instead: str) -> None:
+        if self.shards:
+            raise SparsyncError(f"{asked} does not know models of fully_shard: use {instead} on each rank")
 
     def _peers(self) -> Any:
         """Return the process group of the model; ``None`` without ``torch.distributed``."""

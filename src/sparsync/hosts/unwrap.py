@@ -1,4 +1,4 @@
-"""Finding DDP and torch's optimizer inside what frameworks put around them; no framework is imported for it."""
+"""Finding the model and torch's optimizer inside what frameworks put around them; no framework is imported for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.nn import Module
-from torch.nn.parallel import DistributedDataParallel
 
 COMPILED = "_orig_mod"  # under which ``torch.compile`` holds the module that it was given
 # Wrappers that step the optimizer which they hold as ``.optimizer``, and have no hooks of their own.
@@ -23,18 +22,6 @@ def unwrap_model(model: Any) -> Any:
 def plain_name(name: str) -> str:
     """Return a parameter's name as it is without ``torch.compile``, so that states fit with it and without."""
     return name.replace(f"{COMPILED}.", "")
-
-
-def ddp_of(model: Any) -> DistributedDataParallel:
-    """Return the DDP model in ``model``; refuse, with a sentence, what is none."""
-    found = unwrap_model(model)
-    if isinstance(found, DistributedDataParallel):
-        return found
-    kind = type(found).__name__
-    for name, part in found.named_modules() if isinstance(found, Module) else ():
-        if isinstance(part, DistributedDataParallel):
-            raise ValueError(f"attach() takes a DistributedDataParallel model, and {kind} holds one: pass its {name!r}")
-    raise ValueError(f"attach() takes a DistributedDataParallel model, got {kind}; wrap it first")
 
 
 def unwrap_optimizer(optimizer: Any, scaler: Any = None) -> tuple[torch.optim.Optimizer | None, Any]:
