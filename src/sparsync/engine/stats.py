@@ -34,7 +34,7 @@ class Totals:
         bytes: handed to ``torch.distributed`` by this rank.
         traffic: bytes a worker puts on the network for that, as the collectives' ``traffic`` has it.
         entries: gradient entries this rank sent.
-        numel: entries it could have sent.
+        numel: entries it could have sent: all, compressed or not.
         compress_s, exchange_s, decode_s: seconds; exchanges run beside backward, so these do not add up to step time.
         skipped: steps that were undone.
         energy_sent, energy: squared norm of what was sent, and of gradient plus residual. Tensors that travel dense
@@ -55,7 +55,7 @@ class Totals:
 
     @property
     def density(self) -> float:
-        """Share of the entries that was sent."""
+        """Share of all entries that was sent, those of tensors that travel dense included."""
         return self.entries / self.numel if self.numel else 0.0
 
     @property

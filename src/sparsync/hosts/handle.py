@@ -94,9 +94,9 @@ class Handle:
         return self._running().newest_stats()
 
     def describe(self) -> str:
-        """Return in a few lines what is compressed, how, and what each worker sends in a step."""
+        """Return in plain words what is sent, how much less than dense that is and what was changed; then details."""
         taken = self._taken.describe() if self._taken else None
-        return describe_exchange(self._running(), self.parameters, self.dense_names, self.left_out, taken, self._auto)
+        return describe_exchange(self._running(), self._trained, self.dense_names, self.left_out, taken, self._auto)
 
     def check(self) -> None:
         """Raise, with its full text, the error that ended an exchange; ``backward`` raises it mangled by DDP."""
