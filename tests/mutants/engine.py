@@ -12,6 +12,13 @@ NODES = "tests/failures/test_nodes.py"
 AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
 MUTANTS = [
     Mutant(
+        "decoding is in no profiler's range",
+        "src/sparsync/engine/reducer.py",
+        "with decoding():",
+        "if True:",
+        "tests/test_logging.py::test_a_step_is_logged_in_one_line_and_profiled_in_three_ranges[options0]",
+    ),
+    Mutant(
         "residuals follow a rate down to 0",
         "src/sparsync/engine/worker.py",
         "max(rate, self.highest_rates[name] / LARGEST_FALL)",

@@ -87,6 +87,29 @@ class Stats:
     total: Totals = field(default_factory=Totals)
     timeline: list[ExchangeRecord] = field(default_factory=list)
 
+    def as_dict(self, prefix: str = "sparsync/") -> dict[str, float]:
+        """Return the last step's figures as plain numbers by name, for a logger; what is not known is left out.
+
+        Args:
+            prefix: of every name.
+        """
+        step, total = self.step, self.total
+        figures = {
+            "bytes": float(step.bytes),
+            "traffic": step.traffic,
+            "entries": float(step.entries),
+            "density": step.density,
+            "energy_share": step.energy_share,
+            "compress_ms": 1e3 * step.compress_s,
+            "exchange_ms": 1e3 * step.exchange_s,
+            "decode_ms": 1e3 * step.decode_s,
+            "total_steps": float(total.steps),
+            "total_traffic": total.traffic,
+            "total_density": total.density,
+            "total_skipped": float(total.skipped),
+        }
+        return {prefix + name: figure for name, figure in figures.items() if math.isfinite(figure)}
+
     def begin(self) -> None:
         self.step, self.timeline = Totals(steps=1), []
         self.total.steps += 1
