@@ -149,8 +149,8 @@ class Handle:
         """Return this handle as ``torch.distributed.checkpoint`` takes it: every rank's state is its own row.
 
         ``dcp.save({"model": …, "sync": sync.stateful()}, checkpoint_id=folder)``, and on any number of ranks
-        ``dcp.load({"model": …, "sync": sync.stateful(folder)}, checkpoint_id=folder)``: the same bits on as many as saved
-        it, the same mean on others.
+        ``dcp.load({"model": …, "sync": sync.stateful(folder)}, checkpoint_id=folder)``: the same bits on as many
+        ranks as saved it, the same mean on others.
 
         Args:
             checkpoint: the folder that is going to be loaded, or its ``StorageReader``; ``None`` to save.
