@@ -116,7 +116,7 @@ format: install
 	$(BIN)/ruff format .
 
 bench: install
-	$(BIN)/sparsync bench step
+	$(BIN)/sparsync bench step --out results
 
 # The site, into runs/site; first the numbers of README and docs/ from results/.
 docs: install

@@ -19,6 +19,27 @@ MUTANTS = [
         "tests/failures/test_damaged_messages.py::test_an_entry_that_one_rank_alone_finds_outside_ends_all_ranks",
     ),
     Mutant(
+        "decoding is in no profiler's range",
+        "src/sparsync/engine/reducer.py",
+        "with decoding():",
+        "if True:",
+        "tests/test_logging.py::test_a_step_is_logged_in_one_line_and_profiled_in_three_ranges[options0]",
+    ),
+    Mutant(
+        "residuals follow a rate down to 0",
+        "src/sparsync/engine/worker.py",
+        "max(rate, self.highest_rates[name] / LARGEST_FALL)",
+        "rate",
+        "tests/test_follow_lr.py::test_a_cosine_that_ends_at_zero_does_not_blow_up_the_gradient",
+    ),
+    Mutant(
+        "a checkpoint forgets how high the rate was",
+        "src/sparsync/engine/checkpoint.py",
+        'mine.get("highest_rates", mine["rates"])',
+        'mine["rates"]',
+        "tests/test_follow_lr.py::test_the_residual_follows_two_decays_and_no_further_also_from_a_checkpoint",
+    ),
+    Mutant(
         "rejected entries dropped",
         "src/sparsync/engine/unit_step.py",
         "worker.ledger.restore_rejected(unit, result.rejected)",

@@ -173,6 +173,22 @@ MUTANTS = [
         f"{SHARDED}::test_a_distributed_checkpoint_loads_on_any_world_size[5-2]",
     ),
     Mutant(
+        "a distributed checkpoint takes rank 0's state for all",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        'if caller.startswith("torch.distributed.checkpoint"):',
+        "if False:",
+        f"{SHARDED}::test_a_handle_is_stateful[2-2]",
+    ),
+    Mutant(
+        "a distributed checkpoint is loaded that nobody has looked at",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        """        if self._make_room is None:
+            raise""",
+        """        if False:
+            raise""",
+        f"{SHARDED}::test_a_distributed_checkpoint_that_does_not_fit_is_refused",
+    ),
+    Mutant(
         "distributed checkpoints of different steps are loaded",
         "src/sparsync/hosts/sharded_checkpoint.py",
         "    if len(set(steps)) > 1:",

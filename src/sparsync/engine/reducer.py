@@ -29,6 +29,7 @@ from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, PendingBuck
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.hierarchy import Flat, nothing
 from sparsync.engine.ledger import Cause
+from sparsync.engine.profiling import compressing, decoding, exchanging
 from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.step_order import Job, StepOrder, choose_order
 from sparsync.engine.step_vote import StepVote
@@ -163,9 +164,10 @@ class Reducer:
     ) -> SparseGrad:
         """Return what is sent of a gradient, taken out of the residual."""
         try:
-            if fill is not None:
-                fill()
-            sent, memory = compress_unit(unit, grad, layout, self.plan, self.worker, Moment(step), unit.workspace)
+            with compressing():
+                if fill is not None:
+                    fill()
+                sent, memory = compress_unit(unit, grad, layout, self.plan, self.worker, Moment(step), unit.workspace)
             record.energy = memory.energy if memory else 0.0
         except Exception as error:  # travels as a flag: every rank raises, none waits
             self._tell_failed(unit, error)
@@ -188,7 +190,7 @@ class Reducer:
         """Do a job of the communication thread that exchanges, unless the step has failed."""
         if self.error is None:
             try:
-                with self._on_thread(device):
+                with self._on_thread(device), exchanging():
                     job()
             except Exception as error:  # a future that never completes would hang backward
                 self._stop(self._announced(name, error))
@@ -209,7 +211,7 @@ class Reducer:
         if self.error is None:
             self.channel.unit = what = f"bucket {pending.bucket.index}"
             try:
-                with self._on_thread(pending.bucket.buffer.device):
+                with self._on_thread(pending.bucket.buffer.device), exchanging():
                     self.stage.sum_slices(pending)
             except Exception as error:
                 self._stop(self._announced(what, error))
@@ -221,7 +223,8 @@ class Reducer:
             try:
                 with self._on_thread(unit.grad.device):
                     self.channel.unit = unit.key
-                    total = self.stage.sum(unit, layout, self._failed(unit, fill))
+                    with exchanging():
+                        total = self.stage.sum(unit, layout, self._failed(unit, fill))
                     record.arrived = record.compressed = time.perf_counter()
                     if self.stage.ranks:
                         rounding = partial(round_unit, unit, total, self.worker.rounding)
@@ -244,10 +247,12 @@ class Reducer:
                 record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
                 self.worker.ledger.record_sent(unit, sent, overwritten=True)
                 self.channel.unit = unit.key
-                reduced = self.stage.reduce(unit, sent, layout)
+                with exchanging():
+                    reduced = self.stage.reduce(unit, sent, layout)
                 record.exchanged = time.perf_counter()
-                self.completion.finish(unit, layout, sent, reduced, record, step)
-                written = self._order.finish(unit, reduced)
+                with decoding():
+                    self.completion.finish(unit, layout, sent, reduced, record, step)
+                    written = self._order.finish(unit, reduced)
                 record.decoded, record.bytes = time.perf_counter(), self.stage.take_count()
                 if self.stage.ranks:
                     traffic = unit.traffic(layout, self.plan.wire, self.stage.senders, sent.values.dtype)

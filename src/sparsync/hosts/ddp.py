@@ -235,7 +235,9 @@ def attach(
         transactional: steps can be undone (one more residual of memory); always so with ``scaler``.
         dense_below: tensors of fewer entries travel dense; 1024.
         dense_1d: biases and norms travel dense: they are few bytes, and delaying them costs accuracy; ``True``.
-        follow_lr: divide the residual by each change of the learning rate.
+        follow_lr: divide the residual by each change of the learning rate, so that what was left over is applied with
+            the rate of its day; below a hundredth of the highest rate it does not follow. ``clip_grad_norm_`` cuts what
+            it brings: use ``clip``, which comes before the residual.
         joined: under ``join()``, what a rank without data does with its residual: ``"drain"``, go on sending from it,
             or ``"freeze"``: keep it as it is; where parameters may be unused it is always frozen.
         per_node: ranks that share a machine: their gradients are summed dense, the first of them keeps one residual for
