@@ -22,11 +22,22 @@ from sparsync.schedule import Constant, as_schedule
 from sparsync_lab.training.methods import DENSE, check_options, method_options
 from sparsync_lab.training.settings import dense_bytes
 
+LOCAL = "local"  # nothing is exchanged: what a step takes by itself
+
+
+def local_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    """Leave a bucket as it is."""
+    done: Future[Tensor] = Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
 # DDP's hooks, and how many bytes they send for an entry where DDP without them sends 4.
 HOOKS: dict[str, tuple[Callable[[Any, GradBucket], Future[Tensor]], int]] = {
     DENSE: (default_hooks.allreduce_hook, 4),
     "bf16": (default_hooks.bf16_compress_hook, 2),
     "fp16": (default_hooks.fp16_compress_hook, 2),
+    LOCAL: (local_hook, 0),
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),

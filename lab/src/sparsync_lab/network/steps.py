@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparsync_lab.network.counters import barrier_payload, measure_link, payload, sent_by_host
 from sparsync_lab.network.emulated_model import EmulatedModel, shapes_of
-from sparsync_lab.network.methods import AttachedMethod, HookSwitch, Method, groups_that_fit, switched_hook
+from sparsync_lab.network.methods import HOOKS, AttachedMethod, HookSwitch, Method, groups_that_fit, switched_hook
 from sparsync_lab.network.shaping import Rate
 from sparsync_lab.network.star import Star
 from sparsync_lab.training.local_workers import LocalWorkers, Worker
@@ -40,7 +40,7 @@ class StepCell:
         model: a name, or a number of entries.
         compute: seconds of a step that are waited for instead of computing.
         rounds: steps of every method.
-        seconds: after which no new round begins, if there were a few.
+        seconds: of steps; a method that has had its share of them makes no more, if it made a few.
         change: of the rate, if any; steps are counted from 0, the first ones included.
     """
 
@@ -160,27 +160,37 @@ def _measure(worker: Worker, network: Star, cell: StepCell, methods: Sequence[Me
     attached = [AttachedMethod(method, model, worker.count) for method in methods]
     found = [MethodSteps(method) for method in methods]
     pairs = list(zip(attached, found, strict=True))
-    barrier, until = 0, time.monotonic()
+    barrier, active = 0, [True] * len(pairs)
     for turn in range(-WARM_UP, cell.rounds):
         if turn == 0:
-            barrier, until = barrier_payload(), time.monotonic() + cell.seconds
+            barrier = barrier_payload()
         if cell.change is not None and turn == cell.change.at:
             dist.barrier()
             network.hosts[worker.rank].set_rate(cell.change.rate)
-        first = turn % len(pairs)
-        for exchanger, own in pairs[first:] + pairs[:first]:
+        for number in range(turn, turn + len(pairs)):
+            exchanger, own = pairs[number % len(pairs)]
+            if not active[number % len(pairs)] or (-WARM_UP < turn < 0 and own.method.name in HOOKS):
+                continue  # DDP's own hooks are ready after a step
             switch.current = exchanger
             record = _step(ddp, exchanger, barrier)
             if turn >= 0:
                 own.steps.append(record)
         worker.report(1)
-        over = torch.tensor(int(turn >= FEWEST and cell.change is None and time.monotonic() > until))
-        dist.broadcast(over, 0)  # as one clock has it
-        if over:
+        active = _go_on(cell, found)
+        if not any(active):
             break
     for exchanger in attached:
         exchanger.close()
     return found
+
+
+def _go_on(cell: StepCell, found: Sequence[MethodSteps]) -> list[bool]:
+    """Return which methods make a step in the next round, the same on all ranks: those with time left."""
+    each = cell.seconds / len(found)
+    goes = [len(own.steps) < FEWEST or sum(step.seconds for step in own.steps) < each for own in found]
+    told = torch.tensor([int(own or cell.change is not None) for own in goes])
+    dist.broadcast(told, 0)  # as one clock has it
+    return [bool(own) for own in told]
 
 
 def _step(ddp: DistributedDataParallel, method: AttachedMethod, barrier: int) -> StepRecord:
