@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
 from sparsync.config import ExchangePlan, resolve
@@ -22,6 +23,7 @@ from sparsync.schedule import Constant, as_schedule
 from sparsync_lab.training.methods import DENSE, check_options, method_options
 from sparsync_lab.training.settings import dense_bytes
 
+POWER_SGD = "powersgd"  # torch's
 LOCAL = "local"  # nothing is exchanged: what a step takes by itself
 
 
@@ -32,11 +34,17 @@ def local_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
     return done
 
 
-# DDP's hooks, and how many bytes they send for an entry where DDP without them sends 4.
+def power_sgd_state() -> PowerSGDState:
+    """Return what PowerSGD keeps: factors of rank 4, after ten dense steps."""
+    return PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10)
+
+
+# DDP's hooks, and how many bytes they send for an entry where DDP without them sends 4; 0 if that is not known.
 HOOKS: dict[str, tuple[Callable[[Any, GradBucket], Future[Tensor]], int]] = {
     DENSE: (default_hooks.allreduce_hook, 4),
     "bf16": (default_hooks.bf16_compress_hook, 2),
     "fp16": (default_hooks.fp16_compress_hook, 2),
+    POWER_SGD: (powerSGD_hook, 0),
     LOCAL: (local_hook, 0),
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -110,6 +118,7 @@ class AttachedMethod:
     def __init__(self, method: Method, module: nn.Module, workers: int) -> None:
         self.method, self.handle, self._hook = method, None, HOOKS.get(method.name)
         self._dense = dense_bytes(sum(p.numel() for p in module.parameters()), workers)
+        self._state = power_sgd_state() if method.name == POWER_SGD else None
         self._stepped: torch.optim.Optimizer | None = None
         plan = method.plan(module, workers)
         if plan is not None:
@@ -124,7 +133,7 @@ class AttachedMethod:
 
     def exchange(self, bucket: GradBucket) -> Future[Tensor]:
         if self._hook is not None:
-            return self._hook[0](None, bucket)
+            return self._hook[0](self._state, bucket)
         return sparse_hook(self.handle, bucket)
 
     def after_step(self) -> tuple[float, tuple[float, float, float]]:

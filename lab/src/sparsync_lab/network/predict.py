@@ -1,8 +1,8 @@
 """The planner against the lab: what it predicts for steps on links of given rates, and what they take there.
 
 What the planner does not know of a machine is measured once for a model and a number of workers, on links that nearly
-nothing holds back and without compute: a step that exchanges nothing, and one of each method. The rest is predicted: how
-long the bytes take at a rate, and what of that backward hides.
+nothing holds back and without compute: a step that exchanges nothing, and one of each method. The rest is predicted:
+how long the bytes take at a rate, and what of that backward hides.
 """
 
 from __future__ import annotations
@@ -108,11 +108,7 @@ def calibrate(workers: LocalWorkers, network: Star, cell: StepCell, optimizer: s
 
 
 def _free(own: MethodSteps) -> FreeStep:
-    return FreeStep(_median(own), statistics.median(step.parts[0] for step in own.steps))
-
-
-def _median(own: MethodSteps) -> float:
-    return statistics.median(step.seconds for step in own.steps)
+    return FreeStep(own.typical, statistics.median(step.parts[0] for step in own.steps))
 
 
 def model_of(name: str) -> ModelShape:
@@ -158,7 +154,7 @@ def check_cell(workers: LocalWorkers, network: Star, cell: StepCell, known: Cali
     methods = [SettledMethod(name, optimizer=known.optimizer) for name in COMPARED.values()]
     measured = measure_cell(workers, network, cell, methods)
     return [
-        PredictionRow(cell, workers.count, own.method, known.free[name].whole, predicted[name], _median(own))
+        PredictionRow(cell, workers.count, own.method, known.free[name].whole, predicted[name], own.typical)
         for name, own in zip(COMPARED, measured.methods, strict=True)
     ]
 

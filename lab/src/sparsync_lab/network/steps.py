@@ -94,6 +94,11 @@ class MethodSteps:
     method: Method
     steps: list[StepRecord] = field(default_factory=list)
 
+    @property
+    def typical(self) -> float:
+        """Seconds of a step, the median."""
+        return statistics.median(step.seconds for step in self.steps)
+
 
 @dataclass(frozen=True)
 class CellResult:

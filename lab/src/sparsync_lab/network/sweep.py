@@ -24,6 +24,9 @@ TOLERANCE = 0.05  # by which what interfaces count may differ from what the libr
 KEY = ("workers", "rate_mbit", "model", "compute_ms", "method", "density", "optimizer")  # what makes a row that row
 
 
+MACHINE = ("device", "cpus")  # rows of other machines stay beside
+
+
 class CsvRow(Protocol):
     """One method's figures in a cell, of any sweep."""
 
@@ -131,24 +134,25 @@ def _times(own: MethodSteps) -> list[float]:
 
 
 class SweepFile:
-    """A CSV file of rows, each under its key: a new one takes the place of the old."""
+    """A CSV file of rows, each under its key and machine: a new one takes the place of the old."""
 
     def __init__(self, path: Path, resume: bool) -> None:
-        self.path = path
+        self.path, here = path, environment()
+        self._here = tuple(here[name] for name in MACHINE)
         self._rows: dict[tuple[str, ...], Mapping[str, Any]] = {}
         if resume and path.is_file():
             with path.open(newline="", encoding="utf-8") as file:
                 for row in csv.DictReader(file):
-                    if not set(KEY) <= set(row):
+                    if not {*KEY, *MACHINE} <= set(row):
                         raise ValueError(f"{path} holds no rows of the network lab: give another file with --out")
-                    self._rows[tuple(row[name] for name in KEY)] = row
+                    self._rows[tuple(row[name] for name in (*KEY, *MACHINE))] = row
 
     def __contains__(self, key: Mapping[str, str]) -> bool:
-        return tuple(key.values()) in self._rows
+        return (*key.values(), *self._here) in self._rows
 
     def median(self, key: Mapping[str, str]) -> float:
         """Return the median seconds of a step of the row with this key."""
-        return float(self._rows[tuple(key.values())]["step_p50_ms"]) / 1e3
+        return float(self._rows[*key.values(), *self._here]["step_p50_ms"]) / 1e3
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
@@ -160,7 +164,7 @@ class SweepFile:
         where = environment()
         for row in rows:
             columns = {**row.to_csv(), **where}
-            self._rows[tuple(columns[name] for name in KEY)] = columns
+            self._rows[tuple(columns[name] for name in (*KEY, *MACHINE))] = columns
         names = list(dict.fromkeys(name for columns in self._rows.values() for name in columns))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         from sparsync_lab.papers.store import replacing  # which brings all items
