@@ -35,8 +35,8 @@ def local_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
 
 
 def power_sgd_state() -> PowerSGDState:
-    """Return what PowerSGD keeps: factors of rank 4, after ten dense steps."""
-    return PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10)
+    """Return what PowerSGD keeps: factors of rank 4, after two dense steps."""
+    return PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
 
 
 # DDP's hooks, and how many bytes they send for an entry where DDP without them sends 4; 0 if that is not known.

@@ -14,12 +14,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparsync_lab.network.counters import barrier_payload, measure_link, payload, sent_by_host
 from sparsync_lab.network.emulated_model import EmulatedModel, shapes_of
-from sparsync_lab.network.methods import HOOKS, AttachedMethod, HookSwitch, Method, groups_that_fit, switched_hook
+from sparsync_lab.network.methods import (
+    HOOKS,
+    POWER_SGD,
+    AttachedMethod,
+    HookSwitch,
+    Method,
+    groups_that_fit,
+    switched_hook,
+)
 from sparsync_lab.network.shaping import Rate
 from sparsync_lab.network.star import Star
 from sparsync_lab.training.local_workers import LocalWorkers, Worker
 
 WARM_UP = 3  # rounds that are not counted
+READY = {*HOOKS} - {POWER_SGD}  # for which the first of them is enough
 FEWEST = 3  # rounds that are made however long they take
 
 
@@ -174,8 +183,8 @@ def _measure(worker: Worker, network: Star, cell: StepCell, methods: Sequence[Me
             network.hosts[worker.rank].set_rate(cell.change.rate)
         for number in range(turn, turn + len(pairs)):
             exchanger, own = pairs[number % len(pairs)]
-            if not active[number % len(pairs)] or (-WARM_UP < turn < 0 and own.method.name in HOOKS):
-                continue  # DDP's own hooks are ready after a step
+            if not active[number % len(pairs)] or (-WARM_UP < turn < 0 and own.method.name in READY):
+                continue
             switch.current = exchanger
             record = _step(ddp, exchanger, barrier)
             if turn >= 0:
