@@ -87,7 +87,7 @@ def settings(sources: Sources) -> list[Setting]:
 def gains(sources: Sources) -> str:
     """Return the minutes that are saved on the slowest link, and lost on the fastest, in a sentence."""
     own = settings(sources)[0]
-    ours = own.labels[-1]
+    ours = [label for label in own.labels if label != "auto"][-1]
     slow, fast = own.rates[0], own.rates[-1]
 
     def times(rate: str) -> list[float]:

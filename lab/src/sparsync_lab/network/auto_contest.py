@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from sparsync_lab.network.methods import (
     HOOKS,
     LOCAL,
     OPTIMIZERS,
+    SETTLED,
     AttachedMethod,
     HookSwitch,
     Method,
@@ -33,18 +33,16 @@ from sparsync_lab.network.methods import (
     switched_hook,
 )
 from sparsync_lab.network.star import Star
-from sparsync_lab.network.steps import StepCell
+from sparsync_lab.network.steps import MOST_SETTLING, StepCell
 from sparsync_lab.training.local_workers import LocalWorkers, Worker
 from sparsync_lab.training.methods import DENSE
 
-SETTLED = 2**31  # a step after which densities do not change any more
 SPARSE = ("default", "default@bucket", "balanced")  # the fixed methods that keep dense's accuracy
 BF16 = "bf16"
 SKIPPED, TURN = 1, 3  # steps of a turn: what another method has left in caches, and what counts
 FEWEST, MOST = 4, 12  # turns
 TIGHT = 1.01  # no more turns are made once odd and even ones differ by less
 FAR, FEW = 1.5, 2  # who takes so many times what the fastest takes alone makes that few turns
-MOST_SETTLING = 150  # steps in which 'auto' may settle
 MARGIN = 1.02
 LONG = 0.5  # seconds of a step, from which on one of a method is enough
 
@@ -73,10 +71,6 @@ class Contestant(AttachedMethod):
             assert self.handle.plan.optimizer is not None
             self.optimizer = self.handle.plan.optimizer
             self.handle.start().step = SETTLED
-
-    @property
-    def auto(self) -> Any:
-        return None if self.handle is None else self.handle._auto
 
     def steps(
         self, ddp: DistributedDataParallel, switch: HookSwitch, count: int, skipped: int = 0, goes_on: bool = False
@@ -181,9 +175,12 @@ def _contest(worker: Worker, cell: StepCell, optimizer: str) -> list[Times]:
     best = min(SPARSE, key=lambda name: alone[name])
     fastest = min(alone.values())
     auto = make(AUTO)
+    decides = auto.auto
+    if decides is None:
+        raise ValueError(f"auto sends every entry of {cell.model} whatever the links: there is no contest")
     for _ in range(MOST_SETTLING):
         auto.steps(ddp, switch, 1, goes_on=True)
-        if auto.auto.policy.settled and not auto.auto.draining:
+        if decides.policy.settled and not decides.draining:
             break
     expected = {BF16: alone[BF16], best: alone[best], AUTO: fastest, DENSE: 2 * alone[BF16]}
     contestants = {name: auto if name == AUTO else make(name) for name in expected}
@@ -198,7 +195,7 @@ def _contest(worker: Worker, cell: StepCell, optimizer: str) -> list[Times]:
         close = [seconds for name, seconds in turns.items() if name in names and name != DENSE]
         if _over(turn + 1, close, time.monotonic() > until):
             break
-    decided = "; ".join(map(str, auto.auto.policy.decisions))
+    decided = "; ".join(map(str, decides.policy.decisions))
     for contestant in contestants.values():
         contestant.close()
     found = [Times(contestants[name].method, turns[name], decided if name == AUTO else "") for name in expected]

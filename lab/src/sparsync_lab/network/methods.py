@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from sparsync.config import ExchangePlan, resolve
+from sparsync.engine.auto import AutoSwitch
 from sparsync.engine.budget import largest_density, within_budget
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.hosts.ddp import hook as sparse_hook
@@ -51,6 +52,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
 }
+SETTLED = 2**31  # a step after which densities do not change any more
 STATE = 20  # bytes an entry that a sparse method keeps, about: residual, velocity, messages
 
 
@@ -116,7 +118,8 @@ class AttachedMethod:
     """
 
     def __init__(self, method: Method, module: nn.Module, workers: int) -> None:
-        self.method, self.handle, self._hook = method, None, HOOKS.get(method.name)
+        self.method, self._hook = method, HOOKS.get(method.name)
+        self.handle: Handle | None = None
         self._dense = dense_bytes(sum(p.numel() for p in module.parameters()), workers)
         self._state = power_sgd_state() if method.name == POWER_SGD else None
         self._stepped: torch.optim.Optimizer | None = None
@@ -125,6 +128,11 @@ class AttachedMethod:
             self.handle = Handle(module, plan)
             # An update that was preconditioned and is never applied would wait to be; other steps change nothing here.
             self._stepped = plan.optimizer if plan.precondition else None
+
+    @property
+    def auto(self) -> AutoSwitch | None:
+        """What decides, if the method is 'auto'."""
+        return None if self.handle is None else self.handle._auto
 
     def before_step(self) -> None:
         """Do what ``attach`` does before a forward pass."""

@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from sparsync.config.recipes import AUTO
 from sparsync_lab.network.counters import barrier_payload, measure_link, payload, sent_by_host
 from sparsync_lab.network.emulated_model import EmulatedModel, shapes_of
 from sparsync_lab.network.methods import (
     HOOKS,
     POWER_SGD,
+    SETTLED,
     AttachedMethod,
     HookSwitch,
     Method,
@@ -29,6 +31,7 @@ from sparsync_lab.training.local_workers import LocalWorkers, Worker
 
 WARM_UP = 3  # rounds that are not counted
 READY = {*HOOKS} - {POWER_SGD}  # for which the first of them is enough
+MOST_SETTLING = 150  # steps in which 'auto' may settle
 FEWEST = 3  # rounds that are made however long they take
 
 
@@ -98,10 +101,11 @@ class StepRecord:
 
 @dataclass
 class MethodSteps:
-    """The steps of one method."""
+    """The steps of one method; ``decided``: the way that 'auto' has settled on."""
 
     method: Method
     steps: list[StepRecord] = field(default_factory=list)
+    decided: str = ""
 
     @property
     def typical(self) -> float:
@@ -162,7 +166,7 @@ def _merge(of_ranks: Sequence[MethodSteps]) -> MethodSteps:
                 (compress, exchange, decode),
             )
         )
-    return MethodSteps(of_ranks[0].method, steps)
+    return MethodSteps(of_ranks[0].method, steps, of_ranks[0].decided)
 
 
 def _measure(worker: Worker, network: Star, cell: StepCell, methods: Sequence[Method]) -> list[MethodSteps]:
@@ -174,6 +178,8 @@ def _measure(worker: Worker, network: Star, cell: StepCell, methods: Sequence[Me
     attached = [AttachedMethod(method, model, worker.count) for method in methods]
     found = [MethodSteps(method) for method in methods]
     pairs = list(zip(attached, found, strict=True))
+    for exchanger, own in pairs:
+        own.decided = _settle(ddp, switch, exchanger)
     barrier, active = 0, [True] * len(pairs)
     for turn in range(-WARM_UP, cell.rounds):
         if turn == 0:
@@ -198,6 +204,23 @@ def _measure(worker: Worker, network: Star, cell: StepCell, methods: Sequence[Me
     return found
 
 
+def _settle(ddp: DistributedDataParallel, switch: HookSwitch, method: AttachedMethod) -> str:
+    """Let 'auto' make steps until it has decided; return on what."""
+    if method.method.name != AUTO or method.handle is None:
+        return ""
+    switch.current = method
+    method.handle.start().step = SETTLED
+    assert method.auto is not None
+    for _ in range(MOST_SETTLING):
+        method.before_step()
+        ddp.zero_grad(set_to_none=True)
+        ddp().backward()
+        method.after_step()
+        if method.auto.policy.settled and not method.auto.draining:
+            break
+    return method.auto.policy.current
+
+
 def _go_on(cell: StepCell, found: Sequence[MethodSteps]) -> list[bool]:
     """Return which methods make a step in the next round, the same on all ranks: those with time left."""
     each = cell.seconds / len(found)
@@ -209,6 +232,8 @@ def _go_on(cell: StepCell, found: Sequence[MethodSteps]) -> list[bool]:
 
 def _step(ddp: DistributedDataParallel, method: AttachedMethod, barrier: int) -> StepRecord:
     method.before_step()
+    if method.auto is not None:
+        method.auto.pause()  # others have made steps since its last
     ddp.zero_grad(set_to_none=True)
     dist.barrier()  # so that a rank that comes late is not counted
     before = sent_by_host()

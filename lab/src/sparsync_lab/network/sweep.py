@@ -45,6 +45,7 @@ class SweepRow:
         ratio: the median over that of the dense method beside it; ``None`` if there was none.
         payload, traffic: bytes a worker and step: what interfaces sent, without headers, and what the library says.
         resent: packets that TCP sent again, in all steps.
+        decided: the way that 'auto' has settled on.
     """
 
     result: CellResult
@@ -56,6 +57,7 @@ class SweepRow:
     payload: float
     traffic: float
     resent: int
+    decided: str = ""
 
     @property
     def counted(self) -> float:
@@ -87,6 +89,7 @@ class SweepRow:
             "traffic_bytes": f"{self.traffic:.0f}",
             "interface_over_traffic": f"{self.counted:.4f}",
             "resent_packets": self.resent,
+            "decided": self.decided,
         }
 
 
@@ -124,6 +127,7 @@ def rows_of(result: CellResult) -> list[SweepRow]:
                 statistics.fmean(step.payload for step in own.steps),
                 statistics.fmean(step.traffic for step in own.steps),
                 sum(step.resent for step in own.steps),
+                own.decided,
             )
         )
     return rows
@@ -153,6 +157,10 @@ class SweepFile:
     def median(self, key: Mapping[str, str]) -> float:
         """Return the median seconds of a step of the row with this key."""
         return float(self._rows[*key.values(), *self._here]["step_p50_ms"]) / 1e3
+
+    def decided(self, key: Mapping[str, str]) -> str:
+        """Return the way that 'auto' has settled on in the row with this key."""
+        return str(self._rows[*key.values(), *self._here]["decided"])
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
