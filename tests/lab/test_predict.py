@@ -20,7 +20,7 @@ FREE_STEPS = {
 
 @pytest.mark.parametrize(("workers", "optimizer"), [(2, "sgd"), (8, "sgd"), (4, "adamw")])
 def test_predictions_for_free_links_are_what_was_measured_there(workers: int, optimizer: str) -> None:
-    """Also where both recipes have the same collective; a little of dense hides behind what DDP takes by itself."""
+    """A little of dense hides behind what DDP takes by itself."""
     known = Calibration(model_of("gpt"), workers, optimizer, FREE_STEPS)
     predicted = known.predict(StepCell(FREE, "gpt", 0.0))
     for name in COMPARED:

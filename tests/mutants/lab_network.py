@@ -77,11 +77,4 @@ MUTANTS = [
         "self.per_byte",
         "tests/lab/test_predict.py::test_dense_steps_on_slow_links_take_as_long_as_their_bytes",
     ),
-    Mutant(
-        "recipes with the same collective share their costs",
-        f"{ROOM}/predict.py",
-        'f"{cost_key(plan)} {plan.density_at(SETTLED):.6g}"',
-        "type(plan.collective).__name__",
-        "tests/lab/test_predict.py::test_predictions_for_free_links_are_what_was_measured_there[8-sgd]",
-    ),
 ]

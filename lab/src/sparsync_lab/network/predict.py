@@ -15,7 +15,6 @@ from typing import Any
 from sparsync.config import ExchangePlan
 from sparsync.planner import METHODS, FixedCosts, Link, LocalCost, MethodCost, ModelShape, Network, Planner
 from sparsync.planner.costs import cost_key
-from sparsync.planner.forecast import SETTLED
 from sparsync.planner.shapes import TensorShape
 from sparsync_lab.network.auto_contest import SettledMethod
 from sparsync_lab.network.emulated_model import shapes_of
@@ -79,7 +78,7 @@ class CalibratedCosts:
 
 
 def _key(plan: ExchangePlan) -> str:
-    return plan.values if plan.compressor.dense else f"{cost_key(plan)} {plan.density_at(SETTLED):.6g}"
+    return plan.values if plan.compressor.dense else cost_key(plan)
 
 
 @dataclass(frozen=True)
