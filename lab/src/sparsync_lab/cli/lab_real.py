@@ -11,9 +11,9 @@ import typer
 METHODS = ("dense", "bf16", "default", "balanced", "auto", "powersgd")
 NOTE = (
     "The GPT on the Penn Treebank with AdamW: real passes and exchanges of worker processes on network namespaces of "
-    "one machine, every method from the same weights on the same words. Step: median of whole steps, the optimizer's "
-    "included. Emulated: a step of the lab's model of the same shapes, which waits for as long as a real step without "
-    "exchange takes, and chooses entries on the CPU."
+    "one machine, every method from the same weights on the same words. Step: median of the second half, whole "
+    "steps with the optimizer's. Emulated: a step of the lab's model of the same shapes, which waits for as long as a "
+    "real step without exchange takes, and chooses entries on the CPU."
 )
 
 

@@ -217,7 +217,7 @@ def real_training(sources: Sources) -> str:
         took = [float(line["step_ms"]) for line in steps]
         loss = mean(float(line["loss"]) for line in steps[-max(1, len(steps) // 10) :])
         emulated = f"{float(steps[0]['emulated_ms']):.0f}" if steps[0]["emulated_ms"] else "–"
-        cells = [f"{median(took[5:]):.0f}", emulated, f"{sum(took) / 1e3:.1f}", f"{loss:.3f}"]
+        cells = [f"{median(took[len(took) // 2 :]):.0f}", emulated, f"{sum(took) / 1e3:.1f}", f"{loss:.3f}"]
         rows.append([f"{rate_text(rate)}, `{method}`", *cells])
     first = lines[0]
     shown = table(["links, method", "step, ms", "emulated, ms", f"{lines[-1]['step']} steps, s", "loss"], rows)

@@ -35,9 +35,21 @@ def local_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
     return done
 
 
-def power_sgd_state() -> PowerSGDState:
-    """Return what PowerSGD keeps: factors of rank 4, after two dense steps."""
-    return PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+class OrderedPowerSGD:
+    """What torch's PowerSGD keeps (factors of rank 4, after two dense steps), bucket after bucket: it begins later sums
+    of a bucket as earlier ones end, and over Gloo ranks would mix up those of several buckets."""
+
+    def __init__(self) -> None:
+        self.own = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        self.last: Future[Tensor] | None = None
+
+
+def power_sgd_hook(state: OrderedPowerSGD, bucket: GradBucket) -> Future[Tensor]:
+    """Exchange a bucket by PowerSGD once the one before it is done."""
+    if state.last is not None:
+        state.last.wait()
+    state.last = powerSGD_hook(state.own, bucket)
+    return state.last
 
 
 # DDP's hooks, and how many bytes they send for an entry where DDP without them sends 4; 0 if that is not known.
@@ -45,7 +57,7 @@ HOOKS: dict[str, tuple[Callable[[Any, GradBucket], Future[Tensor]], int]] = {
     DENSE: (default_hooks.allreduce_hook, 4),
     "bf16": (default_hooks.bf16_compress_hook, 2),
     "fp16": (default_hooks.fp16_compress_hook, 2),
-    POWER_SGD: (powerSGD_hook, 0),
+    POWER_SGD: (power_sgd_hook, 0),
     LOCAL: (local_hook, 0),
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -121,7 +133,7 @@ class AttachedMethod:
         self.method, self._hook = method, HOOKS.get(method.name)
         self.handle: Handle | None = None
         self._dense = dense_bytes(sum(p.numel() for p in module.parameters()), workers)
-        self._state = power_sgd_state() if method.name == POWER_SGD else None
+        self._state = OrderedPowerSGD() if method.name == POWER_SGD else None
         self._stepped: torch.optim.Optimizer | None = None
         plan = method.plan(module, workers)
         if plan is not None:

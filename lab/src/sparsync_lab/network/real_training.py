@@ -26,7 +26,7 @@ import sparsync
 from sparsync.config.recipes import AUTO
 from sparsync_lab import data
 from sparsync_lab.models import build
-from sparsync_lab.network.methods import HOOKS, OPTIMIZERS, POWER_SGD, power_sgd_state
+from sparsync_lab.network.methods import HOOKS, OPTIMIZERS, POWER_SGD, OrderedPowerSGD
 from sparsync_lab.training.local_workers import Worker
 from sparsync_lab.training.methods import DENSE, has_budget, method_options
 from sparsync_lab.virtual.worker_batches import random_windows
@@ -34,7 +34,7 @@ from sparsync_lab.virtual.worker_batches import random_windows
 MODEL, LENGTH = "gpt", 64  # words of a window
 RATE, WARM_UP = 0.002, 10  # of AdamW, reached in so many steps
 LOCAL_STEPS = 20  # of a step that exchanges nothing
-UNTIMED = 5  # steps: the first ones set up buckets, and compile
+FEWEST = 4  # steps
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class RealTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps <= UNTIMED:
-            raise ValueError(f"a real training has more than {UNTIMED} steps, got {self.steps}")
+        if self.steps < FEWEST or self.batch < 1:
+            raise ValueError(f"a real training has {FEWEST} steps or more of a window or more, got {self}")
         if self.device not in ("cpu", "cuda"):
             raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
 
@@ -77,8 +77,8 @@ class RealSteps:
 
     @property
     def typical(self) -> float:
-        """Seconds of a step, the median without the first ones."""
-        return statistics.median(self.seconds[UNTIMED:])
+        """Seconds of a step, the median of the second half: before that steps set up, and 'auto' settles."""
+        return statistics.median(self.seconds[len(self.seconds) // 2 :])
 
     @property
     def reached(self) -> float:
@@ -136,7 +136,7 @@ def _exchange(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, me
     if method == DENSE:
         return None
     if method in HOOKS:
-        ddp.register_comm_hook((HOOKS[method][0], power_sgd_state() if method == POWER_SGD else None), _called)
+        ddp.register_comm_hook((HOOKS[method][0], OrderedPowerSGD() if method == POWER_SGD else None), _called)
         return None
     options = method_options(method)
     assert options is not None
