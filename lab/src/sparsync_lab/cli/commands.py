@@ -24,6 +24,7 @@ from sparsync_lab.cli import (
     lab,
     lab_auto,
     lab_predict,
+    lab_real,
     lab_train,
     plan,
     train,
@@ -82,6 +83,7 @@ network = typer.Typer(
 network.command("auto")(lab_auto.auto)
 network.command("collectives")(lab.collectives)
 network.command("predict")(lab_predict.predict)
+network.command("real")(lab_real.real)
 network.command("step")(lab.step)
 network.command("train")(lab_train.train)
 network.callback()(lambda: None)

@@ -30,6 +30,8 @@ BLOCKS: Mapping[str, Block] = {
     "minutes": network.minutes,
     "steps on slow links": network.steps,
     "auto beside others": network.never_slower,
+    "predictions": network.predictions,
+    "real training": network.real_training,
     "accuracy by length": accuracy.by_length,
     "standing": accuracy.standing,
     "ablations": accuracy.ablations,
