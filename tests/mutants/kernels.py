@@ -93,6 +93,34 @@ MUTANTS = [
         "tests/test_numba.py::test_accumulate[1]",
     ),
     Mutant(
+        "numba: some of what a pass collects is not found again",
+        "src/sparsync/kernels/accumulate/cpu.py",
+        "        if peaks[r] >= low and peaks[r] <= INFINITE:\n            if count",
+        "        if peaks[r] > low and peaks[r] <= INFINITE:\n            if count",
+        "tests/test_numba.py::test_candidates[1]",
+    ),
+    Mutant(
+        "numba: what was collected in part is taken for all",
+        "src/sparsync/kernels/threshold/cpu.py",
+        "rows.collected.low == threshold and len(parts) == len(rows.collected.parts)",
+        "rows.collected.low == threshold",
+        "tests/test_numba.py::test_candidates[1]",
+    ),
+    Mutant(
+        "numba: whoever stands in line first always goes",
+        "src/sparsync/kernels/threshold/cpu.py",
+        "first = first_in_line(length, step)",
+        "first = 0",
+        "tests/test_numba.py::test_candidates[1]",
+    ),
+    Mutant(
+        "numba: inexact entries sent",
+        "src/sparsync/kernels/accumulate/cpu.py",
+        "(np.float32(rest + sent[i]) == values[i]) & ",
+        "",
+        "tests/test_numba.py::test_take[fp16]",
+    ),
+    Mutant(
         "numba: of equals, the higher index wins",
         "src/sparsync/kernels/topk/cpu.py",
         "equal = size[i] == kth and ties > 0",
@@ -130,7 +158,7 @@ MUTANTS = [
     Mutant(
         "overflow favours low indices",
         "src/sparsync/kernels/topk/reference.py",
-        "found.roll(-start)[:capacity]",
+        "found.roll(-first_in_line(found.numel(), step))[:capacity]",
         "found[:capacity]",
         "tests/test_laws.py::test_threshold_overflow_favours_no_index",
     ),
@@ -450,8 +478,8 @@ MUTANTS = [
     Mutant(
         "values beyond the range travel",
         "src/sparsync/kernels/accumulate/reference.py",
-        "sent = limit(values, values, most) if rounding is None else",
-        "sent = values if rounding is None else",
+        "return limit(values, values, most) if rounding is None else",
+        "return values if rounding is None else",
         f"{RANGE}::test_a_model_of_half_precision_recovers_from_large_gradients[2]",
     ),
     Mutant(
