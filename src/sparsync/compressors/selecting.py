@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsync.compressors.base import Context, State, check_density, flag, path_of
 from sparsync.kernels import KernelPath, Memory
 from sparsync.kernels.accumulate import Rows, accumulate, take
+from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.kernels.clip import clip_scale, clip_scales
 from sparsync.kernels.codecs import CODECS
 from sparsync.kernels.precondition import came_in
@@ -31,6 +32,7 @@ class Selecting:
     block = False
     graph_safe = False
     fuses_precondition = False
+    takes_parts = False  # whether this class's ``compress`` works on gradients that were added in parts
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -77,15 +79,25 @@ class Selecting:
         """Return ``k`` positions in the 1-D tensor ``u``: all that a simple compressor has to define."""
         raise NotImplementedError(f"{type(self).__name__} defines neither select() nor choose()")
 
+    def begin(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> AddedParts | None:
+        simple = self.takes_parts and len(layout.segments) == 1 and ctx.clip is None
+        if not simple or self.path(grad, memory, layout, ctx) is not KernelPath.NUMBA:
+            return None
+        (segment,) = layout.segments
+        return AddedParts(memory, segment, self.low(segment, state))
+
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         assert memory is not None
-        path = self.path(grad, memory, layout, ctx)
+        path = self.path(grad, memory, layout, ctx) if ctx.added is None else KernelPath.NUMBA
         if path is KernelPath.TRITON:
             return self.launch(grad, memory, layout, ctx, state)
         grad = came_in(grad, memory, ctx.workspace)
         chosen, worst = [], -1
         for segment in layout.segments:
-            rows, bad = accumulate_segment(grad, memory, segment, ctx, path, self.low(segment, state))
+            if ctx.added is None:
+                rows, bad = accumulate_segment(grad, memory, segment, ctx, path, self.low(segment, state))
+            else:
+                rows, bad = ctx.added.finish(grad)
             worst = bad if worst < 0 else worst
             chosen.append(self.choose(memory.after, rows, segment, ctx, state))
         flat = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=grad.device)
@@ -101,10 +113,7 @@ def accumulate_segment(
     if ctx.unused:  # an unused parameter has a zero gradient: its residual is only carried over
         for span in segment.spans:
             if span.name in ctx.unused:
-                both = [(memory.before, memory.after)]
-                both += [(memory.velocity.before, memory.velocity.after)] if memory.velocity else []
-                for before, after in both:
-                    after[span.start : span.stop].copy_(before[span.start : span.stop])
+                memory.carry_over(span.start, span.stop)
     runs = segment.runs(ctx.unused)
     return accumulate(grad, memory, runs, clip_scale(grad, runs, ctx.clip), path, low)
 

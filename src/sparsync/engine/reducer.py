@@ -25,7 +25,7 @@ from sparsync.collectives import Channel
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, PendingBucket, Unit, scatter_result
+from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, BucketSlice, PendingBucket, Unit, scatter_result
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.hierarchy import Flat, nothing
 from sparsync.engine.ledger import Cause
@@ -33,7 +33,7 @@ from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.step_order import Job, StepOrder, choose_order
 from sparsync.engine.step_vote import StepVote
 from sparsync.engine.streams import SideStreams
-from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit, round_unit
+from sparsync.engine.unit_step import Moment, begin_unit, compress_unit, cut_unit, failed_unit, round_unit
 from sparsync.engine.worker import WorkerState, preconditioner_for
 from sparsync.errors import Mismatch, SparsyncError, StepFailed
 from sparsync.feedback import AdamRule
@@ -170,9 +170,15 @@ class Reducer:
         except Exception as error:  # travels as a flag: every rank raises, none waits
             self._tell_failed(unit, error)
             sent = failed_unit(unit, layout)
-        unit.unused = set()
+        record.ahead = 0.0 if unit.added is None else unit.added.seconds
+        unit.unused, unit.added = set(), None
         record.compressed = time.perf_counter()
         return sent
+
+    def add_part(self, part: BucketSlice, buffer: Tensor, unused: frozenset[str]) -> None:
+        """Add what a unit is given of a bucket to its residual; what goes wrong is heard of when it is compressed."""
+        if self.error is None and part.unit.added is not None:
+            part.unit.added.add(part.there.names, part.here.of(buffer), unused)
 
     def run(self, device: torch.device, job: Job) -> None:
         """Do a job of the communication thread that sends no message yet, unless the step has failed; all ranks hear of
@@ -310,6 +316,9 @@ class Reducer:
         scale = self.plan.scaler.get_scale() if self.plan.scaler is not None else None
         self.worker.begin_step(scale, self._order.begin_step(self.step, scale))
         self.completion.begin_step(self._streams.use)
+        early = self._order.adds_parts and not self.stage.sums_first
+        for unit in self.buckets.gathered:
+            unit.added = begin_unit(unit, self.plan, self.worker, Moment(self.step)) if early else None
         self.stats.begin()
 
     def settle(self, undo: bool = False) -> None:
