@@ -53,7 +53,7 @@ class MeanOfRows(Mean):
     divisor: int
 
     def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
-        finite = host.write_mean(self.wire, self.rows, self.layout, self.shape, self.divisor, out)
+        finite = host.write_mean(self.wire, self.rows, self.layout, self.shape, self.divisor, [(0, out)])
         if finite is None:
             terms = [self.wire.decode(row, self.layout.segment_of, self.shape) for row in self.rows]
             MeanOf(terms, self.divisor).write(out, flag)
