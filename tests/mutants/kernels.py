@@ -593,7 +593,7 @@ MUTANTS += [
         CPU_MESSAGE,
         "if place < 0:",
         "if False:",
-        f"{HOST}::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int]",
+        f"{HOST}::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int-2]",
     ),
     Mutant(
         "a compiled loop trusts the number of entries",
@@ -614,7 +614,7 @@ MUTANTS += [
         CPU_MESSAGE,
         "if entries[r] < rows[r, ENTRIES]:",
         "if False:",
-        f"{HOST}::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int]",
+        f"{HOST}::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int-2]",
     ),
     Mutant(
         "a compiled loop leaves sums for the next tile",

@@ -124,9 +124,7 @@ def write_mean(
         kind = KINDS[out.dtype]
         single = out.numpy() if not kind else np.zeros(0, np.float32)
         halves = out.view(torch.uint16).numpy() if kind else np.zeros(0, np.uint16)
-        verdicts.append(
-            loops.write_mean(words, readers, begin, divisor, *places, starts, owners, single, halves, kind)
-        )
+        verdicts.append(loops.write_mean(words, readers, begin, divisor, *places, starts, owners, single, halves, kind))
     return None if min(verdicts) < 0 or (readers[:, 0] < counts).any() else max(verdicts) == 0
 
 
