@@ -1,9 +1,11 @@
-"""Units that are gathered from buckets: gradients enter the residual as buckets come, and nothing else changes."""
+"""Units that are gathered from buckets: gradients enter the residual as buckets come, and results go
+straight into buckets; nothing else changes."""
 
 from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
+from sparsync.collectives.allgather import MeanOfRows
+from sparsync.collectives.base import FiniteFlag
 from sparsync.compressors.carried_threshold import CarriedThreshold
 from sparsync.kernels import cpu
 from sparsync.kernels.accumulate.parts import AddedParts
@@ -20,6 +24,7 @@ from sparsync.layout import Layout, Span
 from tests.world import World
 
 WIDTH, BUCKETS, STEPS = 61, 3, 6  # no multiple of a row
+write_parts = MeanOfRows.write_parts
 LIMIT = 60.0  # seconds; a part that is added only after backward would never come
 WAYS: dict[str, dict[str, Any]] = {
     "default": {"density": 0.05},
@@ -66,9 +71,15 @@ class Gate(torch.autograd.Function):
         return grad, None
 
 
+def copied(self: MeanOfRows, parts: Sequence[tuple[int, Tensor]], flag: FiniteFlag | None = None) -> bool:
+    """Write a mean to a unit alone."""
+    return len(parts) == 1 and write_parts(self, parts, flag)
+
+
 def trained(way: str, rank: int, parts: bool, bad: bool, between: Any = None) -> list[Tensor]:
     """Return gradients of every step and residuals after the last; ``bad``: one rank's are not finite in one step."""
     least, CarriedThreshold.takes_parts, cpu.LEAST = cpu.LEAST, parts, 1
+    write, MeanOfRows.write_parts = MeanOfRows.write_parts, MeanOfRows.write_parts if parts else copied
     made, begin = [0], AddedParts.__init__
 
     def count(self: AddedParts, *args: Any) -> None:
@@ -98,7 +109,8 @@ def trained(way: str, rank: int, parts: bool, bad: bool, between: Any = None) ->
         gc.collect()
         return found
     finally:
-        cpu.LEAST, CarriedThreshold.takes_parts, AddedParts.__init__ = least, True, begin  # type: ignore[method-assign]
+        cpu.LEAST, CarriedThreshold.takes_parts, MeanOfRows.write_parts = least, True, write  # type: ignore[method-assign]
+        AddedParts.__init__ = begin  # type: ignore[method-assign]
 
 
 def case_same(rank: int, size: int, way: str, bad: bool) -> None:

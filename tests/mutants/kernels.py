@@ -93,6 +93,27 @@ MUTANTS = [
         "tests/test_numba.py::test_accumulate[1]",
     ),
     Mutant(
+        "parts of a gradient change what is unused",
+        "src/sparsync/kernels/accumulate/parts.py",
+        "            if name in unused:\n",
+        "            if False:\n",
+        "tests/test_added_parts.py::test_what_no_part_brings_counts_as_it_is_in_the_whole",
+    ),
+    Mutant(
+        "what no part brings is left out",
+        "src/sparsync/kernels/accumulate/parts.py",
+        "        self.add([span.name for span in spans],",
+        "        if False: self.add([span.name for span in spans],",
+        "tests/test_added_parts.py::test_what_no_part_brings_counts_as_it_is_in_the_whole",
+    ),
+    Mutant(
+        "nobody hears of a part that was not added",
+        "src/sparsync/kernels/accumulate/parts.py",
+        "self._error = self._error or error",
+        "del error",
+        "tests/test_added_parts.py::test_all_ranks_hear_of_a_part_that_was_not_added",
+    ),
+    Mutant(
         "numba: some of what a pass collects is not found again",
         "src/sparsync/kernels/accumulate/cpu.py",
         "        if peaks[r] >= low and peaks[r] <= INFINITE:\n            if count",
@@ -605,8 +626,8 @@ MUTANTS += [
     Mutant(
         "the loop of signs looks for marks behind the last",
         CPU_MESSAGE,
-        "            if word >= high_words:\n                return -1\n            left = row[high_at + word]\n        low",
-        "            left = row[high_at + word]\n        low",
+        "                return -1\n            left = row[high_at + word]\n        low",
+        "                pass\n            left = row[high_at + word]\n        low",
         f"{HOST}::test_a_flipped_bit_leads_nowhere_and_means_the_same[sign-ef-1]",
     ),
     Mutant(

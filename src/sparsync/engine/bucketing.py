@@ -56,6 +56,8 @@ class Unit:
         workspace: of the layout: buffers that stay.
         unused: parameters whose gradient was all zero on this rank, and that must not be sent from.
         delivered: parameters that buckets have brought in this step.
+        places: where buckets expect the result, in ascending order, if it can be written there at once: where each
+            parameter starts, and its place; otherwise it is copied from ``grad``.
         added: adds them to the residual as they come, in this step; ``grad`` then has the result alone.
     """
 
@@ -75,6 +77,7 @@ class Unit:
     unused: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
     added: AddedParts | None = None
+    places: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def layout_at(self, density: float) -> tuple[Layout, bool]:
         """Return the unit's layout at this density, and whether it is another one than before."""
@@ -183,17 +186,30 @@ class PendingBucket:
 
 
 def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
-    """Copy the result that ``unit`` holds into each bucket that fed it, all in one."""
+    """Copy the result that ``unit`` holds into each bucket that fed it, all in one, unless it was written there."""
     here, there = [], []
     for pending in buckets:
         for part in pending.plan.slices:
-            if part.unit is unit:
+            if part.unit is unit and not unit.places:
                 views = part.views(pending.bucket.buffer)
                 here += views[0]
                 there += views[1]
         pending.waits_for.discard(unit.key)
     if here:
         torch._foreach_copy_(here, there)
+    unit.places = []
+
+
+def places_in(unit: Unit, buckets: Sequence[PendingBucket]) -> list[tuple[int, Tensor]]:
+    """Return where buckets expect the result of a unit, in ascending order; empty if they do not expect all of it."""
+    places = list[tuple[int, Tensor]]()
+    for pending in buckets:
+        for part in pending.plan.slices:
+            if part.unit is unit:
+                starts = (span.start for span in part.there.spans)
+                places += zip(starts, part.here.of(pending.bucket.buffer), strict=True)
+    whole = sum(place.numel() for _, place in places) == unit.grad.numel()
+    return sorted(places, key=lambda place: place[0]) if whole else []
 
 
 def future_on(device: torch.device) -> Future[Tensor]:

@@ -25,7 +25,16 @@ from sparsync.collectives import Channel
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, BucketSlice, PendingBucket, Unit, scatter_result
+from sparsync.engine.bucketing import (
+    VERDICT,
+    Bucket,
+    BucketMapper,
+    BucketSlice,
+    PendingBucket,
+    Unit,
+    places_in,
+    scatter_result,
+)
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.hierarchy import Flat, nothing
 from sparsync.engine.ledger import Cause
@@ -252,6 +261,8 @@ class Reducer:
                 self.channel.unit = unit.key
                 reduced = self.stage.reduce(unit, sent, layout)
                 record.exchanged = time.perf_counter()
+                if self._writes_at_once:
+                    unit.places = places_in(unit, self._pending_buckets)
                 self.completion.finish(unit, layout, sent, reduced, record, step)
                 written = self._order.finish(unit, reduced)
                 record.decoded, record.bytes = time.perf_counter(), self.stage.take_count()
@@ -263,6 +274,11 @@ class Reducer:
                     bucket.complete()
         except Exception as error:  # a future that never completes would hang backward
             self._stop(self._announced(unit.key, error))
+
+    @property
+    def _writes_at_once(self) -> bool:
+        """Whether nobody but the buckets asks for the results of units."""
+        return self._order.adds_parts and self.completion.waits and not self.plan.debug
 
     def write_back(self, unit: Unit) -> list[PendingBucket]:
         """Write a unit's result into the buckets it came from, and return those."""

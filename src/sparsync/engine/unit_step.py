@@ -167,14 +167,25 @@ def keep_result(unit: Unit, mean: Tensor, preconditioner: Preconditioner, reduce
 def finish_unit(
     unit: Unit, out: Tensor, flag: FiniteFlag | None, reduced: Sequence[Reduced], workers: Sequence[WorkerState]
 ) -> None:
-    """Write the mean, which is the same for all workers, into ``out``; what each had rejected is its residual's again.
+    """Write the mean, which is the same for all workers, into ``out``, or where ``unit.places`` says; what each had
+    rejected is its residual's again.
 
     Args:
         flag: is told if the mean is not finite; ``None`` where nothing could be kept of such a step.
     """
-    reduced[0].mean.write(out, flag)
+    if not (unit.places and reduced[0].mean.write_parts(unit.places, flag)):
+        unit.places = []
+        reduced[0].mean.write(out, flag)
     for worker, result in zip(workers, reduced, strict=True):
         worker.ledger.restore_rejected(unit, result.rejected)
+
+
+def poison_unit(unit: Unit, spans: Sequence[Span]) -> None:
+    """Do as ``poison``, wherever the unit's result is."""
+    if not unit.places:
+        poison(unit.grad, spans)
+    for _, part in unit.places:
+        part[0] = math.nan
 
 
 def poison(result: Tensor, spans: Sequence[Span]) -> None:
