@@ -497,4 +497,25 @@ MUTANTS = [
         "step + AGAIN",
         f"{POLICY}::test_trials_that_find_nothing_new_become_rare",
     ),
+    Mutant(
+        "parts of a gradient wait for the last bucket",
+        "src/sparsync/engine/step_order.py",
+        "    adds_parts = True\n",
+        "    adds_parts = False\n",
+        "tests/test_added_parts.py::test_a_bucket_enters_the_residual_before_the_next_exists",
+    ),
+    Mutant(
+        "parts of unused parameters are sent from",
+        "src/sparsync/engine/step_order.py",
+        "unused = part.names & part.unit.unused",
+        "unused = frozenset[str]()",
+        "tests/test_added_parts.py::test_parts_come_to_the_same_bits[unused-finite]",
+    ),
+    Mutant(
+        "a bad step does not show where the result was written at once",
+        "src/sparsync/engine/unit_step.py",
+        "        part[0] = math.nan\n",
+        "        pass\n",
+        "tests/test_added_parts.py::test_parts_come_to_the_same_bits[default-one NaN]",
+    ),
 ]

@@ -21,6 +21,7 @@ from sparsync.collectives import Collective, DenseAllReduce, ReduceByParts, Traf
 from sparsync.compressors import Compressor, NoCompression
 from sparsync.config import ExchangePlan
 from sparsync.kernels.accumulate import Rounding
+from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.wire import Wire
 from sparsync.workspace import Workspace
@@ -55,6 +56,9 @@ class Unit:
         workspace: of the layout: buffers that stay.
         unused: parameters whose gradient was all zero on this rank, and that must not be sent from.
         delivered: parameters that buckets have brought in this step.
+        places: where buckets expect the result, in ascending order, if it can be written there at once: where each
+            parameter starts, and its place; otherwise it is copied from ``grad``.
+        added: adds them to the residual as they come, in this step; ``grad`` then has the result alone.
     """
 
     key: str
@@ -72,6 +76,8 @@ class Unit:
     workspace: Workspace = field(default_factory=Workspace)
     unused: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
+    added: AddedParts | None = None
+    places: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def layout_at(self, density: float) -> tuple[Layout, bool]:
         """Return the unit's layout at this density, and whether it is another one than before."""
@@ -133,11 +139,12 @@ class BucketSlice:
         return self.here.of(buffer), self.there.of(self.unit.grad)
 
     def gather(self, buffer: Tensor) -> None:
-        """Copy the gradients of ``buffer`` into the unit."""
+        """Copy the gradients of ``buffer`` into the unit, unless they are added to its residual from where they are."""
         if self.unit.grad.device != buffer.device:
             self.unit.grad = torch.zeros_like(self.unit.grad, device=buffer.device)
-        here, there = self.views(buffer)
-        torch._foreach_copy_(there, here)
+        if self.unit.added is None:
+            here, there = self.views(buffer)
+            torch._foreach_copy_(there, here)
         self.unit.delivered |= self.names
 
 
@@ -179,17 +186,30 @@ class PendingBucket:
 
 
 def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
-    """Copy the result that ``unit`` holds into each bucket that fed it, all in one."""
+    """Copy the result that ``unit`` holds into each bucket that fed it, all in one, unless it was written there."""
     here, there = [], []
     for pending in buckets:
         for part in pending.plan.slices:
-            if part.unit is unit:
+            if part.unit is unit and not unit.places:
                 views = part.views(pending.bucket.buffer)
                 here += views[0]
                 there += views[1]
         pending.waits_for.discard(unit.key)
     if here:
         torch._foreach_copy_(here, there)
+    unit.places = []
+
+
+def places_in(unit: Unit, buckets: Sequence[PendingBucket]) -> list[tuple[int, Tensor]]:
+    """Return where buckets expect the result of a unit, in ascending order; empty if they do not expect all of it."""
+    places = list[tuple[int, Tensor]]()
+    for pending in buckets:
+        for part in pending.plan.slices:
+            if part.unit is unit:
+                starts = (span.start for span in part.there.spans)
+                places += zip(starts, part.here.of(pending.bucket.buffer), strict=True)
+    whole = sum(place.numel() for _, place in places) == unit.grad.numel()
+    return sorted(places, key=lambda place: place[0]) if whole else []
 
 
 def future_on(device: torch.device) -> Future[Tensor]:
@@ -232,6 +252,11 @@ class BucketMapper:
             self._note_unused(pending)
         pending.complete()
         return pending, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])
+
+    @property
+    def gathered(self) -> list[Unit]:
+        """The units that are gathered from all buckets."""
+        return list(self._gathered.values())
 
     @property
     def units(self) -> list[Unit]:

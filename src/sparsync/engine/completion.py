@@ -18,7 +18,7 @@ from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import PendingBucket, Unit
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
-from sparsync.engine.unit_step import finish_unit, poison, warn_of_non_finite
+from sparsync.engine.unit_step import finish_unit, poison, poison_unit, warn_of_non_finite
 from sparsync.engine.worker import WorkerState
 from sparsync.errors import SparsyncError
 from sparsync.layout import Layout, Parameter, Span
@@ -93,7 +93,7 @@ class Immediate(Completion):
             warn_of_non_finite(step, layout, rank, where)
         self.bad = self.bad or bool(reduced.bad_ranks) or (flag is not None and bool(flag.bad))
         if self.bad:
-            poison(unit.grad, layout.spans)
+            poison_unit(unit, layout.spans)
             self.worker.ledger.restore(Cause.NON_FINITE)
         if self.plan.debug:
             self.channel.assert_consistent(f"result of {unit.key}", _fingerprint(unit.grad))

@@ -25,7 +25,16 @@ from sparsync.collectives import Channel
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, PendingBucket, Unit, scatter_result
+from sparsync.engine.bucketing import (
+    VERDICT,
+    Bucket,
+    BucketMapper,
+    BucketSlice,
+    PendingBucket,
+    Unit,
+    places_in,
+    scatter_result,
+)
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.hierarchy import Flat, nothing
 from sparsync.engine.ledger import Cause
@@ -34,7 +43,7 @@ from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.step_order import Job, StepOrder, choose_order
 from sparsync.engine.step_vote import StepVote
 from sparsync.engine.streams import SideStreams
-from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit, round_unit
+from sparsync.engine.unit_step import Moment, begin_unit, compress_unit, cut_unit, failed_unit, round_unit
 from sparsync.engine.worker import WorkerState, preconditioner_for
 from sparsync.errors import Damaged, Mismatch, SparsyncError, StepFailed
 from sparsync.feedback import AdamRule
@@ -172,9 +181,15 @@ class Reducer:
         except Exception as error:  # travels as a flag: every rank raises, none waits
             self._tell_failed(unit, error)
             sent = failed_unit(unit, layout)
-        unit.unused = set()
+        record.ahead = 0.0 if unit.added is None else unit.added.seconds
+        unit.unused, unit.added = set(), None
         record.compressed = time.perf_counter()
         return sent
+
+    def add_part(self, part: BucketSlice, buffer: Tensor, unused: frozenset[str]) -> None:
+        """Add what a unit is given of a bucket to its residual; what goes wrong is heard of when it is compressed."""
+        if self.error is None and part.unit.added is not None:
+            part.unit.added.add(part.there.names, part.here.of(buffer), unused)
 
     def run(self, device: torch.device, job: Job) -> None:
         """Do a job of the communication thread that sends no message yet, unless the step has failed; all ranks hear of
@@ -251,6 +266,8 @@ class Reducer:
                     reduced = self.stage.reduce(unit, sent, layout)
                 record.exchanged = time.perf_counter()
                 with decoding():
+                    if self._writes_at_once:
+                        unit.places = places_in(unit, self._pending_buckets)
                     self.completion.finish(unit, layout, sent, reduced, record, step)
                     written = self._order.finish(unit, reduced)
                 record.decoded, record.bytes = time.perf_counter(), self.stage.take_count()
@@ -262,6 +279,11 @@ class Reducer:
                     bucket.complete()
         except Exception as error:  # a future that never completes would hang backward
             self._stop(self._announced(unit.key, error))
+
+    @property
+    def _writes_at_once(self) -> bool:
+        """Whether nobody but the buckets asks for the results of units."""
+        return self._order.adds_parts and self.completion.waits and not self.plan.debug
 
     def write_back(self, unit: Unit) -> list[PendingBucket]:
         """Write a unit's result into the buckets it came from, and return those."""
@@ -315,6 +337,9 @@ class Reducer:
         scale = self.plan.scaler.get_scale() if self.plan.scaler is not None else None
         self.worker.begin_step(scale, self._order.begin_step(self.step, scale))
         self.completion.begin_step(self._streams.use)
+        early = self._order.adds_parts and not self.stage.sums_first
+        for unit in self.buckets.gathered:
+            unit.added = begin_unit(unit, self.plan, self.worker, Moment(self.step)) if early else None
         self.stats.begin()
 
     def settle(self, undo: bool = False) -> None:

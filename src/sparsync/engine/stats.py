@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class ExchangeRecord:
-    """One exchange of one unit, with the moments (seconds of ``time.perf_counter``) it went through."""
+    """One exchange of one unit, with the moments (seconds of ``time.perf_counter``) it went through.
+
+    ``ahead``: seconds in which parts of it were added to the residual before the last one came.
+    """
 
     unit: str
     arrived: float = field(default_factory=time.perf_counter)
@@ -17,6 +20,7 @@ class ExchangeRecord:
     started: float = 0.0
     exchanged: float = 0.0
     decoded: float = 0.0
+    ahead: float = 0.0
     bytes: int = 0
     traffic: float = 0.0
     entries: int = 0
@@ -68,7 +72,7 @@ class Totals:
     def add(self, record: ExchangeRecord) -> None:
         self.bytes += record.bytes
         self.traffic += record.traffic
-        self.compress_s += record.compressed - record.arrived
+        self.compress_s += record.ahead + record.compressed - record.arrived
         self.exchange_s += record.exchanged - record.started
         self.decode_s += record.decoded - record.exchanged
         self.energy_sent += record.energy_sent
