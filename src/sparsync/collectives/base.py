@@ -73,7 +73,7 @@ class MeanOfMessages:
     message: DeviceMessage
     rows: Tensor
     failed_exchange: Tensor
-    number: int  # of the exchange
+    number: Tensor  # of the exchange, one int32
 
     def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
         self.message.write_mean(self.rows, self.failed_exchange, out, None if flag is None else flag.bad, self.number)

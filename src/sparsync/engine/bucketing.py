@@ -179,7 +179,14 @@ class PendingBucket:
 
 
 def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
-    """Copy the result that ``unit`` holds into each bucket that fed it, all in one."""
+    """Copy the result that ``unit`` holds into each bucket that fed it; they wait for it no longer."""
+    copy_result(unit, buckets)
+    for pending in buckets:
+        pending.waits_for.discard(unit.key)
+
+
+def copy_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
+    """Copy the result that ``unit`` holds into ``buckets``, all in one."""
     here, there = [], []
     for pending in buckets:
         for part in pending.plan.slices:
@@ -187,7 +194,6 @@ def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
                 views = part.views(pending.bucket.buffer)
                 here += views[0]
                 there += views[1]
-        pending.waits_for.discard(unit.key)
     if here:
         torch._foreach_copy_(here, there)
 
