@@ -89,6 +89,11 @@ class Channel:
         self.may_defer = self.backend == "nccl" and usable_on(device)
 
     @property
+    def _polled(self) -> bool:
+        """Whether calls only begin, and are waited for with a deadline; NCCL's go to the stream that is current."""
+        return self.backend != "nccl"
+
+    @property
     def place(self) -> str:
         """Where in the order of exchanges this rank is."""
         return f"exchange {self.sequence}, {self.unit}"
@@ -119,7 +124,7 @@ class Channel:
         out = self.room_for(message) if room is None else room
         if self.group is not None:
             flat = out.view(-1), message.contiguous().view(-1)
-            self._carry(message, lambda: _all_gather(*flat, group=self.group, async_op=True))
+            self._carry(message, lambda: _all_gather(*flat, group=self.group, async_op=self._polled))
         return out
 
     def all_to_all(self, messages: Tensor, room: Tensor | None = None) -> Tensor:
@@ -128,13 +133,13 @@ class Channel:
             return messages
         out = torch.empty_like(messages) if room is None else room
         messages = messages.contiguous()
-        self._carry(messages, lambda: dist.all_to_all_single(out, messages, group=self.group, async_op=True))
+        self._carry(messages, lambda: dist.all_to_all_single(out, messages, group=self.group, async_op=self._polled))
         return out
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum of every rank's ``tensor``, in place: the backend's own."""
         if self.group is not None:
-            self._carry(tensor, lambda: dist.all_reduce(tensor, group=self.group, async_op=True))
+            self._carry(tensor, lambda: dist.all_reduce(tensor, group=self.group, async_op=self._polled))
         return tensor
 
     def sum_at_first(self, tensor: Tensor) -> None:
@@ -166,7 +171,9 @@ class Channel:
 
         def act() -> None:
             self._bytes += message.nbytes
-            self._wait(start())
+            work = start()
+            if work is not None:
+                self._wait(work)
 
         if self.recording is None:
             act()
