@@ -175,12 +175,14 @@ def test_the_fence_sees_what_lies_outside():
 
     from sparsync.kernels.status import triton as kernels
 
-    residual, values, zero = torch.zeros(8), torch.ones(1), torch.zeros((), dtype=torch.int32)
+    residual, values, one = torch.zeros(8), torch.ones(1), torch.ones((), dtype=torch.int32)
     for at, fits in ((7, True), (8, False), (-1, False)):
         with fenced():
-            arguments = (residual, torch.tensor([at]), values, 0, 1, zero, zero, 1)
-            with nullcontext() if fits else pytest.raises(InterpreterError, match="put_back reads 1 of 1 entries"):
-                kernels.put_back[(1,)](*arguments, BLOCK=16)
+            arguments = (residual, torch.tensor([at]), values, torch.tensor(1), one, one - 1, 1)
+            with (
+                nullcontext() if fits else pytest.raises(InterpreterError, match="restore reads 1 of 1 entries outside")
+            ):
+                kernels.restore[(1,)](*arguments, BLOCK=16)
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------------

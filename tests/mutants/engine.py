@@ -91,8 +91,8 @@ MUTANTS = [
     Mutant(
         "sent entries of a non-finite step are not restored on the device",
         "src/sparsync/engine/ledger.py",
-        "        status.restore(sent)",
-        "        pass",
+        "status.restore(residual, entry.entries, entry.exchange)",
+        "pass",
         "tests/test_deferred.py::test_what_is_sent_comes_home_when_a_gradient_is_not_finite",
         interpreted=True,
     ),

@@ -93,8 +93,8 @@ class Unit:
         return layout, fresh
 
     def forget_layout(self) -> None:
-        """Make the layout, and the compressors' state for it, anew when it is next needed."""
-        self.cut = None
+        """Make the layout, its buffers, and the compressors' state for it, anew when it is next needed."""
+        self.cut, self.workspace = None, Workspace()
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype) -> Traffic:
         """Return what an exchange of the unit costs."""
@@ -134,11 +134,8 @@ class BucketSlice:
 
     def gather(self, buffer: Tensor) -> None:
         """Copy the gradients of ``buffer`` into the unit."""
-        if self.unit.grad.device != buffer.device:
-            self.unit.grad = torch.zeros_like(self.unit.grad, device=buffer.device)
         here, there = self.views(buffer)
         torch._foreach_copy_(there, here)
-        self.unit.delivered |= self.names
 
 
 @dataclass(frozen=True)
@@ -171,11 +168,23 @@ class PendingBucket:
     waits_for: set[str]
     delivered: bool = False
 
+    def gather(self) -> None:
+        """Copy what units gather from the bucket."""
+        for part in self.plan.slices:
+            part.gather(self.bucket.buffer)
+
     def complete(self) -> None:
         """Let backward have the bucket, if nothing is missing any more."""
         if not self.waits_for and not self.future.done():
             self.delivered = True
             self.future.set_result(self.bucket.buffer)
+
+
+def gather_beside(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
+    """Gather what other units take from the bucket that ``unit`` is, if it is one."""
+    for pending in buckets:
+        if pending.plan.own is unit:
+            pending.gather()
 
 
 def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
@@ -226,14 +235,16 @@ class BucketMapper:
             self._gather("dense", [p for p in parameters if p.name in dense_names], dense=True)
 
     def add(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
-        """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
+        """Return the bucket on its way, and the units that are complete with it once its gradients are gathered."""
         plan = self._plan_of(bucket)
         waits_for = {*plan.units, VERDICT} if self.plan.transactional else set(plan.units)
         pending = PendingBucket(bucket, plan, future_on(bucket.buffer.device), waits_for)
         if plan.own is not None:
             plan.own.grad = bucket.buffer
         for part in plan.slices:
-            part.gather(bucket.buffer)
+            if part.unit.grad.device != bucket.buffer.device:
+                part.unit.grad = torch.zeros_like(part.unit.grad, device=bucket.buffer.device)
+            part.unit.delivered |= part.names
         if self.may_skip or bucket.frozen:
             self._note_unused(pending)
         pending.complete()

@@ -182,7 +182,8 @@ class Deferred(Completion):
         while self._pending and self._pending[0].step < before:
             pending = self._pending[0]
             outcome = self._read(pending)
-            for (_, layout), headers in zip(pending.exchanges, outcome.exchanges, strict=True):
+            suspect = outcome.bad or outcome.failed_exchange  # else the device has found nothing in the headers
+            for (_, layout), headers in zip(pending.exchanges, outcome.exchanges, strict=True) if suspect else ():
                 check_headers(headers, self.channel.monitor)
                 for rank, header in enumerate(headers):
                     if header.flags & NONFINITE:

@@ -114,14 +114,12 @@ class Ledger:
     def restore_on_device(self, status: DeviceStatus) -> None:
         """Put back what the device knows not to be applied: all of a bad step, or all since an exchange failed; of the
         others, what was rejected."""
-        sent = []
         for entry in self._in_flight:
             residual = self.feedback.working(entry.unit.key) if entry.unit.keeps else None
             if residual is not None and entry.held:
                 status.put_back(residual, entry.entries, entry.exchange)
             elif residual is not None and not self.feedback.transactional:
-                sent.append((residual, entry.entries, entry.exchange))
-        status.restore(sent)
+                status.restore(residual, entry.entries, entry.exchange)
         self.clear()
 
     def clear(self) -> None:

@@ -25,7 +25,7 @@ from sparsync.collectives import Channel
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, PendingBucket, Unit, scatter_result
+from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, PendingBucket, Unit, gather_beside, scatter_result
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.hierarchy import Flat, nothing
 from sparsync.engine.ledger import Cause
@@ -122,6 +122,8 @@ class Reducer:
             pending, complete = self.buckets.add(bucket)
             self._pending_buckets.append(pending)
             with self._streams.use(bucket.buffer.device, after_caller=True):
+                if self._replays is None or pending.plan.own is None:  # else with the bucket's own unit
+                    pending.gather()
                 if self.stage.sums_first:
                     self._comm_thread.submit(partial(self._sum_slices, pending))
                 self._order.add(pending, complete, self.step)
@@ -157,10 +159,12 @@ class Reducer:
             jobs.append(partial(self._compare_layout, unit, [*self.origin.take(), *map(str, layout.segments)]))
         if self.stage.sums_first:
             return [*jobs, partial(self._exchange_sum, unit, layout, record, step, fill)]
-        if self._replays is not None and not fresh and self.error is None:
-            replay = self._replays.find(unit, layout, self._fed_by(unit))
+        if self._replays is not None:
+            buckets = self._fed_by(unit)
+            replay = None if fresh or self.error else self._replays.find(unit, layout, buckets)
             if replay is not None:
                 return [partial(self._replay, self._replays, replay, unit, layout, record)]
+            gather_beside(unit, buckets)
         sent = self._take_out(unit, unit.grad, layout, record, step, fill)
         return [*jobs, partial(self._exchange, unit, layout, sent, record, step)]
 
@@ -508,3 +512,4 @@ class Reducer:
             self.stage.close()
             self.channel.close()
             self._pending_buckets = []
+            self.buckets.forget_layouts()

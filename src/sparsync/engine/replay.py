@@ -9,16 +9,13 @@ usual, and may be captured in its turn.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-
-from sparsync.collectives.comm.recording import Recording
+from sparsync.collectives.comm.recording import Recording, can_record, new_pool
 from sparsync.config import ExchangePlan
-from sparsync.engine.bucketing import PendingBucket, Unit, copy_result
+from sparsync.engine.bucketing import PendingBucket, Unit, copy_result, gather_beside
 from sparsync.engine.completion import Completion, Deferred
 from sparsync.engine.hierarchy import Flat
 from sparsync.engine.unit_step import Moment, compress_unit
@@ -36,7 +33,9 @@ MOST = 4  # places of a unit: residuals of a step that can be undone take turns
 class Place(NamedTuple):
     """What the launches of a unit's step depend on, beside its layout."""
 
-    pointers: tuple[int, ...]  # of gradient, residual, velocity, and the buckets that the result goes to
+    pointers: tuple[
+        int, ...
+    ]  # of gradient, residual, velocity, of the buckets that wait for it and the units they feed
     kept: tuple[int, ...]  # what is known by itself: workspaces and the compressor's state
     clip: float | None
     report: tuple[int, int]  # where the device says what came of the exchange
@@ -88,7 +87,7 @@ class Replays:
         """
         compressor, collective = unit.compressor, unit.collective
         safe = compressor.graph_safe and collective.graph_safe and not compressor.random
-        if unit.unused or not safe or not unit.grad.is_cuda or torch.cuda.is_current_stream_capturing():
+        if unit.unused or not safe or not can_record(unit.grad.device):
             return None
         place, holds = self._place(unit, layout, pending)
         known = unit.workspace.get(KnownPlaces, None, KnownPlaces)
@@ -120,10 +119,11 @@ class Replays:
         channel, status = self.stage.channel, self.completion.status(unit.grad.device)
         channel.number(unit.grad.device)
         number, words = channel.sequence, status.place[1]
-        self._pool = self._pool or torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._pool = self._pool or new_pool()
         recording = channel.recording = Recording(self._pool)
         try:
             with recording:
+                gather_beside(unit, pending)
                 moment = Moment(0)  # for which nothing that is graph-safe asks
                 sent, _ = compress_unit(unit, unit.grad, layout, self.plan, self.worker, moment, unit.workspace)
                 in_flight = self.worker.ledger.keep(unit, sent)
@@ -140,6 +140,7 @@ class Replays:
         """Return where a unit's step works, and the objects that it names."""
         worker, grad = self.worker, unit.grad
         pointers = [grad.data_ptr(), *(bucket.bucket.buffer.data_ptr() for bucket in pending)]
+        pointers += [part.unit.grad.data_ptr() for bucket in pending for part in bucket.plan.slices]
         holds: list[Any] = [worker.compressor_state.get(segment.name) for segment in layout.segments]
         if unit.keeps:
             memory: Memory = worker.feedback.memory(unit.key, layout.spans, grad.numel(), grad.device)
@@ -154,7 +155,6 @@ class Replays:
 
 def replays_for(plan: ExchangePlan, worker: WorkerState, stage: Flat, completion: Completion) -> Replays | None:
     """Return what replays the steps of units, where it is the device that decides and nothing comes between."""
-    blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
-    if not isinstance(completion, Deferred) or stage.sums_first or worker.preconditioner is not None or blocking:
+    if not isinstance(completion, Deferred) or stage.sums_first or worker.preconditioner is not None:
         return None
     return Replays(plan, worker, stage, completion)

@@ -77,16 +77,6 @@ class SampleRow(NamedTuple):
     least: int  # entries that must reach the threshold
 
 
-class RestoreRow(NamedTuple):
-    """Entries that go back to a residual if they are not applied: addresses, and exchanges since theirs."""
-
-    residual: int
-    indices: int
-    values: int
-    sent: int  # how many
-    behind: int
-
-
 # The carried threshold of a segment, as a checkpoint knows it: its bits, the k it was made for, candidates to expect.
 STATE = ("floor", "k", "left", "inflow")
 
@@ -129,7 +119,7 @@ class ChangingTable:
     """
 
     def __init__(self, rows: int, fields: int, device: torch.device) -> None:
-        self.rows, self.values = rows, torch.zeros(rows * fields, dtype=torch.int64, device=device)
+        self.values = torch.zeros(rows * fields, dtype=torch.int64, device=device)
         self._known: Sequence[Sequence[int]] = ()
 
     def update(self, rows: Sequence[Sequence[int]]) -> Tensor:

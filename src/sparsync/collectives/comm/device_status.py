@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.launcher import Launcher
-from sparsync.kernels.strips import ChangingTable, RestoreRow
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire import HEADER, MAGIC, VERSION, Header
@@ -103,7 +101,6 @@ class DeviceStatus:
         self.bad, self._written = self._report[0], FIRST  # words that this step has written
         self._again = torch.zeros(workers * HEADER, dtype=torch.int32, device=device)  # headers of a further round
         self._spare: list[Tensor] = []
-        self._restored: ChangingTable | None = None
 
     @property
     def place(self) -> tuple[int, int]:
@@ -191,35 +188,38 @@ class DeviceStatus:
                     number, BLOCK=BLOCK,
                 )  # fmt: skip
 
-    def restore(self, parts: Sequence[tuple[Tensor, SparseGrad, int]]) -> None:
-        """Put back what was sent in this step, and is not applied: residuals, what was sent from them, and the numbers
-        of the exchanges. All lists of entries in one launch."""
+    def restore(self, residual: Tensor, sent: SparseGrad, number: int) -> None:
+        """Put what was sent in exchange ``number`` of this step back into the residual if it is not applied."""
         from sparsync.kernels.status import triton as kernels
 
-        rows, longest, last = list[RestoreRow](), 1, self.number.known
-        with on_device_of(self._report):
-            for residual, sent, number in parts:
-                if sent.indices is None:
-                    programs = _programs(sent.numel)
-                    self._launch(
-                        kernels.restore_dense, (programs,),
-                        residual, sent.values, sent.numel, self.bad, self.failed_exchange, number, programs,
-                        BLOCK=BLOCK,
-                    )  # fmt: skip
-                    continue
-                longest = max(longest, sent.indices.numel())
-                tensors = residual, sent.indices, sent.values, sent.count
-                at = [tensor.data_ptr() for tensor in tensors]
-                rows.append(RestoreRow(at[0], at[1], at[2], at[3], last - number))
-            if rows:
-                if self._restored is None or self._restored.rows != len(rows):
-                    self._restored = ChangingTable(len(rows), len(RestoreRow._fields), self.device)
-                programs = _programs(longest)
+        with on_device_of(residual):
+            if sent.indices is None:
+                programs = _programs(sent.numel)
                 self._launch(
-                    kernels.restore, (programs, len(rows)),
-                    self._restored.update(rows), self.bad, self.failed_exchange, self.number.at(last), programs,
+                    kernels.restore_dense,
+                    (programs,),
+                    residual,
+                    sent.values,
+                    sent.numel,
+                    self.bad,
+                    self.failed_exchange,
+                    number,
+                    programs,
                     BLOCK=BLOCK,
-                )  # fmt: skip
+                )
+                return
+            self._launch(
+                kernels.restore,
+                (-(-sent.indices.numel() // BLOCK),),
+                residual,
+                sent.indices,
+                sent.values,
+                sent.count,
+                self.bad,
+                self.failed_exchange,
+                number,
+                BLOCK=BLOCK,
+            )
 
     def close_step(self) -> Report:
         """Send what came of the step to the host."""

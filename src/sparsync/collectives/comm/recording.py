@@ -6,6 +6,7 @@ the backend is no part of a graph: it is made again, as it was.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,11 +14,22 @@ from typing import Any
 import torch
 
 
+def can_record(device: torch.device) -> bool:
+    """Return whether what is launched there now could be recorded: on a GPU, unless somebody else captures it."""
+    free = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    return free and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # which waits after every launch
+
+
+def new_pool() -> Any:
+    """Return a pool for recordings that are played one by one, on one stream."""
+    return torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+
+
 class Recording:
     """What is launched within ``with recording:``, on the stream that is current; none of it runs before it is played.
 
     Args:
-        pool: what is allocated meanwhile comes from there, and stays; recordings that share it are played one by one.
+        pool: what is allocated meanwhile comes from there, and stays.
     """
 
     def __init__(self, pool: Any) -> None:

@@ -8,10 +8,7 @@ import triton.language as tl
 from sparsync import sparse
 from sparsync.kernels.checksum.triton import sum_pieces
 from sparsync.kernels.message.triton import ENTRIES, FLAGS, HEADER, INFINITE, SUM, WORDS
-from sparsync.kernels.strips import RestoreRow
 
-ROW = tl.constexpr(len(RestoreRow._fields))
-RESIDUAL, INDICES, VALUES, SENT, BEHIND = map(tl.constexpr, range(ROW.value))
 FAILED, NONFINITE = tl.constexpr(sparse.FAILED), tl.constexpr(sparse.NONFINITE)
 LARGEST = tl.constexpr(3.4028234663852886e38)  # number of fp32
 
@@ -134,22 +131,15 @@ def put_back(residual, indices, values, first, size, nonfinite_step, failed_exch
         tl.store(residual + index, tl.minimum(tl.maximum(total, -LARGEST), LARGEST), mask=real)
 
 
-@triton.jit
-def restore(rows, nonfinite_step, failed_exchange, number, programs, BLOCK: tl.constexpr):
-    """Return what was sent to residuals if it is not applied; a row says where these are, and how far the exchange lies
-    behind the last one, whose number stands at ``number``."""
-    row = rows + tl.program_id(1) * ROW
-    if _not_applied(nonfinite_step, failed_exchange, tl.load(number) - tl.load(row + BEHIND)):
-        residual = tl.load(row + RESIDUAL).to(tl.pointer_type(tl.float32))
-        indices = tl.load(row + INDICES).to(tl.pointer_type(tl.int64))
-        values = tl.load(row + VALUES).to(tl.pointer_type(tl.float32))
-        count = tl.load(tl.load(row + SENT).to(tl.pointer_type(tl.int64)))
-        for piece in range(tl.program_id(0), tl.cdiv(count, BLOCK), programs):
-            entry = piece * BLOCK + tl.arange(0, BLOCK)
-            real = entry < count
-            index = tl.load(indices + entry, mask=real, other=0)
-            value = tl.load(values + entry, mask=real, other=0.0)
-            tl.store(residual + index, tl.load(residual + index, mask=real, other=0.0) + value, mask=real)
+@triton.jit(do_not_specialize=["number"])
+def restore(residual, indices, values, count, nonfinite_step, failed_exchange, number, BLOCK: tl.constexpr):
+    """Return what was sent in exchange ``number`` to the residual if it is not applied."""
+    if _not_applied(nonfinite_step, failed_exchange, number):
+        entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        real = entry < tl.load(count)
+        index = tl.load(indices + entry, mask=real, other=0)
+        value = tl.load(values + entry, mask=real, other=0.0)
+        tl.store(residual + index, tl.load(residual + index, mask=real, other=0.0) + value, mask=real)
 
 
 @triton.jit(do_not_specialize=["number"])
