@@ -91,9 +91,10 @@ class AllGather:
         device, dtype = sent.values.device, sent.values.dtype
         make = lambda: GatherBuffers(layout, dtype, channel, device)  # noqa: E731
         buffers = workspace.get(GatherBuffers, (layout.digest, device), make)
-        rows = channel.all_gather(buffers.message.pack(sent, channel.sequence), buffers.rows)
+        rows = channel.all_gather(buffers.message.pack(sent, channel.number(device)), buffers.rows)
         headers = channel.verify(rows)
-        mean = MeanOfMessages(buffers.message, rows, channel.checks.failed_exchange(device), channel.sequence)
+        failed = channel.checks.failed_exchange(device)
+        mean = MeanOfMessages(buffers.message, rows, failed, channel.number(device))
         return Reduced(mean, bad_ranks=bad_ranks(headers))
 
     def reduce_local(

@@ -78,7 +78,7 @@ class MeanOfMessages:
     message: DeviceMessage
     rows: Tensor
     failed_exchange: Tensor
-    number: int  # of the exchange
+    number: Tensor  # of the exchange, one int32
 
     def write_parts(self, parts: Sequence[tuple[int, Tensor]], flag: FiniteFlag | None = None) -> bool:
         return False

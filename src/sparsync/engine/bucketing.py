@@ -99,8 +99,8 @@ class Unit:
         return layout, fresh
 
     def forget_layout(self) -> None:
-        """Make the layout, and the compressors' state for it, anew when it is next needed."""
-        self.cut = None
+        """Make the layout, its buffers, and the compressors' state for it, anew when it is next needed."""
+        self.cut, self.workspace = None, Workspace()
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype) -> Traffic:
         """Return what an exchange of the unit costs."""
@@ -140,12 +140,9 @@ class BucketSlice:
 
     def gather(self, buffer: Tensor) -> None:
         """Copy the gradients of ``buffer`` into the unit, unless they are added to its residual from where they are."""
-        if self.unit.grad.device != buffer.device:
-            self.unit.grad = torch.zeros_like(self.unit.grad, device=buffer.device)
         if self.unit.added is None:
             here, there = self.views(buffer)
             torch._foreach_copy_(there, here)
-        self.unit.delivered |= self.names
 
 
 @dataclass(frozen=True)
@@ -178,6 +175,11 @@ class PendingBucket:
     waits_for: set[str]
     delivered: bool = False
 
+    def gather(self) -> None:
+        """Copy what units gather from the bucket."""
+        for part in self.plan.slices:
+            part.gather(self.bucket.buffer)
+
     def complete(self) -> None:
         """Let backward have the bucket, if nothing is missing any more."""
         if not self.waits_for and not self.future.done():
@@ -185,19 +187,33 @@ class PendingBucket:
             self.future.set_result(self.bucket.buffer)
 
 
+def gather_beside(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
+    """Gather what other units take from the bucket that ``unit`` is, if it is one."""
+    for pending in buckets:
+        if pending.plan.own is unit:
+            pending.gather()
+
+
 def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
-    """Copy the result that ``unit`` holds into each bucket that fed it, all in one, unless it was written there."""
+    """Copy the result that ``unit`` holds into each bucket that fed it, unless it is there; they wait no longer."""
+    if not unit.places:
+        copy_result(unit, buckets)
+    unit.places = []
+    for pending in buckets:
+        pending.waits_for.discard(unit.key)
+
+
+def copy_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
+    """Copy the result that ``unit`` holds into ``buckets``, all in one."""
     here, there = [], []
     for pending in buckets:
         for part in pending.plan.slices:
-            if part.unit is unit and not unit.places:
+            if part.unit is unit:
                 views = part.views(pending.bucket.buffer)
                 here += views[0]
                 there += views[1]
-        pending.waits_for.discard(unit.key)
     if here:
         torch._foreach_copy_(here, there)
-    unit.places = []
 
 
 def places_in(unit: Unit, buckets: Sequence[PendingBucket]) -> list[tuple[int, Tensor]]:
@@ -240,14 +256,16 @@ class BucketMapper:
             self._gather("dense", [p for p in parameters if p.name in dense_names], dense=True)
 
     def add(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
-        """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
+        """Return the bucket on its way, and the units that are complete with it once its gradients are gathered."""
         plan = self._plan_of(bucket)
         waits_for = {*plan.units, VERDICT} if self.plan.transactional else set(plan.units)
         pending = PendingBucket(bucket, plan, future_on(bucket.buffer.device), waits_for)
         if plan.own is not None:
             plan.own.grad = bucket.buffer
         for part in plan.slices:
-            part.gather(bucket.buffer)
+            if part.unit.grad.device != bucket.buffer.device:
+                part.unit.grad = torch.zeros_like(part.unit.grad, device=bucket.buffer.device)
+            part.unit.delivered |= part.names
         if self.may_skip or bucket.frozen:
             self._note_unused(pending)
         pending.complete()

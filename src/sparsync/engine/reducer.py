@@ -32,6 +32,7 @@ from sparsync.engine.bucketing import (
     BucketSlice,
     PendingBucket,
     Unit,
+    gather_beside,
     places_in,
     scatter_result,
 )
@@ -39,6 +40,7 @@ from sparsync.engine.completion import choose_completion
 from sparsync.engine.hierarchy import Flat, nothing
 from sparsync.engine.ledger import Cause
 from sparsync.engine.profiling import compressing, decoding, exchanging
+from sparsync.engine.replay import Replay, Replays, replays_for
 from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.step_order import Job, StepOrder, choose_order
 from sparsync.engine.step_vote import StepVote
@@ -102,6 +104,7 @@ class Reducer:
         self.origin = checkpoint.Origin(channel.monitor.first_to_say("training", uuid.uuid4().hex, "attach"))
         self._order = choose_order(self)
         self.completion = choose_completion(plan, list(parameters), channel, self.worker, self.stats)
+        self._replays = replays_for(plan, self.worker, self.stage, self.completion)
         self.vote = StepVote(channel.monitor, self.completion)
         # Where nothing is waited for, no thread is needed to wait; a single worker never waits.
         self._comm_thread = CommThread(threaded=channel.group is not None and self.completion.waits)
@@ -130,6 +133,8 @@ class Reducer:
             pending, complete = self.buckets.add(bucket)
             self._pending_buckets.append(pending)
             with self._streams.use(bucket.buffer.device, after_caller=True):
+                if self._replays is None or pending.plan.own is None:  # else with the bucket's own unit
+                    pending.gather()
                 if self.stage.sums_first:
                     self._comm_thread.submit(partial(self._sum_slices, pending))
                 self._order.add(pending, complete, self.step)
@@ -165,6 +170,12 @@ class Reducer:
             jobs.append(partial(self._compare_layout, unit, [*self.origin.take(), *map(str, layout.segments)]))
         if self.stage.sums_first:
             return [*jobs, partial(self._exchange_sum, unit, layout, record, step, fill)]
+        if self._replays is not None:
+            buckets = self._fed_by(unit)
+            replay = None if fresh or self.error else self._replays.find(unit, layout, buckets)
+            if replay is not None:
+                return [partial(self._replay, self._replays, replay, unit, layout, record)]
+            gather_beside(unit, buckets)
         sent = self._take_out(unit, unit.grad, layout, record, step, fill)
         return [*jobs, partial(self._exchange, unit, layout, sent, record, step)]
 
@@ -270,15 +281,40 @@ class Reducer:
                         unit.places = places_in(unit, self._pending_buckets)
                     self.completion.finish(unit, layout, sent, reduced, record, step)
                     written = self._order.finish(unit, reduced)
-                record.decoded, record.bytes = time.perf_counter(), self.stage.take_count()
-                if self.stage.ranks:
-                    traffic = unit.traffic(layout, self.plan.wire, self.stage.senders, sent.values.dtype)
-                    record.traffic = traffic.mean_bytes
-                self.stats.add(record)
-                for bucket in written:  # last: backward goes on, and the next step may begin
-                    bucket.complete()
+                self._end_exchange(unit, layout, sent, record, written)
         except Exception as error:  # a future that never completes would hang backward
             self._stop(self._announced(unit.key, error))
+
+    def _replay(self, replays: Replays, replay: Replay, unit: Unit, layout: Layout, record: ExchangeRecord) -> None:
+        """Do all that was recorded of a unit's step: compress, exchange, sum and write back."""
+        try:
+            record.compressed = record.started = time.perf_counter()
+            self.channel.unit = unit.key
+            with exchanging():
+                replays.play(replay, unit)
+            record.exchanged = time.perf_counter()
+            replays.completion.note(unit, layout, replay.rejected, record)
+            written = self._fed_by(unit)
+            for bucket in written:
+                bucket.waits_for.discard(unit.key)
+            self._end_exchange(unit, layout, replay.in_flight, record, written)
+        except Exception as error:  # a future that never completes would hang backward
+            self._stop(self._announced(unit.key, error))
+
+    def _end_exchange(
+        self, unit: Unit, layout: Layout, sent: SparseGrad, record: ExchangeRecord, written: Sequence[PendingBucket]
+    ) -> None:
+        record.decoded, record.bytes = time.perf_counter(), self.stage.take_count()
+        if self.stage.ranks:
+            traffic = unit.traffic(layout, self.plan.wire, self.stage.senders, sent.values.dtype)
+            record.traffic = traffic.mean_bytes
+        self.stats.add(record)
+        for bucket in written:  # last: backward goes on, and the next step may begin
+            bucket.complete()
+
+    def _fed_by(self, unit: Unit) -> list[PendingBucket]:
+        """Return the buckets that wait for a unit's result."""
+        return [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
 
     @property
     def _writes_at_once(self) -> bool:
@@ -287,7 +323,7 @@ class Reducer:
 
     def write_back(self, unit: Unit) -> list[PendingBucket]:
         """Write a unit's result into the buckets it came from, and return those."""
-        pending = [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
+        pending = self._fed_by(unit)
         scatter_result(unit, pending)
         return pending
 
@@ -321,6 +357,7 @@ class Reducer:
         self.plan, self.buckets, self._order = plan, buckets, order
         self.worker.plan = self.completion.plan = plan
         self.channel.wire = plan.wire
+        self._replays = replays_for(plan, self.worker, self.stage, self.completion)
 
     def _begin(self) -> None:
         if self._open:
@@ -510,3 +547,4 @@ class Reducer:
             self.stage.close()
             self.channel.close()
             self._pending_buckets = []
+            self.buckets.forget_layouts()

@@ -88,19 +88,19 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     if handle.detached:
         return _dense_hook(bucket, handle.group)
     try:
-        _refuse_cast(bucket)
+        parameters, buffer = bucket.parameters(), bucket.buffer()
+        _refuse_cast(buffer.dtype, parameters[0].dtype)
         # join() lets ranks without data run the hook on zeros, outside of any backward.
         joined = torch._C._current_graph_task_id() == -1  # type: ignore[attr-defined]
-        return handle.push(bucket.index(), bucket.buffer(), bucket.parameters(), bucket.is_last(), joined)
+        return handle.push(bucket.index(), buffer, parameters, bucket.is_last(), joined)
     except Exception as error:  # an exception that leaves the hook would end the process
         future: Future[Tensor] = Future()
         future.set_exception(error)  # type: ignore[arg-type]
         return future
 
 
-def _refuse_cast(bucket: GradBucket) -> None:
+def _refuse_cast(came: torch.dtype, own: torch.dtype) -> None:
     """Refuse gradients that were cast on their way here: what is cut off would be lost, and what is too large inf."""
-    came, own = bucket.buffer().dtype, bucket.parameters()[0].dtype
     if came != own and not own.is_complex:
         name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(came, str(came).removeprefix("torch."))
         raise SparsyncError(

@@ -75,15 +75,23 @@ def _layout_within(collective: AllGather | Balanced, entries: int, workers: int)
     return cut(low)
 
 
+def _zeros(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return which exchange has failed, and the number of this one."""
+    return torch.zeros((), dtype=torch.int32, device=device), torch.zeros((), dtype=torch.int32, device=device)
+
+
 def _gather(layout: Layout, sents: Sequence[SparseGrad], workers: int, device: torch.device) -> dict[str, Call]:
+    fine, number, out = *_zeros(device), torch.zeros(layout.numel, device=device)
     message = DeviceMessage(WIRE, layout, shape_of(layout, torch.float32), workers, device)
-    rows = torch.stack([message.pack(sents[rank % len(sents)], 0).clone() for rank in range(workers)])
-    fine, out = torch.zeros((), dtype=torch.int32, device=device), torch.zeros(layout.numel, device=device)
-    return {"pack": lambda: message.pack(sents[0], 0), "mean": lambda: message.write_mean(rows, fine, out, fine)}
+    rows = torch.stack([message.pack(sents[rank % len(sents)], number).clone() for rank in range(workers)])
+    return {
+        "pack": lambda: message.pack(sents[0], number),
+        "mean": lambda: message.write_mean(rows, fine, out, fine, number),
+    }
 
 
 def _balanced(layout: Layout, sents: Sequence[SparseGrad], workers: int, device: torch.device) -> dict[str, Call]:
-    partition, fine = IndexPartition(layout, workers, 2.0), torch.zeros((), dtype=torch.int32, device=device)
+    partition, (fine, number) = IndexPartition(layout, workers, 2.0), _zeros(device)
     there, back = partition.shapes(torch.float32)
     scatter = ScatterMessages(WIRE, layout, there, workers, workers, device, fine)
     gather = GatherMessage(WIRE, layout, back, workers, device, fine)
@@ -96,24 +104,24 @@ def _balanced(layout: Layout, sents: Sequence[SparseGrad], workers: int, device:
     stays, left = zip(indices.unbind(), values.unbind(), strict=True)
 
     def add_up(received: Tensor, owner: int) -> None:
-        scatter.add_up(received, owner, fine, 1, sums.values, sums.rows)
+        scatter.add_up(received, owner, fine, number, sums.values, sums.rows)
 
     def pack_sums(owner: int) -> Tensor:
-        return gather.pack_sums(sums.rows, sums.values, sums.count, sents[0], owner, 0)
+        return gather.pack_sums(sums.rows, sums.values, sums.count, sents[0], owner, number)
 
-    packed = [scatter.pack_parts(sent, 0, stays).clone() for sent in sents]
+    packed = [scatter.pack_parts(sent, number, stays).clone() for sent in sents]
     answers, received = [], None
     for owner in range(workers):
         received = torch.stack([packed[rank % len(packed)][owner] for rank in range(workers)])
         add_up(received, owner)
-        sums.choose(owner, *left, fine, 1)
+        sums.choose(owner, *left, fine, number)
         answers.append(pack_sums(owner).clone())
     rows, out, last = torch.stack(answers), torch.zeros(layout.numel, device=device), workers - 1
     assert received is not None
     return {
-        "pack": lambda: scatter.pack_parts(sents[0], 0, stays),
+        "pack": lambda: scatter.pack_parts(sents[0], number, stays),
         "add_up": lambda: add_up(received, last),
-        "choose": lambda: sums.choose(last, *left, fine, 1),
+        "choose": lambda: sums.choose(last, *left, fine, number),
         "pack_sums": lambda: pack_sums(last),
-        "mean": lambda: gather.write_mean(rows, fine, out, fine),
+        "mean": lambda: gather.write_mean(rows, fine, out, fine, number),
     }

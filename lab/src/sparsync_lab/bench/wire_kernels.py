@@ -57,18 +57,18 @@ def measure_kernels(
     sents = [sent_on(layout, rng, device) for _ in range(workers)]
     out, status = torch.zeros(bench.entries, device=device), DeviceStatus(workers, device)
     kinds = [DeviceMessage(Wire(v, i), layout, shape, workers, device) for i, v in formats]
-    every = [torch.stack([kind.pack(sent, 0).clone() for sent in sents]) for kind in kinds]
-    fine = torch.zeros((), dtype=torch.int32, device=device)
+    fine, number = (torch.zeros((), dtype=torch.int32, device=device) for _ in range(2))
+    every = [torch.stack([kind.pack(sent, number).clone() for sent in sents]) for kind in kinds]
     heads = [rows[:, :HEADER] for rows in every]
     times: list[list[list[float]]] = [[[] for _ in range(4)] for _ in kinds]
     for _ in range(WARM_UP + bench.rounds):
         for kind, rows, headers, own in zip(kinds, every, heads, times, strict=True):
             status.begin()
-            calls = (
-                lambda kind=kind: kind.pack(sents[0], 0),
+            calls: tuple[Callable[[], object], ...] = (
+                lambda kind=kind: kind.pack(sents[0], number),
                 lambda headers=headers: status.check_messages(headers, 1),
                 lambda rows=rows: status.check_messages(rows, 1),
-                lambda kind=kind, rows=rows: kind.write_mean(rows, fine, out, status.bad),
+                lambda kind=kind, rows=rows: kind.write_mean(rows, fine, out, status.bad, number),
             )
             for call, taken in zip(calls, own, strict=True):
                 taken.append(clock.time(call)[0])
