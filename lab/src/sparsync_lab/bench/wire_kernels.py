@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -64,11 +65,11 @@ def measure_kernels(
     for _ in range(WARM_UP + bench.rounds):
         for kind, rows, headers, own in zip(kinds, every, heads, times, strict=True):
             status.begin()
-            calls: tuple[Callable[[], object], ...] = (
-                lambda kind=kind: kind.pack(sents[0], number),
-                lambda headers=headers: status.check_messages(headers, 1),
-                lambda rows=rows: status.check_messages(rows, 1),
-                lambda kind=kind, rows=rows: kind.write_mean(rows, fine, out, status.bad, number),
+            calls = (
+                partial(kind.pack, sents[0], number),
+                partial(status.check_messages, headers, 1),
+                partial(status.check_messages, rows, 1),
+                partial(kind.write_mean, rows, fine, out, status.bad, number),
             )
             for call, taken in zip(calls, own, strict=True):
                 taken.append(clock.time(call)[0])
