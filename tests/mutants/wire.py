@@ -15,8 +15,8 @@ MUTANTS = [
     Mutant(
         "a block does not wrap round",
         "src/sparsync/wire/indices.py",
-        "(start[segment] + number - first[segment]) % length[segment]",
-        "(start[segment] + number - first[segment])",
+        "        position -= torch.where(position >= length, length, 0)",
+        "        pass",
         "tests/test_wire.py::test_of_a_block_only_the_start_travels[fp32-layer]",
     ),
     Mutant(

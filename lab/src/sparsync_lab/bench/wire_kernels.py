@@ -65,7 +65,7 @@ def measure_kernels(
     for _ in range(WARM_UP + bench.rounds):
         for kind, rows, headers, own in zip(kinds, every, heads, times, strict=True):
             status.begin()
-            calls = (
+            calls: tuple[Callable[[], object], ...] = (
                 partial(kind.pack, sents[0], number),
                 partial(status.check_messages, headers, 1),
                 partial(status.check_messages, rows, 1),
