@@ -469,4 +469,28 @@ MUTANTS = [
         "step + AGAIN",
         f"{POLICY}::test_trials_that_find_nothing_new_become_rare",
     ),
+    Mutant(
+        "a graph is replayed on the residual of the step before",
+        "src/sparsync/engine/replay.py",
+        "pointers += [memory.before.data_ptr(), memory.after.data_ptr()]",
+        "pointers += []",
+        "tests/test_replay.py::test_recorded_steps_are_those_without[undone]",
+        interpreted=True,
+    ),
+    Mutant(
+        "replayed exchanges are not counted",
+        "src/sparsync/engine/replay.py",
+        "channel.sequence += replay.exchanges",
+        "channel.sequence += 0",
+        "tests/test_replay.py::test_recorded_steps_are_those_without[undone]",
+        interpreted=True,
+    ),
+    Mutant(
+        "what a replayed step sent is not known to be in flight",
+        "src/sparsync/engine/replay.py",
+        "self.worker.ledger.record_sent(unit, replay.in_flight)",
+        "pass",
+        "tests/test_replay.py::test_recorded_steps_of_several_ranks_are_those_without[2]",
+        interpreted=True,
+    ),
 ]
