@@ -23,7 +23,6 @@ class CpuRecording(TorchDispatchMode):
     def __init__(self, pool: Any) -> None:
         super().__init__()
         self._parts: list[Callable[[], Any]] = []
-        self.kept: list[Any] = []
 
     def __enter__(self) -> Any:
         CpuRecording.under_way = self

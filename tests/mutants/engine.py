@@ -518,4 +518,28 @@ MUTANTS = [
         "        pass\n",
         "tests/test_added_parts.py::test_parts_come_to_the_same_bits[default-one NaN]",
     ),
+    Mutant(
+        "a graph is replayed on the residual of the step before",
+        "src/sparsync/engine/replay.py",
+        "pointers += [memory.before.data_ptr(), memory.after.data_ptr()]",
+        "pointers += []",
+        "tests/test_replay.py::test_recorded_steps_are_those_without[undone]",
+        interpreted=True,
+    ),
+    Mutant(
+        "replayed exchanges are not counted",
+        "src/sparsync/engine/replay.py",
+        "channel.sequence += replay.exchanges",
+        "channel.sequence += 0",
+        "tests/test_replay.py::test_recorded_steps_are_those_without[undone]",
+        interpreted=True,
+    ),
+    Mutant(
+        "what a replayed step sent is not known to be in flight",
+        "src/sparsync/engine/replay.py",
+        "self.worker.ledger.record_sent(unit, replay.in_flight)",
+        "pass",
+        "tests/test_replay.py::test_recorded_steps_of_several_ranks_are_those_without[2]",
+        interpreted=True,
+    ),
 ]

@@ -162,7 +162,8 @@ class Collective(Protocol):
         blocks: what a rank sends travels as it is, so that a block's start can stand for its indices.
         deferrable: it needs nothing from the host between its rounds, and verifies the headers of one of them, or of
             several: then of all but the first ``again``.
-        graph_safe: ``reduce_local`` never waits for the host, so that a CUDA graph may replay it.
+        graph_safe: ``reduce_local`` never waits for the host, so that a CUDA graph may replay it; where it is
+            ``deferrable``, ``reduce`` neither, but for the channel's calls.
         node_sums: it divides by ``channel.divisor``, so that leaders of nodes may send sums of their nodes' gradients.
     """
 
