@@ -75,18 +75,18 @@ def case_example(rank: int, size: int, folder: str, steps: int, save: int) -> di
 
 
 def test_the_example_learns_and_goes_on_with_the_same_bits(world: World, tmp_path: Path) -> None:
-    ranks = world.run(case_example, folder=str(tmp_path), steps=40, save=20)
+    ranks = world.run(case_example, folder=str(tmp_path), steps=32, save=16)  # at an epoch's end
     for found in ranks:
         whole, resumed, dense = (found[name] for name in ("whole", "resumed", "dense"))
         assert whole["weights"] == resumed["weights"] == ranks[0]["whole"]["weights"] != dense["weights"]
-        assert whole["loss"] < dense["loss"] + MARGIN < 2.6  # from 4.2
+        assert whole["loss"] < dense["loss"] + MARGIN < 3.0  # from 4.2
         for logs in whole["logs"]:
             assert 0 < logs["sparsync/sent_share"] < 0.1
             assert 0 < logs["sparsync/bytes"] < 4 * whole["parameters"] / 25
         assert not any("sparsync/bytes" in logs for logs in dense["logs"])
     kept = []
     for name in STATES:
-        ends = [torch.load(tmp_path / run / "checkpoint-40" / name, weights_only=True) for run in ("whole", "resumed")]
+        ends = [torch.load(tmp_path / run / "checkpoint-32" / name, weights_only=True) for run in ("whole", "resumed")]
         for kind in ("residuals", "velocities"):
             assert ends[0][kind].keys() == ends[1][kind].keys() != set()
             for parameter, tensor in ends[0][kind].items():
