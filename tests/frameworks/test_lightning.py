@@ -305,6 +305,7 @@ def test_an_exception_on_one_rank_ends_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_the_example_runs_and_resumes(package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.train")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray" / "train.py"
 MARGIN = 0.05  # of the loss over dense's, after 126 steps
 DENSE_BYTES = 4 * (64 * 256 + 256 + 256 * 10 + 10)  # that a worker hands over in a step
@@ -39,6 +39,17 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         ray.shutdown()
 
 
+@pytest.fixture(scope="module")
+def whole(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The result of a training of two epochs."""
+    return example.fit(tmp_path_factory.mktemp("whole"), epochs=2)
+
+
+def after_one_epoch(whole: Any) -> str:
+    """Return the folder of the checkpoint in the middle of the training."""
+    return next(str(checkpoint.path) for checkpoint, metrics in whole.best_checkpoints if metrics["epoch"] == 0)
+
+
 def saved(checkpoint: Any, name: str) -> Any:
     return torch.load(Path(checkpoint.path) / name, weights_only=True)
 
@@ -49,16 +60,14 @@ def same(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
 
 
-def test_the_example_is_sparse_learns_and_goes_on_to_the_same_bits(example: Any, tmp_path: Path) -> None:
-    whole = example.fit(tmp_path, epochs=2)
+def test_the_example_is_sparse_learns_and_goes_on_to_the_same_bits(whole: Any, example: Any, tmp_path: Path) -> None:
     dense = example.fit(tmp_path, epochs=2, sparse=False)
     assert whole.metrics["steps"] == 126
     assert whole.metrics["bytes"] < DENSE_BYTES / 10 * 126
     losses = whole.metrics["loss"], dense.metrics["loss"]
     assert losses[0] < losses[1] + MARGIN, losses
 
-    half = next(checkpoint for checkpoint, metrics in whole.best_checkpoints if metrics["epoch"] == 0)
-    resumed = example.fit(tmp_path, epochs=2, resume=half.path)
+    resumed = example.fit(tmp_path, epochs=2, resume=after_one_epoch(whole))
     assert resumed.metrics["steps"] == 63
     assert same(saved(resumed.checkpoint, "model.pt")["model"], saved(whole.checkpoint, "model.pt")["model"])
     states = [saved(whole.checkpoint, f"sparsync-{rank}.pt") for rank in range(2)]
@@ -69,8 +78,8 @@ def test_the_example_is_sparse_learns_and_goes_on_to_the_same_bits(example: Any,
         assert same(again["velocities"], state["velocities"])
 
 
-def test_another_number_of_workers_goes_on(example: Any, tmp_path: Path) -> None:
-    two = example.fit(tmp_path, epochs=1)
-    three = example.fit(tmp_path, epochs=2, workers=3, resume=two.checkpoint.path)
-    assert three.metrics["loss"] < two.metrics["loss"]
+def test_another_number_of_workers_goes_on(whole: Any, example: Any, tmp_path: Path) -> None:
+    before = next(metrics["loss"] for _, metrics in whole.best_checkpoints if metrics["epoch"] == 0)
+    three = example.fit(tmp_path, epochs=2, workers=3, resume=after_one_epoch(whole))
+    assert three.metrics["loss"] < before
     assert saved(three.checkpoint, "sparsync-2.pt")["workers"] == 3
