@@ -169,7 +169,7 @@ def figure_6(context: RunContext) -> Result:
         f"{AUTHORS} is the published code: the two-sided quantile, and three masks. {CARRIED}: the fitted quantile "
         "times a factor that the counts of the step before gave, looked for around that; the k largest go only where "
         "no threshold near it gives a count within 10 % of k: of 2,400 selections (1,200 steps of 2 workers) in 2 of "
-        "LeNet-5 and 155 of FNN-3, where entries of pixels that never change are equal to the last bit."
+        "LeNet-5 and 155 of FNN-3, where more entries than that are equal to the last bit."
     )
     methods = ("dense", "topk", "gaussiank", HELD, AUTHORS, CARRIED, COUNTED)
     return convergence(context, methods, [ONE_SIDED, held, other], [LARGER])
