@@ -12,7 +12,7 @@ from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import RunContext, evidence, store
 from sparsync_lab.papers.density_stages import DensityStages
 from sparsync_lab.papers.p1 import AUTHORS, CARRIED, training
-from sparsync_lab.papers.run import Run, file_of, read
+from sparsync_lab.papers.run import History, Run, file_of, read
 from sparsync_lab.papers.trainings import run_options, train_run
 from tests.lab.test_papers import task
 
@@ -54,20 +54,20 @@ def test_densities_fall_in_stages() -> None:
         Run("a", "lenet5", "topk", {"density": 0.1}, densities=((0.1, 0.2),), front=2.0, steps=5)
 
 
-def trained(run: Run, folder: Path) -> Run:
-    """Train it, read it back and return it as its file has it."""
+def trained(run: Run, folder: Path) -> History:
+    """Train it, and read it back."""
     context = RunContext(output=folder, scratch=folder / "scratch")
     history = train_run(run, context, task(run))
     assert history is not None
     assert Run(**store.read_json(file_of(context, run))["run"]).name == run.name
     assert read(file_of(context, run), run).snapshots == list(history.snapshots)
-    return history  # type: ignore[return-value]
+    return history
 
 
 def test_more_is_sent_at_first(tmp_path: Path) -> None:
     run = small(evidence.cause("topk", "density warm-up", densities=((0.25, 1 / 4), (0.5, 0.04))))
     history = trained(run, tmp_path)
-    sent = history.sent  # type: ignore[attr-defined]
+    sent = history.sent
     assert sent[0] == sent[1] > sent[2] == sent[3] > sent[4] == sent[7]
 
 
@@ -76,7 +76,7 @@ def test_without_a_residual_nothing_is_kept(tmp_path: Path) -> None:
     losses = []
     for feedback in (True, False):
         run = small(evidence.random_k("lenet5", feedback, False), options={"density": 0.5, "scope": "global"})
-        losses.append(trained(run, tmp_path).losses)  # type: ignore[attr-defined]
+        losses.append(trained(run, tmp_path).losses)
     assert losses[0][:2] == losses[1][:2]
     assert losses[0][2:] != losses[1][2:]
 
@@ -85,7 +85,7 @@ def test_without_a_residual_nothing_is_kept(tmp_path: Path) -> None:
 def test_counts_are_stored(form: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     run = small(training("lenet5", form), watch_every=4)
-    seen = trained(run, tmp_path).snapshots  # type: ignore[attr-defined]
+    seen = trained(run, tmp_path).snapshots
     assert [snapshot["step"] for snapshot in seen] == [4, 8]
     assert all(0 <= s["least"] <= s["mean"] <= s["most"] for s in seen)
     assert seen[-1]["fallbacks"] >= seen[0]["fallbacks"] >= 0
