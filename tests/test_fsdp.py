@@ -206,7 +206,9 @@ EXACT = {"compressor": "topk", "density": 1.0, "precondition": True, "second_mom
 def test_all_entries_are_what_hsdp_sends(
     four: World, kind: str, options: dict[str, Any], clip: float, sums: bool
 ) -> None:
-    assert max(four.run(case_dense, kind=kind, options=options, clip=clip, sums=sums)) < 2e-4
+    learned = clip > 0 and "clip" not in options  # of which the first step knows nothing: there Adam's eps weighs less
+    far = max(four.run(case_dense, kind=kind, options=options, clip=clip, sums=sums))
+    assert far < (1e-3 if learned else 1e-5)
 
 
 TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
