@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-compile test-triton \
-  test-install lint format bench docs papers-quick clean
+  test-frameworks test-install lint format bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -63,6 +63,25 @@ test-triton: install
 	  PYTHONPATH=$(CURDIR)/.triton/$$version TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 $(KERNELS) || exit 1; \
 	done
 
+# Every framework of tests/frameworks/versions.txt (or some: FRAMEWORKS="lightning==2.5.6 lightning"), its slow tests
+# included, in an environment of its own that takes torch and all else from .venv. The newest is looked for each time.
+FRAMEWORKS ?= $(shell grep -v '^\#' tests/frameworks/versions.txt)
+test-frameworks: install
+	mkdir -p .frameworks && grep -E '^(torch|numpy)==' constraints.txt > .frameworks/constraints.txt
+	packages=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"); \
+	for framework in $(FRAMEWORKS); do \
+	  name=$$(echo $$framework | sed 's/==.*//; s/\[.*//'); place=.frameworks/$$(echo $$framework | sed 's/\[.*\]//; s/==/-/'); \
+	  if [ ! -e $$place/.made ]; then \
+	    $(BIN)/python -m venv --without-pip $$place && \
+	    echo "import site; site.addsitedir('$$packages')" > $$(ls -d $$place/lib/python*/site-packages)/beside.pth && \
+	    touch $$place/.made || exit 1; \
+	  fi; \
+	  $$place/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --constraint .frameworks/constraints.txt \
+	    "$$framework" || exit 1; \
+	  $$place/bin/python -c "from importlib.metadata import version; print('$$name', version('$$name'))"; \
+	  $$place/bin/python -m pytest -q tests/frameworks/test_$$name.py || exit 1; \
+	done
+
 # What is pinned resolves with the public index alone: no wheel folder, no extra index. May download gigabytes.
 test-install: install
 	env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null $(BIN)/python -m pip install --disable-pip-version-check \
@@ -72,9 +91,8 @@ test-install: install
 GPU_TEST = PYTHONPATH=src:lab/src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
 test-gpu:
 	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0], 'commit', '$(COMMIT)')" > results/test-gpu.txt
-	rm -rf runs/test-gpu && mkdir -p runs/test-gpu
-	echo tests/test_gpu.py tests/test_virtual_graphs.py $(KERNELS) | tr ' ' '\n' | xargs -P 14 -I{} sh -c '$(GPU_TEST) {} > runs/test-gpu/$$(basename {}).txt 2>&1'; \
-	  status=$$?; cat runs/test-gpu/*.txt >> results/test-gpu.txt; grep -E "passed|failed" results/test-gpu.txt | tail -12; exit $$status
+	$(GPU_TEST) -n 14 --dist worksteal tests/test_gpu.py tests/test_virtual_graphs.py $(KERNELS) >> results/test-gpu.txt 2>&1; \
+	  status=$$?; grep -E "FAILED|ERROR| passed| failed" results/test-gpu.txt | tail -12; exit $$status
 
 # The kernels' memory accesses, watched by NVIDIA's compute-sanitizer; some tests of every file.
 SANITIZED := half_precision or momentum or not_finite or mean_is or rejects or foreign
@@ -98,7 +116,7 @@ format: install
 	$(BIN)/ruff format .
 
 bench: install
-	$(BIN)/sparsync bench step
+	$(BIN)/sparsync bench step --out results
 
 # The site, into runs/site; first the numbers of README and docs/ from results/.
 docs: install
@@ -112,4 +130,4 @@ papers-quick: install
 	$(BIN)/sparsync papers report --output runs/papers-quick
 
 clean:
-	rm -rf .venv .triton .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs
+	rm -rf .venv .triton .frameworks .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs

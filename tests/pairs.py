@@ -74,6 +74,11 @@ def pair_of(
     return fused, Worker(specified(compressor), replace(layout, _tables={}), dtype, values, **options)
 
 
+def numbered(number: int) -> Tensor:
+    """The number of an exchange, where kernels look it up."""
+    return torch.tensor(number, dtype=torch.int32, device=DEVICE)
+
+
 def entries(sent: SparseGrad) -> tuple[Tensor, Tensor]:
     """What was sent, in the order of its indices; nothing lies behind it."""
     count = int(sent.count)

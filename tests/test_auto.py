@@ -55,15 +55,15 @@ class Given(nn.Module):
 
     def gradients(self, step: int) -> list[Tensor]:
         rng = torch.Generator().manual_seed(1000 * step + self.rank)
-        return [torch.randint(-16, 17, p.shape, generator=rng) / 8 for p in self.tensors]
+        return [(torch.randint(-16, 17, p.shape, generator=rng) / 8).to(p.device) for p in self.tensors]
 
     def forward(self, step: int) -> Tensor:
-        return sum(((p * g).sum() for p, g in zip(self.tensors, self.gradients(step), strict=True)), torch.zeros(()))
+        return sum((p * g).sum() for p, g in zip(self.tensors, self.gradients(step), strict=True))
 
 
-def law_case(rank: int, size: int, momentum: float, way: str) -> tuple[Any, ...]:
+def law_case(rank: int, size: int, momentum: float, way: str, device: str = "cpu") -> tuple[Any, ...]:
     """Go dense, sparse, dense, sparse, dense; return what was applied and kept, and what came in, of each tensor."""
-    model = Given(rank)
+    model = Given(rank).to(device)
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     options = {"masking": False} if momentum else {}
@@ -85,7 +85,8 @@ def law_case(rank: int, size: int, momentum: float, way: str) -> tuple[Any, ...]
         kept_most = max([kept_most, *(float(r.abs().max()) for r in kept if r is not None)])
     velocities = [sync.velocity(f"tensors.{n}") for n in range(len(applied))] if momentum else []
     sync.detach()
-    return applied, came, kept, velocities, kept_most, log, weights(model)
+    found = [[None if t is None else t.cpu() for t in tensors] for tensors in (applied, came, kept, velocities)]
+    return *found, kept_most, log, weights(model).cpu()
 
 
 @pytest.mark.parametrize(
@@ -96,8 +97,12 @@ def test_nothing_is_lost_on_the_way_between_dense_and_sparse(
     worlds: dict[int, World], size: int, momentum: float, way: str
 ) -> None:
     """What was applied is what came in: under momentum of 0.5 twice the gradient, less what velocities still hold."""
-    ranks = worlds[size].run(law_case, momentum=momentum, way=way)
-    applied, _, _, _, kept_most, log, after = ranks[0]
+    assert_law(worlds[size].run(law_case, momentum=momentum, way=way), momentum, way)
+
+
+def assert_law(ranks: list[Any], momentum: float, way: str) -> None:
+    """Compare what ``law_case`` returned on every rank."""
+    size, (applied, _, _, _, kept_most, log, after) = len(ranks), ranks[0]
     assert log == 3 * [DENSE] + 6 * [way] + 3 * [DENSE] + 6 * [way] + (DRAIN + 2) * [DENSE]
     assert kept_most > 2  # so that there is something to lose
     for other in ranks[1:]:

@@ -17,6 +17,7 @@ import sparsync as sparsync_package
 from sparsync import cli
 from sparsync.cli import main
 from sparsync_lab.cli.app import run
+from sparsync_lab.cli.bench_output import bench_file
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 240  # seconds, for a command that hangs; a machine may be busy
@@ -33,6 +34,36 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for command in ("demo", "compare", "train", "bench", "info", "plan"):
         assert re.search(rf"^\s+{command}\s", shown, re.MULTILINE)
+
+
+def test_help_groups_commands_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    parts = re.split(r"^(\S.*):$", shown, flags=re.MULTILINE)
+    found = {
+        name: re.findall(r"^  (\w+) ", text, re.MULTILINE) for name, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    assert found["For your training"] == ["plan", "info"]
+    assert found["Measure the library, and make its published figures again"] == ["bench", "lab", "papers"]
+
+
+def test_markup_takes_nothing_out_of_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsync.kernels.cpu.available", lambda: False)
+    assert run(["info"]) == 0
+    assert "plain PyTorch (pip install 'sparsync[fast]')" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("out", [None, "some", "some/own.csv"])
+def test_bench_writes_over_nothing_unless_it_is_told_to(
+    out: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = bench_file(None if out is None else Path(out), "bench-step-cpu.csv")
+    assert path.parent.is_dir()
+    if out is None:
+        assert re.fullmatch(r"runs/bench/\d{4}-\d\d-\d\d-\d{6}/bench-step-cpu\.csv", path.as_posix())
+    else:
+        assert path.as_posix() == ("some/own.csv" if out.endswith(".csv") else "some/bench-step-cpu.csv")
 
 
 def test_info_lists_versions_and_methods_and_needs_no_lab() -> None:

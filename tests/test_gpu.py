@@ -29,6 +29,8 @@ from tests.methods import COLLECTIVES, SPARSE, Worker, gradient, make, reducer_o
 from tests.models import net, weights
 from tests.pairs import layout_of, nothing_waited_for_nor_allocated
 from tests.tensors import moved, sketched, tables_of
+from tests.test_auto import assert_law, law_case
+from tests.test_hierarchy import LAYOUTS, WAYS, case_laws
 from tests.world import World
 
 pytestmark = [
@@ -265,12 +267,14 @@ def case_train(rank: int, size: int, backend: str, name: str, values: str, scope
     torch.cuda.set_device(0)
     ddp = DistributedDataParallel(net().cuda(), bucket_cap_mb=0.01, process_group=group)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
-    if name in ("default", "balanced"):
+    if name in ("default", "balanced", "auto"):
         handle = sparsync.attach(ddp, recipe=name, optimizer=optimizer, scope=scope, dense_below=100)
     else:
-        handle = sparsync.attach(ddp, make(name, 0.02), values=values, scope=scope, dense_below=100)
+        pairs = {"collective": "gtopk"} if name == "gtopk" else {}
+        compressor = make("topk" if pairs else name, 0.02)
+        handle = sparsync.attach(ddp, compressor, values=values, scope=scope, dense_below=100, **pairs)
     rng = torch.Generator(device="cuda").manual_seed(rank)
-    for _ in range(8):
+    for _ in range(60 if name == "auto" else 8):  # until its trial is over
         x = torch.randn(16, 20, device="cuda", generator=rng)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(ddp(x), x[:, :5].argmax(1))
@@ -324,10 +328,34 @@ def test_shards_lose_nothing_on_the_device(scope):
 @pytest.mark.parametrize(("backend", "size"), [("nccl", 1), ("gloo", 2), ("gloo", 3)])
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize(
-    ("name", "values"), [("topk", "fp32"), ("threshold", "fp32"), ("default", "sign"), ("balanced", "sign")]
+    ("name", "values"),
+    [
+        ("topk", "fp32"),
+        ("threshold", "fp32"),
+        ("default", "sign"),
+        ("balanced", "sign"),
+        ("auto", "sign"),
+        ("gtopk", "fp32"),
+    ],
 )
 def test_training_on_the_device(backend, size, scope, name, values):
     answers = World.once(size, case_train, timeout=120, backend=backend, name=name, values=values, scope=scope)
     assert all(finished for finished, _ in answers), answers
     assert all(torch.equal(answer[0], answers[0][1][0]) for _, answer in answers)
     assert torch.isfinite(answers[0][1][0]).all()
+
+
+@pytest.mark.parametrize(("size", "momentum", "way"), [(2, 0.0, "default"), (3, 0.9, "default in buckets")])
+def test_nothing_is_lost_between_dense_and_sparse_steps_on_the_device(size, momentum, way):
+    answers = World.once(size, law_case, momentum=momentum, way=way, device="cuda:0")
+    assert all(finished for finished, _ in answers), answers
+    assert_law([answer for _, answer in answers], momentum, way)
+
+
+@pytest.mark.parametrize("way", ["allgather", "signs", "gtopk", "balanced"])
+def test_laws_1_and_2_hold_for_nodes_on_the_device(way):
+    size, per_node = LAYOUTS["2x2"]
+    arguments = {"per_node": per_node, "options": WAYS[way], "dtype": torch.float32, "device": "cuda:0"}
+    answers = World.once(size, case_laws, **arguments)
+    assert all(finished for finished, _ in answers), answers
+    assert [bool(kept) for _, (kept, _, _) in answers] == [True, False, True, False]

@@ -46,11 +46,13 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def case_laws(rank: int, size: int, per_node: Any, options: dict[str, Any], dtype: torch.dtype) -> Any:
+def case_laws(
+    rank: int, size: int, per_node: Any, options: dict[str, Any], dtype: torch.dtype, device: str = "cpu"
+) -> Any:
     """Train with laws 1 and 2 checked at every step; return what this rank keeps, and what it sent."""
-    ddp = DistributedDataParallel(mlp(dtype), bucket_cap_mb=0.001)
+    ddp = DistributedDataParallel(mlp(dtype).to(device), bucket_cap_mb=0.001)
     handle = sparsync.attach(ddp, per_node=per_node, deadline=20, **options)
-    train(ddp, handle, inputs(rank, 8, 40, dtype=dtype))
+    train(ddp, handle, [x.to(device) for x in inputs(rank, 8, 40, dtype=dtype)])
     answer = {*handle.state_dict()["residuals"]}, handle.stats().total.traffic, handle.describe()
     handle.detach()
     del ddp

@@ -201,13 +201,15 @@ def test_what_the_loops_do_not_know_is_left_to_the_wire():
 
 @pytest.fixture(scope="module")
 def checked() -> Iterator[None]:
-    """The loop that sums, compiled so that an access outside its arrays raises."""
+    """The loops that sum, compiled so that an access outside their arrays raises."""
     from numba import njit
 
     from sparsync.kernels.message import cpu as loops
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "write_mean", njit(boundscheck=True, error_model="numpy")(loops.write_mean.py_func))
+        for name in ("_add_signs", "_add_entries", "write_mean"):  # the last calls the others
+            slow = njit(boundscheck=True, error_model="numpy")(getattr(loops, name).py_func)
+            patch.setattr(loops, name, slow)
         yield
 
 
@@ -219,11 +221,20 @@ def outcome(act: Callable[..., Any], *args: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("values", "indices"), [("fp32", "int"), ("fp16", "ef"), ("bf16", "int"), ("sign", "ef"), ("levels", "int")]
+    ("values", "indices", "sizes"),
+    [
+        ("fp32", "int", [100, 23]),
+        ("fp16", "ef", [100, 23]),
+        ("bf16", "int", [100, 23]),
+        ("sign", "ef", [100, 23]),
+        ("sign", "ef", [123]),
+        ("levels", "int", [100, 23]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(len(value)),
 )
-def test_a_flipped_bit_leads_nowhere_and_means_the_same(checked, values, indices):
+def test_a_flipped_bit_leads_nowhere_and_means_the_same(checked, values, indices, sizes):
     """Even if nobody had looked at the checksum: the same error as without the loops, or the same numbers."""
-    layout = layout_of([100, 23], 0.05)
+    layout = layout_of(sizes, 0.05)
     wire, shape = Wire(values, indices), shape_of(layout, torch.float32)
     whole = torch.stack([message_of(wire, entries(layout, values, seed), layout, shape) for seed in range(3)])
     refused, args = 0, (layout, shape, torch.float32)

@@ -20,7 +20,7 @@ from sparsync.wire import CODECS, Wire, seal
 from sparsync.wire.device_parts import carries_parts
 from sparsync.workspace import Workspace
 from tests.methods import Worker, gradient, place
-from tests.pairs import DEVICE, INTERPRETED, MARKS, nothing_waited_for_nor_allocated, within_bounds  # noqa: F401
+from tests.pairs import DEVICE, INTERPRETED, MARKS, nothing_waited_for_nor_allocated, numbered, within_bounds  # noqa: F401
 
 pytestmark = MARKS
 KINDS = ("normal", "integers", "heavy", "mostly zero", "zero")
@@ -65,15 +65,18 @@ class Ranks:
 
     def scatter(self, sents, sequence=4):
         made = [
-            one.scatter.pack_parts(on_device(s), sequence, one.stays) for one, s in zip(self.own, sents, strict=True)
+            one.scatter.pack_parts(on_device(s), numbered(sequence), one.stays)
+            for one, s in zip(self.own, sents, strict=True)
         ]
         return torch.stack(made)
 
     def answer(self, rank, rows, sent, sequence=5):
         one = self.own[rank]
-        one.scatter.add_up(rows.contiguous(), rank, self.failed, 1, one.sums.values, one.sums.rows)
-        one.sums.choose(rank, *one.left, self.failed, 1)
-        return one.gather.pack_sums(one.sums.rows, one.sums.values, one.sums.count, on_device(sent), rank, sequence)
+        one.scatter.add_up(rows.contiguous(), rank, self.failed, numbered(1), one.sums.values, one.sums.rows)
+        one.sums.choose(rank, *one.left, self.failed, numbered(1))
+        return one.gather.pack_sums(
+            one.sums.rows, one.sums.values, one.sums.count, on_device(sent), rank, numbered(sequence)
+        )
 
     def rejected(self, rank, sent):
         one = self.own[rank]
@@ -123,7 +126,7 @@ def test_messages_and_results_are_those_of_the_specification(values, indices, sc
         wanted, out = torch.empty(layout.numel), torch.full((layout.numel,), 9.0, device=DEVICE)
         one.mean.write(wanted)
         overflow = torch.zeros((), dtype=torch.int32, device=DEVICE)
-        ranks.own[rank].gather.write_mean(answers, ranks.failed, out, overflow, 2)
+        ranks.own[rank].gather.write_mean(answers, ranks.failed, out, overflow, numbered(2))
         assert torch.equal(out.cpu(), wanted)
         assert int(overflow) == int(ranks.failed) == 0
         residual = torch.randn(layout.numel, generator=torch.Generator().manual_seed(rank))
@@ -140,7 +143,7 @@ def test_the_mean_in_other_dtypes_and_its_norm(dtype):
     answers = torch.stack([ranks.answer(rank, made[:, rank], sents[rank]).clone() for rank in range(3)])
     wanted, out = (torch.empty(layout.numel, dtype=dtype, device=device) for device in ("cpu", DEVICE))
     Balanced(0.5).reduce_local(sents, layout, wire)[0].mean.write(wanted)
-    ranks.own[0].gather.write_mean(answers, ranks.failed, out, None, 2)
+    ranks.own[0].gather.write_mean(answers, ranks.failed, out, None, numbered(2))
     assert torch.equal(out.cpu(), wanted)
     norms = torch.tensor([1.0, 2.0, 2.0])
     factor, theirs = ranks.own[0].gather.give_norm(answers, out, norms.to(DEVICE), 2.0), give_norm(wanted, norms, 2.0)
@@ -201,7 +204,7 @@ def test_a_sum_that_overflows_goes_as_it_is_and_leaves_nothing_behind(values):
     made = ranks.scatter(sents)
     answers = torch.stack([ranks.answer(rank, made[:, rank], sents[rank]).clone() for rank in range(3)])
     out, overflow = torch.zeros(layout.numel, device=DEVICE), torch.zeros((), dtype=torch.int32, device=DEVICE)
-    ranks.own[0].gather.write_mean(answers, ranks.failed, out, overflow, 2)
+    ranks.own[0].gather.write_mean(answers, ranks.failed, out, overflow, numbered(2))
     assert int(overflow) == (values != "fp16")
     assert all(torch.isfinite(one.values).all() for one in ranks.own)
     if values == "fp16":
@@ -239,7 +242,7 @@ def test_no_flipped_bit_makes_a_kernel_leave_its_tensors(values, indices):
         rows = answers.clone()
         rows[1, bit // 32] ^= (1 << bit % 32) - (1 << 32 if bit % 32 == 31 else 0)
         ranks.failed.zero_()
-        one.gather.write_mean(rows, ranks.failed, out, None, 2)
+        one.gather.write_mean(rows, ranks.failed, out, None, numbered(2))
 
 
 @pytest.mark.parametrize("said", [-1, 10_000])
@@ -251,11 +254,11 @@ def test_what_does_not_exist_fails_the_exchange(second, place, said):
     rows = answers if second else made[:, 0].clone()
     rows[1, place] = said
     if second:
-        ranks.own[0].gather.write_mean(rows, ranks.failed, out, None, 2)
+        ranks.own[0].gather.write_mean(rows, ranks.failed, out, None, numbered(2))
     else:
         ranks.answer(0, rows, sents[0])
     assert int(ranks.failed) == (2 if second else 1)
-    ranks.own[0].gather.write_mean(answers, ranks.failed, out, None, 2)
+    ranks.own[0].gather.write_mean(answers, ranks.failed, out, None, numbered(2))
     assert not out.any()  # from then on
 
 
@@ -277,7 +280,7 @@ def test_an_entry_in_the_last_row_that_is_beyond_the_gradient_fails_the_exchange
             answers = torch.stack([ranks.answer(r, made[:, r], sents[r]).clone() for r in range(4)])
             answers[beyond] = answer
             answers[beyond, HEADER + int(answer[ENTRIES]) - 1] = 2
-            ranks.own[0].gather.write_mean(answers, ranks.failed, torch.zeros(11, device=DEVICE), None, 2)
+            ranks.own[0].gather.write_mean(answers, ranks.failed, torch.zeros(11, device=DEVICE), None, numbered(2))
             assert int(ranks.failed) == 2
 
 

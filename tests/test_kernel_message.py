@@ -18,11 +18,12 @@ from sparsync.sparse import SparseGrad, give_norm, write_mean
 from sparsync.wire import CODECS, HEADER, MAGIC, VERSION, Wire, seal
 from sparsync.wire.device import TILE, DeviceMessage, carries
 from sparsync.wire.indices import ef_width, ef_words
+from sparsync_lab.bench.exchange_kernels import STAGES, measure_exchange
 from sparsync_lab.bench.wire import WireBench
 from sparsync_lab.bench.wire_kernels import FORMATS, measure_kernels
 from tests.fence import fenced
 from tests.methods import place
-from tests.pairs import DEVICE, INTERPRETED, MARKS
+from tests.pairs import DEVICE, INTERPRETED, MARKS, numbered
 
 pytestmark = MARKS
 SIZES = {"one": [1], "odd": [1023, 1, 2, 5000], "large": [140_003, 129]}
@@ -93,7 +94,7 @@ def test_the_message_is_that_of_the_wire(values, scope, indices, sizes):
         header = wire.header(sent, 7 + seed, layout.id, layout.digest)
         expected = wire.encode(in_order(sent), layout.segment_of, shape, header)
         assert carries(wire, on(sent, DEVICE))
-        assert torch.equal(device.pack(on(sent, DEVICE), 7 + seed).cpu(), expected)
+        assert torch.equal(device.pack(on(sent, DEVICE), numbered(7 + seed)).cpu(), expected)
         assert not device.bitmap.any()
 
 
@@ -121,7 +122,7 @@ def test_the_mean_is_that_of_the_wire(values, dtype, indices, workers):
     write_mean(whole, [in_order(s) for s in sents], workers)
     out = torch.full((layout.numel,), 9.0, dtype=dtype, device=DEVICE)
     fine, overflow = (torch.zeros((), dtype=torch.int32, device=DEVICE) for _ in range(2))
-    device.write_mean(rows.to(DEVICE), fine, out, overflow)
+    device.write_mean(rows.to(DEVICE), fine, out, overflow, numbered(1))
     assert torch.equal(out.cpu(), whole)
     assert int(overflow) == 0
     norm = torch.tensor([1.0, 2.0, 2.0])  # of parts: 3 of all
@@ -129,7 +130,7 @@ def test_the_mean_is_that_of_the_wire(values, dtype, indices, workers):
     expected = give_norm(whole, norm, 2.0)
     torch.testing.assert_close(factor.cpu(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-3, atol=0)
     torch.testing.assert_close(out.cpu(), whole, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0)
-    device.write_mean(rows.to(DEVICE), fine + 1, out, overflow)
+    device.write_mean(rows.to(DEVICE), fine + 1, out, overflow, numbered(1))
     assert not out.any()
     assert device.give_norm(rows.to(DEVICE), out, norm.to(DEVICE), 2.0) == 2
     assert not out.any()
@@ -148,7 +149,7 @@ def test_the_mean_of_more_ranks_than_are_read_at_once(indices, first):
     whole = torch.empty(layout.numel)
     write_mean(whole, sents, 17)
     out, fine = torch.full((layout.numel,), 9.0, device=DEVICE), torch.zeros((), dtype=torch.int32, device=DEVICE)
-    device.write_mean(rows.to(DEVICE), fine, out, None)
+    device.write_mean(rows.to(DEVICE), fine, out, None, numbered(1))
     assert torch.equal(out.cpu(), whole)
     assert not fine
     assert not device.scratch.any()
@@ -162,7 +163,7 @@ def test_a_mean_that_is_poisoned_is_not_multiplied():
         [wire.encode(s, layout.segment_of, shape, wire.header(s, 1, layout.id, layout.digest)) for s in sents]
     )
     out, fine = torch.zeros(layout.numel, device=DEVICE), torch.zeros((), dtype=torch.int32, device=DEVICE)
-    device.write_mean(rows.to(DEVICE), fine, out, None)
+    device.write_mean(rows.to(DEVICE), fine, out, None, numbered(1))
     out[int(sents[0].indices[3])] = torch.nan
     before = out.clone()
     assert device.give_norm(rows.to(DEVICE), out, torch.tensor([3.0], device=DEVICE), 1.0) == 1
@@ -284,20 +285,20 @@ def test_no_flipped_bit_makes_a_kernel_leave_its_tensors(values, indices, worker
     bits = torch.cat([count, torch.arange(first, 32 * device.values_at, 5)])
     whole, norm, refused = message.repeat(workers, 1), torch.tensor(3.0), 0
     plain, fine = torch.zeros(layout.numel), torch.zeros((), dtype=torch.int32)
-    device.write_mean(whole, fine, plain, None)
+    device.write_mean(whole, fine, plain, None, numbered(1))
     with fenced():
         for some_bits in bits.split(workers):
             rows = whole.clone()
             rows[: some_bits.numel()] = flipped(message)[some_bits]
             failed, out = torch.zeros((), dtype=torch.int32), torch.zeros(layout.numel)
-            device.write_mean(rows, failed, out, None, 4)
+            device.write_mean(rows, failed, out, None, numbered(4))
             device.give_norm(rows, out, norm, 1.0)
             assert int(failed) in (0, 4)
             refused += int(failed) == 4
             assert not device.scratch.any()
     assert refused > 1
     out = torch.zeros(layout.numel)
-    device.write_mean(whole, fine, out, None)
+    device.write_mean(whole, fine, out, None, numbered(1))
     assert torch.equal(out, plain)  # nothing was left behind
     assert not fine
 
@@ -355,7 +356,7 @@ def test_a_coded_index_that_is_too_large_fails_the_exchange(numel):
 
     args = rows.to(DEVICE), rows.shape[1], HEADER + low, high, sums.to(DEVICE), 1
     found, failed = indices.to(DEVICE), failed.to(DEVICE)
-    kernels.expand[(1, 1)](*args, found, 1, failed, 4, BLOCK=256, BLOCKS=2, WIDTH=width)
+    kernels.expand[(1, 1)](*args, found, 1, failed, numbered(4), BLOCK=256, BLOCKS=2, WIDTH=width)
     assert int(failed) == 0
     assert int(found) >= numel
 
@@ -373,7 +374,7 @@ def failed_by(device, rows, layout):
     """The exchange that failed, if the messages ``rows`` are those of exchange 4."""
     failed, out = torch.zeros((), dtype=torch.int32, device=DEVICE), torch.zeros(layout.numel, device=DEVICE)
     with fenced() if INTERPRETED else nullcontext():
-        device.write_mean(rows.to(DEVICE), failed, out, None, 4)
+        device.write_mean(rows.to(DEVICE), failed, out, None, numbered(4))
     assert not device.scratch.any()
     return int(failed)
 
@@ -383,3 +384,11 @@ def test_bench_wire_times_what_kernels_do():
     assert [(row.indices, row.values) for row in rows] == list(FORMATS)
     for row in rows:
         assert min(row.pack_ms, row.headers_ms, row.check_ms, row.decode_ms) > 0
+
+
+def test_bench_exchange_times_every_stage_of_both_collectives():
+    gathered, balanced = measure_exchange(5000, 3, torch.device(DEVICE), 1)
+    assert tuple(gathered.stages) == ("pack", "mean")
+    assert tuple(balanced.stages) == STAGES
+    assert all(ms > 0 for row in (gathered, balanced) for ms in row.stages.values())
+    assert min(balanced.sent, gathered.sent) > 0

@@ -17,7 +17,7 @@ from sparsync.value_range import HALF, largest_value
 from sparsync.wire import Wire
 from sparsync.wire.device import DeviceMessage
 from tests.methods import Worker, place
-from tests.pairs import DEVICE, INTERPRETED, MARKS, compare, layout_of, pair_of, within_bounds
+from tests.pairs import DEVICE, INTERPRETED, MARKS, compare, layout_of, numbered, pair_of, within_bounds
 
 __all__ = ["within_bounds"]
 pytestmark = MARKS
@@ -118,7 +118,7 @@ def test_a_mean_that_was_rounded_beyond_its_range_is_finite(number):
     write_mean(whole, sents, 3)
     out = torch.full_like(whole, 9.0, device=DEVICE)
     fine, overflow = (torch.zeros((), dtype=torch.int32, device=DEVICE) for _ in range(2))
-    device.write_mean(rows, fine, out, overflow)
+    device.write_mean(rows, fine, out, overflow, numbered(1))
     torch.testing.assert_close(out.cpu(), whole, rtol=0, atol=0, equal_nan=True)
     assert bool(whole.isfinite().all()) == math.isfinite(number)
     assert bool(overflow) != math.isfinite(number)
@@ -132,7 +132,7 @@ def test_a_norm_that_fp16_has_no_room_for(norm):
     write_mean(whole, sents, 2)
     before, fine = whole.clone(), torch.zeros((), dtype=torch.int32, device=DEVICE)
     out = torch.empty_like(whole, device=DEVICE)
-    device.write_mean(rows, fine, out, None)
+    device.write_mean(rows, fine, out, None, numbered(1))
     factor = device.give_norm(rows, out, torch.tensor([norm], device=DEVICE), 1.0)
     expected = give_norm(whole, torch.tensor([norm]), 1.0)
     torch.testing.assert_close(factor.cpu(), expected, rtol=1e-5, atol=0)

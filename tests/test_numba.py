@@ -10,16 +10,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sparsync.compressors.base import Context
+from sparsync.compressors.selecting import send_chosen
 from sparsync.feedback.residual import Correction
 from sparsync.kernels import KernelPath, Memory, Update, Velocity, choose_path, cpu
 from sparsync.kernels.accumulate import Rows, accumulate
 from sparsync.kernels.accumulate import reference as accumulate_reference
 from sparsync.kernels.precondition import precondition
 from sparsync.kernels.precondition import reference as precondition_reference
-from sparsync.kernels.threshold import histogram
+from sparsync.kernels.threshold import candidates
 from sparsync.kernels.threshold import reference as threshold_reference
 from sparsync.kernels.topk import above, largest
 from sparsync.kernels.topk import reference as topk_reference
+from sparsync.layout import Layout, Span
+from sparsync.wire.values import CODECS
 from sparsync.workspace import Workspace
 from tests.methods import DTYPES, KINDS, SIZES, gradient, worker
 from tests.tensors import TENSORS, numel_of, sketched, tables_of
@@ -190,14 +194,59 @@ def test_above_and_largest(threads, layout, kind, threshold, k, seed):
         torch.set_num_threads(1)
 
 
-@given(st.sampled_from(KINDS), st.sampled_from([1, 0x00800000, 0x3E99999A]), seeds)
-def test_histogram(kind, threshold, seed):
-    """From a threshold below all magnitudes, which fills the last bin, to one among them."""
-    u = gradient(kind, 5000, torch.float32, seed)
-    found = (threshold_reference.bits_of(u) >= threshold).nonzero().squeeze(1)
-    ours, theirs = (histogram(u, found, threshold, path) for path in (KernelPath.NUMBA, KernelPath.PYTORCH))
-    for one, two in zip(ours, theirs, strict=True):
-        assert torch.equal(one.long(), two)
+@pytest.mark.parametrize("threads", [1, 3])
+@given(layouts, st.sampled_from(KINDS), st.sampled_from([1, 0x00800000, 0x3E99999A]), st.booleans(), seeds)
+def test_candidates(threads, layout, kind, low, collect, seed):
+    """From a threshold below all magnitudes, which fills the last bin, to one among them; those that the pass has
+    collected, and those that it did not, or gave up as they were too many."""
+    case = Case(runs_of(layout), kind=kind, seed=seed)
+    memory = case.memory()
+    torch.set_num_threads(threads)
+    try:
+        rows, _ = accumulate(case.grad, memory, case.runs, path=KernelPath.NUMBA, low=low if collect else 0)
+    finally:
+        torch.set_num_threads(1)
+    ours, theirs = candidates(memory.after, rows, low), threshold_reference.Candidates(memory.after, rows, low)
+    assert torch.equal(ours.reached, theirs.reached)
+    found = int(ours.reached[0])
+    for edge in {0, 17, 300, 511, int((ours.reached >= found // 2).sum()) - 1}:
+        for capacity in {int(ours.reached[edge]) if edge < 511 else found, found, found // 2 + 1}:
+            if edge == 511 or capacity >= int(ours.reached[edge + 1]):
+                for step in (0, 1, 5):
+                    assert torch.equal(ours.pick(edge, capacity, step), theirs.pick(edge, capacity, step))
+
+
+def test_what_a_pass_collects_is_used():
+    """Nobody looks into rows again, unless half of a piece and more would have to be kept."""
+    case = Case([(0, 5000)])
+    few, many = 0x3F800000, 1
+    for low, collected in ((few, True), (many, False)):
+        memory = case.memory()
+        rows, _ = accumulate(case.grad, memory, case.runs, path=KernelPath.NUMBA, low=low)
+        assert (None not in rows.collected.parts) is collected
+        rows.peak.zero_()
+        assert bool(candidates(memory.after, rows, low).reached[0]) is collected
+        assert not candidates(memory.after, rows, low + 1).reached[0]
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
+def test_take(values):
+    """Entries of every size, among them many that rounding would not leave exact: the same goes, the same stays."""
+    numel, rng = 5000, torch.Generator().manual_seed(0)
+    sizes = torch.randn(numel, generator=rng) * 2.0 ** torch.randint(-30, 60, (numel,), generator=rng)
+    layout = Layout.cut([Span("p", 0, numel)], numel=numel, scope="global", density=0.5, dtype=torch.float16)
+    indices = torch.arange(0, numel, 2)
+    ctx, sent = Context(rounding=CODECS[values].round, values=values), []
+    memories = [Case([(0, numel)], beta=0.5).memory() for _ in range(2)]
+    for memory, path in zip(memories, (KernelPath.NUMBA, KernelPath.PYTORCH), strict=True):
+        memory.after[:numel] = sizes
+        about = torch.zeros((), dtype=torch.int32), torch.full((), -1, dtype=torch.int32)
+        sent.append(send_chosen(memory, indices, torch.zeros_like(indices), layout, ctx, *about, path))
+    assert 0 < sent[0].count < indices.numel()
+    for part in ("indices", "values", "count"):
+        assert torch.equal(getattr(sent[0], part), getattr(sent[1], part))
+    assert_equal(memories[0].after, memories[1].after)
+    assert_equal(memories[0].velocity.after, memories[1].velocity.after)
 
 
 def test_what_was_nan_already_is_not_found():

@@ -41,7 +41,7 @@ from sparsync.planner import (
 from sparsync.planner.costs import cost_key
 from sparsync.planner.links import PAYLOAD, fit_link, fit_times
 from sparsync.planner.measure_costs import EchoChannel, EchoWire, measure_step
-from sparsync.planner.measure_link import all_reduce_transfer, measure_link
+from sparsync.planner.measure_link import all_reduce_transfer, link_of, measure_link
 from sparsync.planner.methods import SUMMED
 from sparsync.planner.overlap import Job, Timeline
 from sparsync.planner.quantities import bandwidth_of, bandwidth_text, bytes_text, count_of, seconds_of, seconds_text
@@ -169,6 +169,17 @@ def test_a_link_is_found_again_from_its_times(latency: float, per_byte: float, w
     found = fit_link(transfers, [network.transfer_seconds(transfer, workers) for transfer in transfers])
     assert found.latency == pytest.approx(latency, rel=1e-3)
     assert found.seconds_per_byte == pytest.approx(per_byte, rel=1e-3)
+
+
+def test_what_an_idle_link_lets_pass_at_once_does_not_make_it_faster() -> None:
+    transfers = [all_reduce_transfer(entries, 4) for entries in (2**8, 2**19, 2**21)]
+    rate, burst = 25e6, 25e3  # bytes a second, and of a millisecond
+    times = [1e-3 * transfer.rounds + max(0.0, transfer.bytes - burst) / rate for transfer in transfers]
+    found = link_of(transfers, times)
+    assert found.seconds_per_byte == pytest.approx(1 / rate, rel=1e-6)
+    assert found.latency == pytest.approx(1e-3, rel=0.02)
+    disturbed = link_of(transfers, [*times[:2], times[1]])  # the largest was as quick as the one before
+    assert disturbed.seconds_per_byte == pytest.approx(times[1] / transfers[2].bytes)
 
 
 def test_no_part_of_a_fit_is_below_zero() -> None:

@@ -27,7 +27,7 @@ def real(tensor: Tensor) -> Tensor:
 
 def bits(tensors: Sequence[Tensor]) -> bytes:
     """Return the bytes of the tensors, one after another."""
-    return b"".join(real(t).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
+    return b"".join(real(t).contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for t in tensors)
 
 
 def assert_same_on_all_ranks(tensors: Sequence[Tensor]) -> None:

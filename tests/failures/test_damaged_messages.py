@@ -201,8 +201,8 @@ METHODS = {
 }
 
 
-def case_flipped(rank: int, size: int, method: str, word: int) -> tuple[tuple[str, str], float]:
-    """A bit of what rank 1 gets from rank 0 is flipped on the way, in the third step."""
+def case_flipped(rank: int, size: int, method: str, word: int, sealed: bool = False) -> tuple[tuple[str, str], float]:
+    """A bit of what rank 1 gets from rank 0 is flipped on the way, in the third step; ``sealed``: its checksum fits."""
     compressor, collective = METHODS[method]
     reducer = make_reducer({"a": torch.zeros(300, 1)}, compressor, collective, deadline=20.0)
     step = 0
@@ -210,6 +210,8 @@ def case_flipped(rank: int, size: int, method: str, word: int) -> tuple[tuple[st
     def damage(rows: Tensor) -> Tensor:
         if rank == 1 and step == 2 and rows.dtype == torch.int32:
             rows.view(-1)[word] ^= 1 << 20
+            if sealed:
+                seal(rows)
         return rows
 
     def damaging(way: str) -> Any:
@@ -248,4 +250,15 @@ def test_a_message_that_is_damaged_on_its_way_ends_all_ranks(method, word):
     assert text == text_1
     assert "the message of rank 0" in text
     assert "at rank 1" in text
+    assert all(seconds < 10 for _, (_, seconds) in answers)
+
+
+@pytest.mark.parametrize("method", ["allgather", "balanced", "gtopk"])
+def test_an_entry_that_one_rank_alone_finds_outside_ends_all_ranks(method):
+    answers = World.once(2, case_flipped, method=method, word=HEADER, sealed=True)
+    assert all(finished for finished, _ in answers), answers
+    ((kind, text), _), ((kind_1, text_1), _) = (answer for _, answer in answers)
+    assert kind == kind_1 == Damaged.__name__
+    assert text == text_1
+    assert "a message was not read" in text
     assert all(seconds < 10 for _, (_, seconds) in answers)

@@ -74,7 +74,18 @@ def case_load(rank: int, size: int, folder: str, method: str, saved: list[dict[s
     dcp.load({"model": weights}, checkpoint_id=folder)
     run.model.load_state_dict(weights)
     run.handle.load_sharded(folder)
-    mine, old = run.handle.state_dict(), [one["state"] for one in saved]
+    old = [one["state"] for one in saved]
+    compare_loaded(run.handle.state_dict(), old, rank, size)
+    run.train(rank, STEPS)
+    assert_replicas_equal(run.model)
+    if len(old) == size and method != "adam":  # whose sketches are summed by bucket, and DDP's are others at first
+        assert_same_tensors(run.model.state_dict(), saved[rank]["weights"])
+        assert_same_tensors(run.handle.state_dict()["residuals"], saved[rank]["later"]["residuals"])
+    run.close()
+
+
+def compare_loaded(mine: dict[str, Any], old: list[dict[str, Any]], rank: int, size: int) -> None:
+    """Compare what a rank has loaded with what was saved: the same on as many ranks, the mean on others."""
     assert type(mine["step"]) is int
     assert mine["step"] == STEPS
     if len(old) == size:
@@ -90,12 +101,6 @@ def case_load(rank: int, size: int, folder: str, method: str, saved: list[dict[s
                 mean = torch.stack([state[kind][name] for state in old]).mean(0)
                 dist.all_reduce(kept)
                 torch.testing.assert_close(kept / size, mean, rtol=1e-5, atol=1e-7)
-    run.train(rank, STEPS)
-    assert_replicas_equal(run.model)
-    if len(old) == size and method != "adam":  # whose sketches are summed by bucket, and DDP's are others at first
-        assert_same_tensors(run.model.state_dict(), saved[rank]["weights"])
-        assert_same_tensors(run.handle.state_dict()["residuals"], saved[rank]["later"]["residuals"])
-    run.close()
 
 
 @pytest.mark.parametrize("method", ["topk", "threshold", "adam"])
@@ -113,12 +118,61 @@ def test_a_distributed_checkpoint_loads_on_any_world_size(worlds: Any, tmp_path:
     worlds[new].run(case_load, folder=str(tmp_path / "saved"), method="threshold", saved=saved)
 
 
+def case_save_stateful(rank: int, size: int, folder: str) -> dict[str, Any]:
+    run = Run("threshold")
+    run.train(rank, 0)
+    content = {"model": run.model.state_dict(), "sync": run.handle.stateful()}
+    with pytest.raises((ValueError, dcp.api.CheckpointException), match="save rank 0's residuals for all ranks"):
+        dcp.save({"sync": run.handle}, checkpoint_id=folder)
+    dcp.save(content, checkpoint_id=folder)
+    state = run.handle.state_dict()
+    torch.save(state, Path(folder) / f"own-{rank}.pt")  # as before
+    run.train(rank, STEPS)
+    answer = {"state": state, "weights": run.model.state_dict(), "later": run.handle.state_dict()}
+    run.close()
+    return answer
+
+
+def case_load_stateful(rank: int, size: int, folder: str, saved: list[dict[str, Any]]) -> None:
+    run = Run("threshold")
+    weights = run.model.state_dict()
+    for wrong, sentence in (
+        (run.handle, "save rank 0's residuals for all ranks"),
+        (run.handle.stateful(folder, "residuals"), "holds nothing under 'residuals'"),
+    ):
+        with pytest.raises((ValueError, dcp.api.CheckpointException), match=sentence):
+            dcp.load({"sync": wrong}, checkpoint_id=folder)
+    dcp.load({"model": weights, "sync": run.handle.stateful(folder)}, checkpoint_id=folder)
+    run.model.load_state_dict(weights)
+    old = [one["state"] for one in saved]
+    compare_loaded(run.handle.state_dict(), old, rank, size)
+    run.train(rank, STEPS)
+    assert_replicas_equal(run.model)
+    if len(old) == size:
+        assert_same_tensors(run.model.state_dict(), saved[rank]["weights"])
+        assert_same_tensors(run.handle.state_dict()["residuals"], saved[rank]["later"]["residuals"])
+        run.handle.load_state_dict(torch.load(Path(folder) / f"own-{rank}.pt", weights_only=True))
+        assert_same_tensors(run.handle.state_dict()["residuals"], old[rank]["residuals"])
+    run.close()
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 2), (4, 2), (2, 3)])
+def test_a_handle_is_stateful(worlds: Any, tmp_path: Path, old: int, new: int) -> None:
+    """Beside a model in one call of ``dcp.save`` and ``dcp.load``."""
+    saved = worlds[old].run(case_save_stateful, folder=str(tmp_path / "saved"))
+    worlds[new].run(case_load_stateful, folder=str(tmp_path / "saved"), saved=saved)
+
+
 def case_refused(rank: int, size: int, folder: str) -> None:
     run = Run("topk")
     run.train(rank, 0)
     dcp.save({"model": run.model.state_dict()}, checkpoint_id=folder)
     with pytest.raises(ValueError, match="holds nothing under 'sparsync'"):
         run.handle.load_sharded(folder)
+    with pytest.raises(ValueError, match="must hold one state of"):
+        run.handle.stateful(folder).state_dict()
+    with pytest.raises(ValueError, match="has to be known before it is read"):
+        run.handle.stateful().load_state_dict({})
     state = run.handle.sharded_state_dict()
     state["step"] += rank  # rank 1 saves another step
     dcp.save({"sparsync": state}, checkpoint_id=folder)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from sparsync_lab.cli.app import run
 from sparsync_lab.training.compare import label, options, plan_trainings, summarize
 from sparsync_lab.training.local_workers import Worker, WorkerFailed, run_jobs
 from sparsync_lab.training.settings import Outcome, Point, Training
+from sparsync_lab.training.slow_link import seconds_on_slow_link
 from tests.test_cli import ROOT, SPARSYNC
 from tests.world import fork_server, processes_of
 
@@ -66,6 +69,8 @@ def test_momentum_is_moved_except_by_recipes() -> None:
         (["--method", "topk@0"], "density must be above 0 and at most 1, got 0"),
         (["--method", "topk@much"], "method 'topk@much': after @ comes a density in (0, 1], got 'much'"),
         (["--method", "topk@0.01", "--method", "topk@1e-2"], "methods must differ, got topk 1 % more than once"),
+        (["--method", "dense@0.1"], "method 'dense@0.1': dense sends every entry, and takes no density"),
+        (["--optimizer", "adam"], "optimizer must be one of sgd, adamw, got 'adam'"),
         (["--seeds", "0"], "seeds must be 1 or more, got 0"),
         (["--workers", "0"], "workers must be from 1 to 42"),
         (["--momentum-mode", "lose"], "momentum_mode must be one of keep, move, correct"),
@@ -105,6 +110,43 @@ def test_more_than_a_point_under_dense_misses_it(gap: float, missed: bool, tmp_p
     (finding,) = compare_report.findings(lines)
     assert ("More than 1 point under dense: topk 1 %" in finding) == missed
     assert ("topk 1 % sends least: 100 × less" in finding) == (not missed)
+
+
+def test_of_two_that_send_about_as_little_the_more_accurate_is_named() -> None:
+    def named(least: float, other: float) -> str:
+        sparse = [(Training("topk"), 0.975, least), (Training("dgc"), 0.98, other)]
+        lines = summarize([outcome(DENSE, 0.98, 6000.0), *(outcome(*each) for each in sparse)])
+        return compare_report.findings(lines)[0]
+
+    assert "topk and dgc send about as little, and dgc is the most accurate of them: 57.9 × less" in named(100, 103.6)
+    assert "topk sends least: 60.0 × less" in named(100, 120)
+
+
+def test_what_ended_in_nan_is_said_and_crowned_by_nobody() -> None:
+    nan = replace(outcome(Training("topk"), 0.99, 60.0), curve=[Point(4, math.nan, 0.99, 240.0)])
+    lines = summarize([outcome(DENSE, 0.98, 6000.0), nan])
+    assert compare_report.findings(lines) == ["Ended in NaN: topk."]
+    assert [row.warning for row in compare_report.table(lines, 4).rows] == ["", "1 of 1 trainings ended in NaN"]
+
+
+def test_a_step_on_a_slow_link_waits_for_its_bytes() -> None:
+    """Dense sends 2 x 3/4 x 85,002 x 4 bytes in 6 rounds, of which a link of 1 Gb/s carries 1448/1514 as payload; one
+    bucket, so that backward hides nothing."""
+    alone = 6 * 50e-6 + 510_012 * 8 * 1514 / 1448 / 1e9
+    assert seconds_on_slow_link(DENSE, 4, 0.01) == pytest.approx(0.01 + alone, rel=1e-3)
+    for sparse in (Training("default"), Training("topk", density=0.01, momentum_mode="move")):
+        assert 0.01 < seconds_on_slow_link(sparse, 4, 0.01) < 0.01 + 0.4 * alone
+    adamw = Training("default", optimizer="adamw", rate=0.002)
+    assert 0.01 < seconds_on_slow_link(adamw, 4, 0.01) < 0.01 + 0.6 * alone
+    assert seconds_on_slow_link(DENSE, 1, 0.01) == pytest.approx(0.01)
+
+
+def test_adamw_has_no_momentum_to_move() -> None:
+    planned = plan_trainings(["default", "paper", "topk"], 1, replace(DENSE, optimizer="adamw"))
+    assert [t.momentum_mode for t in planned] == [None] * 4
+    assert [options(t)["momentum"] for t in planned] == ["keep", "preconditioned", "keep", "keep"]
+    with pytest.raises(ValueError, match="momentum_mode 'move' is for sgd's momentum"):
+        Training("topk", optimizer="adamw", momentum_mode="move")
 
 
 def test_curves_are_means_and_bands_over_the_seeds() -> None:

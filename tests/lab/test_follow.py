@@ -141,7 +141,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capsys: 
 @needs("mnist", *MNIST)
 def test_the_command_writes_a_row_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "follow.csv"
-    bench = ["--model", "lenet5", "--steps", "30", "--device", "cpu", "--data-dir", str(FOLDER), "--output", str(out)]
+    bench = ["--model", "lenet5", "--steps", "30", "--device", "cpu", "--data-dir", str(FOLDER), "--out", str(out)]
     assert run(["bench", "follow", *bench]) == 0
     shown = capsys.readouterr().out
     assert "LeNet-5" in shown

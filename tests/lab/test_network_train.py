@@ -60,15 +60,18 @@ def test_accuracy_over_minutes_is_made_of_stored_scores_and_measured_steps(tmp_p
     sparse = _stored(tmp_path, "default", {"budget": 1 / 60}, [90000.0] * 4 + [20000.0] * 36)
     out = tmp_path / "train.csv"
     words = ["lab", "train", str(dense), str(sparse), "--compute", "20ms", "--rate", "100Mbit", "--rounds", "3"]
+    words += ["--auto"]
     assert run([*words, "--out", str(out)]) == 0
     steps = read_rows(tmp_path / "train-steps.csv")
     assert [row["method"] for row in steps[:2]] == ["dense", "bf16"]
-    assert len(steps) == 4
+    assert (len(steps), steps[-1]["method"]) == (5, "auto")
+    assert steps[-1]["decided"] in ("dense bf16", "default", "default in buckets", "balanced")
     assert all(row["interface_over_traffic"] for row in steps)
     assert float(steps[2]["traffic_bytes"]) < 0.5 * float(steps[3]["traffic_bytes"])  # its last steps, and its first
     rows = read_rows(out)
-    assert [row["label"] for row in rows[::3]] == ["tiny", "tiny, bf16 (scores of fp32)", "tiny"]
+    assert [row["label"] for row in rows[::3]] == ["tiny", "tiny, bf16 (scores of fp32)", "tiny", "auto"]
     dense_s = float(steps[0]["step_p50_ms"]) / 1e3
     assert float(rows[2]["minutes"]) == pytest.approx(40 * dense_s / 60, abs=1e-3)
+    assert float(rows[-1]["minutes"]) == pytest.approx(40 * float(steps[-1]["step_p50_ms"]) / 6e4, abs=1e-3)
     assert all("virtual workers" in row["seconds"] for row in rows)
     assert (tmp_path / "train.png").stat().st_size > 1000

@@ -98,6 +98,7 @@ window.onload = () => {
       width: root.clientWidth, scroll_width: root.scrollWidth, loaded: frame.contentWindow.performance
         .getEntriesByType("resource").map(entry => entry.name),
       charts: boxes("svg.chart"), words: boxes("svg.chart text"), rows: boxes("tbody tr"),
+      cells: boxes("tbody th, tbody td"),
       warnings: boxes(".warning"), texts: boxes("h1, h2, p, dd, caption"),
       scroller: ["scrollWidth", "clientWidth"].map(width => page.querySelector(".scroll")[width])
     };
@@ -167,9 +168,12 @@ def test_a_page_does_not_scroll_sideways_and_loads_nothing(opened: dict[int, dic
     assert seen["loaded"] == []
 
 
-def test_on_a_phone_the_table_scrolls_by_itself_and_charts_stay_readable(opened: dict[int, dict[str, Any]]) -> None:
+def test_on_a_phone_all_of_the_table_is_seen_and_charts_stay_readable(opened: dict[int, dict[str, Any]]) -> None:
     wide, visible = opened[360]["scroller"]
-    assert wide > visible > 300
+    assert wide == visible > 300
+    lines = opened[360]["rows"][0]["text"].splitlines()
+    assert [line.strip() for line in lines if line.strip()] == [NAMES[0], *page().sections[0].rows[0].cells[1:]]  # type: ignore[union-attr]
+    assert all(0 <= cell["left"] < cell["right"] <= 360 for cell in opened[360]["cells"])
     chart = opened[360]["charts"][0]
     assert chart["width"] > 320
     # A chart is 324 points wide; its text is scaled with it.

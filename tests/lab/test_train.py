@@ -208,6 +208,23 @@ def test_what_a_worker_finds_wrong_is_said_by_the_command(tmp_path: Path, capsys
     assert "Not a directory" in said
 
 
+def test_a_training_that_ends_in_nan_fails_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refuse(capsys, *SPARSE, "--steps", "8", "--rate", "1e6", "--out", tmp_path / "run")
+    assert "the training ended in NaN: loss or weights are not finite, first seen at step " in said
+    assert "lower --rate, which was 1e+06" in said
+    assert json.loads((tmp_path / "run" / "outcome.json").read_text())["curve"][-1]["loss"] is None
+
+
+def test_adamw_is_trained_resumed_and_preconditioned(tmp_path: Path) -> None:
+    options = ["--workers", "2", "--optimizer", "adamw", "--density", "0.02"]  # a budget would follow the steps
+    train(*options, "--steps", "5", "--out", tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["training"]["rate"] == 0.002
+    train("--out", tmp_path / "run", "--resume", "--steps", "10")
+    train(*options, "--steps", "10", "--out", tmp_path / "straight")
+    assert torch.equal(weights(tmp_path / "straight"), weights(tmp_path / "run"))
+    assert "moments" in torch.load(max((tmp_path / "run").glob("checkpoint/*/rank*0.pt")), weights_only=True)["sync"]
+
+
 def divide(worker: Worker, by: int) -> None:
     print(1 / by)
 

@@ -51,7 +51,7 @@ MUTANTS = [
         "entries beyond the capacity are dropped",
         "src/sparsync/compressors/threshold.py",
         "        return sent\n",
-        "        u[found] = torch.where(torch.isin(found, sent), u[found], 0)\n        return sent\n",
+        "        import torch\n        u[found._found[~torch.isin(found._found, sent)]] = 0\n        return sent\n",
         f"{LAW_1}[float32-threshold]",
     ),
     Mutant(

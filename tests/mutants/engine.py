@@ -12,6 +12,34 @@ NODES = "tests/failures/test_nodes.py"
 AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
 MUTANTS = [
     Mutant(
+        "what one rank alone cannot read is told to nobody",
+        "src/sparsync/engine/reducer.py",
+        "        if isinstance(error, Damaged):\n            return self.channel.monitor.broadcast_error(error)\n",
+        "",
+        "tests/failures/test_damaged_messages.py::test_an_entry_that_one_rank_alone_finds_outside_ends_all_ranks",
+    ),
+    Mutant(
+        "decoding is in no profiler's range",
+        "src/sparsync/engine/reducer.py",
+        "with decoding():",
+        "if True:",
+        "tests/test_logging.py::test_a_step_is_logged_in_one_line_and_profiled_in_three_ranges[options0]",
+    ),
+    Mutant(
+        "residuals follow a rate down to 0",
+        "src/sparsync/engine/worker.py",
+        "max(rate, self.highest_rates[name] / LARGEST_FALL)",
+        "rate",
+        "tests/test_follow_lr.py::test_a_cosine_that_ends_at_zero_does_not_blow_up_the_gradient",
+    ),
+    Mutant(
+        "a checkpoint forgets how high the rate was",
+        "src/sparsync/engine/checkpoint.py",
+        'mine.get("highest_rates", mine["rates"])',
+        'mine["rates"]',
+        "tests/test_follow_lr.py::test_the_residual_follows_two_decays_and_no_further_also_from_a_checkpoint",
+    ),
+    Mutant(
         "rejected entries dropped",
         "src/sparsync/engine/unit_step.py",
         "worker.ledger.restore_rejected(unit, result.rejected)",
@@ -468,5 +496,26 @@ MUTANTS = [
         "step + AGAIN * min(MOST, 2**self._looked)",
         "step + AGAIN",
         f"{POLICY}::test_trials_that_find_nothing_new_become_rare",
+    ),
+    Mutant(
+        "parts of a gradient wait for the last bucket",
+        "src/sparsync/engine/step_order.py",
+        "    adds_parts = True\n",
+        "    adds_parts = False\n",
+        "tests/test_added_parts.py::test_a_bucket_enters_the_residual_before_the_next_exists",
+    ),
+    Mutant(
+        "parts of unused parameters are sent from",
+        "src/sparsync/engine/step_order.py",
+        "unused = part.names & part.unit.unused",
+        "unused = frozenset[str]()",
+        "tests/test_added_parts.py::test_parts_come_to_the_same_bits[unused-finite]",
+    ),
+    Mutant(
+        "a bad step does not show where the result was written at once",
+        "src/sparsync/engine/unit_step.py",
+        "        part[0] = math.nan\n",
+        "        pass\n",
+        "tests/test_added_parts.py::test_parts_come_to_the_same_bits[default-one NaN]",
     ),
 ]

@@ -10,8 +10,56 @@ ZERO_GRAD = (
 )
 FSDP = "tests/test_fsdp.py"
 BYPASSED = "tests/failures/test_bypassed_hook.py"
+UNWRAP, RANK_FILES = "tests/test_unwrap.py", "tests/test_rank_files.py"
+ACCELERATE, TRAINER = "tests/frameworks/test_accelerate.py", "tests/frameworks/test_transformers.py"
+
+LIGHTNING = "tests/frameworks/test_lightning.py"
+LIGHTNING_GOES_ON = f"{LIGHTNING}::test_the_callback_makes_training_sparse_and_goes_on_to_the_same_bits"
+LIGHTNING_TELLS = f"{LIGHTNING}::test_what_cannot_be_exchanged_is_told"
 
 MUTANTS = [
+    Mutant(
+        "Lightning's callback forgets what a checkpoint held",
+        "src/sparsync/hosts/lightning.py",
+        "            self.handle.load_state_dict(self._loaded)",
+        "            pass",
+        LIGHTNING_GOES_ON,
+    ),
+    Mutant(
+        "Lightning's callback stays attached after training",
+        "src/sparsync/hosts/lightning.py",
+        "            self.handle.detach()\n            self.handle = None",
+        "            pass",
+        LIGHTNING_GOES_ON,
+    ),
+    Mutant(
+        "several optimizers of a Lightning module are not refused",
+        "src/sparsync/hosts/lightning.py",
+        "        if len(optimizers) > 1:",
+        "        if False:",
+        LIGHTNING_TELLS,
+    ),
+    Mutant(
+        "a hook that Lightning never registers goes unnoticed",
+        "src/sparsync/hosts/lightning.py",
+        'is not None and not getattr(ddp, "_comm_hooks", None)',
+        'is not None and getattr(ddp, "_comm_hooks", None)',
+        LIGHTNING_TELLS,
+    ),
+    Mutant(
+        "residuals of a checkpoint are lost on a single device",
+        "src/sparsync/hosts/lightning.py",
+        "        if self._loaded:\n            raise",
+        "        if False:\n            raise",
+        LIGHTNING_TELLS,
+    ),
+    Mutant(
+        "a gathered state is read beyond its end",
+        "src/sparsync/hosts/gathered_states.py",
+        "row[: max(0, length - start)]",
+        "row[:length]",
+        "tests/test_gathered_states.py",
+    ),
     Mutant(
         "a loss scaler that was forgotten goes unnoticed",
         "src/sparsync/hosts/scaler_check.py",
@@ -125,6 +173,22 @@ MUTANTS = [
         f"{SHARDED}::test_a_distributed_checkpoint_loads_on_any_world_size[5-2]",
     ),
     Mutant(
+        "a distributed checkpoint takes rank 0's state for all",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        'if caller.startswith("torch.distributed.checkpoint"):',
+        "if False:",
+        f"{SHARDED}::test_a_handle_is_stateful[2-2]",
+    ),
+    Mutant(
+        "a distributed checkpoint is loaded that nobody has looked at",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        """        if self._make_room is None:
+            raise""",
+        """        if False:
+            raise""",
+        f"{SHARDED}::test_a_distributed_checkpoint_that_does_not_fit_is_refused",
+    ),
+    Mutant(
         "distributed checkpoints of different steps are loaded",
         "src/sparsync/hosts/sharded_checkpoint.py",
         "    if len(set(steps)) > 1:",
@@ -165,6 +229,104 @@ MUTANTS = [
         "self._accumulated = self._synchronised",
         "self._accumulated = True",
         f"{BYPASSED}::test_steps_that_need_no_bucket_raise_no_alarm[2]",
+    ),
+    Mutant(
+        "a wrapper without step hooks is attached to",
+        "src/sparsync/hosts/unwrap.py",
+        'isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "_optimizer_step_pre_hooks")',
+        "isinstance(optimizer, torch.optim.Optimizer)",
+        f"{UNWRAP}::test_what_is_not_known_is_refused_before_anything_is_changed",
+    ),
+    Mutant(
+        "a compiled model's parameters have names of their own",
+        "src/sparsync/hosts/unwrap.py",
+        """    return name.replace(f"{COMPILED}.", "")""",
+        "    return name",
+        f"{UNWRAP}::test_a_compiled_model_is_attached_and_has_the_same_names",
+    ),
+    Mutant(
+        "a wrapper's loss scaler is forgotten",
+        "src/sparsync/hosts/unwrap.py",
+        "            scaler = own",
+        "            pass",
+        f"{ACCELERATE}::test_a_wrappers_loss_scaler_is_found",
+    ),
+    Mutant(
+        "a loss scaler that is off is passed on",
+        "src/sparsync/hosts/unwrap.py",
+        " and own.is_enabled()",
+        "",
+        f"{ACCELERATE}::test_a_wrappers_loss_scaler_is_found",
+    ),
+    Mutant(
+        "files of another number of ranks stay",
+        "src/sparsync/hosts/rank_files.py",
+        "unlink(missing_ok=True)",
+        "exists()",
+        f"{RANK_FILES}::test_files_load_on_any_number_of_ranks[2-3]",
+    ),
+    Mutant(
+        "of the states of two trainings some are loaded",
+        "src/sparsync/hosts/rank_files.py",
+        "    if channel.size not in common and len(common) > 1:",
+        "    if False:",
+        f"{RANK_FILES}::test_files_that_are_not_whole_are_refused_on_every_rank[two sets-of 4 and of 5]",
+    ),
+    Mutant(
+        "files that lack are taken for none",
+        "src/sparsync/hosts/rank_files.py",
+        'channel.share("found" if saved else "")',
+        'channel.share("")',
+        f"{RANK_FILES}::test_files_that_are_not_whole_are_refused_on_every_rank[one lacks-misses files]",
+    ),
+    Mutant(
+        "a hook that nobody registered goes unnoticed",
+        "src/sparsync/hosts/registration_check.py",
+        """                log.warning("%s", SENTENCE)""",
+        "                pass",
+        f"{ACCELERATE}::test_a_hook_that_accelerate_ignores_is_told_of_once[False]",
+    ),
+    Mutant(
+        "a hook that was registered is told of",
+        "src/sparsync/hosts/registration_check.py",
+        "own.is_attached() or ",
+        "",
+        f"{ACCELERATE}::test_a_hook_that_accelerate_ignores_is_told_of_once[True]",
+    ),
+    Mutant(
+        "Accelerate's load_state leaves residuals as they are",
+        "src/sparsync/hosts/accelerate.py",
+        "        if not load_ranks(sync, folder, name):",
+        "        if False:",
+        f"{ACCELERATE}::test_accumulation_clipping_and_saved_states[AdamW-False]",
+    ),
+    Mutant(
+        "two states have one name",
+        "src/sparsync/hosts/accelerate.py",
+        "    if name in kept:",
+        "    if False:",
+        f"{ACCELERATE}::test_accumulation_clipping_and_saved_states[SGD-False]",
+    ),
+    Mutant(
+        "a Trainer resumes without residuals",
+        "src/sparsync/hosts/transformers.py",
+        "if self._resumed is not None and not load_ranks(self.handle, self._resumed):",
+        "if False:",
+        f"{TRAINER}::test_the_example_learns_and_goes_on_with_the_same_bits",
+    ),
+    Mutant(
+        "a Trainer stays attached at its end",
+        "src/sparsync/hosts/transformers.py",
+        "            self.handle.detach()\n            self.handle = None",
+        "            pass",
+        f"{TRAINER}::test_what_a_trainer_may_be_asked_for[bf16]",
+    ),
+    Mutant(
+        "a Trainer that shards is let in",
+        "src/sparsync/hosts/transformers.py",
+        "    if sharded:",
+        "    if False:",
+        f"{TRAINER}::test_one_process_has_nothing_to_exchange_and_shards_are_refused",
     ),
     Mutant(
         "replicas of shards begin different",

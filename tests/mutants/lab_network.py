@@ -70,4 +70,11 @@ MUTANTS = [
         "own.method.name not in (AUTO, DENSE, BF16)",
         "tests/lab/test_auto_contest.py::test_a_contest_is_lost_beyond_what_equal_runs_differ_by",
     ),
+    Mutant(
+        "a byte takes no longer on slow links",
+        f"{ROOM}/predict.py",
+        "max(Link.at(rate.bits).seconds_per_byte, self.per_byte)",
+        "self.per_byte",
+        "tests/lab/test_predict.py::test_dense_steps_on_slow_links_take_as_long_as_their_bytes",
+    ),
 ]

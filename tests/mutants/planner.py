@@ -82,4 +82,11 @@ MUTANTS = [
         "sparse.seconds < dense.seconds",
         f"{TESTS}::test_a_gain_that_nobody_would_notice_is_no_advice",
     ),
+    Mutant(
+        "a link's rate is that of its largest message alone",
+        "src/sparsync/planner/measure_link.py",
+        "if per_byte <= 0:",
+        "if per_byte > 0:",
+        f"{TESTS}::test_what_an_idle_link_lets_pass_at_once_does_not_make_it_faster",
+    ),
 ]

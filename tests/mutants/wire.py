@@ -80,6 +80,20 @@ MUTANTS = [
         "src/sparsync/wire/values.py",
         "return clear_from(count, own[..., : shape.capacity].to(shape.dtype).contiguous())",
         "return own[..., : shape.capacity].to(shape.dtype)",
-        "tests/test_host_messages.py::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int]",
+        "tests/test_host_messages.py::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int-2]",
+    ),
+    Mutant(
+        "a compiled loop trusts the number of entries",
+        "src/sparsync/wire/host.py",
+        "if (counts > shape.capacity).any():",
+        "if False:",
+        "tests/test_host_messages.py::test_a_value_that_a_count_makes_an_index_is_refused",
+    ),
+    Mutant(
+        "a compiled loop forgets entries behind the gradient",
+        "src/sparsync/wire/host.py",
+        " or (readers[:, 0] < counts).any()",
+        "",
+        "tests/test_host_messages.py::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int-2]",
     ),
 ]

@@ -53,12 +53,15 @@ class MeanOfRows(Mean):
     divisor: int
 
     def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
-        finite = host.write_mean(self.wire, self.rows, self.layout, self.shape, self.divisor, out)
-        if finite is None:
+        if not self.write_parts([(0, out)], flag):
             terms = [self.wire.decode(row, self.layout.segment_of, self.shape) for row in self.rows]
             MeanOf(terms, self.divisor).write(out, flag)
-        elif flag is not None and not finite:
+
+    def write_parts(self, parts: Sequence[tuple[int, Tensor]], flag: FiniteFlag | None = None) -> bool:
+        finite = host.write_mean(self.wire, self.rows, self.layout, self.shape, self.divisor, parts)
+        if flag is not None and finite is False:
             flag.bad.fill_(1)
+        return finite is not None
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,10 @@ class AllGather:
         device, dtype = sent.values.device, sent.values.dtype
         make = lambda: GatherBuffers(layout, dtype, channel, device)  # noqa: E731
         buffers = workspace.get(GatherBuffers, (layout.digest, device), make)
-        rows = channel.all_gather(buffers.message.pack(sent, channel.sequence), buffers.rows)
+        rows = channel.all_gather(buffers.message.pack(sent, channel.number(device)), buffers.rows)
         headers = channel.verify(rows)
-        mean = MeanOfMessages(buffers.message, rows, channel.checks.failed_exchange(device), channel.sequence)
+        failed = channel.checks.failed_exchange(device)
+        mean = MeanOfMessages(buffers.message, rows, failed, channel.number(device))
         return Reduced(mean, bad_ranks=bad_ranks(headers))
 
     def reduce_local(

@@ -102,15 +102,16 @@ class Balanced:
         make = lambda: BalancedBuffers(IndexPartition(layout, channel.size, self.share), channel, device)  # noqa: E731
         own = workspace.get(BalancedBuffers, (layout.digest, self.share, device), make)
         failed, sums = channel.checks.failed_exchange(device), own.sums
-        rows = channel.all_to_all(own.scatter.pack_parts(sent, channel.sequence, own.stays), own.received)
+        rows = channel.all_to_all(own.scatter.pack_parts(sent, channel.number(device), own.stays), own.received)
         headers = channel.verify(rows)
-        own.scatter.add_up(rows, rank, failed, channel.sequence, sums.values, sums.rows)
-        sums.choose(rank, *own.left, failed, channel.sequence)
-        message = own.gather.pack_sums(sums.rows, sums.values, sums.count, sent, rank, channel.sequence)
+        number = channel.number(device)
+        own.scatter.add_up(rows, rank, failed, number, sums.values, sums.rows)
+        sums.choose(rank, *own.left, failed, number)
+        message = own.gather.pack_sums(sums.rows, sums.values, sums.count, sent, rank, number)
         rows = channel.all_gather(message, own.gathered)
         channel.verify(rows, again=True)
         rejected = replace(sent, indices=own.indices, values=own.values, count=own.count)
-        return Reduced(MeanOfMessages(own.gather, rows, failed, channel.sequence), rejected, bad_ranks(headers))
+        return Reduced(MeanOfMessages(own.gather, rows, failed, channel.number(device)), rejected, bad_ranks(headers))
 
     def reduce_local(
         self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None

@@ -48,6 +48,11 @@ class Mean(Protocol):
         """Overwrite the flat tensor ``out``; ``flag`` is told if that is not finite (a sum may overflow)."""
         ...
 
+    def write_parts(self, parts: Sequence[tuple[int, Tensor]], flag: FiniteFlag | None = None) -> bool:
+        """Do the same where the flat tensor lies in ``parts``, all of it in ascending order: where each starts, and the
+        part. Returns whether it could: if not, nothing is known of the parts."""
+        return False
+
     def give_norm(self, out: Tensor, norms: Tensor, scale: float) -> Tensor:
         """Multiply what was just written into ``out`` as ``sparse.give_norm`` does, on every rank alike."""
         return give_norm(out, norms, scale)
@@ -73,7 +78,10 @@ class MeanOfMessages:
     message: DeviceMessage
     rows: Tensor
     failed_exchange: Tensor
-    number: int  # of the exchange
+    number: Tensor  # of the exchange, one int32
+
+    def write_parts(self, parts: Sequence[tuple[int, Tensor]], flag: FiniteFlag | None = None) -> bool:
+        return False
 
     def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
         self.message.write_mean(self.rows, self.failed_exchange, out, None if flag is None else flag.bad, self.number)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsync.kernels import KernelPath, Memory, choose_path
 from sparsync.kernels.accumulate import Rounding
+from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.layout import Layout
 from sparsync.sparse import NONFINITE, SparseGrad
 from sparsync.workspace import Workspace
@@ -34,6 +35,7 @@ class Context:
         unused: parameters whose gradient is all zero on this rank and that must not be sent from: if no rank uses
             them, DDP throws their result away.
         workspace: lives as long as the layout; a compressor may keep buffers there.
+        added: the gradient was added to the residual in parts, as this says; ``None``: it is going to be.
         key: what random kinds draw from, a 0-d int64 tensor on the gradient's device that is another one in each step;
             ``None``, as in every process of its own: what seed, rank and step say.
     """
@@ -49,6 +51,7 @@ class Context:
     values: str = "fp32"
     workspace: Workspace = field(default_factory=Workspace)
     key: Tensor | None = None
+    added: AddedParts | None = None
 
 
 class Compressor(Protocol):
@@ -79,6 +82,11 @@ class Compressor(Protocol):
     def init(self, layout: Layout) -> State:
         """Return fresh state for the segments of ``layout``."""
         ...
+
+    def begin(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> AddedParts | None:
+        """Return what adds a gradient like ``grad`` to the residual in parts, as they come, before ``compress`` is
+        called; ``None``: only ``compress`` adds it."""
+        return None
 
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         """Add ``grad`` into the residual, take out what is sent, return it; update ``state`` in place."""

@@ -18,6 +18,7 @@ class CarriedThreshold(Selecting):
     """Holds the thresholds. On the CPU those of an exact compressor stay as they were: it needs none there."""
 
     fuses_precondition = True
+    takes_parts = True
 
     @property
     def kernel_limit(self) -> int:

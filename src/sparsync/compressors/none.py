@@ -40,6 +40,9 @@ class NoCompression:
         simple = one_norm and ctx.rounding is None and not ctx.unused
         return path_of(grad, memory, ctx, ENTRIES if simple else 0)
 
+    def begin(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> None:
+        return None
+
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         path = self.path(grad, memory, layout, ctx)
         if path is KernelPath.TRITON:

@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsync.compressors.base import Context, State, check_density, flag, path_of
 from sparsync.kernels import KernelPath, Memory
 from sparsync.kernels.accumulate import Rows, accumulate, take
+from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.kernels.clip import clip_scale, clip_scales
 from sparsync.kernels.codecs import CODECS
 from sparsync.kernels.precondition import came_in
@@ -31,6 +32,7 @@ class Selecting:
     block = False
     graph_safe = False
     fuses_precondition = False
+    takes_parts = False  # whether this class's ``compress`` works on gradients that were added in parts
 
     def __post_init__(self) -> None:
         check_density(self.density)
@@ -57,6 +59,10 @@ class Selecting:
         known = ctx.values in CODECS and not ctx.whole and not ctx.unused and bool(layout.segments)
         return path_of(grad, memory, ctx, self.kernel_limit if known else 0)
 
+    def low(self, segment: Segment, state: State) -> int:
+        """Return the bits of the magnitude from which on ``choose`` is going to look at entries; 0: not known yet."""
+        return 0
+
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         """Return ascending indices, at most ``segment.capacity``, of the entries of ``u`` to send.
 
@@ -73,35 +79,43 @@ class Selecting:
         """Return ``k`` positions in the 1-D tensor ``u``: all that a simple compressor has to define."""
         raise NotImplementedError(f"{type(self).__name__} defines neither select() nor choose()")
 
+    def begin(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> AddedParts | None:
+        simple = self.takes_parts and len(layout.segments) == 1 and ctx.clip is None
+        if not simple or self.path(grad, memory, layout, ctx) is not KernelPath.NUMBA:
+            return None
+        (segment,) = layout.segments
+        return AddedParts(memory, segment, self.low(segment, state))
+
     def compress(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         assert memory is not None
-        path = self.path(grad, memory, layout, ctx)
+        path = self.path(grad, memory, layout, ctx) if ctx.added is None else KernelPath.NUMBA
         if path is KernelPath.TRITON:
             return self.launch(grad, memory, layout, ctx, state)
         grad = came_in(grad, memory, ctx.workspace)
         chosen, worst = [], -1
         for segment in layout.segments:
-            rows, bad = accumulate_segment(grad, memory, segment, ctx, path)
+            if ctx.added is None:
+                rows, bad = accumulate_segment(grad, memory, segment, ctx, path, self.low(segment, state))
+            else:
+                rows, bad = ctx.added.finish(grad)
             worst = bad if worst < 0 else worst
             chosen.append(self.choose(memory.after, rows, segment, ctx, state))
         flat = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=grad.device)
-        return send_chosen(memory, flat, layout.segment_of(flat), layout, ctx, *flag(worst, layout, grad.device))
+        about = flag(worst, layout, grad.device)
+        return send_chosen(memory, flat, layout.segment_of(flat), layout, ctx, *about, path)
 
 
 def accumulate_segment(
-    grad: Tensor, memory: Memory, segment: Segment, ctx: Context, path: KernelPath
+    grad: Tensor, memory: Memory, segment: Segment, ctx: Context, path: KernelPath, low: int = 0
 ) -> tuple[Rows, int]:
     """Add the gradient of a segment to its residual; return the rows of what may be sent from, and the index of the
-    first non-finite entry."""
+    first non-finite entry. Entries whose magnitudes, as bits, are ``low`` or more may be collected meanwhile."""
     if ctx.unused:  # an unused parameter has a zero gradient: its residual is only carried over
         for span in segment.spans:
             if span.name in ctx.unused:
-                both = [(memory.before, memory.after)]
-                both += [(memory.velocity.before, memory.velocity.after)] if memory.velocity else []
-                for before, after in both:
-                    after[span.start : span.stop].copy_(before[span.start : span.stop])
+                memory.carry_over(span.start, span.stop)
     runs = segment.runs(ctx.unused)
-    return accumulate(grad, memory, runs, clip_scale(grad, runs, ctx.clip), path)
+    return accumulate(grad, memory, runs, clip_scale(grad, runs, ctx.clip), path, low)
 
 
 def segment_scales(grad: Tensor, layout: Layout, ctx: Context) -> Tensor | None:
@@ -110,7 +124,14 @@ def segment_scales(grad: Tensor, layout: Layout, ctx: Context) -> Tensor | None:
 
 
 def send_chosen(
-    memory: Memory, indices: Tensor, segments: Tensor, layout: Layout, ctx: Context, flags: Tensor, where: Tensor
+    memory: Memory,
+    indices: Tensor,
+    segments: Tensor,
+    layout: Layout,
+    ctx: Context,
+    flags: Tensor,
+    where: Tensor,
+    path: KernelPath = KernelPath.PYTORCH,
 ) -> SparseGrad:
     """Take the chosen entries out of the residual and put them into buffers of fixed capacity; nothing waits for the
     host.
@@ -121,8 +142,14 @@ def send_chosen(
     """
     residual, chosen, capacity = memory.after, indices.numel(), layout.capacity
     assert chosen <= capacity
+    how = len(layout.segments), ctx.rounding, layout.most
+    if path is KernelPath.NUMBA and not ctx.whole:
+        from sparsync.kernels.accumulate import cpu
+
+        places, travel, real = cpu.take(memory, indices, segments, *how, capacity)
+        return SparseGrad(places, travel, torch.tensor(real), layout.numel, flags, where)
     unused = [(span.start, span.stop) for span in layout.spans if span.name in ctx.unused] if ctx.whole else []
-    sent = take(residual, indices, segments, len(layout.segments), ctx.rounding, layout.most, unused)
+    sent = take(residual, indices, segments, *how, unused)
     goes = sent != 0
     if memory.velocity is not None and memory.velocity.masking:
         speed = memory.velocity.after

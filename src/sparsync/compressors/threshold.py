@@ -2,7 +2,6 @@
 
 from dataclasses import astuple, dataclass
 
-import torch
 from torch import Tensor
 
 from sparsync.compressors.base import Context, State
@@ -12,7 +11,7 @@ from sparsync.kernels import Memory
 from sparsync.kernels.accumulate import Rows
 from sparsync.kernels.path import UNLIMITED
 from sparsync.kernels.strips import STATE
-from sparsync.kernels.threshold import histogram
+from sparsync.kernels.threshold import candidates
 from sparsync.kernels.threshold.launch import select
 from sparsync.kernels.threshold.reference import (
     LOWEST,
@@ -20,10 +19,9 @@ from sparsync.kernels.threshold.reference import (
     edge_for,
     estimate,
     jumped,
-    magnitude,
     next_threshold,
 )
-from sparsync.kernels.topk import above, limit, reach
+from sparsync.kernels.topk import above
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import SparseGrad
 
@@ -50,6 +48,10 @@ class ThresholdK(CarriedThreshold):
     def launch(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> SparseGrad:
         return select(grad, memory, layout, state, ctx.values, segment_scales(grad, layout, ctx))
 
+    def low(self, segment: Segment, state: State) -> int:
+        own = state[segment.name]
+        return int(own["floor"]) if int(own["k"]) == segment.k < segment.numel else 0
+
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
         if segment.k >= segment.numel or not rows.peak.numel():
             return above(u, rows, 0.0)
@@ -57,18 +59,11 @@ class ThresholdK(CarriedThreshold):
         threshold = Threshold(*(int(own[name]) for name in STATE))
         if threshold.k != k:
             threshold = Threshold(estimate(u, runs, k), k, k // 2, k)
-        bits = max(LOWEST, threshold.bits)
-        found = above(u, rows, magnitude(bits))
-        bins, reached = histogram(u, found, bits, rows.path)
-        edge = edge_for(reached, k)
-        going = reach(bins, edge)
-        sent = found.index_select(0, going)
-        if sent.numel() > segment.capacity:  # of the lowest bin, only as many as are missing
-            level = bins.index_select(0, going)
-            sure, rest = sent[level > edge], sent[level == edge]
-            sent = torch.cat([sure, limit(rest, segment.capacity - sure.numel(), ctx.step)]).sort().values
-        if threshold.bits and not jumped(found.numel(), k):
-            threshold = next_threshold(threshold, reached, edge)
+        found = candidates(u, rows, max(LOWEST, threshold.bits))
+        edge = edge_for(found.reached, k)
+        sent = found.pick(edge, segment.capacity, ctx.step)
+        if threshold.bits and not jumped(int(found.reached[0]), k):
+            threshold = next_threshold(threshold, found.reached, edge)
         else:
             threshold = Threshold(estimate(u, runs, k) or threshold.bits, k, k // 2, k)
         for name, value in zip(STATE, astuple(threshold), strict=True):

@@ -175,7 +175,7 @@ class ExchangePlan:
 
     def describe(self, step: int, momentum_taken: str | None) -> dict[str, str]:
         """Return the plan in words, a line each; ``momentum_taken``: what was done to the optimizer, if anything."""
-        scope = f"scope {self.scope}, density {self.density(step):g} now"
+        scope = f"scope {self.scope}, density {self.density(step):g} now, of what is compressed"
         form = f"values as {self.values}" + ("" if self.compressor.dense else f", indices as {self.indices}")
         lines = {
             "recipe": self.recipe or "none",

@@ -21,6 +21,7 @@ from sparsync.collectives import Collective, DenseAllReduce, ReduceByParts, Traf
 from sparsync.compressors import Compressor, NoCompression
 from sparsync.config import ExchangePlan
 from sparsync.kernels.accumulate import Rounding
+from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.wire import Wire
 from sparsync.workspace import Workspace
@@ -55,6 +56,9 @@ class Unit:
         workspace: of the layout: buffers that stay.
         unused: parameters whose gradient was all zero on this rank, and that must not be sent from.
         delivered: parameters that buckets have brought in this step.
+        places: where buckets expect the result, in ascending order, if it can be written there at once: where each
+            parameter starts, and its place; otherwise it is copied from ``grad``.
+        added: adds them to the residual as they come, in this step; ``grad`` then has the result alone.
     """
 
     key: str
@@ -72,6 +76,8 @@ class Unit:
     workspace: Workspace = field(default_factory=Workspace)
     unused: set[str] = field(default_factory=set)
     delivered: set[str] = field(default_factory=set)
+    added: AddedParts | None = None
+    places: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def layout_at(self, density: float) -> tuple[Layout, bool]:
         """Return the unit's layout at this density, and whether it is another one than before."""
@@ -93,8 +99,8 @@ class Unit:
         return layout, fresh
 
     def forget_layout(self) -> None:
-        """Make the layout, and the compressors' state for it, anew when it is next needed."""
-        self.cut = None
+        """Make the layout, its buffers, and the compressors' state for it, anew when it is next needed."""
+        self.cut, self.workspace = None, Workspace()
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype) -> Traffic:
         """Return what an exchange of the unit costs."""
@@ -133,12 +139,10 @@ class BucketSlice:
         return self.here.of(buffer), self.there.of(self.unit.grad)
 
     def gather(self, buffer: Tensor) -> None:
-        """Copy the gradients of ``buffer`` into the unit."""
-        if self.unit.grad.device != buffer.device:
-            self.unit.grad = torch.zeros_like(self.unit.grad, device=buffer.device)
-        here, there = self.views(buffer)
-        torch._foreach_copy_(there, here)
-        self.unit.delivered |= self.names
+        """Copy the gradients of ``buffer`` into the unit, unless they are added to its residual from where they are."""
+        if self.unit.added is None:
+            here, there = self.views(buffer)
+            torch._foreach_copy_(there, here)
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,11 @@ class PendingBucket:
     waits_for: set[str]
     delivered: bool = False
 
+    def gather(self) -> None:
+        """Copy what units gather from the bucket."""
+        for part in self.plan.slices:
+            part.gather(self.bucket.buffer)
+
     def complete(self) -> None:
         """Let backward have the bucket, if nothing is missing any more."""
         if not self.waits_for and not self.future.done():
@@ -178,8 +187,24 @@ class PendingBucket:
             self.future.set_result(self.bucket.buffer)
 
 
+def gather_beside(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
+    """Gather what other units take from the bucket that ``unit`` is, if it is one."""
+    for pending in buckets:
+        if pending.plan.own is unit:
+            pending.gather()
+
+
 def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
-    """Copy the result that ``unit`` holds into each bucket that fed it, all in one."""
+    """Copy the result that ``unit`` holds into each bucket that fed it, unless it is there; they wait no longer."""
+    if not unit.places:
+        copy_result(unit, buckets)
+    unit.places = []
+    for pending in buckets:
+        pending.waits_for.discard(unit.key)
+
+
+def copy_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
+    """Copy the result that ``unit`` holds into ``buckets``, all in one."""
     here, there = [], []
     for pending in buckets:
         for part in pending.plan.slices:
@@ -187,9 +212,20 @@ def scatter_result(unit: Unit, buckets: Sequence[PendingBucket]) -> None:
                 views = part.views(pending.bucket.buffer)
                 here += views[0]
                 there += views[1]
-        pending.waits_for.discard(unit.key)
     if here:
         torch._foreach_copy_(here, there)
+
+
+def places_in(unit: Unit, buckets: Sequence[PendingBucket]) -> list[tuple[int, Tensor]]:
+    """Return where buckets expect the result of a unit, in ascending order; empty if they do not expect all of it."""
+    places = list[tuple[int, Tensor]]()
+    for pending in buckets:
+        for part in pending.plan.slices:
+            if part.unit is unit:
+                starts = (span.start for span in part.there.spans)
+                places += zip(starts, part.here.of(pending.bucket.buffer), strict=True)
+    whole = sum(place.numel() for _, place in places) == unit.grad.numel()
+    return sorted(places, key=lambda place: place[0]) if whole else []
 
 
 def future_on(device: torch.device) -> Future[Tensor]:
@@ -220,18 +256,25 @@ class BucketMapper:
             self._gather("dense", [p for p in parameters if p.name in dense_names], dense=True)
 
     def add(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
-        """Give the bucket's gradients to the units they belong to; returns those that are complete with it."""
+        """Return the bucket on its way, and the units that are complete with it once its gradients are gathered."""
         plan = self._plan_of(bucket)
         waits_for = {*plan.units, VERDICT} if self.plan.transactional else set(plan.units)
         pending = PendingBucket(bucket, plan, future_on(bucket.buffer.device), waits_for)
         if plan.own is not None:
             plan.own.grad = bucket.buffer
         for part in plan.slices:
-            part.gather(bucket.buffer)
+            if part.unit.grad.device != bucket.buffer.device:
+                part.unit.grad = torch.zeros_like(part.unit.grad, device=bucket.buffer.device)
+            part.unit.delivered |= part.names
         if self.may_skip or bucket.frozen:
             self._note_unused(pending)
         pending.complete()
         return pending, ([plan.own] if plan.own else []) + (self._complete() if bucket.last else [])
+
+    @property
+    def gathered(self) -> list[Unit]:
+        """The units that are gathered from all buckets."""
+        return list(self._gathered.values())
 
     @property
     def units(self) -> list[Unit]:

@@ -72,6 +72,7 @@ def state_dict(worker: WorkerState, workers: int, step: int, training: str, node
         "compressor": {n: {key: t.clone() for key, t in bag.items()} for n, bag in worker.compressor_state.items()},
         "loss_scale": worker.loss_scale,
         "rates": dict(worker.rates),
+        "highest_rates": dict(worker.highest_rates),
         **({"moments": worker.preconditioner.state_dict()} if worker.preconditioner else {}),
     }
     return _whole(state)
@@ -130,8 +131,9 @@ def load_state_dict(
     mine = share_of(own, first, worker.rank, workers, nodes)
     if worker.preconditioner is not None:
         worker.preconditioner.load_state_dict(mine["moments"])
-    loss_scale = mine.get("loss_scale")
-    worker.load(**{key: mine[key] for key in ("residuals", "velocities", "compressor", "rates")}, loss_scale=loss_scale)
+    loss_scale, highest = mine.get("loss_scale"), mine.get("highest_rates", mine["rates"])
+    kept = {key: mine[key] for key in ("residuals", "velocities", "compressor", "rates")}
+    worker.load(**kept, loss_scale=loss_scale, highest_rates=highest)
     if origin is not None:
         origin.resume(mine)
     step: int = mine["step"]

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from sparsync.collectives import Channel, Reduced, Report
 from sparsync.collectives.base import OverflowFlag
-from sparsync.collectives.comm.device_status import Outcome
+from sparsync.collectives.comm.device_status import DeviceStatus, Outcome
 from sparsync.collectives.comm.header_checks import DeviceChecks, OnStream, check_fits, check_headers
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import PendingBucket, Unit
 from sparsync.engine.ledger import Cause
 from sparsync.engine.stats import ExchangeRecord, Stats
-from sparsync.engine.unit_step import finish_unit, poison, warn_of_non_finite
+from sparsync.engine.unit_step import finish_unit, poison, poison_unit, warn_of_non_finite
 from sparsync.engine.worker import WorkerState
 from sparsync.errors import SparsyncError
 from sparsync.layout import Layout, Parameter, Span
@@ -93,7 +93,7 @@ class Immediate(Completion):
             warn_of_non_finite(step, layout, rank, where)
         self.bad = self.bad or bool(reduced.bad_ranks) or (flag is not None and bool(flag.bad))
         if self.bad:
-            poison(unit.grad, layout.spans)
+            poison_unit(unit, layout.spans)
             self.worker.ledger.restore(Cause.NON_FINITE)
         if self.plan.debug:
             self.channel.assert_consistent(f"result of {unit.key}", _fingerprint(unit.grad))
@@ -148,15 +148,26 @@ class Deferred(Completion):
     def finish(
         self, unit: Unit, layout: Layout, sent: SparseGrad, reduced: Reduced, record: ExchangeRecord, step: int
     ) -> None:
-        device = unit.grad.device
-        status = self._checks.status(device)
+        self.write(unit, layout, reduced)
+        self.note(unit, layout, reduced.rejected, record)
+
+    def write(self, unit: Unit, layout: Layout, reduced: Reduced) -> None:
+        """Write the result, which a CUDA graph may repeat."""
+        status = self.status(unit.grad.device)
         result = replace(reduced, rejected=None)  # what is rejected goes back when the step is known to count
         finish_unit(unit, unit.grad, status if self.plan.keeps_residuals else None, [result], [self.worker])
-        self.worker.ledger.record_rejected(unit, reduced.rejected, held=True)
-        positions = PositionsOfParameters.of(layout.spans, device, unit.workspace)
+        positions = PositionsOfParameters.of(layout.spans, unit.grad.device, unit.workspace)
         status.poison(unit.grad, positions.starts, self.plan.transactional)
+
+    def note(self, unit: Unit, layout: Layout, rejected: SparseGrad | None, record: ExchangeRecord) -> None:
+        """Expect word of an exchange whose result is written."""
+        self.worker.ledger.record_rejected(unit, rejected, held=True)
         self.worker.ledger.record_exchange(unit, self.channel.sequence)
         self._started.append((record, layout))
+
+    def status(self, device: torch.device) -> DeviceStatus:
+        """Return what decides on that device."""
+        return self._checks.status(device)
 
     def close_step(self, device: torch.device, step: int, buckets: Sequence[PendingBucket]) -> None:
         status = self._checks.status(device)
@@ -171,7 +182,8 @@ class Deferred(Completion):
         while self._pending and self._pending[0].step < before:
             pending = self._pending[0]
             outcome = self._read(pending)
-            for (_, layout), headers in zip(pending.exchanges, outcome.exchanges, strict=True):
+            suspect = outcome.bad or outcome.failed_exchange  # else the device has found nothing in the headers
+            for (_, layout), headers in zip(pending.exchanges, outcome.exchanges, strict=True) if suspect else ():
                 check_headers(headers, self.channel.monitor)
                 for rank, header in enumerate(headers):
                     if header.flags & NONFINITE:

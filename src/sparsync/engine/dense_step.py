@@ -58,6 +58,8 @@ class DensePath(UnitPath, Protocol):
 class DenseStep(StepOrder):
     """Sums buckets as soon as they are there, several at a time; results are written on the communication thread."""
 
+    adds_parts = False
+
     def __init__(self, path: DensePath) -> None:
         super().__init__(path)
         self.exchange, self.feedback = path, path.worker.feedback

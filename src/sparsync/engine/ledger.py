@@ -68,10 +68,14 @@ class Ledger:
 
     def record_sent(self, unit: Unit, sent: SparseGrad, overwritten: bool = False) -> None:
         """Note entries that travel; ``overwritten``: the sum over the ranks may be made in their place."""
-        if overwritten and sent.indices is None and unit.keeps and not self.feedback.transactional:
+        self._in_flight.append(InFlight(unit, self.keep(unit, sent) if overwritten else sent))
+
+    def keep(self, unit: Unit, sent: SparseGrad) -> SparseGrad:
+        """Return entries that travel, or a copy where the sum over the ranks is made in their place."""
+        if sent.indices is None and unit.keeps and not self.feedback.transactional:
             copy = unit.workspace.get(SentCopy, sent.values.device, lambda: SentCopy(sent.values))
-            sent = replace(sent, values=copy.values.copy_(sent.values))
-        self._in_flight.append(InFlight(unit, sent))
+            return replace(sent, values=copy.values.copy_(sent.values))
+        return sent
 
     def record_rejected(self, unit: Unit, rejected: SparseGrad | None, held: bool = False) -> None:
         """Note entries of the unit recorded last that ``restore_rejected`` has put back; or that are ``held``: then

@@ -25,17 +25,29 @@ from sparsync.collectives import Channel
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper, PendingBucket, Unit, scatter_result
+from sparsync.engine.bucketing import (
+    VERDICT,
+    Bucket,
+    BucketMapper,
+    BucketSlice,
+    PendingBucket,
+    Unit,
+    gather_beside,
+    places_in,
+    scatter_result,
+)
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.hierarchy import Flat, nothing
 from sparsync.engine.ledger import Cause
+from sparsync.engine.profiling import compressing, decoding, exchanging
+from sparsync.engine.replay import Replay, Replays, replays_for
 from sparsync.engine.stats import ExchangeRecord, Stats
 from sparsync.engine.step_order import Job, StepOrder, choose_order
 from sparsync.engine.step_vote import StepVote
 from sparsync.engine.streams import SideStreams
-from sparsync.engine.unit_step import Moment, compress_unit, cut_unit, failed_unit, round_unit
+from sparsync.engine.unit_step import Moment, begin_unit, compress_unit, cut_unit, failed_unit, round_unit
 from sparsync.engine.worker import WorkerState, preconditioner_for
-from sparsync.errors import Mismatch, SparsyncError, StepFailed
+from sparsync.errors import Damaged, Mismatch, SparsyncError, StepFailed
 from sparsync.feedback import AdamRule
 from sparsync.layout import Layout, Parameter
 from sparsync.sparse import SparseGrad
@@ -92,6 +104,7 @@ class Reducer:
         self.origin = checkpoint.Origin(channel.monitor.first_to_say("training", uuid.uuid4().hex, "attach"))
         self._order = choose_order(self)
         self.completion = choose_completion(plan, list(parameters), channel, self.worker, self.stats)
+        self._replays = replays_for(plan, self.worker, self.stage, self.completion)
         self.vote = StepVote(channel.monitor, self.completion)
         # Where nothing is waited for, no thread is needed to wait; a single worker never waits.
         self._comm_thread = CommThread(threaded=channel.group is not None and self.completion.waits)
@@ -120,6 +133,8 @@ class Reducer:
             pending, complete = self.buckets.add(bucket)
             self._pending_buckets.append(pending)
             with self._streams.use(bucket.buffer.device, after_caller=True):
+                if self._replays is None or pending.plan.own is None:  # else with the bucket's own unit
+                    pending.gather()
                 if self.stage.sums_first:
                     self._comm_thread.submit(partial(self._sum_slices, pending))
                 self._order.add(pending, complete, self.step)
@@ -155,6 +170,12 @@ class Reducer:
             jobs.append(partial(self._compare_layout, unit, [*self.origin.take(), *map(str, layout.segments)]))
         if self.stage.sums_first:
             return [*jobs, partial(self._exchange_sum, unit, layout, record, step, fill)]
+        if self._replays is not None:
+            buckets = self._fed_by(unit)
+            replay = None if fresh or self.error else self._replays.find(unit, layout, buckets)
+            if replay is not None:
+                return [partial(self._replay, self._replays, replay, unit, layout, record)]
+            gather_beside(unit, buckets)
         sent = self._take_out(unit, unit.grad, layout, record, step, fill)
         return [*jobs, partial(self._exchange, unit, layout, sent, record, step)]
 
@@ -163,16 +184,23 @@ class Reducer:
     ) -> SparseGrad:
         """Return what is sent of a gradient, taken out of the residual."""
         try:
-            if fill is not None:
-                fill()
-            sent, memory = compress_unit(unit, grad, layout, self.plan, self.worker, Moment(step), unit.workspace)
+            with compressing():
+                if fill is not None:
+                    fill()
+                sent, memory = compress_unit(unit, grad, layout, self.plan, self.worker, Moment(step), unit.workspace)
             record.energy = memory.energy if memory else 0.0
         except Exception as error:  # travels as a flag: every rank raises, none waits
             self._tell_failed(unit, error)
             sent = failed_unit(unit, layout)
-        unit.unused = set()
+        record.ahead = 0.0 if unit.added is None else unit.added.seconds
+        unit.unused, unit.added = set(), None
         record.compressed = time.perf_counter()
         return sent
+
+    def add_part(self, part: BucketSlice, buffer: Tensor, unused: frozenset[str]) -> None:
+        """Add what a unit is given of a bucket to its residual; what goes wrong is heard of when it is compressed."""
+        if self.error is None and part.unit.added is not None:
+            part.unit.added.add(part.there.names, part.here.of(buffer), unused)
 
     def run(self, device: torch.device, job: Job) -> None:
         """Do a job of the communication thread that sends no message yet, unless the step has failed; all ranks hear of
@@ -188,7 +216,7 @@ class Reducer:
         """Do a job of the communication thread that exchanges, unless the step has failed."""
         if self.error is None:
             try:
-                with self._on_thread(device):
+                with self._on_thread(device), exchanging():
                     job()
             except Exception as error:  # a future that never completes would hang backward
                 self._stop(self._announced(name, error))
@@ -209,7 +237,7 @@ class Reducer:
         if self.error is None:
             self.channel.unit = what = f"bucket {pending.bucket.index}"
             try:
-                with self._on_thread(pending.bucket.buffer.device):
+                with self._on_thread(pending.bucket.buffer.device), exchanging():
                     self.stage.sum_slices(pending)
             except Exception as error:
                 self._stop(self._announced(what, error))
@@ -221,7 +249,8 @@ class Reducer:
             try:
                 with self._on_thread(unit.grad.device):
                     self.channel.unit = unit.key
-                    total = self.stage.sum(unit, layout, self._failed(unit, fill))
+                    with exchanging():
+                        total = self.stage.sum(unit, layout, self._failed(unit, fill))
                     record.arrived = record.compressed = time.perf_counter()
                     if self.stage.ranks:
                         rounding = partial(round_unit, unit, total, self.worker.rounding)
@@ -244,23 +273,57 @@ class Reducer:
                 record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
                 self.worker.ledger.record_sent(unit, sent, overwritten=True)
                 self.channel.unit = unit.key
-                reduced = self.stage.reduce(unit, sent, layout)
+                with exchanging():
+                    reduced = self.stage.reduce(unit, sent, layout)
                 record.exchanged = time.perf_counter()
-                self.completion.finish(unit, layout, sent, reduced, record, step)
-                written = self._order.finish(unit, reduced)
-                record.decoded, record.bytes = time.perf_counter(), self.stage.take_count()
-                if self.stage.ranks:
-                    traffic = unit.traffic(layout, self.plan.wire, self.stage.senders, sent.values.dtype)
-                    record.traffic = traffic.mean_bytes
-                self.stats.add(record)
-                for bucket in written:  # last: backward goes on, and the next step may begin
-                    bucket.complete()
+                with decoding():
+                    if self._writes_at_once:
+                        unit.places = places_in(unit, self._pending_buckets)
+                    self.completion.finish(unit, layout, sent, reduced, record, step)
+                    written = self._order.finish(unit, reduced)
+                self._end_exchange(unit, layout, sent, record, written)
         except Exception as error:  # a future that never completes would hang backward
             self._stop(self._announced(unit.key, error))
 
+    def _replay(self, replays: Replays, replay: Replay, unit: Unit, layout: Layout, record: ExchangeRecord) -> None:
+        """Do all that was recorded of a unit's step: compress, exchange, sum and write back."""
+        try:
+            record.compressed = record.started = time.perf_counter()
+            self.channel.unit = unit.key
+            with exchanging():
+                replays.play(replay, unit)
+            record.exchanged = time.perf_counter()
+            replays.completion.note(unit, layout, replay.rejected, record)
+            written = self._fed_by(unit)
+            for bucket in written:
+                bucket.waits_for.discard(unit.key)
+            self._end_exchange(unit, layout, replay.in_flight, record, written)
+        except Exception as error:  # a future that never completes would hang backward
+            self._stop(self._announced(unit.key, error))
+
+    def _end_exchange(
+        self, unit: Unit, layout: Layout, sent: SparseGrad, record: ExchangeRecord, written: Sequence[PendingBucket]
+    ) -> None:
+        record.decoded, record.bytes = time.perf_counter(), self.stage.take_count()
+        if self.stage.ranks:
+            traffic = unit.traffic(layout, self.plan.wire, self.stage.senders, sent.values.dtype)
+            record.traffic = traffic.mean_bytes
+        self.stats.add(record)
+        for bucket in written:  # last: backward goes on, and the next step may begin
+            bucket.complete()
+
+    def _fed_by(self, unit: Unit) -> list[PendingBucket]:
+        """Return the buckets that wait for a unit's result."""
+        return [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
+
+    @property
+    def _writes_at_once(self) -> bool:
+        """Whether nobody but the buckets asks for the results of units."""
+        return self._order.adds_parts and self.completion.waits and not self.plan.debug
+
     def write_back(self, unit: Unit) -> list[PendingBucket]:
         """Write a unit's result into the buckets it came from, and return those."""
-        pending = [bucket for bucket in self._pending_buckets if unit.key in bucket.waits_for]
+        pending = self._fed_by(unit)
         scatter_result(unit, pending)
         return pending
 
@@ -294,6 +357,7 @@ class Reducer:
         self.plan, self.buckets, self._order = plan, buckets, order
         self.worker.plan = self.completion.plan = plan
         self.channel.wire = plan.wire
+        self._replays = replays_for(plan, self.worker, self.stage, self.completion)
 
     def _begin(self) -> None:
         if self._open:
@@ -310,6 +374,9 @@ class Reducer:
         scale = self.plan.scaler.get_scale() if self.plan.scaler is not None else None
         self.worker.begin_step(scale, self._order.begin_step(self.step, scale))
         self.completion.begin_step(self._streams.use)
+        early = self._order.adds_parts and not self.stage.sums_first
+        for unit in self.buckets.gathered:
+            unit.added = begin_unit(unit, self.plan, self.worker, Moment(self.step)) if early else None
         self.stats.begin()
 
     def settle(self, undo: bool = False) -> None:
@@ -385,7 +452,9 @@ class Reducer:
 
     def _announced(self, what: str, error: Exception) -> SparsyncError:
         """Return an error of the communication thread that all ranks know of. What the library raises there is seen by
-        all, in their headers, or was broadcast; anything else has happened here alone."""
+        all, in their headers, or was broadcast; anything else has happened here alone, as what cannot be read."""
+        if isinstance(error, Damaged):
+            return self.channel.monitor.broadcast_error(error)
         if isinstance(error, SparsyncError):
             return error
         own = f"rank {self.channel.rank}: {what}: {type(error).__name__}: {error}"
@@ -478,3 +547,4 @@ class Reducer:
             self.stage.close()
             self.channel.close()
             self._pending_buckets = []
+            self.buckets.forget_layouts()

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class ExchangeRecord:
-    """One exchange of one unit, with the moments (seconds of ``time.perf_counter``) it went through."""
+    """One exchange of one unit, with the moments (seconds of ``time.perf_counter``) it went through.
+
+    ``ahead``: seconds in which parts of it were added to the residual before the last one came.
+    """
 
     unit: str
     arrived: float = field(default_factory=time.perf_counter)
@@ -17,6 +20,7 @@ class ExchangeRecord:
     started: float = 0.0
     exchanged: float = 0.0
     decoded: float = 0.0
+    ahead: float = 0.0
     bytes: int = 0
     traffic: float = 0.0
     entries: int = 0
@@ -34,7 +38,7 @@ class Totals:
         bytes: handed to ``torch.distributed`` by this rank.
         traffic: bytes a worker puts on the network for that, as the collectives' ``traffic`` has it.
         entries: gradient entries this rank sent.
-        numel: entries it could have sent.
+        numel: entries it could have sent: all, compressed or not.
         compress_s, exchange_s, decode_s: seconds; exchanges run beside backward, so these do not add up to step time.
         skipped: steps that were undone.
         energy_sent, energy: squared norm of what was sent, and of gradient plus residual. Tensors that travel dense
@@ -55,7 +59,7 @@ class Totals:
 
     @property
     def density(self) -> float:
-        """Share of the entries that was sent."""
+        """Share of all entries that was sent, those of tensors that travel dense included."""
         return self.entries / self.numel if self.numel else 0.0
 
     @property
@@ -68,7 +72,7 @@ class Totals:
     def add(self, record: ExchangeRecord) -> None:
         self.bytes += record.bytes
         self.traffic += record.traffic
-        self.compress_s += record.compressed - record.arrived
+        self.compress_s += record.ahead + record.compressed - record.arrived
         self.exchange_s += record.exchanged - record.started
         self.decode_s += record.decoded - record.exchanged
         self.energy_sent += record.energy_sent
@@ -86,6 +90,29 @@ class Stats:
     step: Totals = field(default_factory=Totals)
     total: Totals = field(default_factory=Totals)
     timeline: list[ExchangeRecord] = field(default_factory=list)
+
+    def as_dict(self, prefix: str = "sparsync/") -> dict[str, float]:
+        """Return the last step's figures as plain numbers by name, for a logger; what is not known is left out.
+
+        Args:
+            prefix: of every name.
+        """
+        step, total = self.step, self.total
+        figures = {
+            "bytes": float(step.bytes),
+            "traffic": step.traffic,
+            "entries": float(step.entries),
+            "density": step.density,
+            "energy_share": step.energy_share,
+            "compress_ms": 1e3 * step.compress_s,
+            "exchange_ms": 1e3 * step.exchange_s,
+            "decode_ms": 1e3 * step.decode_s,
+            "total_steps": float(total.steps),
+            "total_traffic": total.traffic,
+            "total_density": total.density,
+            "total_skipped": float(total.skipped),
+        }
+        return {prefix + name: figure for name, figure in figures.items() if math.isfinite(figure)}
 
     def begin(self) -> None:
         self.step, self.timeline = Totals(steps=1), []

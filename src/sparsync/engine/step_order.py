@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsync.collectives import Reduced
 from sparsync.config import ExchangePlan
-from sparsync.engine.bucketing import PendingBucket, Unit
+from sparsync.engine.bucketing import BucketSlice, PendingBucket, Unit
 from sparsync.engine.unit_step import keep_result, sketch_unit
 from sparsync.engine.worker import WorkerState
 from sparsync.feedback import AdamRule, Preconditioner, RoundingFeedback
@@ -36,6 +36,8 @@ class UnitPath(Protocol):
 
     def compress(self, unit: Unit, step: int, fill: Job | None = None) -> list[Job]: ...
 
+    def add_part(self, part: BucketSlice, buffer: Tensor, unused: frozenset[str]) -> None: ...
+
     def write_back(self, unit: Unit) -> list[PendingBucket]: ...
 
     def submit(self, jobs: Sequence[Job]) -> None: ...
@@ -44,7 +46,13 @@ class UnitPath(Protocol):
 
 
 class StepOrder:
-    """Every unit is compressed as soon as its gradients are there, and written back as soon as it is exchanged."""
+    """Every unit is compressed as soon as its gradients are there, and written back as soon as it is exchanged. Where
+    they can be added in parts, the communication thread does both while backward goes on.
+
+    ``adds_parts``: whether units that are gathered may begin before all of their gradients are there.
+    """
+
+    adds_parts = True
 
     def __init__(self, path: UnitPath) -> None:
         self.path = path
@@ -55,17 +63,31 @@ class StepOrder:
 
     def add(self, pending: PendingBucket, complete: Sequence[Unit], step: int) -> None:
         """Start what a bucket allows; ``complete``: the units whose gradients are there with it."""
+        for part in pending.plan.slices:
+            if part.unit.added is not None:
+                unused = part.names & part.unit.unused
+                self.path.submit([partial(self.path.add_part, part, pending.bucket.buffer, unused)])
         for unit in complete:
-            self.path.submit(self.path.compress(unit, step))
+            if unit.added is None:
+                self.path.submit(self.path.compress(unit, step))
+            else:
+                self.path.submit([partial(self.path.run, unit.grad.device, partial(self._exchange, unit, step))])
 
     def finish(self, unit: Unit, reduced: Reduced) -> list[PendingBucket]:
         """Take a unit that was exchanged; returns the buckets that it was written into."""
         return self.path.write_back(unit)
 
+    def _exchange(self, unit: Unit, step: int) -> None:
+        """Compress and exchange a unit on the communication thread."""
+        for job in self.path.compress(unit, step):
+            job()
+
 
 class SketchesFirst(StepOrder):
     """Sketches leave with every bucket; entries are chosen when the sum of all of them is known, which is on the
     communication thread."""
+
+    adds_parts = False
 
     def __init__(self, path: UnitPath, preconditioner: Preconditioner) -> None:
         super().__init__(path)
@@ -103,10 +125,6 @@ class SketchesFirst(StepOrder):
     def _precondition(self) -> None:
         self.preconditioner.update()
         self.path.worker.rounding.keep(self.preconditioner.good)
-
-    def _exchange(self, unit: Unit, step: int) -> None:
-        for job in self.path.compress(unit, step):
-            job()
 
     def _give_dense(self, buckets: Sequence[PendingBucket]) -> None:
         """Write the updates of the tensors that travel dense into their buckets, which are then complete."""

@@ -23,6 +23,7 @@ from sparsync.engine.bucketing import Unit
 from sparsync.engine.worker import WorkerState
 from sparsync.feedback import Preconditioner, RoundingFeedback, accumulation_dtype
 from sparsync.kernels import Memory
+from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.kernels.precondition import came_in
 from sparsync.kernels.sketch import Sketched
 from sparsync.layout import Layout, Span
@@ -59,15 +60,36 @@ def compress_unit(
     workspace: Workspace,
 ) -> tuple[SparseGrad, Memory | None]:
     """Add ``grad`` into the worker's residual, take out what is sent, return it and the memory it came from."""
-    memory, ranks = None, worker.feedback.ranks
-    if unit.keeps:
+    memory = None
+    if unit.added is not None:
+        memory = unit.added.memory
+    elif unit.keeps:
         memory = worker.feedback.memory(unit.key, layout.spans, grad.numel(), grad.device)
         if worker.preconditioner is not None:
             velocity = worker.feedback.velocity_buffer(unit.key, layout.spans, grad.numel(), grad.device)
             memory.update = worker.preconditioner.update_of(layout.spans, velocity, workspace)
             if not unit.compressor.fuses_precondition:
                 grad = came_in(grad, memory, workspace)
-    ctx = Context(
+    ctx = context_of(unit, plan, worker, moment, workspace)
+    return unit.compressor.compress(grad, memory, layout, ctx, worker.compressor_state), memory
+
+
+def begin_unit(unit: Unit, plan: ExchangePlan, worker: WorkerState, moment: Moment) -> AddedParts | None:
+    """Return what adds the unit's gradient to the residual in parts, as buckets bring them; ``None`` where it has to be
+    added as a whole. Not in a layout's first step, before which the ranks compare it."""
+    plain = unit.keeps and not unit.compressor.dense and worker.preconditioner is None
+    if not plain or unit.cut is None or unit.cut[0] != plan.density(moment.step):
+        return None
+    layout, grad = unit.cut[1], unit.grad
+    memory = worker.feedback.memory(unit.key, layout.spans, grad.numel(), grad.device)
+    ctx = context_of(unit, plan, worker, moment, unit.workspace)
+    return unit.compressor.begin(grad, memory, layout, ctx, worker.compressor_state)
+
+
+def context_of(unit: Unit, plan: ExchangePlan, worker: WorkerState, moment: Moment, workspace: Workspace) -> Context:
+    """Return what the unit's compressor may know in a step."""
+    ranks = worker.feedback.ranks
+    return Context(
         step=moment.step,
         rank=worker.rank,
         seed=plan.seed,
@@ -79,8 +101,8 @@ def compress_unit(
         values=plan.wire.values,
         workspace=workspace,
         key=moment.key,
+        added=unit.added,
     )
-    return unit.compressor.compress(grad, memory, layout, ctx, worker.compressor_state), memory
 
 
 def failed_unit(unit: Unit, layout: Layout) -> SparseGrad:
@@ -145,14 +167,25 @@ def keep_result(unit: Unit, mean: Tensor, preconditioner: Preconditioner, reduce
 def finish_unit(
     unit: Unit, out: Tensor, flag: FiniteFlag | None, reduced: Sequence[Reduced], workers: Sequence[WorkerState]
 ) -> None:
-    """Write the mean, which is the same for all workers, into ``out``; what each had rejected is its residual's again.
+    """Write the mean, which is the same for all workers, into ``out``, or where ``unit.places`` says; what each had
+    rejected is its residual's again.
 
     Args:
         flag: is told if the mean is not finite; ``None`` where nothing could be kept of such a step.
     """
-    reduced[0].mean.write(out, flag)
+    if not (unit.places and reduced[0].mean.write_parts(unit.places, flag)):
+        unit.places = []
+        reduced[0].mean.write(out, flag)
     for worker, result in zip(workers, reduced, strict=True):
         worker.ledger.restore_rejected(unit, result.rejected)
+
+
+def poison_unit(unit: Unit, spans: Sequence[Span]) -> None:
+    """Do as ``poison``, wherever the unit's result is."""
+    if not unit.places:
+        poison(unit.grad, spans)
+    for _, part in unit.places:
+        part[0] = math.nan
 
 
 def poison(result: Tensor, spans: Sequence[Span]) -> None:

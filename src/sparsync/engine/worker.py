@@ -16,6 +16,7 @@ from sparsync.engine.snapshot import Snapshot
 from sparsync.feedback import Feedback, Preconditioner, RoundingFeedback, SecondMoment
 from sparsync.layout import Parameter
 
+LARGEST_FALL = 100.0  # of a learning rate from its highest, that residuals follow
 SUDDEN = 0.9  # a learning rate that falls to less of itself in one step: thresholds do not follow by themselves
 
 
@@ -47,6 +48,7 @@ class WorkerState:
         self.loss_scale: float | None = None
         self.rates: dict[str, float] = {}
         self._last_rates = self.rates
+        self.highest_rates: dict[str, float] = {}
         self._snapshot = Snapshot()
 
     def begin_step(self, loss_scale: float | None, rates: Mapping[str, float] | None) -> None:
@@ -62,11 +64,17 @@ class WorkerState:
                 self._follow_loss_scale(loss_scale / self.loss_scale)
             self.loss_scale = loss_scale
         if self.preconditioner is None and rates is not None:
-            self.rates = self.feedback.follow(self.rates, rates)
+            self.rates = self.feedback.follow(self.rates, self._bounded(rates))
         if self.plan.transactional:  # saved in the new scale, which the residual keeps if the step is undone
             self._snapshot.take(self.compressor_state)
         if self.preconditioner is not None:
             self._follow_rates(rates or {}, self.preconditioner.dense_names)
+
+    def _bounded(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """Return the rates that residuals are divided by the changes of: those given, but no less than a part of the
+        highest that there was. A cosine ends near 0, and what is left would come out as a gradient without bound."""
+        self.highest_rates = {**self.highest_rates, **{n: max(rates[n], self.highest_rates.get(n, 0.0)) for n in rates}}
+        return {name: max(rate, self.highest_rates[name] / LARGEST_FALL) for name, rate in rates.items() if rate}
 
     def _follow_rates(self, rates: Mapping[str, float], dense: frozenset[str]) -> None:
         """Note the rates that residuals with updates are in: the pass that adds to a residual lets it follow. A step
@@ -107,11 +115,12 @@ class WorkerState:
         compressor: State,
         loss_scale: float | None,
         rates: Mapping[str, float],
+        highest_rates: Mapping[str, float],
     ) -> None:
         """Go on from what a checkpoint holds."""
         self.ledger.clear()
         self.feedback.load_state_dict(residuals, velocities)
-        self.loss_scale, self.rates = loss_scale, dict(rates)
+        self.loss_scale, self.rates, self.highest_rates = loss_scale, dict(rates), dict(highest_rates)
         # On the host: memory of the caller's stream would be free again before ours has read it.
         self.compressor_state = {
             n: {k: t.to("cpu", copy=True) for k, t in bag.items()} for n, bag in compressor.items()

@@ -40,7 +40,8 @@ def refusal(model: Module) -> str:
         )
     if kind == "DataParallel":
         return "DataParallel is one process and exchanges nothing: use DistributedDataParallel, a process for each GPU"
-    inner = [name for name, part in model.named_modules() if name and isinstance(part, DistributedDataParallel)]
+    parts = model.named_modules() if isinstance(model, Module) else ()
+    inner = [name for name, part in parts if isinstance(part, DistributedDataParallel)]
     if inner:
         return f"attach() takes the DistributedDataParallel model itself, which is {inner[0]!r} of this {kind}"
     return f"attach() takes a DistributedDataParallel model, or one of fully_shard, got {kind}; wrap it first"

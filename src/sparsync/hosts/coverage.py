@@ -7,6 +7,8 @@ from collections.abc import Container
 from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parallel import DistributedDataParallel
 
+from sparsync.hosts.unwrap import plain_name
+
 IGNORED = "ignored by DDP, each rank has its own"
 DELAYED = "reduced by DDP later, dense"
 
@@ -15,7 +17,7 @@ def left_out_by(ddp: DistributedDataParallel) -> dict[str, str]:
     """Return the trained parameters that never come in a bucket, and what becomes of them."""
     delayed = {id(parameter) for parameter in ddp._delay_all_reduce_params}
     return {
-        name: DELAYED if id(parameter) in delayed else IGNORED
+        plain_name(name): DELAYED if id(parameter) in delayed else IGNORED
         for name, parameter in ddp.module.named_parameters()
         if parameter.requires_grad and _as_ddp_names_it(name) in ddp.parameters_to_ignore
     }
@@ -25,14 +27,16 @@ def ignored_in(module: Module) -> dict[str, str]:
     """Return what a model asks every DDP to ignore, as ``left_out_by`` does."""
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     return {
-        name: IGNORED for name, p in module.named_parameters() if p.requires_grad and _as_ddp_names_it(name) in ignored
+        plain_name(name): IGNORED
+        for name, p in module.named_parameters()
+        if p.requires_grad and _as_ddp_names_it(name) in ignored
     }
 
 
 def refuse_sparse_gradients(module: Module, left_out: Container[str]) -> None:
     """Refuse embeddings whose gradients are sparse tensors, which have no flat form to choose entries from."""
     for prefix, part in module.named_modules():
-        name = f"{prefix}.weight".lstrip(".")
+        name = plain_name(f"{prefix}.weight".lstrip("."))
         sparse = isinstance(part, Embedding | EmbeddingBag) and part.sparse and part.weight.requires_grad
         if sparse and name not in left_out:
             raise ValueError(

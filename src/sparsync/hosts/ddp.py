@@ -22,6 +22,8 @@ from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
 from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
 from sparsync.hosts.coverage import ignored_in, left_out_by
 from sparsync.hosts.handle import Handle
+from sparsync.hosts.registration_check import notice_unregistered_hook
+from sparsync.hosts.unwrap import unwrap_model, unwrap_optimizer
 from sparsync.schedule import Schedule
 
 log = logging.getLogger("sparsync")
@@ -86,19 +88,19 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     if handle.detached:
         return _dense_hook(bucket, handle.group)
     try:
-        _refuse_cast(bucket)
+        parameters, buffer = bucket.parameters(), bucket.buffer()
+        _refuse_cast(buffer.dtype, parameters[0].dtype)
         # join() lets ranks without data run the hook on zeros, outside of any backward.
         joined = torch._C._current_graph_task_id() == -1  # type: ignore[attr-defined]
-        return handle.push(bucket.index(), bucket.buffer(), bucket.parameters(), bucket.is_last(), joined)
+        return handle.push(bucket.index(), buffer, parameters, bucket.is_last(), joined)
     except Exception as error:  # an exception that leaves the hook would end the process
         future: Future[Tensor] = Future()
         future.set_exception(error)  # type: ignore[arg-type]
         return future
 
 
-def _refuse_cast(bucket: GradBucket) -> None:
+def _refuse_cast(came: torch.dtype, own: torch.dtype) -> None:
     """Refuse gradients that were cast on their way here: what is cut off would be lost, and what is too large inf."""
-    came, own = bucket.buffer().dtype, bucket.parameters()[0].dtype
     if came != own and not own.is_complex:
         name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(came, str(came).removeprefix("torch."))
         raise SparsyncError(
@@ -139,8 +141,12 @@ def comm_hook(
     Takes ``attach``'s options, the bare module (not the DDP wrapper), whose parameter names it needs, and the model's
     process group where that is not the default one. The state is a ``Handle``; it starts with the first bucket.
     """
+    module = unwrap_model(module)
+    options["optimizer"], options["scaler"] = unwrap_optimizer(options.get("optimizer"), options.get("scaler"))
     plan = resolve(recipe, compressor=compressor, **options)
-    return Handle(module, plan, process_group, may_skip=True, left_out=ignored_in(module)), hook
+    handle = Handle(module, plan, process_group, may_skip=True, left_out=ignored_in(module))
+    notice_unregistered_hook(handle)
+    return handle, hook
 
 
 def attach(
@@ -180,12 +186,14 @@ def attach(
     recipe says; without a recipe, what is not given is as the text says last.
 
     Args:
+        ddp: the ``DistributedDataParallel`` model; ``torch.compile`` may be around or inside it.
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
             ``"auto"`` is the recipe of that name.
         replicate: of a model of ``fully_shard`` (FSDP2): the ranks that hold the same shard, ``mesh["replicate"]``;
             gradients are summed dense inside the shards' mesh, by FSDP, and exchanged between these.
         optimizer: of this model, for ``momentum`` and ``follow_lr``; without it momentum stays behind the residual.
+            Accelerate's and Lightning's wrappers are looked into, for a loss scaler, too.
         recipe: options that go together: ``"default"`` (a budget of 1/60, the best we know), ``"balanced"`` (5 % of the
             entries, a 60th of dense's bytes with any number of workers), ``"auto"`` (dense in bf16, or the sparse way
             within default's budget that is fastest here and now), ``"paper"`` (TopK-SGD as published) or ``"dgc"``
@@ -227,7 +235,9 @@ def attach(
         transactional: steps can be undone (one more residual of memory); always so with ``scaler``.
         dense_below: tensors of fewer entries travel dense; 1024.
         dense_1d: biases and norms travel dense: they are few bytes, and delaying them costs accuracy; ``True``.
-        follow_lr: divide the residual by each change of the learning rate.
+        follow_lr: divide the residual by each change of the learning rate, so that what was left over is applied with
+            the rate of its day; below a hundredth of the highest rate it does not follow. ``clip_grad_norm_`` cuts what
+            it brings: use ``clip``, which comes before the residual.
         joined: under ``join()``, what a rank without data does with its residual: ``"drain"``, go on sending from it,
             or ``"freeze"``: keep it as it is; where parameters may be unused it is always frozen.
         per_node: ranks that share a machine: their gradients are summed dense, the first of them keeps one residual for
@@ -242,12 +252,14 @@ def attach(
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
     given = {name: value for name, value in locals().items() if name not in ("ddp", "replicate")}  # before all else
-    plan = resolve(**given)
-    if replicate is not None or any(kind.__name__ == "FSDPModule" for kind in type(ddp).__mro__):
+    optimizer, scaler = unwrap_optimizer(optimizer, scaler)
+    plan = resolve(**{**given, "optimizer": optimizer, "scaler": scaler})
+    model = unwrap_model(ddp)
+    if replicate is not None or any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__):
         from sparsync.hosts.fsdp import attach_fsdp
 
-        return attach_fsdp(ddp, replicate, plan)
-    model, ddp = ddp, hidden_ddp(ddp) or ddp
+        return attach_fsdp(model, replicate, plan)
+    ddp = hidden_ddp(model) or model
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(refusal(ddp))
     slot = _slot(ddp)

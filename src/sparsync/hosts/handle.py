@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -37,7 +38,16 @@ from sparsync.hosts.description import describe_exchange
 from sparsync.hosts.restart_check import SENTENCE as RESTARTED
 from sparsync.hosts.restart_check import restarts
 from sparsync.hosts.scaler_check import notice_scaler
-from sparsync.hosts.sharded_checkpoint import read_rows, to_rows
+from sparsync.hosts.sharded_checkpoint import (
+    StatefulRows,
+    make_room,
+    own_state,
+    read_rows,
+    reader_of,
+    refuse_plain_state,
+    to_rows,
+)
+from sparsync.hosts.unwrap import plain_name
 from sparsync.hosts.zero_grad_check import notice_old_gradients
 from sparsync.layout import Parameter
 from sparsync.local_shard import local_shard
@@ -75,7 +85,7 @@ class Handle:
         self._asked = plan  # what follows from its budget changes with the number of workers
         self.left_out, self.shards = dict(left_out or {}), shards
         refuse_sparse_gradients(module, self.left_out)
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        named = [(plain_name(name), p) for name, p in module.named_parameters() if p.requires_grad]
         self._trained = trained = {name: local_shard(p) for name, p in named if name not in self.left_out}
         if self.left_out and not trained:
             raise ValueError(f"there is nothing to exchange: {describe_left_out(self.left_out)}")
@@ -98,9 +108,9 @@ class Handle:
         return self._running().newest_stats()
 
     def describe(self) -> str:
-        """Return in a few lines what is compressed, how, and what each worker sends in a step."""
+        """Return in plain words what is sent, how much less than dense that is and what was changed; then details."""
         taken = self._taken.describe() if self._taken else None
-        parts = self.parameters, self.dense_names, self.left_out
+        parts = self._trained, self.dense_names, self.left_out
         return describe_exchange(self._running(), *parts, taken, self._auto, self.shards)
 
     def check(self) -> None:
@@ -128,6 +138,7 @@ class Handle:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals, thresholds and step: tensors and plain types only. Save one per rank."""
+        refuse_plain_state(sys._getframe(1).f_globals.get("__name__", ""))
         state = self._running().state_dict()
         return state if self._auto is None else {**state, "auto": self._auto.state_dict()}
 
@@ -140,6 +151,29 @@ class Handle:
         """Return ``state_dict()`` for ``torch.distributed.checkpoint``: ``DTensor``s that have a row for every rank."""
         self._refuse_shards("sharded_state_dict()", "state_dict()")
         return to_rows(self.state_dict(), self._keepers(), self._device())
+
+    def stateful(self, checkpoint: Any = None, key: str | None = None) -> StatefulRows:
+        """Return this handle as ``torch.distributed.checkpoint`` takes it: every rank's state is its own row.
+
+        ``dcp.save({"model": …, "sync": sync.stateful()}, checkpoint_id=folder)``, and on any number of ranks
+        ``dcp.load({"model": …, "sync": sync.stateful(folder)}, checkpoint_id=folder)``: the same bits on as many
+        ranks as saved it, the same mean on others.
+
+        Args:
+            checkpoint: the folder that is going to be loaded, or its ``StorageReader``; ``None`` to save.
+            key: under which it was saved; needed if the checkpoint has several such states.
+        """
+
+        def room() -> dict[str, Any]:
+            nodes = self._running().stage.groups
+            return make_room(reader_of(checkpoint), key, self._device(), self._keepers(), nodes)
+
+        def own(filled: dict[str, Any]) -> dict[str, Any]:
+            return own_state(filled, self._peers(), self._running().stage.groups)
+
+        return StatefulRows(
+            self.sharded_state_dict, self.load_state_dict, room if checkpoint is not None else None, own
+        )
 
     def load_sharded(self, checkpoint: Any, key: str = "sparsync") -> None:
         """Continue from ``sharded_state_dict()``, saved by any number of ranks; all ranks call this.
@@ -192,6 +226,12 @@ class Handle:
         for release in self._on_detach:
             release()
         self._on_detach = []
+
+    def abandon(self) -> None:
+        """Stop as ``detach`` does, but alone, because the other ranks may not come: of Adam and AdamW, the optimizer is
+        given this rank's own velocities, not their mean."""
+        self._stop()
+        self.detach()
 
     def _stop(self, mean_of: Callable[[Tensor], Tensor] | None = None) -> None:
         """Give the optimizer back, and end the exchange; ``mean_of``: hand velocities back as their mean."""

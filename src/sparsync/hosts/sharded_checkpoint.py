@@ -4,7 +4,7 @@ rank 0: here every tensor is a row of one that all ranks share."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,14 +60,36 @@ def read_rows(
         keepers: of those that keep something, if this rank is one.
         nodes: the ranks of each, if there are any.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = reader_of(checkpoint)
+    room = make_room(reader, key, device, keepers, nodes)
+    load({key: room}, storage_reader=reader, process_group=group)
+    return own_state(room, group, nodes)
+
+
+def reader_of(checkpoint: Any) -> Any:
+    """Return what reads a checkpoint: a folder's reader, or the ``StorageReader`` itself."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    return FileSystemReader(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
+
+
+def make_room(
+    reader: Any, key: str | None, device: torch.device, keepers: dist.ProcessGroup | None, nodes: Groups = ()
+) -> dict[str, Any]:
+    """Return a state to be filled from a checkpoint, with as many rows as that has; the arguments are ``read_rows``'s.
+
+    Args:
+        key: ``None`` where the checkpoint has one such state.
+    """
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.tensor import Shard, empty
 
-    reader = FileSystemReader(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
     mesh = _mesh(keepers, device) if keepers is not None or not nodes else None
     metadata, room = reader.read_metadata(), dict[str, Any]()
+    if key is None:
+        key = _only_key(metadata.planner_data or {})
     for name, path in (metadata.planner_data or {}).items():
         if path[0] == key:
             saved = metadata.state_dict_metadata[name]
@@ -82,10 +104,13 @@ def read_rows(
                     value = torch.empty(saved.size, dtype=dtype)
             _put(room, path[1:], value)
     if not room:
-        raise ValueError(f"the checkpoint holds nothing under {key!r}; save {{{key!r}: sync.sharded_state_dict()}}")
-    load({key: room}, storage_reader=reader, process_group=group)
+        raise ValueError(f"the checkpoint holds nothing under {key!r}; save {{{key!r}: sync.stateful()}}")
+    return room
 
-    for kind in (*KEPT, "compressor", "rates"):  # of which empty ones are not saved
+
+def own_state(room: dict[str, Any], group: dist.ProcessGroup | None, nodes: Groups = ()) -> dict[str, Any]:
+    """Return this rank's state, or its share of others', from a room that was filled."""
+    for kind in (*KEPT, "compressor", "rates", "highest_rates"):  # of which empty ones are not saved
         room.setdefault(kind, {})
     steps, rank, workers = room["step"].tolist(), dist.get_rank(group), dist.get_world_size(group)
     heirs = heirs_of(workers, nodes)
@@ -96,6 +121,61 @@ def read_rows(
     first = min(heirs.index(rank) * per_rank, len(steps)) if rank in heirs else len(steps)
     own = [_row(room, i, first) | {"rank": i} for i in range(first, min(first + per_rank, len(steps)))]
     return share_of(own, own[0] if own else _row(room, 0, None), rank, workers, nodes)
+
+
+class StatefulRows:
+    """What ``torch.distributed.checkpoint`` calls ``Stateful``: the states of all ranks' handles, a row each.
+
+    Args:
+        save: returns this rank's rows.
+        load: takes this rank's state.
+        make_room: returns the room for rows of a checkpoint; ``None``: this one saves.
+        own_state: returns this rank's state from a room that was filled.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[], dict[str, Any]],
+        load: Callable[[Mapping[str, Any]], None],
+        make_room: Callable[[], dict[str, Any]] | None,
+        own_state: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        self._save, self._load, self._make_room, self._own_state = save, load, make_room, own_state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return rows to save or, of a checkpoint, room for its rows."""
+        return self._save() if self._make_room is None else self._make_room()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the room that ``state_dict`` returned, and that was filled since."""
+        if self._make_room is None:
+            raise ValueError(
+                "how many ranks saved a checkpoint has to be known before it is read: dcp.load({..., 'sync': "
+                "sync.stateful(checkpoint)}, checkpoint_id=checkpoint)"
+            )
+        self._load(self._own_state(state))
+
+
+def refuse_plain_state(caller: str) -> None:
+    """Refuse to give ``torch.distributed.checkpoint`` a rank's state as it is: it would keep rank 0's for all.
+
+    Args:
+        caller: name of the module that asks.
+    """
+    if caller.startswith("torch.distributed.checkpoint"):
+        raise ValueError(
+            "torch.distributed.checkpoint would save rank 0's residuals for all ranks: give it sync.stateful(), and "
+            "sync.stateful(checkpoint) to load"
+        )
+
+
+def _only_key(paths: Mapping[str, Sequence[str]]) -> str:
+    """Return the key under which a checkpoint has a state of ours."""
+    keys = sorted({path[0] for path in paths.values() if path[1:] == ("holds",)})
+    if len(keys) != 1:
+        found = f"{len(keys)} of them ({', '.join(keys)})" if keys else "none"
+        raise ValueError(f"the checkpoint must hold one state of sync.stateful(), or key= say which; it has {found}")
+    return str(keys[0])
 
 
 def _row(value: Any, number: int, first: int | None, kept: bool = False) -> Any:

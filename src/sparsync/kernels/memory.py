@@ -57,3 +57,10 @@ class Memory:
     update: Update | None = None
     energy: float = 0.0
     workspace: Workspace = field(default_factory=Workspace)
+
+    def carry_over(self, start: int, stop: int) -> None:
+        """Keep residual and velocity as they were from ``start`` to before ``stop``."""
+        both = [(self.before, self.after)]
+        both += [(self.velocity.before, self.velocity.after)] if self.velocity else []
+        for before, after in both:
+            after[start:stop].copy_(before[start:stop])

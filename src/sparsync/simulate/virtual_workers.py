@@ -139,6 +139,12 @@ class VirtualWorkers:
         """Bytes and entries of all steps."""
         return self._exchange.tally
 
+    @property
+    def fallbacks(self) -> int:
+        """How often, over all workers, segments and steps, a compressor that counts it fell back to exact top-k."""
+        bags = (bag for worker in self._exchange.workers for bag in worker.compressor_state.values())
+        return sum(int(bag["fallbacks"]) for bag in bags if "fallbacks" in bag)
+
     def backward(self, batches: Sequence[Batch]) -> Tensor:
         """Put the exchanged mean of all workers' gradients into ``.grad``; the mean of their losses, on the device.
 

@@ -99,8 +99,9 @@ class DeviceMessage:
         if self.width >= 0:
             self.ones, self.indices = zeros(workers, self.high_blocks), zeros(workers, shape.capacity)
 
-    def pack(self, sent: SparseGrad, sequence: int) -> Tensor:
-        """Return the message, its entries in ascending order; valid until the next call."""
+    def pack(self, sent: SparseGrad, number: Tensor) -> Tensor:
+        """Return the message, its entries in ascending order; valid until the next call. ``number``: of the exchange, a
+        0-d int32 tensor here and below."""
         from sparsync.kernels.message import triton as kernels
 
         assert sent.indices is not None
@@ -114,8 +115,7 @@ class DeviceMessage:
             self.launch(
                 kernels.write_header, (1,),
                 self.sums, self.pieces, sent.count, sent.flags, sent.where, self.failed_exchange, self.message,
-                MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF, self.layout.id, self.layout.digest, BLOCK=1024,
-                SEALED=False,
+                MAGIC << 16 | VERSION, number, self.layout.id, self.layout.digest, BLOCK=1024, SEALED=False,
             )  # fmt: skip
             self.launch(
                 kernels.write, (entries,),
@@ -132,7 +132,7 @@ class DeviceMessage:
         return self.message
 
     def write_mean(
-        self, rows: Tensor, failed_exchange: Tensor, out: Tensor, overflow: Tensor | None, number: int = 1
+        self, rows: Tensor, failed_exchange: Tensor, out: Tensor, overflow: Tensor | None, number: Tensor
     ) -> None:
         """Overwrite ``out`` with the mean of the messages ``rows``, summed in their order; with 0 where
         ``failed_exchange`` is not 0. ``overflow`` becomes 1 where that is not finite; ``failed_exchange`` becomes
@@ -145,7 +145,7 @@ class DeviceMessage:
         self,
         rows: Tensor,
         failed_exchange: Tensor,
-        number: int,
+        number: Tensor,
         out: Tensor,
         listed: Tensor,
         overflow: Tensor | None,
@@ -172,7 +172,7 @@ class DeviceMessage:
             CHECK=overflow is not None, PARTS=self.parts, num_warps=max(1, min(4, self.ranks * self.lanes // 128)),
         )  # fmt: skip
 
-    def _indices(self, rows: Tensor, failed_exchange: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    def _indices(self, rows: Tensor, failed_exchange: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return messages, the same in 16-bit words, their entries' indices, and how far those of two messages are
         apart."""
         from sparsync.kernels.message import triton as kernels

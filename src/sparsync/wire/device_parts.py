@@ -57,7 +57,7 @@ class PartMessage(DeviceMessage):
         values: Tensor,
         count: Tensor,
         sent: SparseGrad,
-        sequence: int,
+        number: Tensor,
         rank: int,
         stays: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
@@ -82,8 +82,8 @@ class PartMessage(DeviceMessage):
             self.launch(
                 kernels.write_headers, (self.made,),
                 self.sums, self.pieces, sent.count, sent.flags, sent.where, self.failed_exchange, self.messages,
-                self.words, self.shape.capacity, MAGIC << 16 | VERSION, sequence & 0x7FFFFFFF, self.layout.id,
-                self.layout.digest, BLOCK=1024,
+                self.words, self.shape.capacity, MAGIC << 16 | VERSION, number, self.layout.id, self.layout.digest,
+                BLOCK=1024,
             )  # fmt: skip
             self.launch(
                 kernels.write, grid,
@@ -103,14 +103,14 @@ class PartMessage(DeviceMessage):
 class ScatterMessages(PartMessage):
     """The messages to all owners, and those that this owner gets."""
 
-    def pack_parts(self, sent: SparseGrad, sequence: int, stays: tuple[Tensor, Tensor]) -> Tensor:
+    def pack_parts(self, sent: SparseGrad, number: Tensor, stays: tuple[Tensor, Tensor]) -> Tensor:
         """Return a message to every owner, a row each; valid until the next call. What they have no room for, ``stays``
         gets: indices and values, as many as ``sent`` has."""
         assert sent.indices is not None
-        return self._make(sent.indices, sent.values, sent.count, sent, sequence, 0, stays)
+        return self._make(sent.indices, sent.values, sent.count, sent, number, 0, stays)
 
     def add_up(
-        self, rows: Tensor, rank: int, failed_exchange: Tensor, number: int, out: Tensor, listed: Tensor
+        self, rows: Tensor, rank: int, failed_exchange: Tensor, number: Tensor, out: Tensor, listed: Tensor
     ) -> None:
         """List the sums of all that owner ``rank`` was sent, in the order of its messages ``rows``: of every entry, its
         row, and the sum or, where others share that, 0. Exchange ``number`` fails where an entry does not exist."""
@@ -136,14 +136,14 @@ class GatherMessage(PartMessage):
         self.tiles, self.begins = 0, self.message.new_zeros(workers)  # nothing is summed: where entries end is enough
 
     def pack_sums(
-        self, rows: Tensor, values: Tensor, count: Tensor, sent: SparseGrad, rank: int, sequence: int
+        self, rows: Tensor, values: Tensor, count: Tensor, sent: SparseGrad, rank: int, number: Tensor
     ) -> Tensor:
         """Return owner ``rank``'s message about sums that are not 0; ``sent``: what the rank sent itself."""
-        self._make(rows, values, count, sent, sequence, rank, None)
+        self._make(rows, values, count, sent, number, rank, None)
         return self.message
 
     def write_mean(
-        self, rows: Tensor, failed_exchange: Tensor, out: Tensor, overflow: Tensor | None, number: int = 1
+        self, rows: Tensor, failed_exchange: Tensor, out: Tensor, overflow: Tensor | None, number: Tensor
     ) -> None:
         """Overwrite ``out`` with the result, from all owners' messages, as ``DeviceMessage.write_mean`` does."""
         from sparsync.kernels.balanced import triton as kernels

@@ -5,7 +5,7 @@ The loops are in ``kernels/message/cpu.py``. Where one of them gives up, ``Wire`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsync.kernels import cpu
 from sparsync.kernels.codecs import CODECS
 from sparsync.kernels.cpu import Array
-from sparsync.kernels.message.header import HEADER
+from sparsync.kernels.message.header import ENTRIES, HEADER
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire.bits import on_host, words_for
@@ -96,23 +96,36 @@ def unpack_signs(
     return values
 
 
-def write_mean(wire: Wire, rows: Tensor, layout: Layout, shape: Shape, divisor: int, out: Tensor) -> bool | None:
-    """Overwrite ``out`` with messages, summed in their order, over ``divisor``; whether that is finite everywhere.
+def write_mean(
+    wire: Wire, rows: Tensor, layout: Layout, shape: Shape, divisor: int, parts: Sequence[tuple[int, Tensor]]
+) -> bool | None:
+    """Overwrite ``parts`` of a flat tensor with messages, summed in their order, over ``divisor``; whether that is
+    finite everywhere.
 
-    In one pass over all messages and one over ``out``. ``None``, and nothing is known of ``out``, where there are no
+    In one pass over all messages and one over the parts. ``None``, and nothing is known of these, where there are no
     loops for it, or the messages' entries are not in ascending order or do not exist.
+
+    Args:
+        parts: all of the flat tensor in ascending order: where each starts, and the part.
     """
-    if not (carries(wire, shape, rows, out) and out.dtype in KINDS and out.is_contiguous()):
+    outs = [out for _, out in parts]
+    if not (carries(wire, shape, rows, *outs) and all(out.dtype in KINDS and out.is_contiguous() for out in outs)):
         return None
     from sparsync.kernels.message import cpu as loops
 
-    starts, owners = (NONE[0], NONE[0]) if shape.segments == 1 else map(Tensor.numpy, layout.span_table(out.device))
-    kind, places = KINDS[out.dtype], Places.of(wire, shape)
-    single = out.numpy() if not kind else np.zeros(0, np.float32)
-    halves = out.view(torch.uint16).numpy() if kind else np.zeros(0, np.uint16)
-    sizes = shape.numel, shape.capacity, divisor
-    verdict = loops.write_mean(_rows(rows), *sizes, *places, starts, owners, single, halves, kind)
-    return None if verdict < 0 else verdict == 0
+    starts, owners = (NONE[0], NONE[0]) if shape.segments == 1 else map(Tensor.numpy, layout.span_table(rows.device))
+    places, words = Places.of(wire, shape), _rows(rows)
+    readers = np.zeros((len(words), 4), np.int64)
+    readers[:, 1] = -1  # the word before the first
+    counts, verdicts = words[:, ENTRIES], [0]
+    if (counts > shape.capacity).any():
+        return None
+    for begin, out in parts:
+        kind = KINDS[out.dtype]
+        single = out.numpy() if not kind else np.zeros(0, np.float32)
+        halves = out.view(torch.uint16).numpy() if kind else np.zeros(0, np.uint16)
+        verdicts.append(loops.write_mean(words, readers, begin, divisor, *places, starts, owners, single, halves, kind))
+    return None if min(verdicts) < 0 or (readers[:, 0] < counts).any() else max(verdicts) == 0
 
 
 def _segments(indices: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> Array:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from sparsync.layout import locate, run_table
+from sparsync.layout import run_table
 from sparsync.sparse import SparseGrad
 from sparsync.wire.bits import clear_from, gather, mark, ones, pack_bits, spread, unpack_bits, words_for
 from sparsync.wire.shape import Shape
@@ -116,27 +117,50 @@ class Block:
 
     def pack(self, sent: SparseGrad, shape: Shape) -> Tensor:
         assert sent.indices is not None
-        first, _, _ = _slot_table(shape, sent.indices.device)
-        starts, ends, sizes = run_table(shape.runs, sent.indices.device)
-        place = sent.indices[first]
-        run = torch.bucketize(place, starts, right=True) - 1
-        return (place - starts[run] + (ends - sizes)[run]).view(torch.int32)
+        known = _block_tables(shape, sent.indices.device)
+        place = sent.indices[known.first]
+        run = torch.bucketize(place, known.starts, right=True) - 1
+        return (place - known.shift[run]).view(torch.int32)
 
     def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
-        first, offset, length = _slot_table(shape, words.device)
-        number = torch.arange(shape.capacity, device=words.device)
-        segment = torch.bucketize(number, first, right=True) - 1
-        start = words.clone().view(torch.int64) - offset  # cloned: a view needs alignment
-        position = offset[segment] + (start[segment] + number - first[segment]) % length[segment]
-        return torch.where(number < count, locate(position, shape.runs), 0)
+        known = _block_tables(shape, words.device)
+        start = (words.clone().view(torch.int64) - known.offset) % known.length  # cloned: a view needs alignment
+        position = known.within + start[known.segment]
+        length = known.length[known.segment]
+        position -= torch.where(position >= length, length, 0)  # a block is no longer than its segment: it wraps once
+        position += known.offset[known.segment]
+        run = known.segment  # where each has one run
+        if known.ends.numel() > known.length.numel():
+            run = torch.bucketize(position, known.ends, right=True)
+        return torch.where(known.number < count, position + known.shift[run], 0)
 
 
-def _slot_table(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, of every segment: its first entry in a message, and where it starts and how long it is along all runs."""
-    sizes = [sum(stop - start for start, stop in runs) for _, runs in shape.slots]
-    room = [capacity for capacity, _ in shape.slots]
-    table = torch.tensor([[0, *room[:-1]], [0, *sizes[:-1]], sizes], device=device)
-    return table[0].cumsum(0), table[1].cumsum(0), table[2]
+class BlockTables(NamedTuple):
+    """What a message of blocks is read by: of every segment its first entry in a message, and where it starts and how
+    long it is along all runs; of every run where it starts and what turns places along runs into indices; and of every
+    entry its number, its segment and its place in the segment's block."""
+
+    first: Tensor
+    offset: Tensor
+    length: Tensor
+    starts: Tensor
+    ends: Tensor
+    shift: Tensor
+    number: Tensor
+    segment: Tensor
+    within: Tensor
+
+
+@lru_cache(maxsize=16)
+def _block_tables(shape: Shape, device: torch.device) -> BlockTables:
+    """Return the tables of a shape. They are made on the host and copied whole, so that any stream may read them."""
+    sizes = torch.tensor([sum(stop - start for start, stop in runs) for _, runs in shape.slots])
+    room = torch.tensor([capacity for capacity, _ in shape.slots])
+    first, number = room.cumsum(0) - room, torch.arange(shape.capacity)
+    starts, ends, lengths = run_table(shape.runs, torch.device("cpu"))
+    segment = torch.bucketize(number, first, right=True) - 1
+    made = (first, sizes.cumsum(0) - sizes, sizes, starts, ends, starts - (ends - lengths), number, segment)
+    return BlockTables(*(table.to(device) for table in (*made, number - first[segment])))
 
 
 def _ascending(indices: Tensor, count: Tensor) -> bool:

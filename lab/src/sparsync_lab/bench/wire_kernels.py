@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -54,21 +55,21 @@ def measure_kernels(
     layout = Layout.cut(spans, numel=bench.entries, scope="layer", density=bench.density)
     shape, clock = shape_of(layout, torch.float32), Clock(device)
     rng = torch.Generator().manual_seed(0)
-    sents = [_sent(layout, rng, device) for _ in range(workers)]
+    sents = [sent_on(layout, rng, device) for _ in range(workers)]
     out, status = torch.zeros(bench.entries, device=device), DeviceStatus(workers, device)
     kinds = [DeviceMessage(Wire(v, i), layout, shape, workers, device) for i, v in formats]
-    every = [torch.stack([kind.pack(sent, 0).clone() for sent in sents]) for kind in kinds]
-    fine = torch.zeros((), dtype=torch.int32, device=device)
+    fine, number = (torch.zeros((), dtype=torch.int32, device=device) for _ in range(2))
+    every = [torch.stack([kind.pack(sent, number).clone() for sent in sents]) for kind in kinds]
     heads = [rows[:, :HEADER] for rows in every]
     times: list[list[list[float]]] = [[[] for _ in range(4)] for _ in kinds]
     for _ in range(WARM_UP + bench.rounds):
         for kind, rows, headers, own in zip(kinds, every, heads, times, strict=True):
             status.begin()
             calls = (
-                lambda kind=kind: kind.pack(sents[0], 0),
-                lambda headers=headers: status.check_messages(headers, 1),
-                lambda rows=rows: status.check_messages(rows, 1),
-                lambda kind=kind, rows=rows: kind.write_mean(rows, fine, out, status.bad),
+                partial(kind.pack, sents[0], number),
+                partial(status.check_messages, headers, 1),
+                partial(status.check_messages, rows, 1),
+                partial(kind.write_mean, rows, fine, out, status.bad, number),
             )
             for call, taken in zip(calls, own, strict=True):
                 taken.append(clock.time(call)[0])
@@ -77,7 +78,8 @@ def measure_kernels(
     return [KernelRow(i, v, kind.words, *own) for (i, v), kind, own in zip(formats, kinds, middles, strict=True)]
 
 
-def _sent(layout: Layout, rng: torch.Generator, device: torch.device) -> SparseGrad:
+def sent_on(layout: Layout, rng: torch.Generator, device: torch.device) -> SparseGrad:
+    """Return a full message's random entries, on the device."""
     sent = random_entries(layout, rng)
     assert sent.indices is not None
     parts = (sent.indices, sent.values, sent.count, sent.flags, sent.where)

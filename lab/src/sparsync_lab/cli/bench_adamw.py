@@ -14,6 +14,7 @@ from rich.table import Table
 
 from sparsync_lab.bench.adamw_step import WARM_UP, AdamWRow, measure
 from sparsync_lab.bench.select import quantile
+from sparsync_lab.cli.bench_output import Out, bench_file
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
@@ -28,7 +29,7 @@ def adamw(
     density: Annotated[float, typer.Option(help="Share of the entries to send, in (0, 1].")] = 0.001,
     rounds: Annotated[int, typer.Option(help="How often every method is timed.")] = 30,
     device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda, if there is one.")] = "",
-    out: Annotated[Path | None, typer.Option(help="CSV file; by default results/bench-adamw-<cpu|gpu>.csv.")] = None,
+    out: Out = None,
     profile: Annotated[
         Path | None, typer.Option(help="Text file for the ten calls that take the host longest.")
     ] = None,
@@ -41,8 +42,7 @@ def adamw(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {device!r}")
-    out = out or Path(f"results/bench-adamw-{'gpu' if device == 'cuda' else 'cpu'}.csv")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = bench_file(out, f"bench-adamw-{'gpu' if device == 'cuda' else 'cpu'}.csv")
     console, where = Console(), environment()
     if device == "cuda":
         where["device"] = torch.cuda.get_device_name()

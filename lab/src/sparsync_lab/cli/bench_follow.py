@@ -29,6 +29,7 @@ from sparsync_lab.bench.follow import (
     summarize_steps,
 )
 from sparsync_lab.bench.workloads import make_workload
+from sparsync_lab.cli.bench_output import Out, bench_file
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 from sparsync_lab.models import CATALOGUE
@@ -58,16 +59,12 @@ def follow_command(
             help="Folder with mnist, cifar10 and ptb, as far as the models need them.", show_default="$SPARSYNC_DATA"
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "--out", help="CSV file, by default results/bench-follow-<cpu|gpu>.csv."),
-    ] = None,
+    out: Out = None,
 ) -> None:
     """Train one worker and compare what threshold sends of every gradient with k and with exact top-k."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     runs = [FollowBench(name, steps, density, device, feedback, rate, seed) for name in model or MODELS]
-    output = output or Path(f"results/bench-follow-{'gpu' if device == 'cuda' else 'cpu'}.csv")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    out = bench_file(out, f"bench-follow-{'gpu' if device == 'cuda' else 'cpu'}.csv")
     where, console = _where(device), Console()
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in HEADINGS:
@@ -78,11 +75,11 @@ def follow_command(
             done = follow(run, make_workload(run.model, data_dir, torch.device(device), run.seed), progress)
         table.add_row(*_row(run, done))
         lines += [_line(run, step) | where for step in done]
-        _write(output, lines)  # after every training: a run that is broken off leaves what it has
+        _write(out, lines)  # after every training: a run that is broken off leaves what it has
     console.print(table)
     for note in _notes(runs[0]):
         console.print(note, highlight=False)
-    print(f"results: {output}")
+    print(f"results: {out}")
 
 
 def _notes(run: FollowBench) -> list[str]:

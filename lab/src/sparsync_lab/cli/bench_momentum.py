@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sparsync_lab.cli.bench_output import Out, bench_file
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 from sparsync_lab.training.compare import train_all
@@ -28,7 +28,7 @@ def momentum(
     seeds: Annotated[int, typer.Option(help="Trainings of each kind.")] = 3,
     density: Annotated[float, typer.Option(help="Share of the gradient entries to send, in (0, 1].")] = 0.001,
     rate: Annotated[float, typer.Option(help="Learning rate of SGD, whose momentum is 0.9.")] = 0.05,
-    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/bench-momentum.csv"),
+    out: Out = None,
 ) -> None:
     """Train with top-k of the whole model and SGD's momentum of 0.9 kept, moved or corrected; and dense."""
     if seeds < 1:
@@ -36,7 +36,7 @@ def momentum(
     sparse = Training("topk", density=density, scope="global", rate=rate)
     kinds = [Training("dense", rate=rate), *(replace(sparse, momentum_mode=mode) for mode in MODES)]
     trainings = [replace(kind, steps=n, seed=seed) for n in steps for kind in kinds for seed in range(seeds)]
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = bench_file(out, "bench-momentum.csv")
     where = environment()
     console = Console()
     with progress_bar(console, f"{workers} workers", sum(training.steps for training in trainings)) as progress:

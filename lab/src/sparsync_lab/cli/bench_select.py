@@ -21,6 +21,7 @@ from sparsync_lab.bench.model_shapes import MODELS
 from sparsync_lab.bench.preconditioned_methods import PRECONDITIONED_FLOOR
 from sparsync_lab.bench.select import DTYPES, Budget, SelectBench, SelectRow, fits, measure, quantile
 from sparsync_lab.bench.select_figure import draw
+from sparsync_lab.cli.bench_output import Out, bench_file
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 from sparsync_lab.packages import require
@@ -46,9 +47,7 @@ def select(
     threads: Annotated[int, typer.Option(help="Threads of torch, on a CPU.")] = 1,
     shapes: Annotated[bool, typer.Option(help="Also compare scopes over the tensors of two models.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds after which no new method is started.")] = 3600,
-    out: Annotated[
-        Path | None, typer.Option(help="CSV file; by default results/bench-select-<cpu|gpu>.csv. Its figure is beside.")
-    ] = None,
+    out: Out = None,
 ) -> None:
     """Time every method with error feedback against the bare addition e += g, in one run."""
     clock = Budget(budget)
@@ -62,8 +61,7 @@ def select(
     ]
     for model in MODELS if shapes else ():
         benches += [SelectBench(device, 1000, d, t, rounds, model, threads) for t in dtype for d in density]
-    out = out or Path(f"results/bench-select-{'gpu' if device == 'cuda' else 'cpu'}.csv")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = bench_file(out, f"bench-select-{'gpu' if device == 'cuda' else 'cpu'}.csv")
     where, console = _where(device, threads), Console()
     measured: list[SelectRow] = []
     lines: list[dict[str, Any]] = []

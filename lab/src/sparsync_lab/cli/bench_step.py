@@ -17,6 +17,7 @@ from sparsync_lab.bench.step_cpu import WARM_UP, CpuStepRow, StepBench, measure_
 from sparsync_lab.bench.step_gpu import MODELS, GpuStepRow
 from sparsync_lab.bench.step_gpu import WARM_UP as WARM_UP_ON_GPU
 from sparsync_lab.bench.step_gpu import measure as measure_on_gpu
+from sparsync_lab.cli.bench_output import Out, bench_file
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
@@ -35,18 +36,18 @@ def step(
         *MODELS
     ],
     method: Annotated[list[str], typer.Option(help="On a GPU: beside plain DDP; by default all.")] = [],  # noqa: B006
-    out: Annotated[Path | None, typer.Option(help="CSV file to write [results/bench-step-DEVICE.csv].")] = None,
+    out: Out = None,
 ) -> None:
     """Time a training step with each method against plain DDP, interleaved in one run."""
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {device!r}")
-    out = out or Path(f"results/bench-step-{'gpu' if device == 'cuda' else 'cpu'}.csv")
+    name = f"bench-step-{'gpu' if device == 'cuda' else 'cpu'}.csv"
     if device == "cuda":
-        _on_gpu(model, rounds, method, out)
+        _on_gpu(model, rounds, method, bench_file(out, name))
         return
     where = environment()
     benches = [StepBench(size, rounds, density=density) for size in parameters]
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = bench_file(out, name)
     console = Console()
     with progress_bar(console, f"{workers} workers", len(benches) * (WARM_UP + rounds)) as progress:
         measured = measure_all(benches, workers, progress)
@@ -61,7 +62,6 @@ def step(
 
 
 def _write(out: Path, lines: list[dict[str, Any]]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
         writer.writeheader()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from sparsync_lab.bench import loopback
 from sparsync_lab.bench.traffic import TOLERANCE, TrafficRow, benches_for, check_worker_count, measure_all
+from sparsync_lab.cli.bench_output import Out, bench_file
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
@@ -29,14 +29,14 @@ def traffic(
         0.01,
     ],
     exchanges: Annotated[int, typer.Option(help="How many exchanges are counted.")] = 100,
-    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/bench-traffic.csv"),
+    out: Out = None,
 ) -> None:
     """Compare what every collective says it sends with what the loopback interface counts."""
     benches = benches_for(entries, density, exchanges)
     for number in workers:
         check_worker_count(number)
     loopback.sent()  # refuses where it cannot be counted
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = bench_file(out, "bench-traffic.csv")
     where = environment()
     # In a namespace of its own nobody answers which host 127.0.0.1 is, and every process would warn of that.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from sparsync_lab.bench.wire import WARM_UP, WORKERS, WireBench, WireRow, measure
 from sparsync_lab.bench.wire_kernels import KernelRow, measure_kernels
+from sparsync_lab.cli.bench_output import Out, bench_file
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
 
@@ -36,15 +37,14 @@ def wire(
     workers: Annotated[list[int], typer.Option(help="Ranks whose messages are read; may be given several times.")] = [  # noqa: B006
         *WORKERS
     ],
-    out: Annotated[Path | None, typer.Option(help="CSV file to write.")] = None,
+    out: Out = None,
 ) -> None:
     """Measure size and time of messages with plain and with Elias-Fano coded indices, beside the time of selection."""
     if min(workers) < 1:
         raise ValueError(f"workers must be 1 or more, got {min(workers)}")
     where = environment()
     benches = [WireBench(n, share, rounds) for n in entries for share in density]
-    out = out or Path(f"results/bench-wire-{'gpu' if device == 'cuda' else 'cpu'}.csv")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = bench_file(out, f"bench-wire-{'gpu' if device == 'cuda' else 'cpu'}.csv")
     console = Console()
     if device == "cuda":
         where |= {"device": torch.cuda.get_device_name()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from sparsync_lab.data import check_workers, train_size
 from sparsync_lab.training.process_group import launch_name
 from sparsync_lab.training.run_folder import RunFolder
 from sparsync_lab.training.run_lock import check_unlocked
-from sparsync_lab.training.settings import Training
+from sparsync_lab.training.settings import Outcome, Training
 
 WORKERS = 4
 
@@ -59,6 +60,16 @@ def check_training(
     return CheckedTraining(training, workers, folder, data_dir, resume)
 
 
+def refuse_diverged(outcome: Outcome) -> None:
+    """Raise if a training has ended in NaN: what it has learned is nothing."""
+    if outcome.diverged:
+        when = next(point.step for point in outcome.curve if not math.isfinite(point.loss))
+        raise ValueError(
+            f"the training ended in NaN: loss or weights are not finite, first seen at step {when}; "
+            f"lower --rate, which was {outcome.training.rate:g}"
+        )
+
+
 def check_launched(
     given: dict[str, Any], workers: int, folder: Path, data_dir: Path | None, resume: bool
 ) -> CheckedTraining | None:
@@ -73,6 +84,7 @@ def check_launched(
             outcome = run_folder.outcome()
             if outcome is not None and outcome.training == Training(**(before.to_json() | given)):
                 print(f"{summary(outcome)}\nrun: {folder}", flush=True)
+                refuse_diverged(outcome)
                 return None
             if not resume:
                 said = f"sparsync: started again, going on from the last checkpoint in {folder}"

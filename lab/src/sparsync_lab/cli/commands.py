@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from sparsync.cli.info import info
 from sparsync.version import __version__
 from sparsync_lab.cli import (
     bench_adamw,
+    bench_exchange,
     bench_follow,
     bench_momentum,
     bench_select,
@@ -19,6 +24,7 @@ from sparsync_lab.cli import (
     lab,
     lab_auto,
     lab_predict,
+    lab_real,
     lab_train,
     plan,
     train,
@@ -27,8 +33,27 @@ from sparsync_lab.cli.papers import papers
 
 ALL_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}  # which the library parses by itself
 
+PURPOSES: Mapping[str, tuple[str, ...]] = {
+    "For your training": ("plan", "info"),
+    "See it work": ("demo", "compare", "train"),
+    "Measure the library, and make its published figures again": ("bench", "lab", "papers"),
+}
+
+
+class ByPurpose(TyperGroup):
+    """Lists commands under what they are for, in plain text: markup would take ``[fast]`` for a colour."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        assert sorted(self.commands) == sorted(name for names in PURPOSES.values() for name in names)
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        for purpose, names in PURPOSES.items():
+            with formatter.section(purpose):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
+
+
 app = typer.Typer(
     name="sparsync",
+    cls=ByPurpose,
     help="Sparse gradient communication for PyTorch.",
     no_args_is_help=True,
     add_completion=False,
@@ -39,7 +64,7 @@ app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("info")(info)
 app.command("plan", add_help_option=False, context_settings=ALL_ARGUMENTS)(plan.plan)
-bench = typer.Typer(help="Measure.", no_args_is_help=True)
+bench = typer.Typer(help="Time steps and their parts on this machine.", no_args_is_help=True, rich_markup_mode=None)
 bench.command("adamw")(bench_adamw.adamw)
 bench.command("follow")(bench_follow.follow_command)
 bench.command("momentum")(bench_momentum.momentum)
@@ -47,12 +72,18 @@ bench.command("select")(bench_select.select)
 bench.command("step")(bench_step.step)
 bench.command("traffic")(bench_traffic.traffic)
 bench.command("wire")(bench_wire.wire)
+bench.command("exchange")(bench_exchange.exchange)
 bench.callback()(lambda: None)
 app.add_typer(bench, name="bench")
-network = typer.Typer(help="Measure on hosts of this machine whose links are as slow as asked.", no_args_is_help=True)
+network = typer.Typer(
+    help="Measure on hosts of this machine whose links are as slow as asked.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 network.command("auto")(lab_auto.auto)
 network.command("collectives")(lab.collectives)
 network.command("predict")(lab_predict.predict)
+network.command("real")(lab_real.real)
 network.command("step")(lab.step)
 network.command("train")(lab_train.train)
 network.callback()(lambda: None)

@@ -14,7 +14,7 @@ from sparsync_lab.data import check_workers, train_size
 from sparsync_lab.environment import environment
 from sparsync_lab.packages import require
 from sparsync_lab.training.compare import MOVE, label, plan_trainings, summarize, train_all
-from sparsync_lab.training.settings import Training
+from sparsync_lab.training.settings import RATES, Training, rates_text
 
 DEFAULT = Training()
 
@@ -36,8 +36,13 @@ def compare(
     model: Annotated[str, typer.Option(help="'mlp', 'lenet5', or one of train's others.")] = DEFAULT.model,
     steps: Annotated[int, typer.Option(help="Steps of each training.")] = DEFAULT.steps,
     batch: Annotated[int, typer.Option(help="Images per worker and step.")] = DEFAULT.batch,
-    rate: Annotated[float, typer.Option(help="Learning rate of SGD.")] = DEFAULT.rate,
-    momentum: Annotated[float, typer.Option(help="Momentum of SGD; recipes may move it.")] = DEFAULT.momentum,
+    optimizer: Annotated[
+        str, typer.Option(help="'sgd', or 'adamw', whose updates our recipes exchange.")
+    ] = DEFAULT.optimizer,
+    rate: Annotated[float | None, typer.Option(help="Learning rate.", show_default=rates_text())] = None,
+    momentum: Annotated[
+        float, typer.Option(help="Momentum of SGD, which recipes may move; or AdamW's first beta.")
+    ] = DEFAULT.momentum,
     density: Annotated[
         float | None, typer.Option(help="Share of the entries to send, in (0, 1], instead of each method's own.")
     ] = None,
@@ -58,7 +63,10 @@ def compare(
     sparsync compare --method topk@0.001 --method topk@0.01 --method topk+gtopk@0.01
     sparsync compare --data mnist --model lenet5 --data-dir ~/data --steps 1000 --method default --method dgc
     """
-    like = Training("dense", data=data, model=model, steps=steps, batch=batch, rate=rate, momentum=momentum)
+    rate = RATES.get(optimizer, DEFAULT.rate) if rate is None else rate
+    like = Training(
+        "dense", data=data, model=model, steps=steps, batch=batch, rate=rate, momentum=momentum, optimizer=optimizer
+    )
     run_comparison(
         "Sparsync: methods compared",
         plan_trainings(method, seeds, like, density, momentum_mode),

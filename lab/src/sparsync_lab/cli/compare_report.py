@@ -32,13 +32,19 @@ from sparsync_lab.report import (
     write_csv,
 )
 from sparsync_lab.training.compare import TOLERANCE, MethodSummary, options
-from sparsync_lab.training.settings import Outcome, Point
+from sparsync_lab.training.settings import ADAMW, SGD, Outcome, Point
+from sparsync_lab.training.slow_link import seconds_on_slow_link
 
 MOMENTUM = (
     "Momentum: keep leaves it in the optimizer, behind the residual; move takes it out, and the optimizer steps with "
-    "rate / (1 − momentum); correct puts it before the residual."
+    "rate / (1 − momentum); correct puts it before the residual; preconditioned, AdamW's updates are what is exchanged."
 )
-HEADINGS = ("method", "test accuracy", "bytes per step", "less than dense", "density", "step time")
+OPTIMIZERS = {
+    SGD: "SGD with rate {0.rate:g} and momentum {0.momentum:g}",
+    ADAMW: "AdamW with rate {0.rate:g} and betas {0.momentum:g} and 0.999",
+}
+ALIKE = 1.1  # times the fewest bytes are about as few
+HEADINGS = ("method", "test accuracy", "bytes per step", "less than dense", "entries sent", "step here", "at 1 Gb/s")
 
 
 def show(console: Console, lines: Sequence[MethodSummary], workers: int, remarks: Sequence[str] = ()) -> None:
@@ -87,18 +93,21 @@ def table(lines: Sequence[MethodSummary], workers: int) -> Table:
             times(line.ratio) if line.bytes else "–",
             f"{100 * line.density:.3g} %",
             f"{1e3 * line.step_s:.1f} ms",
+            f"{1e3 * seconds_on_slow_link(line.training, workers, line.step_s):.1f} ms",
         ]
-        rows.append(Row(cells, f"misses dense by {100 * line.gap:.1f} points" if line.misses else ""))
+        rows.append(Row(cells, _warning(line)))
     seeds, images = lines[0].seeds, TEST_IMAGES[training.data]
     notes = [
         f"{training.model} on {training.data}, {workers} workers × {training.batch} images, {training.steps} steps; "
-        f"SGD with rate {training.rate:g} and momentum {training.momentum:g}. "
+        f"{OPTIMIZERS[training.optimizer].format(training)}. "
         + (f"Mean of {seeds} seeds ± their standard deviation" if seeds > 1 else "One seed only")
         + f"; {images:,} test images, so that one is {100 / images:.2g} points.",
         "Bytes are what one worker puts on the network in a step, headers and indices included, against a dense ring "
-        "all-reduce in fp32. Small tensors that travel dense count in the density.",
-        "All workers share one machine and its loopback network: step times show overhead, not what a slow network "
-        "would gain.",
+        "all-reduce in fp32. Entries sent are counted over the whole model: small tensors, which travel dense, "
+        "are among them, so that the share is above the density that a method chooses from the others.",
+        "All workers share one machine and its loopback network: steps here show overhead, not what a slow network "
+        "would gain. At 1 Gb/s is the planner's forecast: the step here, and what backward does not hide of exchanges "
+        "between machines with such links.",
     ]
     return Table(f"Accuracy and traffic of {len(lines)} methods", HEADINGS, rows, notes)
 
@@ -114,17 +123,24 @@ def findings(lines: Sequence[MethodSummary]) -> list[str]:
     """Return what the table shows, in a sentence or two."""
     dense, sparse = lines[0], [line for line in lines[1:] if line.bytes]
     fine = [line for line in sparse if not line.misses and line.ratio > 1]
-    missing = [line for line in sparse if line.misses]
+    missing = [line for line in sparse if line.misses and not line.diverged]
+    diverged = [line for line in lines if line.diverged]
     said = []
     if fine:
-        best = max(fine, key=lambda line: line.ratio)
+        least = min(line.bytes for line in fine)
+        near = [line for line in fine if line.bytes <= ALIKE * least]
+        best = max(near, key=lambda line: line.accuracy)
+        names = " and ".join(line.label for line in near)
+        which = f"{names} send about as little, and {best.label} is the most accurate of them"
         said.append(
-            f"Of the methods within a point of dense, {best.label} sends least: {_less(best)}, with an "
-            f"accuracy of {100 * best.accuracy:.1f} % against {100 * dense.accuracy:.1f} %."
+            f"Of the methods within a point of dense, {which if len(near) > 1 else f'{best.label} sends least'}: "
+            f"{_less(best)}, with an accuracy of {100 * best.accuracy:.1f} % against {100 * dense.accuracy:.1f} %."
         )
+    if diverged:
+        said.append(f"Ended in NaN: {', '.join(line.label for line in diverged)}.")
     if missing:
-        names = [f"{line.label} (by {100 * line.gap:.1f} points, {_less(line)})" for line in missing]
-        said.append(f"More than {100 * TOLERANCE:g} point under dense: {', '.join(names)}.")
+        each = [f"{line.label} (by {100 * line.gap:.1f} points, {_less(line)})" for line in missing]
+        said.append(f"More than {100 * TOLERANCE:g} point under dense: {', '.join(each)}.")
     return said
 
 
@@ -136,11 +152,11 @@ def charts(lines: Sequence[MethodSummary]) -> list[Chart]:
     over_bytes = [_curve(line, lambda point: point.bytes) for line in lines]
     drawn: list[Chart] = [LineChart("Test accuracy over steps", "steps", over_steps, shown, "%")]
     if lines[0].bytes:
-        bars = [Bar(line.label, line.bytes, f"{bytes_text(line.bytes)}, {_less(line)}") for line in lines[1:]]
-        first = Bar(lines[0].label, lines[0].bytes, bytes_text(lines[0].bytes))
+        bars = [Bar(line.label, line.ratio, f"{bytes_text(line.bytes)}, {_less(line)}") for line in lines[1:]]
+        first = Bar(lines[0].label, 1.0, bytes_text(lines[0].bytes))
         sent = "sent by one worker"
         drawn.append(LineChart("Test accuracy over bytes sent", sent, over_bytes, shown, "%", log_x=True, x_unit="B"))
-        drawn.append(BarChart("Bytes a worker sends per step", "bytes per step", [first, *bars], x_unit="B"))
+        drawn.append(BarChart("Bytes a worker sends per step", "times less than dense", [first, *bars], log_x=True))
     return drawn
 
 
@@ -151,10 +167,16 @@ def page(
     captions = (
         "Mean over the seeds. The band reaches from the lowest to the highest." if lines[0].seeds > 1 else "One seed.",
         "The same over what one worker has put on the network so far; each number of the axis is ten times the last.",
-        "From 0, so that lengths compare; numbers tell short bars apart.",
+        "How many times less than dense, on an axis of powers: the same length is the same factor.",
     )
     figures = [Figure(chart, caption) for chart, caption in zip(charts(lines), captions, strict=False)]
     return Page(title, [*findings(lines), *remarks], [table(lines, workers), *figures, methods(lines)], where)
+
+
+def _warning(line: MethodSummary) -> str:
+    if line.diverged:
+        return f"{line.diverged} of {line.seeds} trainings ended in NaN"
+    return f"misses dense by {100 * line.gap:.1f} points" if line.misses else ""
 
 
 def _less(line: MethodSummary) -> str:
@@ -184,6 +206,7 @@ def _csv_line(line: MethodSummary, workers: int) -> dict[str, Any]:
         "batch": training.batch,
         "steps": training.steps,
         "rate": training.rate,
+        "optimizer": training.optimizer,
         "momentum": training.momentum,
         "momentum_mode": asked["momentum"],
         **{name: asked[name] for name in ("compressor", "collective", "scope", "values", "indices")},
@@ -198,4 +221,5 @@ def _csv_line(line: MethodSummary, workers: int) -> dict[str, Any]:
         "times_less_than_dense": f"{line.ratio:.2f}",
         "density": f"{line.density:.6f}",
         "step_p50_ms": f"{1e3 * line.step_s:.3f}",
+        "step_at_1_gbit_ms": f"{1e3 * seconds_on_slow_link(training, workers, line.step_s):.3f}",
     }

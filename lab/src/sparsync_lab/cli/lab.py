@@ -165,7 +165,7 @@ def _table(rows: list[SweepRow]) -> Table:
             "" if row.ratio is None else f"{row.ratio:.3f}",
             "/".join(f"{part:.0f}" for part in row.parts_ms) if any(row.parts_ms) else "",
             f"{row.payload / 1e6:,.3f}",
-            f"{row.payload / row.traffic:.3f}",
+            f"{row.counted:.3f}",
             style=None if row.agrees else "red",
         )
     if not all(row.agrees for row in rows):

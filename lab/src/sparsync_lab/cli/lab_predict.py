@@ -27,14 +27,14 @@ def predict(
     resume: Annotated[bool, typer.Option(help="Leave out cells that the file holds.")] = True,
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/lab-predict.csv"),
 ) -> None:
-    """Predict steps as 'sparsync plan --measure' does on links of given rates, and time them there. Needs root."""
+    """Predict steps on links of given rates from steps on links that hold nothing back, and time them. Needs root."""
     from rich.console import Console
 
     from sparsync_lab.cli.lab import new_table, parse_seconds
     from sparsync_lab.network.auto_contest import SettledMethod
     from sparsync_lab.network.host_workers import host_workers
     from sparsync_lab.network.namespace import check_requirements
-    from sparsync_lab.network.predict import COMPARED, check_cell, summarize
+    from sparsync_lab.network.predict import COMPARED, Calibration, calibrate, check_cell, summarize
     from sparsync_lab.network.shaping import Rate
     from sparsync_lab.network.star import star
     from sparsync_lab.network.steps import StepCell
@@ -50,10 +50,12 @@ def predict(
     left = missing_cells(cells, [SettledMethod(name, optimizer=optimizer) for name in COMPARED.values()], file)
     check_requirements()
     for count, own in groupby(left, key=lambda pair: pair[0]):
-        of_size = [cell for _, cell in own]
+        of_size, known = [cell for _, cell in own], dict[str, Calibration]()
         with star(count, of_size[0].rate) as network, host_workers(network) as processes:
             for cell in of_size:
-                rows = check_cell(processes, network, cell, optimizer)
+                if cell.model not in known:
+                    known[cell.model] = calibrate(processes, network, cell, optimizer)
+                rows = check_cell(processes, network, cell, known[cell.model])
                 file.put(rows)
                 table = new_table(
                     f"{cell.model}, {count} hosts, {cell.rate}", ("method", "predicted ms", "measured ms", "error")

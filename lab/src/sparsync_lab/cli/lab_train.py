@@ -21,6 +21,7 @@ def train(
     target: Annotated[
         float | None, typer.Option(help="Score to reach.", show_default="1 % short of the best dense training")
     ] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="Also 'auto', with the scores of what it settles on.")] = False,
     resume: Annotated[bool, typer.Option(help="Keep the steps that were timed before.")] = True,
     out: Annotated[Path, typer.Option(help="CSV file of the curves; steps and picture go beside it.")] = Path(
         "results/lab-train.csv"
@@ -29,4 +30,4 @@ def train(
     """Show accuracy over minutes: scores of stored trainings, steps timed on links of given rates. Needs root."""
     from sparsync_lab.cli.lab_train_report import show_over_minutes
 
-    show_over_minutes(training, compute, rate, rounds, seconds, target, resume, out)
+    show_over_minutes(training, compute, rate, rounds, seconds, target, auto, resume, out)

@@ -13,7 +13,16 @@ from sparsync_lab.environment import environment
 from sparsync_lab.network.shaping import Rate
 from sparsync_lab.network.steps import StepCell
 from sparsync_lab.network.sweep import SweepFile, missing_cells, rows_of
-from sparsync_lab.network.train import TimedTraining, method_name, methods_of, near_dense, read_training, timed
+from sparsync_lab.network.train import (
+    TimedTraining,
+    auto_of,
+    method_name,
+    methods_of,
+    near_dense,
+    read_training,
+    timed,
+    timed_auto,
+)
 from sparsync_lab.papers.run import History, model_title
 from sparsync_lab.papers.store import replacing
 from sparsync_lab.report import Curve, LineChart, png, write_csv
@@ -32,6 +41,7 @@ def show_over_minutes(
     rounds: int,
     seconds: float,
     target: float | None,
+    auto: bool,
     resume: bool,
     out: Path,
 ) -> None:
@@ -43,10 +53,13 @@ def show_over_minutes(
     for (model, workers), own in groupby(histories, key=_kind):
         alike = list(own)
         methods = list(dict.fromkeys(method for history in alike for method in methods_of(history)))
+        methods += [auto_of(alike)] if auto else []
         cells = [(workers, StepCell(link, model, waited, rounds, seconds)) for link in rates]
         missing = missing_cells(cells, methods, file)
         measure_cells(missing, methods, console, lambda result: file.put(rows_of(result)))
-        found += [curve for _, cell in cells for history in alike for curve in timed(history, cell, file)]
+        for _, cell in cells:
+            found += [curve for history in alike for curve in timed(history, cell, file)]
+            found += timed_auto(alike, cell, file) if auto else []
     targets = near_dense(histories) if target is None else dict.fromkeys((h.run.model for h in histories), target)
     charts = []
     for _, same in groupby(found, key=lambda curve: (*_kind(curve.history), curve.cell.rate)):

@@ -234,6 +234,32 @@ def report(
     print(f"report: {path}")
 
 
+@papers.command("verify")
+def verify(output: Output = OUTPUT) -> None:
+    """Make every stated number anew from the stored trainings, and fail on any that differs.
+
+    Where README.md and docs/ are here, their numbers are compared with the results, too. What was measured, not
+    trained, is taken as it is stored.
+    """
+    from sparsync_lab.papers import ITEMS, RunContext
+    from sparsync_lab.papers.verify import differences, stale_pages
+
+    if not output.is_dir():
+        raise ValueError(f"output must be a folder with results, and there is no {output}")
+    wrong = 0
+    for item, found in differences(ITEMS.values(), RunContext(output=output)):
+        print(f"{item.key}: {f'{len(found)} differ' if found else 'as stated'}")
+        for line in found:
+            print(f"  {line}")
+        wrong += len(found)
+    if Path("docs/papers.md").is_file() and output == OUTPUT:
+        stale = stale_pages(Path(), output.parent)
+        print(f"pages: {', '.join(map(str, stale)) or 'as stated'}")
+        wrong += len(stale)
+    if wrong:
+        raise ValueError(f"{wrong} statements do not follow from what is stored, see above")
+
+
 def unfinished(missing: Sequence[str]) -> str:
     """Return what is not done yet, for the end of a line: the first few, and how many more there are."""
     if not missing:

@@ -10,14 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from sparsync_lab import models
-from sparsync_lab.cli.checked_training import WORKERS, CheckedTraining, check_launched, check_training, default_folder
+from sparsync_lab.cli.checked_training import (
+    WORKERS,
+    CheckedTraining,
+    check_launched,
+    check_training,
+    default_folder,
+    refuse_diverged,
+)
 from sparsync_lab.cli.training_progress import TrainingProgress, show_cursor, summary
 from sparsync_lab.data import load
 from sparsync_lab.training.all_ranks import on_rank_0
 from sparsync_lab.training.local_workers import PRELOAD, LocalWorkers, Worker, WorkerFailed
 from sparsync_lab.training.loop import train as train_here
 from sparsync_lab.training.process_group import launched, process_group, run_launched
-from sparsync_lab.training.settings import Training, dense_bytes
+from sparsync_lab.training.settings import RATES, Training, dense_bytes, rates_text
 
 DEFAULT = Training()
 
@@ -65,16 +72,23 @@ def train(
     batch: Annotated[
         int | None, typer.Option(help="Images per worker and step, 8 to 256.", show_default=str(DEFAULT.batch))
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="'sgd', or 'adamw', whose updates our recipes exchange.", show_default=DEFAULT.optimizer),
+    ] = None,
     rate: Annotated[
         float | None,
         typer.Option(
-            help="Learning rate of SGD, reached in 10 steps and then constant. Lower it if the loss does not fall.",
-            show_default=str(DEFAULT.rate),
+            help="Learning rate, reached in 10 steps and then constant. Lower it if the loss does not fall.",
+            show_default=rates_text(),
         ),
     ] = None,
     momentum: Annotated[
         float | None,
-        typer.Option(help="Momentum of SGD, in [0, 1). See --momentum-mode.", show_default=str(DEFAULT.momentum)),
+        typer.Option(
+            help="Momentum of SGD (see --momentum-mode), or AdamW's first beta, in [0, 1).",
+            show_default=str(DEFAULT.momentum),
+        ),
     ] = None,
     density: Annotated[
         float | None,
@@ -148,6 +162,7 @@ def train(
     sparsync train                                       the default recipe on scikit-learn's digits
     sparsync train --method dense                        plain DDP, to compare with
     sparsync train --method topk --density 0.01 --momentum-mode move
+    sparsync train --optimizer adamw
     sparsync train --data mnist --model lenet5 --data-dir ~/data --steps 1000
     sparsync train --out runs/digits-mlp-default --resume --steps 600
 
@@ -158,9 +173,11 @@ def train(
     given = {
         "method": method, "data": data, "model": model, "density": density, "scope": scope, "values": values,
         "indices": indices, "momentum_mode": momentum_mode, "seed": seed, "steps": steps, "batch": batch,
-        "rate": rate, "momentum": momentum,
+        "rate": rate, "momentum": momentum, "optimizer": optimizer,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
+    if optimizer in RATES and not resume:
+        given.setdefault("rate", RATES[optimizer])
     if launched():
         run_launched(_as_launched, given, out, data_dir, resume)
         return
@@ -220,6 +237,7 @@ def _train(worker: Worker, checked: CheckedTraining) -> None:
         )
     if outcome is not None:
         print(f"{summary(outcome)}\nrun: {checked.folder}", flush=True)
+        refuse_diverged(outcome)
 
 
 def _warn(message: Any, *_: Any) -> None:

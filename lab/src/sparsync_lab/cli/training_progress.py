@@ -75,7 +75,7 @@ def summary(outcome: Outcome) -> str:
     return (
         f"{outcome.training.method} on {outcome.workers} worker(s): test accuracy {outcome.accuracy:.1%} after "
         f"{outcome.training.steps} steps\n"
-        f"each sent {per_step}, density {outcome.density:.2%}, {1e3 * outcome.step_s:.1f} ms a step"
+        f"each sent {per_step}, {outcome.density:.2%} of all entries, {1e3 * outcome.step_s:.1f} ms a step"
     )
 
 

@@ -10,7 +10,10 @@ from sparsync_lab.docs.sources import Line, Sources, table
 from sparsync_lab.network.train import method_name
 from sparsync_lab.papers.run import model_title
 
-TRAIN, STEPS, AUTO = "lab-train.csv", "lab-collectives.csv", "lab-auto.csv"
+TRAIN, STEPS = "lab-train.csv", "lab-collectives.csv"
+AUTO = ("lab-auto-16cores.csv", "lab-auto-adamw.csv", "lab-auto.csv")  # one is there at least
+PREDICT, REAL = "lab-predict.csv", "lab-real.csv"
+OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
 DENSE = "dense"
 COMMAND = "sparsync lab train"
 ABOUT = (
@@ -87,7 +90,7 @@ def settings(sources: Sources) -> list[Setting]:
 def gains(sources: Sources) -> str:
     """Return the minutes that are saved on the slowest link, and lost on the fastest, in a sentence."""
     own = settings(sources)[0]
-    ours = own.labels[-1]
+    ours = [label for label in own.labels if label != "auto"][-1]
     slow, fast = own.rates[0], own.rates[-1]
 
     def times(rate: str) -> list[float]:
@@ -144,8 +147,12 @@ def _trainings(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def never_slower(sources: Sources) -> str:
-    """Return how `auto` did beside the better of dense bf16 and the best sparse method, cell by cell."""
-    lines = sources.lines(AUTO)
+    """Return how `auto` did beside the better of dense bf16 and the best sparse method, machine by machine."""
+    return "\n\n".join(_never_slower(sources, name) for name in AUTO if sources.has(name))
+
+
+def _never_slower(sources: Sources, name: str) -> str:
+    lines = sources.lines(name)
     times = {(*_cell(line), line["method"]): float(line["step_p50_ms"]) for line in lines}
     rows, held, within = [], 0, 0
     own = [line for line in lines if line["method"] == "auto"]
@@ -172,7 +179,54 @@ def never_slower(sources: Sources) -> str:
         "dense bf16 and the best sparse method, or is no further from it than equal runs are from each other "
         f"({within} are within 1.02)."
     )
-    return f"{said}\n\n{table(headings, rows)}\n\n{sources.made(AUTO, own[0], 'sparsync lab auto')} With SGD."
+    made = f"{sources.made(name, own[0], 'sparsync lab auto')} With {OPTIMIZERS[own[0]['optimizer']]}."
+    return f"**{own[0]['cpus']} cores.** {said}\n\n{table(headings, rows)}\n\n{made}"
+
+
+def predictions(sources: Sources) -> str:
+    """Return the planner's predictions beside measured steps."""
+    if not sources.has(PREDICT):
+        return "No run is stored yet."
+    lines = sources.lines(PREDICT)
+    methods = list(dict.fromkeys(line["method"] for line in lines))
+    cells = dict[tuple[str, str, str], dict[str, str]]()
+    for line in lines:
+        shown = f"{float(line['predicted_ms']):.0f} ({float(line['step_p50_ms']):.0f})"
+        cells.setdefault(_cell(line), {})[line["method"]] = shown if line["right"] == "yes" else f"{shown} ✗"
+    rows = [
+        [f"{model}, {workers} workers, {rate_text(rate)}", *(own.get(method, "–") for method in methods)]
+        for (model, workers, rate), own in cells.items()
+    ]
+    errors = [abs(float(line["error"])) for line in lines]
+    said = (
+        f"{sum(line['right'] == 'yes' for line in lines)} of {len(lines)} predictions are within 15 % of the measured "
+        f"step; the median error is {100 * median(errors):.1f} %, the largest {100 * max(errors):.1f} %."
+    )
+    compute = f"{float(lines[0]['compute_ms']):g} ms of compute waited for"
+    shown = table([f"predicted (measured) ms; {compute}", *(f"`{method}`" for method in methods)], rows)
+    return f"{said}\n\n{shown}\n\n{sources.made(PREDICT, lines[0], 'sparsync lab predict')}"
+
+
+def real_training(sources: Sources) -> str:
+    """Return what a real training took, and what emulated steps said."""
+    if not sources.has(REAL):
+        return "No run is stored yet."
+    lines, rows = sources.lines(REAL), []
+    for (rate, method), own in groupby(lines, key=lambda line: (line["rate_mbit"], line["method"])):
+        steps = list(own)
+        took = [float(line["step_ms"]) for line in steps]
+        loss = mean(float(line["loss"]) for line in steps[-max(1, len(steps) // 10) :])
+        emulated = f"{float(steps[0]['emulated_ms']):.0f}" if steps[0]["emulated_ms"] else "–"
+        cells = [f"{median(took[len(took) // 2 :]):.0f}", emulated, f"{sum(took) / 1e3:.1f}", f"{loss:.3f}"]
+        rows.append([f"{rate_text(rate)}, `{method}`", *cells])
+    first = lines[0]
+    shown = table(["links, method", "step, ms", "emulated, ms", f"{lines[-1]['step']} steps, s", "loss"], rows)
+    about = (
+        f"{model_title(first['model'])}, {first['workers']} workers, AdamW, {first['compute']}: "
+        f"{float(first['compute_ms']):.0f} ms a step without exchange. Emulated steps choose entries on the CPU, and "
+        "leave out the optimizer's step."
+    )
+    return f"{shown}\n\n{about} {sources.made(REAL, first, 'sparsync lab real')}"
 
 
 def _cell(line: Line) -> tuple[str, str, str]:

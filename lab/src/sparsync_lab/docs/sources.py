@@ -30,6 +30,10 @@ class Sources:
         with (self.folder / name).open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
 
+    def has(self, name: str) -> bool:
+        """Return whether a file is there."""
+        return (self.folder / name).is_file()
+
     def item(self, name: str) -> Stored:
         """Return a stored result of the papers."""
         return load(self.folder / "papers" / f"{name}.json")

@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,9 @@ from sparsync_lab.network.counters import measure_link
 from sparsync_lab.network.emulated_model import EmulatedModel, shapes_of
 from sparsync_lab.network.methods import (
     HOOKS,
+    LOCAL,
     OPTIMIZERS,
+    SETTLED,
     AttachedMethod,
     HookSwitch,
     Method,
@@ -32,18 +33,18 @@ from sparsync_lab.network.methods import (
     switched_hook,
 )
 from sparsync_lab.network.star import Star
-from sparsync_lab.network.steps import StepCell
+from sparsync_lab.network.steps import MOST_SETTLING, StepCell
 from sparsync_lab.training.local_workers import LocalWorkers, Worker
 from sparsync_lab.training.methods import DENSE
 
-SETTLED = 2**31  # a step after which densities do not change any more
 SPARSE = ("default", "default@bucket", "balanced")  # the fixed methods that keep dense's accuracy
 BF16 = "bf16"
 SKIPPED, TURN = 1, 3  # steps of a turn: what another method has left in caches, and what counts
 FEWEST, MOST = 4, 12  # turns
-MOST_SETTLING = 150  # steps in which 'auto' may settle
+TIGHT = 1.01  # no more turns are made once odd and even ones differ by less
+FAR, FEW = 1.5, 2  # who takes so many times what the fastest takes alone makes that few turns
 MARGIN = 1.02
-LONG = 0.5  # seconds of a step, from which on turns are of a single one
+LONG = 0.5  # seconds of a step, from which on one of a method is enough
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,6 @@ class Contestant(AttachedMethod):
             assert self.handle.plan.optimizer is not None
             self.optimizer = self.handle.plan.optimizer
             self.handle.start().step = SETTLED
-
-    @property
-    def auto(self) -> Any:
-        return None if self.handle is None else self.handle._auto
 
     def steps(
         self, ddp: DistributedDataParallel, switch: HookSwitch, count: int, skipped: int = 0, goes_on: bool = False
@@ -173,40 +170,53 @@ def _contest(worker: Worker, cell: StepCell, optimizer: str) -> list[Times]:
     def make(name: str) -> Contestant:
         return Contestant(SettledMethod(name, optimizer=optimizer), model, worker.count)
 
+    make(LOCAL).steps(ddp, switch, 2)  # DDP regroups its buckets
     alone = {name: _alone(make(name), ddp, switch) for name in (BF16, *SPARSE)}
     best = min(SPARSE, key=lambda name: alone[name])
-    names = [BF16, best, AUTO, DENSE]
-    contestants = [make(name) for name in names]
-    auto, turns, slow = contestants[2], [list[float]() for _ in names], alone[BF16] > LONG
+    fastest = min(alone.values())
+    auto = make(AUTO)
+    decides = auto.auto
+    if decides is None:
+        raise ValueError(f"auto sends every entry of {cell.model} whatever the links: there is no contest")
     for _ in range(MOST_SETTLING):
         auto.steps(ddp, switch, 1, goes_on=True)
-        if auto.auto.policy.settled and not auto.auto.draining:
+        if decides.policy.settled and not decides.draining:
             break
+    expected = {BF16: alone[BF16], best: alone[best], AUTO: fastest, DENSE: 2 * alone[BF16]}
+    contestants = {name: auto if name == AUTO else make(name) for name in expected}
+    turns = {name: list[float]() for name in expected}
     until = time.monotonic() + cell.seconds
-    count = 1 if slow else TURN
     for turn in range(MOST):
-        for number in [*range(turn % 3, 3), *range(turn % 3)]:
-            turns[number].append(contestants[number].steps(ddp, switch, count, SKIPPED if not slow else 0))
-        if turn < 2 or not slow:
-            turns[3].append(contestants[3].steps(ddp, switch, 1))
-        over = torch.tensor(int(turn + 1 >= FEWEST and time.monotonic() > until))
-        dist.broadcast(over, 0)  # as one clock has it
-        if over:
+        names = [name for name in expected if turn < (FEW if expected[name] > FAR * fastest else MOST)]
+        first = turn % len(names)
+        for name in [*names[first:], *names[:first]]:
+            count, skipped = (1, 0) if name == DENSE or expected[name] > LONG else (TURN, SKIPPED)
+            turns[name].append(contestants[name].steps(ddp, switch, count, skipped))
+        close = [seconds for name, seconds in turns.items() if name in names and name != DENSE]
+        if _over(turn + 1, close, time.monotonic() > until):
             break
-    decided = "; ".join(map(str, auto.auto.policy.decisions))
-    for contestant in contestants:
+    decided = "; ".join(map(str, decides.policy.decisions))
+    for contestant in contestants.values():
         contestant.close()
-    found = [Times(own.method, took) for own, took in zip(contestants, turns, strict=True)]
-    found[2].decided = decided
+    found = [Times(contestants[name].method, turns[name], decided if name == AUTO else "") for name in expected]
     rest = [name for name in SPARSE if name != best]
     return [*found, *(Times(SettledMethod(name, optimizer=optimizer), [alone[name]]) for name in rest)]
 
 
+def _over(made: int, close: Sequence[Sequence[float]], late: bool) -> bool:
+    """Return whether there were enough turns, as the first rank has it: it is late, or turns hardly differ."""
+    enough = made >= FEWEST and (late or max(map(_halves, close)) < TIGHT)
+    told = torch.tensor(int(enough))
+    dist.broadcast(told, 0)
+    return bool(told)
+
+
 def _alone(contestant: Contestant, ddp: DistributedDataParallel, switch: HookSwitch) -> float:
     """Return what a step of a method takes when it is alone, on the slowest rank; then it is gone."""
-    contestant.steps(ddp, switch, 1)  # makes buffers, and compiles
     took = [_slowest(contestant.steps(ddp, switch, 1))]
-    while len(took) < 5 and sum(took) < 1.0:
+    if contestant.handle is not None or took[0] < LONG:
+        took = []  # it made buffers, or compiled
+    while len(took) < 5 and sum(took) < 2 * LONG:
         took.append(_slowest(contestant.steps(ddp, switch, 1)))
     contestant.close()
     return statistics.median(took)

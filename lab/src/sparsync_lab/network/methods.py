@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
 from sparsync.config import ExchangePlan, resolve
+from sparsync.engine.auto import AutoSwitch
 from sparsync.engine.budget import largest_density, within_budget
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.hosts.ddp import hook as sparse_hook
@@ -22,16 +24,47 @@ from sparsync.schedule import Constant, as_schedule
 from sparsync_lab.training.methods import DENSE, check_options, method_options
 from sparsync_lab.training.settings import dense_bytes
 
-# DDP's hooks, and how many bytes they send for an entry where DDP without them sends 4.
+POWER_SGD = "powersgd"  # torch's
+LOCAL = "local"  # nothing is exchanged: what a step takes by itself
+
+
+def local_hook(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    """Leave a bucket as it is."""
+    done: Future[Tensor] = Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+class OrderedPowerSGD:
+    """What torch's PowerSGD keeps (factors of rank 4, after two dense steps), bucket after bucket: it begins later sums
+    of a bucket as earlier ones end, and over Gloo ranks would mix up those of several buckets."""
+
+    def __init__(self) -> None:
+        self.own = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        self.last: Future[Tensor] | None = None
+
+
+def power_sgd_hook(state: OrderedPowerSGD, bucket: GradBucket) -> Future[Tensor]:
+    """Exchange a bucket by PowerSGD once the one before it is done."""
+    if state.last is not None:
+        state.last.wait()
+    state.last = powerSGD_hook(state.own, bucket)
+    return state.last
+
+
+# DDP's hooks, and how many bytes they send for an entry where DDP without them sends 4; 0 if that is not known.
 HOOKS: dict[str, tuple[Callable[[Any, GradBucket], Future[Tensor]], int]] = {
     DENSE: (default_hooks.allreduce_hook, 4),
     "bf16": (default_hooks.bf16_compress_hook, 2),
     "fp16": (default_hooks.fp16_compress_hook, 2),
+    POWER_SGD: (power_sgd_hook, 0),
+    LOCAL: (local_hook, 0),
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
 }
+SETTLED = 2**31  # a step after which densities do not change any more
 STATE = 20  # bytes an entry that a sparse method keeps, about: residual, velocity, messages
 
 
@@ -97,14 +130,21 @@ class AttachedMethod:
     """
 
     def __init__(self, method: Method, module: nn.Module, workers: int) -> None:
-        self.method, self.handle, self._hook = method, None, HOOKS.get(method.name)
+        self.method, self._hook = method, HOOKS.get(method.name)
+        self.handle: Handle | None = None
         self._dense = dense_bytes(sum(p.numel() for p in module.parameters()), workers)
+        self._state = OrderedPowerSGD() if method.name == POWER_SGD else None
         self._stepped: torch.optim.Optimizer | None = None
         plan = method.plan(module, workers)
         if plan is not None:
             self.handle = Handle(module, plan)
             # An update that was preconditioned and is never applied would wait to be; other steps change nothing here.
             self._stepped = plan.optimizer if plan.precondition else None
+
+    @property
+    def auto(self) -> AutoSwitch | None:
+        """What decides, if the method is 'auto'."""
+        return None if self.handle is None else self.handle._auto
 
     def before_step(self) -> None:
         """Do what ``attach`` does before a forward pass."""
@@ -113,7 +153,7 @@ class AttachedMethod:
 
     def exchange(self, bucket: GradBucket) -> Future[Tensor]:
         if self._hook is not None:
-            return self._hook[0](None, bucket)
+            return self._hook[0](self._state, bucket)
         return sparse_hook(self.handle, bucket)
 
     def after_step(self) -> tuple[float, tuple[float, float, float]]:

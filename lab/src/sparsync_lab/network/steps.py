@@ -12,14 +12,26 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from sparsync.config.recipes import AUTO
 from sparsync_lab.network.counters import barrier_payload, measure_link, payload, sent_by_host
 from sparsync_lab.network.emulated_model import EmulatedModel, shapes_of
-from sparsync_lab.network.methods import AttachedMethod, HookSwitch, Method, groups_that_fit, switched_hook
+from sparsync_lab.network.methods import (
+    HOOKS,
+    POWER_SGD,
+    SETTLED,
+    AttachedMethod,
+    HookSwitch,
+    Method,
+    groups_that_fit,
+    switched_hook,
+)
 from sparsync_lab.network.shaping import Rate
 from sparsync_lab.network.star import Star
 from sparsync_lab.training.local_workers import LocalWorkers, Worker
 
 WARM_UP = 3  # rounds that are not counted
+READY = {*HOOKS} - {POWER_SGD}  # for which the first of them is enough
+MOST_SETTLING = 150  # steps in which 'auto' may settle
 FEWEST = 3  # rounds that are made however long they take
 
 
@@ -40,7 +52,7 @@ class StepCell:
         model: a name, or a number of entries.
         compute: seconds of a step that are waited for instead of computing.
         rounds: steps of every method.
-        seconds: after which no new round begins, if there were a few.
+        seconds: of steps; a method that has had its share of them makes no more, if it made a few.
         change: of the rate, if any; steps are counted from 0, the first ones included.
     """
 
@@ -89,10 +101,16 @@ class StepRecord:
 
 @dataclass
 class MethodSteps:
-    """The steps of one method."""
+    """The steps of one method; ``decided``: the way that 'auto' has settled on."""
 
     method: Method
     steps: list[StepRecord] = field(default_factory=list)
+    decided: str = ""
+
+    @property
+    def typical(self) -> float:
+        """Seconds of a step, the median."""
+        return statistics.median(step.seconds for step in self.steps)
 
 
 @dataclass(frozen=True)
@@ -148,7 +166,7 @@ def _merge(of_ranks: Sequence[MethodSteps]) -> MethodSteps:
                 (compress, exchange, decode),
             )
         )
-    return MethodSteps(of_ranks[0].method, steps)
+    return MethodSteps(of_ranks[0].method, steps, of_ranks[0].decided)
 
 
 def _measure(worker: Worker, network: Star, cell: StepCell, methods: Sequence[Method]) -> list[MethodSteps]:
@@ -160,31 +178,62 @@ def _measure(worker: Worker, network: Star, cell: StepCell, methods: Sequence[Me
     attached = [AttachedMethod(method, model, worker.count) for method in methods]
     found = [MethodSteps(method) for method in methods]
     pairs = list(zip(attached, found, strict=True))
-    barrier, until = 0, time.monotonic()
+    for exchanger, own in pairs:
+        own.decided = _settle(ddp, switch, exchanger)
+    barrier, active = 0, [True] * len(pairs)
     for turn in range(-WARM_UP, cell.rounds):
         if turn == 0:
-            barrier, until = barrier_payload(), time.monotonic() + cell.seconds
+            barrier = barrier_payload()
         if cell.change is not None and turn == cell.change.at:
             dist.barrier()
             network.hosts[worker.rank].set_rate(cell.change.rate)
-        first = turn % len(pairs)
-        for exchanger, own in pairs[first:] + pairs[:first]:
+        for number in range(turn, turn + len(pairs)):
+            exchanger, own = pairs[number % len(pairs)]
+            if not active[number % len(pairs)] or (-WARM_UP < turn < 0 and own.method.name in READY):
+                continue
             switch.current = exchanger
             record = _step(ddp, exchanger, barrier)
             if turn >= 0:
                 own.steps.append(record)
         worker.report(1)
-        over = torch.tensor(int(turn >= FEWEST and cell.change is None and time.monotonic() > until))
-        dist.broadcast(over, 0)  # as one clock has it
-        if over:
+        active = _go_on(cell, found)
+        if not any(active):
             break
     for exchanger in attached:
         exchanger.close()
     return found
 
 
+def _settle(ddp: DistributedDataParallel, switch: HookSwitch, method: AttachedMethod) -> str:
+    """Let 'auto' make steps until it has decided; return on what."""
+    if method.method.name != AUTO or method.handle is None:
+        return ""
+    switch.current = method
+    method.handle.start().step = SETTLED
+    assert method.auto is not None
+    for _ in range(MOST_SETTLING):
+        method.before_step()
+        ddp.zero_grad(set_to_none=True)
+        ddp().backward()
+        method.after_step()
+        if method.auto.policy.settled and not method.auto.draining:
+            break
+    return method.auto.policy.current
+
+
+def _go_on(cell: StepCell, found: Sequence[MethodSteps]) -> list[bool]:
+    """Return which methods make a step in the next round, the same on all ranks: those with time left."""
+    each = cell.seconds / len(found)
+    goes = [len(own.steps) < FEWEST or sum(step.seconds for step in own.steps) < each for own in found]
+    told = torch.tensor([int(own or cell.change is not None) for own in goes])
+    dist.broadcast(told, 0)  # as one clock has it
+    return [bool(own) for own in told]
+
+
 def _step(ddp: DistributedDataParallel, method: AttachedMethod, barrier: int) -> StepRecord:
     method.before_step()
+    if method.auto is not None:
+        method.auto.pause()  # others have made steps since its last
     ddp.zero_grad(set_to_none=True)
     dist.barrier()  # so that a rank that comes late is not counted
     before = sent_by_host()

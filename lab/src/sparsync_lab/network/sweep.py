@@ -24,6 +24,9 @@ TOLERANCE = 0.05  # by which what interfaces count may differ from what the libr
 KEY = ("workers", "rate_mbit", "model", "compute_ms", "method", "density", "optimizer")  # what makes a row that row
 
 
+MACHINE = ("device", "cpus")  # rows of other machines stay beside
+
+
 class CsvRow(Protocol):
     """One method's figures in a cell, of any sweep."""
 
@@ -42,6 +45,7 @@ class SweepRow:
         ratio: the median over that of the dense method beside it; ``None`` if there was none.
         payload, traffic: bytes a worker and step: what interfaces sent, without headers, and what the library says.
         resent: packets that TCP sent again, in all steps.
+        decided: the way that 'auto' has settled on.
     """
 
     result: CellResult
@@ -53,10 +57,16 @@ class SweepRow:
     payload: float
     traffic: float
     resent: int
+    decided: str = ""
+
+    @property
+    def counted(self) -> float:
+        """What interfaces sent over what the library says; where that is nothing, 1."""
+        return self.payload / self.traffic if self.traffic else 1.0
 
     @property
     def agrees(self) -> bool:
-        return abs(self.payload / self.traffic - 1) <= TOLERANCE
+        return abs(self.counted - 1) <= TOLERANCE
 
     def to_csv(self) -> dict[str, Any]:
         """Return the row as columns, without machine and date."""
@@ -77,8 +87,9 @@ class SweepRow:
             "decode_ms": f"{decode:.2f}",
             "interface_bytes": f"{self.payload:.0f}",
             "traffic_bytes": f"{self.traffic:.0f}",
-            "interface_over_traffic": f"{self.payload / self.traffic:.4f}",
+            "interface_over_traffic": f"{self.counted:.4f}",
             "resent_packets": self.resent,
+            "decided": self.decided,
         }
 
 
@@ -116,6 +127,7 @@ def rows_of(result: CellResult) -> list[SweepRow]:
                 statistics.fmean(step.payload for step in own.steps),
                 statistics.fmean(step.traffic for step in own.steps),
                 sum(step.resent for step in own.steps),
+                own.decided,
             )
         )
     return rows
@@ -126,24 +138,29 @@ def _times(own: MethodSteps) -> list[float]:
 
 
 class SweepFile:
-    """A CSV file of rows, each under its key: a new one takes the place of the old."""
+    """A CSV file of rows, each under its key and machine: a new one takes the place of the old."""
 
     def __init__(self, path: Path, resume: bool) -> None:
-        self.path = path
+        self.path, here = path, environment()
+        self._here = tuple(here[name] for name in MACHINE)
         self._rows: dict[tuple[str, ...], Mapping[str, Any]] = {}
         if resume and path.is_file():
             with path.open(newline="", encoding="utf-8") as file:
                 for row in csv.DictReader(file):
-                    if not set(KEY) <= set(row):
+                    if not {*KEY, *MACHINE} <= set(row):
                         raise ValueError(f"{path} holds no rows of the network lab: give another file with --out")
-                    self._rows[tuple(row[name] for name in KEY)] = row
+                    self._rows[tuple(row[name] for name in (*KEY, *MACHINE))] = row
 
     def __contains__(self, key: Mapping[str, str]) -> bool:
-        return tuple(key.values()) in self._rows
+        return (*key.values(), *self._here) in self._rows
 
     def median(self, key: Mapping[str, str]) -> float:
         """Return the median seconds of a step of the row with this key."""
-        return float(self._rows[tuple(key.values())]["step_p50_ms"]) / 1e3
+        return float(self._rows[*key.values(), *self._here]["step_p50_ms"]) / 1e3
+
+    def decided(self, key: Mapping[str, str]) -> str:
+        """Return the way that 'auto' has settled on in the row with this key."""
+        return str(self._rows[*key.values(), *self._here]["decided"])
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
@@ -155,7 +172,7 @@ class SweepFile:
         where = environment()
         for row in rows:
             columns = {**row.to_csv(), **where}
-            self._rows[tuple(columns[name] for name in KEY)] = columns
+            self._rows[tuple(columns[name] for name in (*KEY, *MACHINE))] = columns
         names = list(dict.fromkeys(name for columns in self._rows.values() for name in columns))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         from sparsync_lab.papers.store import replacing  # which brings all items

@@ -18,8 +18,11 @@ import torch
 from torch import nn
 
 from sparsync.config import ExchangePlan, resolve
+from sparsync.config.recipes import AUTO
+from sparsync.engine.auto import DENSE as DENSE_WAY
 from sparsync.engine.budget import within_budget
 from sparsync_lab.baselines import BASELINES
+from sparsync_lab.network.auto_contest import SettledMethod
 from sparsync_lab.network.emulated_model import shapes_of
 from sparsync_lab.network.methods import Method, plan_at
 from sparsync_lab.network.steps import StepCell
@@ -143,6 +146,24 @@ def timed(history: History, cell: StepCell, file: SweepFile) -> list[TimedTraini
         labels = (run.label, f"{run.label}, bf16 (scores of fp32)")
         return [_timed(history, label, cell, [own, own]) for label, own in zip(labels, seconds, strict=True)]
     return [_timed(history, run.label, cell, [seconds[0], seconds[-1]])]
+
+
+def auto_of(histories: Sequence[History]) -> SettledMethod:
+    """Return 'auto' as it would train what stored trainings of one model have trained."""
+    return SettledMethod(AUTO, optimizer=histories[0].run.optimizer)
+
+
+def timed_auto(histories: Sequence[History], cell: StepCell, file: SweepFile) -> list[TimedTraining]:
+    """Return 'auto' over time, from its measured steps: with the scores of the dense trainings where it has settled on
+    dense steps, of those with the way that it has settled on elsewhere, of all sparse ones if there are none."""
+    key = key_of(histories[0].run.workers, cell, auto_of(histories))
+    seconds, way = file.median(key), file.decided(key)
+    dense = [history for history in histories if history.run.method == DENSE]
+    sparse = [history for history in histories if history.run.method != DENSE]
+    own = [history for history in sparse if history.run.method == way.split()[0]]
+    chosen = dense if way == DENSE_WAY else own or sparse
+    labels = [history.run.label.replace(method_name(history.run.label), AUTO) for history in chosen]
+    return [_timed(history, label, cell, [seconds] * 2) for history, label in zip(chosen, labels, strict=True)]
 
 
 def _timed(history: History, label: str, cell: StepCell, ends: Sequence[float]) -> TimedTraining:

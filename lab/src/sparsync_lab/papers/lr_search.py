@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsync_lab.papers.equal_bytes import density_of, options_in
 from sparsync_lab.papers.run import SEEDS, History, Run
-from sparsync_lab.papers.sweep import ABLATIONS, METHODS, SETTINGS, STAGES, Method, Setting, Stage
+from sparsync_lab.papers.sweep import ABLATIONS, ALSO, METHODS, SETTINGS, STAGES, Method, Setting, Stage
 
 START = 6.0  # seconds until a training is under way
 
@@ -80,7 +80,7 @@ class LearningRateSearch:
             if taken is None or (made and taken not in made):
                 return dict(made)
             return {taken: made.get(taken)}
-        factors, whole = list(setting.factors), sorted((*setting.factors, *setting.further))
+        factors, whole = [*setting.factors, *ALSO.get((model, label), ())], sorted((*setting.factors, *setting.further))
         while True:
             found = {factor: self.get(self.run(model, label, factor, 0)) for factor in sorted(factors)}
             known = {factor: history for factor, history in found.items() if history is not None}

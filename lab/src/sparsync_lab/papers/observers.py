@@ -72,6 +72,39 @@ class StepObserver:
         return grad
 
 
+class CountObserver:
+    """Count the entries that are sent, and how often the k largest went instead of a mask.
+
+    Args:
+        every: steps between snapshots.
+    """
+
+    def __init__(self, virtual_workers: VirtualWorkers, every: int) -> None:
+        self.virtual_workers, self.every = virtual_workers, every
+        self.counts: list[float] = []
+
+    def after(self) -> list[dict[str, Any]]:
+        """Return a snapshot, if it is time for one: least, mean and most entries of a worker in the steps since the
+        last, and the fallbacks of all workers so far."""
+        own, step = self.virtual_workers, self.virtual_workers.step
+        self.counts.append(own.tally.entries)
+        if step % self.every or len(self.counts) < 2:
+            return []
+        sent = [(b - a) / own.workers for a, b in zip(self.counts, self.counts[1:], strict=False)]
+        self.counts = self.counts[-1:]
+        found = {"step": step, "least": min(sent), "mean": sum(sent) / len(sent), "most": max(sent)}
+        return [{**found, "fallbacks": own.fallbacks}]
+
+
+def lose_residuals(virtual_workers: VirtualWorkers) -> None:
+    """Clear what the workers keep: methods without error feedback."""
+    named = [name for name, parameter in virtual_workers.model.named_parameters() if parameter.requires_grad]
+    kept = [virtual_workers.residual(rank, name) for rank in range(virtual_workers.workers) for name in named]
+    own = [residual for residual in kept if residual is not None]
+    if own:
+        torch._foreach_zero_(own)
+
+
 def gradient_shape(u: Tensor) -> dict[str, Any]:
     """Return a gradient's histogram within six deviations, its exact ratios, and whether it is a bell."""
     deviation = float(u.double().std())

@@ -15,6 +15,7 @@ from sparsync_lab.report import Bar, BarChart, Figure, Row, Table
 
 SCOPES = {"layer": 0.1, "global": 0.01}  # and the learning rate of each
 EPOCHS, DECAY = 6, (150 / 300, 250 / 300)  # P2 has 300 epochs
+LONG = 30  # epochs of those without momentum for all workers, in beyond/evidence
 STEP_SECONDS = 0.03  # of a worker on an H200, beside eight other trainings; alone it was not measured
 
 BURSTS = (
@@ -42,6 +43,12 @@ def training(scheme: str, scope: str, workers: int, momentum: float = 0.9) -> Ru
         "density": 0.01, "scope": scope, "momentum": "keep", "dense_below": 0, "dense_1d": False, "follow_lr": True
     }  # fmt: skip
     return replace(run, method=scheme, options=options)
+
+
+def long_training(scheme: str, scope: str, workers: int) -> Run:
+    """Return a training that learns: no momentum, 30 epochs, a rate that grows over 5 as its scaling rule asks."""
+    run = training(_same(scheme, workers), scope, workers, momentum=0.0)
+    return replace(run, label=f"{run.label}, {LONG} epochs", epochs=LONG, warmup=5 / LONG)
 
 
 def table_runs(context: RunContext) -> list[Run]:

@@ -31,6 +31,16 @@ def gtopk(density: float) -> Run:
     return replace(run, method="topk+gtopk", options={**SPARSE, "density": density})
 
 
+def gtopk_on(model: str, density: float) -> Run:
+    """Return a training with gTop-k of a model of P1; LSTM-PTB as in beyond/accuracy: 4 workers and 330 steps."""
+    if model == "resnet20":
+        return gtopk(density)
+    run = training(model, "topk", label=f"gTop-k, {density:g}", watch="gtopk", watch_every=EVERY)
+    if model == "lstm-ptb":
+        run = replace(run, workers=4, steps=330, warmup=0.03, decay=None)
+    return replace(run, method="topk+gtopk", options={**SPARSE, "density": density})
+
+
 def tiny(context: RunContext, runs: list[Run]) -> list[Run]:
     if not context.quick:
         return runs

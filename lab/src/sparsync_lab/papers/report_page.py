@@ -8,6 +8,7 @@ from pathlib import Path
 from sparsync_lab.environment import environment
 from sparsync_lab.papers.item import Item
 from sparsync_lab.papers.store import Stored, results_of
+from sparsync_lab.papers.verdicts import verdict_table, verdicts
 from sparsync_lab.report import Page, Section, Text, write
 
 TITLE = "The papers' figures and tables, made again"
@@ -24,23 +25,25 @@ PARTS = {"p1": "P1", "p2": "P2", "p3": "P3", "beyond": "Beyond the papers"}
 def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, int, int]:
     """Write the page from the results in ``folder``; return how many full and quick results are on it, and how many
     items have none."""
-    sections: list[Section] = []
+    stored = [(item, results_of(item, folder)) for item in items]
+    judged = verdicts({item.key: found[0].result for item, found in stored if found and not found[0].quick})
+    sections: list[Section] = [verdict_table(judged)]
     full = quick = left = 0
-    for item in items:
-        found = results_of(item, folder)
-        sections += [part for stored in found for part in _sections(item, stored)] or _sections(item, None)
-        quick += sum(stored.quick for stored in found)
-        full += sum(not stored.quick for stored in found)
+    for item, found in stored:
+        own = [one.sentence for one in judged if one.item == item.key]
+        sections += [part for one in found for part in _sections(item, one, own)] or _sections(item, None, own)
+        quick += sum(one.quick for one in found)
+        full += sum(not one.quick for one in found)
         left += not found
     write(Page(TITLE, INTRO, sections, environment()), path)
     return full, quick, left
 
 
-def _sections(item: Item, stored: Stored | None) -> list[Section]:
+def _sections(item: Item, stored: Stored | None, judged: Sequence[str]) -> list[Section]:
     part = PARTS[item.key.split("/")[0]]
     asked = "" if stored is None else _asked(item, stored)
     heading = f"{part}: {item.title}{f' ({asked})' if asked else ''}"
-    opening = [item.shows]
+    opening = [*(judged if stored is not None and not stored.quick else ()), item.shows]
     published: list[Section] = [item.published] if item.published is not None else []
     if stored is None:
         opening.append(f"Not run yet: sparsync papers run {item.key}. Needs {needs(item)}.")

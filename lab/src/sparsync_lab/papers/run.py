@@ -23,7 +23,7 @@ SEEDS = (0, 1, 2)  # of trainings that are made more than once
 MOST_ENTRIES = 3 * 10**8  # of the gradients of all workers; with more, a training has a GPU's memory to itself
 # Came later: where they are left alone, names are what they were.
 LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999, "variant": {},
-         "windows": "streams"}  # fmt: skip
+         "windows": "streams", "densities": None, "feedback": True}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,13 @@ class Run:
         optimizer: ``"sgd"``, or ``"adamw"`` with ``beta1`` and ``beta2`` for ``momentum``, or ``"factored-adamw"``, the
             same with a row x column second moment.
         front: how many times the density begins with; above 1 it falls over the first tenth of ``steps``.
+        densities: pairs of a share of the training and the density until then, before that of ``options``.
+        feedback: what is not sent is kept for the next step; else it is lost.
         variant: what is changed of preconditioned feedback, as ``FeedbackVariant`` takes it.
         windows: of a transformer's text: ``"streams"``, which are read on, alike in every epoch, or ``"random"`` ones.
         autocast: passes compute in bfloat16 where torch takes that to be safe; images only. Weights and gradients are
             fp32 as ever.
-        watch: snapshots: ``"shape"`` or ``"gtopk"``, every ``watch_every`` steps; none if it is empty.
+        watch: snapshots: ``"shape"``, ``"gtopk"`` or ``"count"``, every ``watch_every`` steps; none if it is empty.
         limit: of a tiny setting: examples that are used.
         seconds: on a large GPU, about, for those who plan; not part of what the training is.
     """
@@ -82,6 +84,8 @@ class Run:
     beta2: float = 0.999
     variant: Mapping[str, Any] = field(default_factory=dict)
     windows: str = "streams"
+    densities: Sequence[Sequence[float]] | None = None
+    feedback: bool = True
     seconds: float = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +93,10 @@ class Run:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         if self.windows not in WINDOWS:
             raise ValueError(f"windows must be one of {', '.join(WINDOWS)}, got {self.windows!r}")
+        if self.densities and (self.front != 1 or "density" not in self.options):
+            raise ValueError(
+                f"densities must be left out with front, and without options['density'], got {self.densities!r}"
+            )
         if self.front != 1 and (self.steps is None or "density" not in self.options):
             raise ValueError(f"front must be 1 without steps and options['density'], got {self.front!r}")
 

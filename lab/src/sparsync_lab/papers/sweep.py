@@ -89,6 +89,8 @@ SETTINGS = {
         Setting("LSTM-AN4", "lstm-an4", 0.0008, (600,), (0.1, 0.1), workers=4, batch=4, clip=400.0),
     )
 }  # fmt: skip
+# Tried for a method in a setting beside these, since with those it does not learn.
+ALSO: Mapping[tuple[str, str], tuple[float, ...]] = {("vgg16", "DGC"): (0.25, 0.125, 0.0625)}
 WHOLE = {"dense_below": 0, "dense_1d": False}
 BASE, BALANCED = "recipe default, nothing dense", "recipe balanced, nothing dense"
 LEVELS = "recipe balanced with levels, nothing dense"

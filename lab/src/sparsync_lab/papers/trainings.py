@@ -25,9 +25,10 @@ from sparsync_lab.data.files import data_folder
 from sparsync_lab.data.image_folder import SOURCE
 from sparsync_lab.models import CATALOGUE, IMAGENET
 from sparsync_lab.papers import store, tasks
+from sparsync_lab.papers.density_stages import DensityStages
 from sparsync_lab.papers.imagenet import image_folder_task
 from sparsync_lab.papers.item import RunContext
-from sparsync_lab.papers.observers import StepObserver
+from sparsync_lab.papers.observers import CountObserver, StepObserver, lose_residuals
 from sparsync_lab.papers.run import History, Run, file_of, rate_factor, write
 from sparsync_lab.papers.tasks import Task
 from sparsync_lab.training.checkpoints import load_verified, one_line
@@ -156,10 +157,14 @@ class VirtualSession:
             "streams": STREAMS if task.graph else 1,
             "passes": BatchedPasses if batched else SequentialPasses,
         }
-        self.virtual_workers = _workers(run, task, how)
+        self.virtual_workers = _workers(replace(run, steps=steps), task, how)
         density = run.options.get("density") or run.settings.get("density", 0.001)
         self.watch: StepObserver | None = None
-        if run.watch:
+        self.counts: CountObserver | None = None
+        if run.watch == "count":
+            assert isinstance(self.virtual_workers, VirtualWorkers)
+            self.counts = CountObserver(self.virtual_workers, run.watch_every)
+        elif run.watch:
             assert isinstance(self.virtual_workers, VirtualWorkers)
             self.watch = StepObserver(self.virtual_workers, run.watch, run.clip, density)
         self.rates = [float(group["lr"]) for group in self.virtual_workers.optimizer.param_groups]
@@ -188,6 +193,11 @@ class VirtualSession:
         self.losses.append(self.virtual_workers.backward(batch).detach().clone())
         if watched:
             self.snapshots.append(watched.after())
+        if self.counts:
+            self.snapshots += self.counts.after()
+        if not self.run.feedback:
+            assert isinstance(self.virtual_workers, VirtualWorkers)
+            lose_residuals(self.virtual_workers)
         self.virtual_workers.optimizer.step()
         self.sent.append(self.virtual_workers.tally.bytes - before)
 
@@ -268,6 +278,9 @@ def run_options(run: Run) -> dict[str, Any]:
     if run.front != 1:
         assert run.steps is not None
         options["density"] = FrontLoaded(run.options["density"], run.steps, run.front)
+    if run.densities:
+        assert run.steps is not None
+        options["density"] = DensityStages(run.densities, run.steps, run.options["density"])
     if run.settings:
         name = run.method.partition("+")[0]
         if name in RECIPES:

@@ -6,6 +6,7 @@ the legend stands below the data. The same chart gives the same bytes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,19 +148,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Horizontal bars from 0, the first on top.
+    """Horizontal bars from 0, or from 1 on an axis of powers; the first on top.
 
     Args:
         title: what is seen.
         x_label: what is on the horizontal axis.
         bars: in the order of the curves of the other charts, whose colours they take.
         x_unit: written after each number of the horizontal axis.
+        log_x: spread the horizontal axis by powers of ten, for factors.
     """
 
     title: str
     x_label: str
     bars: Sequence[Bar]
     x_unit: str = ""
+    log_x: bool = False
 
     def summary(self) -> str:
         """Describe the chart in words."""
@@ -167,20 +170,27 @@ class BarChart:
 
     def draw(self, axes: Axes) -> None:
         most = max((bar.value for bar in self.bars), default=0) or 1
+        if self.log_x:
+            axes.set_xscale("log")
+            least, most = min(1.0, *(bar.value for bar in self.bars)), max(most, 10.0)
         for i, bar in enumerate(self.bars):
-            axes.barh(i, bar.value, height=0.62, color=COLOURS[i % len(COLOURS)])
-            inside = bar.value > 0.55 * most  # there is no room behind a long bar
+            start, colour = (1.0 if self.log_x else 0.0), COLOURS[i % len(COLOURS)]
+            axes.barh(i, bar.value - start, left=start, height=0.62, color=colour)
+            share = math.log(bar.value / least) / math.log(most / least) if self.log_x else bar.value / most
+            inside = share > 0.55  # there is no room behind a long bar
             look: dict[str, Any] = {"color": PAPER, "ha": "right"} if inside else {"ha": "left"}
             place: dict[str, Any] = {"xytext": (-6 if inside else 6, 0), "textcoords": "offset points", "va": "center"}
             axes.annotate(bar.note, (bar.value, i), **place, **look)
         axes.set_yticks(range(len(self.bars)), [bar.label for bar in self.bars])
         axes.set_ylim(len(self.bars) - 0.4, -0.6)
-        axes.set_xlim(0, 1.02 * most)
+        axes.set_xlim(*((0.97 * least, 1.1 * most) if self.log_x else (0, 1.02 * most)))
         axes.grid(visible=False)  # it would run through the notes
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(EngFormatter(self.x_unit, sep=" "))
+        axes.xaxis.set_major_locator(LogLocator() if self.log_x else MaxNLocator(5))
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda x, _: f"{x:g} ×") if self.log_x else EngFormatter(self.x_unit, sep=" ")
+        )
         axes.set_xlabel(self.x_label)
         axes.set_title(self.title, loc="left")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sparsync.config.budget import share_text
-from sparsync.config.recipes import RECIPES
+from sparsync.config.recipes import OURS, RECIPES
 from sparsync_lab.data import load
 from sparsync_lab.training.local_workers import PRELOAD, Worker, run_jobs
 from sparsync_lab.training.loop import train
 from sparsync_lab.training.methods import DENSE, check_options
-from sparsync_lab.training.settings import Outcome, Point, Training, attach_options
+from sparsync_lab.training.settings import ADAMW, Outcome, Point, Training, attach_options
 
 MOVE = "move"  # momentum behind a low density delays every entry a second time
 WORKER_MODULES = [*PRELOAD, __name__, "sklearn.datasets"]  # by the workers
@@ -39,6 +39,7 @@ class MethodSummary:
         density: share of the entries that was sent, mean.
         step_s: median time of a step in seconds, median over the seeds.
         curves: of every seed.
+        diverged: seeds whose training ended in NaN.
     """
 
     training: Training
@@ -51,6 +52,7 @@ class MethodSummary:
     density: float
     step_s: float
     curves: Sequence[Sequence[Point]]
+    diverged: int = 0
 
     @property
     def label(self) -> str:
@@ -58,8 +60,8 @@ class MethodSummary:
 
     @property
     def misses(self) -> bool:
-        """Return whether it learns less than dense by more than the tolerance."""
-        return self.gap > TOLERANCE
+        """Return whether it learns less than dense by more than the tolerance, or nothing."""
+        return self.gap > TOLERANCE or self.diverged > 0
 
     @property
     def ratio(self) -> float:
@@ -97,12 +99,14 @@ def _method_training(method: str, like: Training, density: float | None, momentu
     if method == DENSE:
         return replace(like, method=method)
     name, at, share = method.partition("@")
+    if at and name == DENSE:
+        raise ValueError(f"method {method!r}: dense sends every entry, and takes no density")
     if at:
         try:
             density = float(share)
         except ValueError:
             raise ValueError(f"method {method!r}: after @ comes a density in (0, 1], got {share!r}") from None
-    mode = None if name in RECIPES else momentum_mode
+    mode = None if name in RECIPES or like.optimizer == ADAMW else momentum_mode  # which is SGD's
     return replace(like, method=name, density=density, momentum_mode=mode)
 
 
@@ -156,6 +160,8 @@ def options(training: Training) -> dict[str, str]:
     made = check_options(given)
     recipe: Mapping[str, Any] = RECIPES[given["recipe"]].options if "recipe" in given else {}
     momentum = given.get("momentum", recipe.get("momentum", "keep"))
+    if training.optimizer == ADAMW:
+        momentum = "preconditioned" if given.get("recipe") in OURS else "keep"
     kinds = type(made.compressor).__name__, f"{made.density(0):g}", type(made.collective).__name__
     how = made.scope, made.values, made.indices, momentum
     if made.budget is not None:  # the rest is known when the workers have started
@@ -178,4 +184,5 @@ def _summary(group: Sequence[Outcome], against: float) -> MethodSummary:
         mean(outcome.density for outcome in group),
         statistics.median(outcome.step_s for outcome in group),
         [outcome.curve for outcome in group],
+        sum(outcome.diverged for outcome in group),
     )

@@ -25,7 +25,7 @@ from sparsync_lab.training.all_ranks import gather, on_rank_0
 from sparsync_lab.training.checkpoints import Checkpoint, Checkpoints
 from sparsync_lab.training.run_folder import RunFolder
 from sparsync_lab.training.run_lock import hold_lock
-from sparsync_lab.training.settings import Outcome, Point, Training, attach_options, dense_bytes
+from sparsync_lab.training.settings import ADAMW, Outcome, Point, Training, attach_options, dense_bytes
 
 __all__ = ["Outcome", "Point", "Training", "attach_options", "dense_bytes", "train"]
 
@@ -121,7 +121,7 @@ class TrainingSession:
         # training sums in the same order as one that was never interrupted.
         self.ddp(images.inputs(images.train_x[:1].to(self.device))).sum().backward()
         self.ddp.zero_grad()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=training.rate, momentum=training.momentum)
+        self.optimizer = make_optimizer(training, self.model)
         options = attach_options(training)
         self.sync = None if options is None else sparsync.attach(self.ddp, optimizer=self.optimizer, **options)
         self.step = 0
@@ -155,6 +155,8 @@ class TrainingSession:
     def point(self) -> Point:
         """Measure the model on the test images."""
         loss = self.losses.item() / self.counted if self.counted else math.nan
+        if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
+            loss = math.nan
         right = 0
         self.model.eval()
         with torch.no_grad():
@@ -229,6 +231,13 @@ class TrainingSession:
         timed = self.times[UNTIMED:] or self.times
         step_s = statistics.median(timed) if timed else self.before["step_s"]
         return {"bytes": sent, "entries": entries, "possible": possible, "step_s": step_s}
+
+
+def make_optimizer(training: Training, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of a training."""
+    if training.optimizer == ADAMW:
+        return torch.optim.AdamW(model.parameters(), lr=training.rate, betas=(training.momentum, 0.999))
+    return torch.optim.SGD(model.parameters(), lr=training.rate, momentum=training.momentum)
 
 
 def batch_indices(images: int, batch: int, order: torch.Generator) -> Iterator[Tensor]:

@@ -14,6 +14,8 @@ from sparsync_lab.data import DATA, SHAPES
 from sparsync_lab.training.methods import check_options, has_budget, method_options
 
 T = TypeVar("T")
+SGD, ADAMW = "sgd", "adamw"
+RATES = {SGD: 0.02, ADAMW: 0.002}  # learning rates where none is given
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class Training:
         seed: of the initial weights, the order of the images and the random methods.
         steps: of the optimizer.
         batch: images per worker and step.
-        rate: learning rate of SGD, after a linear warm-up of 10 steps.
-        momentum: of SGD, in [0, 1).
+        rate: learning rate, after a linear warm-up of 10 steps.
+        momentum: of SGD, in [0, 1); with AdamW its first beta.
+        optimizer: ``"sgd"`` or ``"adamw"``.
     """
 
     method: str = "default"
@@ -48,8 +51,9 @@ class Training:
     seed: int = 0
     steps: int = 300
     batch: int = 32
-    rate: float = 0.02
+    rate: float = RATES[SGD]
     momentum: float = 0.9
+    optimizer: str = SGD
 
     def __post_init__(self) -> None:
         if self.data not in DATA:
@@ -67,8 +71,12 @@ class Training:
             raise ValueError(f"rate must be above 0, got {self.rate:g}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be 0 or more and below 1, got {self.momentum:g}")
+        if self.optimizer not in RATES:
+            raise ValueError(f"optimizer must be one of {', '.join(RATES)}, got {self.optimizer!r}")
         if self.momentum_mode not in (None, *MOMENTA):
             raise ValueError(f"momentum_mode must be one of {', '.join(MOMENTA)}, got {self.momentum_mode!r}")
+        if self.optimizer == ADAMW and self.momentum_mode not in (None, "keep"):
+            raise ValueError(f"momentum_mode {self.momentum_mode!r} is for sgd's momentum, and the optimizer is adamw")
         options = attach_options(self)
         if options is not None:
             check_options(options)
@@ -78,7 +86,7 @@ class Training:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Training:
-        return _from_json(cls, plain)
+        return _from_json(cls, {"optimizer": SGD, **plain})  # which older ones do not name
 
 
 def attach_options(training: Training) -> dict[str, Any] | None:
@@ -104,7 +112,7 @@ class Point:
     """A point of the curve of a training, after ``step`` steps.
 
     Args:
-        loss: mean training loss of rank 0's batches since the point before.
+        loss: mean training loss of rank 0's batches since the point before; NaN once weights are not finite.
         accuracy: share of the test images that are classified correctly.
         bytes: put on the network by one worker, since step 0.
     """
@@ -146,6 +154,11 @@ class Outcome:
     step_s: float
     curve: list[Point]
 
+    @property
+    def diverged(self) -> bool:
+        """Whether loss or weights ended as NaN or infinity."""
+        return not math.isfinite(self.curve[-1].loss)
+
     def to_json(self) -> dict[str, Any]:
         nested = {"training": self.training.to_json(), "curve": [point.to_json() for point in self.curve]}
         return _to_json(self) | nested
@@ -155,6 +168,11 @@ class Outcome:
         training = Training.from_json(plain["training"])
         curve = [Point.from_json(point) for point in plain["curve"]]
         return _from_json(cls, {**plain, "training": training, "curve": curve})
+
+
+def rates_text() -> str:
+    """Return the learning rates where none is given."""
+    return ", ".join(f"{rate:g} with {optimizer}" for optimizer, rate in RATES.items())
 
 
 def dense_bytes(numel: int, workers: int) -> float:

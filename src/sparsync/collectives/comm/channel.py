@@ -16,6 +16,7 @@ from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-define
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.collectives.comm.device_status import Report
 from sparsync.collectives.comm.header_checks import SAME, HeaderChecks, HostChecks, check_intact, disagreement
+from sparsync.collectives.comm.recording import Recording
 from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
 from sparsync.kernels.device import usable_on
 from sparsync.layout import Layout
@@ -36,7 +37,8 @@ class Channel:
     ``may_defer``: the device can decide what an exchange comes to, so that nothing waits for the host. ``checks``: who
     looks at headers; the host, unless the engine chooses otherwise when it starts. ``ranks``: the numbers by which the
     monitor, and error messages, know the ranks that exchange here. ``divisor``: what makes a sum over them the mean
-    over all workers: their number, unless what each of them sends is a sum itself.
+    over all workers: their number, unless what each of them sends is a sum itself. ``recording``: what the next
+    exchange is recorded in, if anything.
 
     Args:
         peers: the process group of the model; ``None`` for a single worker without ``torch.distributed``.
@@ -58,6 +60,7 @@ class Channel:
         self.group: dist.ProcessGroup | None = None
         self.backend = "none"
         self._bytes = 0
+        self.recording: Recording | None = None
         self._messages: CommThread | None = None  # waits for messages between two ranks
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
@@ -84,6 +87,11 @@ class Channel:
         self.group = self.new_group(self.ranks)
         self.backend = _backend(self.group, device)
         self.may_defer = self.backend == "nccl" and usable_on(device)
+
+    @property
+    def _polled(self) -> bool:
+        """Whether calls only begin, and are waited for with a deadline; NCCL's go to the stream that is current."""
+        return self.backend != "nccl"
 
     @property
     def place(self) -> str:
@@ -114,10 +122,9 @@ class Channel:
     def all_gather(self, message: Tensor, room: Tensor | None = None) -> Tensor:
         """Return every rank's ``message``, shape ``(ranks, *message.shape)``; in its ``room``, if that is given."""
         out = self.room_for(message) if room is None else room
-        if self.group is None:
-            return out
-        self._bytes += message.nbytes
-        self._wait(_all_gather(out.view(-1), message.contiguous().view(-1), group=self.group, async_op=True))
+        if self.group is not None:
+            flat = out.view(-1), message.contiguous().view(-1)
+            self._carry(message, lambda: _all_gather(*flat, group=self.group, async_op=self._polled))
         return out
 
     def all_to_all(self, messages: Tensor, room: Tensor | None = None) -> Tensor:
@@ -125,15 +132,14 @@ class Channel:
         if self.group is None:
             return messages
         out = torch.empty_like(messages) if room is None else room
-        self._bytes += messages.nbytes
-        self._wait(dist.all_to_all_single(out, messages.contiguous(), group=self.group, async_op=True))
+        messages = messages.contiguous()
+        self._carry(messages, lambda: dist.all_to_all_single(out, messages, group=self.group, async_op=self._polled))
         return out
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum of every rank's ``tensor``, in place: the backend's own."""
         if self.group is not None:
-            self._bytes += tensor.nbytes
-            self._wait(dist.all_reduce(tensor, group=self.group, async_op=True))
+            self._carry(tensor, lambda: dist.all_reduce(tensor, group=self.group, async_op=self._polled))
         return tensor
 
     def sum_at_first(self, tensor: Tensor) -> None:
@@ -160,15 +166,35 @@ class Channel:
 
         return finish
 
+    def _carry(self, message: Tensor, start: Callable[[], Any]) -> None:
+        """Let the backend carry a message, and wait for it; in a recording, whenever that is played."""
+
+        def act() -> None:
+            self._bytes += message.nbytes
+            work = start()
+            if work is not None:
+                self._wait(work)
+
+        if self.recording is None:
+            act()
+        else:
+            self.recording.add(act)
+
     def send(self, message: Tensor, to: int) -> None:
         """Give ``message`` to rank ``to``."""
         self._bytes += message.nbytes
-        self._pair(lambda: dist.isend(message, group=self.group, group_dst=to))
+        held = message if self.backend == "nccl" else message.cpu()  # Gloo sends a single tensor from the host alone
+        self._pair(lambda: dist.isend(held, group=self.group, group_dst=to))
 
     def receive(self, out: Tensor, source: int) -> Tensor:
-        """Fill ``out`` with what rank ``source`` sends."""
-        self._pair(lambda: dist.irecv(out, group=self.group, group_src=source))
-        return out
+        """Return what rank ``source`` sends, of the form of ``out``; that may be where it is."""
+        held = out if self.backend == "nccl" else out.cpu()
+        self._pair(lambda: dist.irecv(held, group=self.group, group_src=source))
+        return held.to(out.device)
+
+    def number(self, device: torch.device) -> Tensor:
+        """Return the number of the exchange under way, where kernels look it up."""
+        return self.checks.number(device, self.sequence)
 
     def gather_headers(self, sent: SparseGrad, layout: Layout, workspace: Workspace) -> Tensor:
         """Return every rank's header alone."""

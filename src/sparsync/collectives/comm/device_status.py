@@ -69,6 +69,20 @@ class Outcome(NamedTuple):
     exchanges: list[list[Header]]
 
 
+class ExchangeNumber:
+    """The number of the exchange under way, where kernels look it up: so that a launch is the same in every step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._word, self.known = torch.zeros((), dtype=torch.int32, device=device), 0
+
+    def at(self, number: int) -> Tensor:
+        """Return where it stands, as a 0-d int32 tensor."""
+        if number != self.known:
+            self._word.fill_(number & 0x7FFFFFFF)  # a long training wraps round
+            self.known = number
+        return self._word
+
+
 class DeviceStatus:
     """Decides on the device what an exchange comes to.
 
@@ -81,11 +95,23 @@ class DeviceStatus:
     def __init__(self, workers: int, device: torch.device) -> None:
         self.workers, self.device, self._launch = workers, device, Launcher()
         self.failed_exchange = torch.zeros((), dtype=torch.int32, device=device)
+        self.number = ExchangeNumber(device)
         self._sums = torch.zeros(workers + 1, dtype=torch.int64, device=device)  # for messages that are checked
         self._report = torch.zeros(FIRST + workers * HEADER, dtype=torch.int32, device=device)
         self.bad, self._written = self._report[0], FIRST  # words that this step has written
         self._again = torch.zeros(workers * HEADER, dtype=torch.int32, device=device)  # headers of a further round
         self._spare: list[Tensor] = []
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the headers of the next exchange are reported: a pointer, and words behind it."""
+        return self._report.data_ptr(), self._written
+
+    def go_to(self, number: int, words: int) -> None:
+        """Go on with another exchange than the next, and so many words further on: kernels were replayed, or they were
+        recorded and have not run."""
+        self.number.known = number
+        self._written += words
 
     def begin(self) -> None:
         """Begin a step."""
@@ -100,7 +126,7 @@ class DeviceStatus:
             self._launch(
                 kernels.write_header, (1,),
                 header, 0, sent.count, sent.flags, sent.where, self.failed_exchange, header, MAGIC << 16 | VERSION,
-                sequence & 0x7FFFFFFF, layout.id, layout.digest, BLOCK=1024, SEALED=True,
+                self.number.at(sequence), layout.id, layout.digest, BLOCK=1024, SEALED=True,
             )  # fmt: skip
         return header
 
@@ -109,7 +135,8 @@ class DeviceStatus:
         round; if that is the first to fail, its headers are reported, instead of those of the round before."""
         from sparsync.kernels.status import triton as kernels
 
-        words = rows.shape[1]
+        words, counter = rows.shape[1], self.number.at(number - 1)  # which the kernel makes ``number``
+        self.number.known = number
         programs = min(PROGRAMS, -(-words // WORDS))
         with on_device_of(rows):
             self._written += 0 if again else self.workers * HEADER
@@ -117,7 +144,7 @@ class DeviceStatus:
                 self._make_room()
             self._launch(
                 kernels.check_messages, (programs, self.workers),
-                rows, rows.stride(0), words, self.workers, programs, MAGIC << 16 | VERSION, number, self._sums,
+                rows, rows.stride(0), words, self.workers, programs, MAGIC << 16 | VERSION, counter, self._sums,
                 self.failed_exchange, self.bad, self._report, self._written - self.workers * HEADER, self._again,
                 BLOCK=WORDS, LANES=32, AGAIN=again,
             )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sparsync.collectives.comm.device_status import DeviceStatus
+from sparsync.collectives.comm.device_status import DeviceStatus, ExchangeNumber
 from sparsync.collectives.comm.store_monitor import StoreMonitor
 from sparsync.errors import Damaged, Mismatch, PeerFailed
 from sparsync.layout import Layout
@@ -41,6 +41,10 @@ class HeaderChecks(Protocol):
         """Return the number (from 1) of the first exchange that failed, or 0, where kernels look it up."""
         ...
 
+    def number(self, device: torch.device, sequence: int) -> Tensor:
+        """Return ``sequence``, the number of the exchange under way, where kernels look it up."""
+        ...
+
 
 class HostChecks:
     """The host reads the headers, and raises on every rank alike if they disagree, a rank has failed or a message was
@@ -59,6 +63,7 @@ class HostChecks:
     ) -> None:
         self.monitor, self.ranks, self._elsewhere = monitor, ranks, failed_exchange
         self._zeros: dict[torch.device, Tensor] = {}
+        self._numbers: dict[torch.device, ExchangeNumber] = {}
 
     def header(self, wire: Wire, sent: SparseGrad, sequence: int, layout: Layout, workspace: Workspace) -> Tensor:
         return seal(wire.header(sent, sequence, layout.id, layout.digest))
@@ -77,6 +82,11 @@ class HostChecks:
         if device not in self._zeros:
             self._zeros[device] = torch.zeros((), dtype=torch.int32, device=device)
         return self._zeros[device]
+
+    def number(self, device: torch.device, sequence: int) -> Tensor:
+        if device not in self._numbers:
+            self._numbers[device] = ExchangeNumber(device)
+        return self._numbers[device].at(sequence)
 
 
 class DeviceChecks:
@@ -120,6 +130,9 @@ class DeviceChecks:
 
     def failed_exchange(self, device: torch.device) -> Tensor:
         return self.status(device).failed_exchange
+
+    def number(self, device: torch.device, sequence: int) -> Tensor:
+        return self.status(device).number.at(sequence)
 
 
 class HeaderBuffer:

@@ -27,7 +27,7 @@ class SubChannel(Channel):
         self.wire, self.monitor, self.backend, self.may_defer = whole.wire, whole.monitor, whole.backend, False
         # What kernels note of messages is looked up at the whole channel's checks.
         self.checks = HostChecks(whole.monitor, ranks, whole.checks.failed_exchange)
-        self.sequence, self._bytes, self._messages = 0, 0, None
+        self.sequence, self._bytes, self._messages, self.recording = 0, 0, None, None
 
     @property
     def place(self) -> str:

@@ -13,13 +13,22 @@ from sparsync.kernels.path import KernelPath
 
 
 def accumulate(
-    grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0, path: KernelPath = KernelPath.PYTORCH
+    grad: Tensor,
+    memory: Memory,
+    runs: Sequence[Run],
+    scale: float = 1.0,
+    path: KernelPath = KernelPath.PYTORCH,
+    low: int = 0,
 ) -> tuple[Rows, int]:
-    """Do as ``reference.accumulate``, by ``path``."""
+    """Do as ``reference.accumulate``, by ``path``.
+
+    Args:
+        low: bits of a magnitude: entries that reach it may be collected meanwhile; 0: none need be.
+    """
     if path is KernelPath.NUMBA:
         from sparsync.kernels.accumulate import cpu
 
-        return cpu.accumulate(grad, memory, runs, scale)
+        return cpu.accumulate(grad, memory, runs, scale, low)
     return reference.accumulate(grad, memory, runs, scale)
 
 

@@ -1,10 +1,11 @@
-"""Add a gradient to the residual by loops that numba compiles."""
+"""Add a gradient to the residual, and take entries out of it, by loops that numba compiles."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ from numba import njit
 from torch import Tensor
 
 from sparsync.kernels.accumulate import reference
-from sparsync.kernels.accumulate.reference import Rows, Run, rows_of
+from sparsync.kernels.accumulate.reference import Collected, Rounding, Rows, Run, round_values, rows_of
 from sparsync.kernels.cpu import Array, array, bits, compiled, run_together, threads_for
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.path import KernelPath
@@ -22,7 +23,13 @@ PIECE = 1 << 15  # entries of half precision made fp32 at a time; torch does not
 ROW = 64
 BLOCK = 256  # entries; so few that a block is still being read while the last one is looked at
 MAGNITUDE, INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)  # every bit but the sign; the bits of infinity
-FLOATS = "float32[::1]"
+NOTHING = np.int32(0x7FFFFFFF)  # a magnitude that no number has
+FLOATS, INTEGERS = "float32[::1]", "int32[::1]"
+# The lowest bits of eight bytes, multiplied by this, make the highest byte.
+GATHER = np.uint64(0x0102040810204080)
+# Which bit of a word is set, if it is one alone, by the highest six bits of its product with ``SEQUENCE``.
+SEQUENCE = np.uint64(0x03F79D71B4CB0A89)
+BIT = np.argsort([((0x03F79D71B4CB0A89 << bit) & (2**64 - 1)) >> 58 for bit in range(64)])
 assert ROW == reference.ROW
 
 
@@ -85,15 +92,55 @@ def _restore(u, before):
     return first
 
 
-@compiled(f"Tuple((float64, int64))({', '.join(5 * [FLOATS])}, int32[::1], float32, float32, boolean)")
-def _accumulate(grad, before, after, velocity_before, velocity_after, peaks, scale, beta, momentum):
-    """Do ``reference.accumulate`` over one run; return its energy and the first index that was not finite, or -1.
+@njit(error_model="numpy")
+def _hits(row, low, out):
+    for i in range(ROW):
+        out[i] = np.uint8(np.int32(row[i] & MAGNITUDE) >= low)
+
+
+@njit(error_model="numpy")
+def _collect(u, peaks, low, first, hits, words, places, entries, count):
+    """Append where magnitudes are ``low`` or more, and what stands there; return how many there are now, or -1 if they
+    are too many. Entries and magnitudes are bits; ``first``: the place of the first."""
+    for r in range(peaks.shape[0]):
+        if peaks[r] >= low and peaks[r] <= INFINITE:
+            if count < 0 or 2 * count > places.shape[0]:
+                return -1
+            _hits(u[r * ROW : r * ROW + ROW], low, hits)
+            mask = np.uint64(0)
+            for w in range(8):
+                mask |= ((words[w] * GATHER) >> np.uint64(56)) << np.uint64(8 * w)
+            while mask:
+                i = r * ROW + BIT[((mask & (~mask + np.uint64(1))) * SEQUENCE) >> np.uint64(58)]
+                places[count] = first + i
+                entries[count] = u[i]
+                mask &= mask - np.uint64(1)
+                count += 1
+    return count
+
+
+@compiled(
+    f"Tuple((float64, int64, int64))({', '.join(5 * [FLOATS])}, {INTEGERS}, float32, float32, boolean, int32, int64,"
+    f" int64[::1], {INTEGERS}, int64)"
+)
+def _accumulate(
+    grad, before, after, velocity_before, velocity_after, peaks, scale, beta, momentum, low, start, places, entries,
+    count,
+):  # fmt: skip
+    """Do ``reference.accumulate`` over one run; return its energy, the first index that was not finite, or -1, and how
+    many entries are collected by now.
 
     Args:
         velocity_before, velocity_after: velocity before and after, read and written only if ``momentum``.
         peaks: of the rows, as bits.
+        low: bits of the magnitude from which on entries are collected.
+        start: the place of the run in the flat gradient.
+        places, entries, count: what is collected: where each lies, its bits, and how many there are before; -1: no more
+            than half of them shall be, and that is too few.
     """
     u, velocity = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    hits = np.empty(ROW, np.uint8)
+    sums, words = u.view(np.int32), hits.view(np.uint64)
     total, first = 0.0, -1
     for at in range(0, grad.shape[0], BLOCK):
         size = min(BLOCK, grad.shape[0] - at)
@@ -115,63 +162,138 @@ def _accumulate(grad, before, after, velocity_before, velocity_after, peaks, sca
             first = at + bad if first < 0 else first
             worst, energy = _rows(u, own)
         total += energy
+        if worst >= low:
+            count = _collect(sums, own, low, start + at, hits, words, places, entries, count)
         _copy(u, after[at:end])
         if momentum:
             _copy(velocity, velocity_after[at:end])
-    return total, first
+    return total, first, count
 
 
-def accumulate(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0) -> tuple[Rows, int]:
+@compiled(f"void({FLOATS}, int64[::1], {FLOATS})")
+def _gather(u, indices, out):
+    for i in range(out.shape[0]):
+        out[i] = u[indices[i]]
+
+
+@compiled(f"int64({FLOATS}, {FLOATS}, boolean, int64[::1], {FLOATS}, {FLOATS}, int64[::1], {FLOATS})")
+def _take(after, velocity, masking, indices, values, sent, out_indices, out_values):
+    """Take ``sent`` out of the residual, all but what could not be put together again exactly; write what goes, and
+    return how much that is."""
+    count = 0
+    for i in range(indices.shape[0]):
+        rest = np.float32(values[i] - sent[i])
+        goes = (np.float32(rest + sent[i]) == values[i]) & (np.float32(values[i] - rest) == sent[i]) & (sent[i] != 0)
+        if goes:
+            after[indices[i]] = rest
+            if masking:
+                velocity[indices[i]] = 0
+            out_indices[count] = indices[i]
+            out_values[count] = sent[i]
+            count += 1
+    return count
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a gradient: ``came`` belongs at ``start``, where the row of number ``row`` begins."""
+
+    came: Tensor
+    start: int
+    row: int
+
+
+class CollectedRoom:
+    """Room to collect every entry of a residual, each piece's where that starts; what is not needed is never touched,
+    and takes no memory."""
+
+    def __init__(self, numel: int) -> None:
+        self.places, self.entries = np.empty(numel, np.int64), np.empty(numel, np.int32)
+
+
+def accumulate(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float = 1.0, low: int = 0) -> tuple[Rows, int]:
     """Do as ``reference.accumulate``."""
     rows = rows_of(memory, runs, KernelPath.NUMBA)
-    shares = _shares(runs)
-    jobs = [partial(_share, grad, memory, rows.peak, share, scale) for share in shares]
-    found = run_together(jobs)
+    rows.collected = Collected(low)
+    pieces, row = [], 0
+    for start, stop in runs:
+        pieces.append(Piece(grad[start:stop], start, row))
+        row += -(-(stop - start) // ROW)
+    return rows, add(pieces, memory, rows, scale)
+
+
+def add(pieces: Sequence[Piece], memory: Memory, rows: Rows, scale: float = 1.0) -> int:
+    """Add pieces of a gradient to the residual, and note in ``rows`` what they leave there; returns the index of the
+    first entry that was not finite, or -1."""
+    numel = memory.after.numel()
+    room = memory.workspace.get(CollectedRoom, numel, lambda: CollectedRoom(numel))
+    found = run_together([partial(_share, share, memory, rows, room, scale) for share in _shares(pieces)])
     memory.energy += sum(energy for energy, _ in found)
-    return rows, next((first for _, first in found if first >= 0), -1)
+    return next((first for _, first in found if first >= 0), -1)
 
 
-def _share(
-    grad: Tensor, memory: Memory, peak: Tensor, pieces: Sequence[tuple[int, int, int]], scale: float
-) -> tuple[float, int]:
-    """Add the gradient of ``pieces``: where each starts and stops, and the number of its first row."""
-    velocity = memory.velocity
-    before, after, peaks = array(memory.before), array(memory.after), bits(peak)
+def _share(pieces: Sequence[Piece], memory: Memory, rows: Rows, room: CollectedRoom, scale: float) -> tuple[float, int]:
+    """Add what is one thread's."""
+    velocity, collected = memory.velocity, rows.collected
+    before, after, peaks = array(memory.before), array(memory.after), bits(rows.peak)
     velocity_before, velocity_after = (array(velocity.before), array(velocity.after)) if velocity else (before, after)
     beta, momentum = velocity.beta if velocity else 0.0, velocity is not None
+    factors = np.float32(scale), np.float32(beta), momentum
     energy, first = 0.0, -1
-    for start, stop, row in pieces:
-        for a, b, came in as_fp32(grad, start, stop):
-            own = peaks[row + (a - start) // ROW :]
+    for piece in pieces:
+        start, stop = piece.start, piece.start + piece.came.numel()
+        low, count = (collected.low, 0) if collected.low else (NOTHING, -1)
+        places, entries = room.places[start:stop], room.entries[start:stop]
+        for i, j, came in as_fp32(piece.came):
+            a, b = start + i, start + j
+            own = peaks[piece.row + i // ROW :]
             residuals, velocities = (before[a:b], after[a:b]), (velocity_before[a:b], velocity_after[a:b])
-            factors = np.float32(scale), np.float32(beta)
-            more, bad = _accumulate(came, *residuals, *velocities, own, *factors, momentum)
+            more, bad, count = _accumulate(came, *residuals, *velocities, own, *factors, low, a, places, entries, count)
             energy += more
             first = a + bad if first < 0 <= bad else first
+        collected.parts.append((start, places[:count], entries[:count]) if count >= 0 else None)
     return energy, first
 
 
-def as_fp32(grad: Tensor, start: int, stop: int) -> Iterator[tuple[int, int, Array]]:
+def as_fp32(grad: Tensor) -> Iterator[tuple[int, int, Array]]:
     """Return entries in full precision: where they start and stop, piece by piece where they are converted."""
     if grad.dtype == torch.float32:
-        yield start, stop, array(grad[start:stop])
+        yield 0, grad.numel(), array(grad)
         return
-    buffer = torch.empty(min(PIECE, stop - start))
-    for a in range(start, stop, PIECE):
-        b = min(a + PIECE, stop)
+    buffer = torch.empty(min(PIECE, grad.numel()))
+    for a in range(0, grad.numel(), PIECE):
+        b = min(a + PIECE, grad.numel())
         yield a, b, array(buffer[: b - a].copy_(grad[a:b]))
 
 
-def _shares(runs: Sequence[Run]) -> list[list[tuple[int, int, int]]]:
-    """Return the work of every thread, if it is enough for several: pieces of ``runs`` that hold whole rows."""
-    numel = sum(stop - start for start, stop in runs)
+def _shares(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Return the work of every thread, if it is enough for several: pieces that hold whole rows."""
+    numel = sum(piece.came.numel() for piece in pieces)
     threads = threads_for(numel)
     size = -(-numel // (threads * ROW)) * ROW
-    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(threads)]
-    done = row = 0
-    for start, stop in runs:
-        for a in range(start, stop, size):
-            b = min(a + size, stop)
-            shares[min(threads - 1, done // size)].append((a, b, row))
-            done, row = done + b - a, row + -(-(b - a) // ROW)
+    shares: list[list[Piece]] = [[] for _ in range(threads)]
+    done = 0
+    for piece in pieces:
+        for a in range(0, piece.came.numel(), size):
+            own = piece.came[a : a + size]
+            shares[min(threads - 1, done // size)].append(Piece(own, piece.start + a, piece.row + a // ROW))
+            done += own.numel()
     return shares
+
+
+def take(
+    memory: Memory, indices: Tensor, segments: Tensor, parts: int, rounding: Rounding | None, most: float, capacity: int
+) -> tuple[Tensor, Tensor, int]:
+    """Do as ``reference.take`` without unused parameters, and mask velocities; returns indices and values of what goes,
+    ``capacity`` of each with zeros at the end, and how many go."""
+    velocity, masking = memory.after, False
+    if memory.velocity is not None:
+        velocity, masking = memory.velocity.after, memory.velocity.masking
+    values = torch.empty(indices.numel())
+    _gather(array(memory.after), array(indices), array(values))
+    sent = round_values(values, segments, parts, rounding, most)
+    out = torch.zeros(capacity, dtype=torch.int64), torch.zeros(capacity)
+    number = _take(
+        array(memory.after), array(velocity), masking, array(indices), array(values), array(sent), *map(array, out)
+    )
+    return *out, number

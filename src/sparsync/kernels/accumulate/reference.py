@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparsync.kernels.cpu import Array
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.path import KernelPath
 from sparsync.value_range import limit
@@ -28,16 +29,29 @@ Rounding = Callable[[Tensor, Tensor, int, float], Tensor]
 
 
 @dataclass
+class Collected:
+    """Entries of a region whose magnitudes, as bits, are ``low`` or more (0: none are collected).
+
+    ``parts``: where each part of the region starts, and of its entries, in ascending order, where they lie and their
+    bits; ``None`` instead of a part with too many.
+    """
+
+    low: int
+    parts: list[tuple[int, Array, Array] | None] = field(default_factory=list)
+
+
+@dataclass
 class Rows:
     """The rows of a region: where each starts and stops in the flat gradient, and its largest magnitude.
 
-    ``path`` is what made them, and what looks into them.
+    ``path`` is what made them, and what looks into them; ``collected`` what the last pass has found there already.
     """
 
     start: Tensor
     stop: Tensor
     peak: Tensor
     path: KernelPath = KernelPath.PYTORCH
+    collected: Collected = field(default_factory=lambda: Collected(0))
 
     def subset(self, chosen: Tensor) -> Rows:
         """Return the rows for which ``chosen`` is true."""
@@ -167,7 +181,7 @@ def take(
     ``unused``: their value is 0.
     """
     values = after.index_select(0, indices)  # on a CPU faster than after[indices], by half
-    sent = limit(values, values, most) if rounding is None else rounding(values, segments, parts, most)
+    sent = round_values(values, segments, parts, rounding, most)
     rest = values - sent
     stays = (rest + sent != values) | (values - rest != sent)
     for start, stop in unused:
@@ -175,3 +189,8 @@ def take(
     sent = torch.where(stays, 0, sent)
     after.index_copy_(0, indices, values - sent)
     return sent
+
+
+def round_values(values: Tensor, segments: Tensor, parts: int, rounding: Rounding | None, most: float) -> Tensor:
+    """Return values as they travel."""
+    return limit(values, values, most) if rounding is None else rounding(values, segments, parts, most)

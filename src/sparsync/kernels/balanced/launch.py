@@ -75,7 +75,7 @@ class LargestSums:
         self._peaks, self._shares = zeros(segments), zeros(segments, torch.int64)
         self._choice = zeros(segments * len(ChoiceRow._fields), torch.int64)
 
-    def choose(self, rank: int, left_indices: Tensor, left_values: Tensor, failed: Tensor, number: int) -> None:
+    def choose(self, rank: int, left_indices: Tensor, left_values: Tensor, failed: Tensor, number: Tensor) -> None:
         """Make the largest of the sums what travels, and note what is left of all, with its place in the gradient.
 
         Exchange ``number`` is ``failed`` where a sum lies outside of it.

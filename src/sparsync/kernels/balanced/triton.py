@@ -65,7 +65,7 @@ def mark(indices, values, count, bitmap, stride, BLOCK: tl.constexpr, PARTS: tl.
     tl.atomic_or(bitmap + (place >> 5), bit_at(place & 31), mask=real, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["sequence", "unit", "digest"])
+@triton.jit(do_not_specialize=["unit", "digest"])
 def write_headers(
     sums, blocks, count, flags, where, failed_exchange, messages, words, capacity, version, sequence, unit, digest,
     BLOCK: tl.constexpr,
@@ -183,7 +183,7 @@ def _round(u, segment, peaks, shares, choice, CODEC: tl.constexpr):
         return tl.where(size >= least, tl.where(u < 0, -level, level), 0.0)
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit
 def act_on_sums(
     values, rows, size, limit, index_bits, highest, peaks, shares, choice, left_indices, left_values, starts, owners,
     spans, rank, numel, failed_exchange, number,
@@ -223,7 +223,7 @@ def act_on_sums(
             add_up(shares, segment, part, going)
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit
 def write_mean(
     rows, rows16, stride, indices, index_stride, counts, out, overflow, failed_exchange, number, starts, owners, spans,
     segments, capacity, part_rows, numel, divisor, values_at, plane,

@@ -5,7 +5,7 @@ threshold; ``count_above`` counts what lies above every threshold that the loop 
 loop; ``gather`` lists what lies above its last threshold, and ``close_list`` tells how many these are. What is listed,
 threshold's ``take_out`` takes out. To refine, ``close_list`` drops a list that is too short or too long and leaves a
 range to look for the k-th largest in; top-k's kernels narrow it down, ``note_limits`` notes the limit, and top-k takes
-out what reaches it. ``gaussian/reference.py`` is the specification.
+out what reaches it. ``gaussian/held_triton.py`` holds the count. ``gaussian/reference.py`` is the specification.
 
 The loop makes four masks and takes the last whatever its count, so its decisions can depend only on six thresholds:
 t 0.5^i 1.5^j, i + j < 3. Halving is exact: the order of factors makes no difference. Magnitudes are compared as the
@@ -103,13 +103,16 @@ def add(
 
 
 @triton.jit
-def _bound(threshold):
+def bound_of(threshold):
     """Return the bits of the least magnitude above a threshold, itself rounded to fp32; zero is above none."""
     return tl.maximum(threshold.to(tl.float32).to(tl.int32, bitcast=True), 0) + 1
 
 
 @triton.jit
-def moments(sums, segments, quantiles, factors, thresholds, bounds, strip_count, BLOCK: tl.constexpr):
+def moments(
+    sums, segments, quantiles, factors, thresholds, fitted, carried, bounds, strip_count,
+    BLOCK: tl.constexpr, CARRIED: tl.constexpr,
+):  # fmt: skip
     """Find the first threshold of every segment, and the bounds of all that may be counted: one segment a program."""
     segment = tl.program_id(0)
     row = segments + segment * SEGMENT
@@ -123,10 +126,13 @@ def moments(sums, segments, quantiles, factors, thresholds, bounds, strip_count,
     variance = energy - mean * mean
     deviation = tl.sqrt(tl.where(variance > energy * FLAT, variance, 0.0))
     t = mean + deviation * tl.load(quantiles + segment)
+    if CARRIED:
+        tl.store(fitted + segment, t)
+        t *= tl.load(carried + segment)
     tl.store(thresholds + segment, t)
     number = tl.arange(0, THRESHOLDS)
     visited = t * tl.load(factors + number) * tl.load(factors + THRESHOLDS + number)
-    tl.store(bounds + segment * THRESHOLDS + number, _bound(visited))
+    tl.store(bounds + segment * THRESHOLDS + number, bound_of(visited))
 
 
 @triton.jit
@@ -163,11 +169,9 @@ def count_above(after, strips, bounds, counts_above, strip_count, BLOCK: tl.cons
 
 
 @triton.jit
-def walk(segments, thresholds, counts_above, choice, strip_count, BLOCK: tl.constexpr):
-    """Go through the paper's loop, whose counts are all known: one segment a program."""
-    segment = tl.program_id(0)
-    row = segments + segment * SEGMENT
-    k, numel, first, strips = tl.load(row + K), tl.load(row + NUMEL), tl.load(row + FIRST_STRIP), tl.load(row + STRIPS)
+def total_counts(row, counts_above, strip_count, BLOCK: tl.constexpr):
+    """Return how many of a segment's entries reach each of its bounds."""
+    first, strips = tl.load(row + FIRST_STRIP), tl.load(row + STRIPS)
     zero = tl.full([BLOCK], 0, tl.int32)
     n0, n1, n2, n3, n4, n5 = zero, zero, zero, zero, zero, zero
     for i in range(0, strips, BLOCK):
@@ -179,8 +183,17 @@ def walk(segments, thresholds, counts_above, choice, strip_count, BLOCK: tl.cons
         n0, n1 = n0 + n01 % UPPER, n1 + n01 // UPPER
         n2, n3 = n2 + n23 % UPPER, n3 + n23 // UPPER
         n4, n5 = n4 + n45 % UPPER, n5 + n45 // UPPER
-    quarter, half, most = tl.sum(n0.to(tl.int64)), tl.sum(n1.to(tl.int64)), tl.sum(n5.to(tl.int64))
-    between, at0, more = tl.sum(n2.to(tl.int64)), tl.sum(n3.to(tl.int64)), tl.sum(n4.to(tl.int64))
+    lower = tl.sum(n0.to(tl.int64)), tl.sum(n1.to(tl.int64)), tl.sum(n2.to(tl.int64))
+    return lower[0], lower[1], lower[2], tl.sum(n3.to(tl.int64)), tl.sum(n4.to(tl.int64)), tl.sum(n5.to(tl.int64))
+
+
+@triton.jit
+def walk(segments, thresholds, counts_above, choice, strip_count, BLOCK: tl.constexpr, MASKS: tl.constexpr):
+    """Go through the paper's loop, whose counts are all known: one segment a program."""
+    segment = tl.program_id(0)
+    row = segments + segment * SEGMENT
+    k, numel = tl.load(row + K), tl.load(row + NUMEL)
+    quarter, half, between, at0, more, most = total_counts(row, counts_above, strip_count, BLOCK)
     t0 = tl.load(thresholds + segment)
     few0 = 3 * at0 < 2 * k
     t1, at1 = t0 * tl.where(few0, 0.5, 1.5), tl.where(few0, half, more)
@@ -188,11 +201,12 @@ def walk(segments, thresholds, counts_above, choice, strip_count, BLOCK: tl.cons
     at2 = tl.where(few0 & few1, quarter, tl.where(few0 | few1, between, most))
     few2 = 3 * at2 < 2 * k
     t2 = t1 * tl.where(few1, 0.5, 1.5)
-    t = t2 * tl.where(few2, 0.5, 1.5)
-    t = tl.where(few2 | (3 * at2 > 4 * k), t, t2)
+    t = t2
+    if MASKS == 4:
+        t = tl.where(few2 | (3 * at2 > 4 * k), t2 * tl.where(few2, 0.5, 1.5), t2)
     t = tl.where(few1 | (3 * at1 > 4 * k), t, t1)
     t = tl.where(few0 | (3 * at0 > 4 * k), t, t0)
-    bound = tl.where(k < numel, _bound(t), 1)  # otherwise everything is sent
+    bound = tl.where(k < numel, bound_of(t), 1)  # otherwise everything is sent
     tl.store(choice + segment * CHOICE + BOUND, bound.to(tl.int64))
 
 
@@ -248,7 +262,7 @@ def gather(
 
 @triton.jit(do_not_specialize=["index_bits"])
 def close_list(
-    segments, counts, found, choice, given, peaks, shares, rotation, ranges, fallbacks, index_bits,
+    segments, counts, found, choice, given, peaks, shares, rotation, ranges, fallbacks, fallen, index_bits,
     BLOCK: tl.constexpr, REFINE: tl.constexpr,
 ):  # fmt: skip
     """Tell how many entries every region of the list holds: one segment a program. Counters start again."""
@@ -263,6 +277,7 @@ def close_list(
             listed = tl.zeros_like(listed)
             store_range(ranges + segment * RANGE, 0, index_bits + MAGNITUDE, k, FROM_RESIDUAL, k)
             tl.atomic_add(fallbacks, 1, sem="relaxed")
+            tl.store(fallen + segment, tl.load(fallen + segment) + 1)
         else:
             store_range(ranges + segment * RANGE, 0, -1, 0, 0, listed)  # from nowhere: the list is taken out as it is
     for i in range(0, regions, BLOCK):

@@ -267,20 +267,108 @@ def _write_halves(sums, divisor, touched, everywhere, out, kind):
     return wrong
 
 
+@njit(error_model="numpy")
+def _add_signs(row, reader, base, sums, touched, number, width, high_at, high_words, values_at):
+    """Add the entries of one message that lie in a tile, if they are signs of one segment with Elias-Fano coded
+    indices: what ``_add_entries`` does, with nothing to be asked at every entry. Returns how many the tile has now, or
+    -1."""
+    count, entry, word = np.int64(row[ENTRIES]), reader[0], reader[1]
+    left, scale = np.uint32(reader[2]), row[values_at]
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+    at, size = entry * width, sums.shape[0]
+    while entry < count:
+        while left == 0:
+            word += 1
+            if word >= high_words:
+                return -1
+            left = row[high_at + word]
+        low = WORDS + (at >> 5)
+        pair = np.uint64(row[low]) | np.uint64(row[low + 1]) << np.uint64(32)
+        high = 32 * word + _lowest(left) - entry
+        place = (high << width) + np.int64(pair >> np.uint64(at & 31) & mask) - base
+        if place >= size:
+            break
+        if place < 0:
+            return -1
+        sign = row[values_at + 1 + (entry >> 5)] >> np.uint32(entry & 31) << np.uint32(31)
+        sums[place] += np.uint32(scale | sign).view(np.float32)
+        touched[min(number, FEW)] = place
+        number += 1
+        left &= left - np.uint32(1)
+        entry += 1
+        at += width
+    reader[0], reader[1], reader[2] = entry, word, left
+    return number
+
+
+@njit(error_model="numpy")
+def _add_entries(
+    row, single, reader, base, sums, touched, number, width, high_at, high_words, values_at, codec, segments, plane,
+    starts, owners,
+):  # fmt: skip
+    """Add the entries of one message that lie in a tile, which starts at ``base``, to its ``sums``, and note where.
+
+    Args:
+        reader: where the message is read next: its entry; the word of the high parts and what is left of it; the
+            entry's span.
+        number: of entries that the tile has had from other messages.
+
+    Returns:
+        how many it has now, or -1: the message is not as expected.
+    """
+    count, entry, word, left, span = np.int64(row[ENTRIES]), reader[0], reader[1], np.uint32(reader[2]), reader[3]
+    signs_at, size = values_at + segments, sums.shape[0]
+    while entry < count:
+        if width < 0:
+            place = np.int64(np.int32(row[WORDS + entry])) - base
+        else:
+            while left == 0:
+                word += 1
+                if word >= high_words:
+                    return -1
+                left = row[high_at + word]
+            place = ((32 * word + _lowest(left) - entry) << width) - base
+            if width > 0:
+                place += _low_bits(row, entry, width)
+        if place >= size:
+            break
+        if place < 0:
+            return -1
+        if codec == FP32:
+            value = single[values_at + entry]
+        elif codec < SIGN:
+            half = row[values_at + (entry >> 1)] >> np.uint32(16 * (entry & 1)) & np.uint32(0xFFFF)
+            value = _from_half(half) if codec == FP16 else np.uint32(half << np.uint32(16)).view(np.float32)
+        else:
+            if segments > 1:
+                span = _span_of(base + place, starts, max(span, 0))
+            scale = np.int32(row[values_at + (owners[span] if segments > 1 else 0)])
+            value = _signed(row, entry, scale, signs_at, plane, codec)
+        sums[place] += value
+        touched[min(number, FEW)] = place
+        number += 1
+        left &= left - np.uint32(1)
+        entry += 1
+    reader[0], reader[1], reader[2], reader[3] = entry, word, left, span
+    return number
+
+
 @compiled(
-    "int64(uint32[:, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64[::1],"
+    "int64(uint32[:, ::1], int64[:, ::1], int64, int64, int64, int64, int64, int64, int64, int64, int64, int64[::1],"
     " int64[::1], float32[::1], uint16[::1], int64)"
 )
 def write_mean(
-    rows, numel, capacity, divisor, width, high_at, high_words, values_at, codec, segments, plane, starts, owners, out,
+    rows, readers, begin, divisor, width, high_at, high_words, values_at, codec, segments, plane, starts, owners, out,
     halves, kind,
 ):  # fmt: skip
-    """Write the mean of messages, tile by tile of the gradient, in each one message after another.
+    """Write the mean of messages from place ``begin`` on, tile by tile of the gradient, in each one message after
+    another.
 
     Their indices must ascend: then a tile's entries are neighbours in every message, and each is read once.
 
     Args:
         rows: messages.
+        readers: where each is read next, as ``_add_entries`` has it.
         divisor: of their sum.
         width: of an index's low bits; -1 for plain integers.
         starts, owners: of all spans in ascending order, where they start and which segment they belong to.
@@ -289,61 +377,25 @@ def write_mean(
     Returns:
         0, or 1 if the mean is not finite somewhere, or -1: messages are not as expected, and ``out`` is undefined.
     """
-    workers, divided_by = rows.shape[0], np.float32(divisor)
-    signs_at, scaled = values_at + segments, codec >= SIGN
-    sums, touched = np.zeros(TILE, np.float32), np.empty(FEW + 1, np.int64)
-    # Where each message is read next: its entry; the word of the high parts and what is left of it; the entry's span.
-    entries, words = np.zeros(workers, np.int64), np.full(workers, -1, np.int64)
-    lefts, spans = np.zeros(workers, np.uint32), np.zeros(workers, np.int64)
+    divided_by, numel, wrong = np.float32(divisor), max(out.shape[0], halves.shape[0]), 0
+    sums, touched = np.zeros(min(TILE, numel), np.float32), np.empty(FEW + 1, np.int64)
+    simple = codec == SIGN and segments == 1 and width > 0
     single = rows.view(np.float32)
-    wrong = 0
-    for r in range(workers):
-        if rows[r, ENTRIES] > capacity:
-            return -1
-    for base in range(0, numel, TILE):
-        size = min(TILE, numel - base)
-        number = 0
-        for r in range(workers):
-            row, count = rows[r], np.int64(rows[r, ENTRIES])
-            entry, word, left, span = entries[r], words[r], lefts[r], spans[r]
-            while entry < count:
-                if width < 0:
-                    place = np.int64(np.int32(row[WORDS + entry])) - base
-                else:
-                    while left == 0:
-                        word += 1
-                        if word >= high_words:
-                            return -1
-                        left = row[high_at + word]
-                    place = ((32 * word + _lowest(left) - entry) << width) - base
-                    if width > 0:
-                        place += _low_bits(row, entry, width)
-                if place >= size:
-                    break
-                if place < 0:
-                    return -1
-                if codec == FP32:
-                    value = single[r, values_at + entry]
-                elif not scaled:
-                    half = row[values_at + (entry >> 1)] >> np.uint32(16 * (entry & 1)) & np.uint32(0xFFFF)
-                    value = _from_half(half) if codec == FP16 else np.uint32(half << np.uint32(16)).view(np.float32)
-                else:
-                    if segments > 1:
-                        span = _span_of(base + place, starts, max(span, 0))
-                    scale = np.int32(row[values_at + (owners[span] if segments > 1 else 0)])
-                    value = _signed(row, entry, scale, signs_at, plane, codec)
-                sums[place] += value
-                touched[min(number, FEW)] = place
-                number += 1
-                left &= left - np.uint32(1)
-                entry += 1
-            entries[r], words[r], lefts[r], spans[r] = entry, word, left, span
+    for at in range(0, numel, TILE):
+        size = min(TILE, numel - at)
+        number, base, tile = 0, begin + at, sums[:size]
+        for r in range(rows.shape[0]):
+            if simple:
+                number = _add_signs(rows[r], readers[r], base, tile, touched, number, width, high_at, high_words,
+                                    values_at)  # fmt: skip
+            else:
+                number = _add_entries(rows[r], single[r], readers[r], base, tile, touched, number, width, high_at,
+                                      high_words, values_at, codec, segments, plane, starts, owners)  # fmt: skip
+            if number < 0:
+                return -1
         some = touched[:number] if number <= FEW else touched[:0]
         if kind == FP32:
-            wrong += _write_tile(sums, divided_by, some, number > FEW, out[base : base + size])
+            wrong += _write_tile(sums, divided_by, some, number > FEW, out[at : at + size])
         else:
-            wrong += _write_halves(sums, divided_by, some, number > FEW, halves[base : base + size], kind)
-    for r in range(workers):
-        if entries[r] < rows[r, ENTRIES]:
-            return -1
+            wrong += _write_halves(sums, divided_by, some, number > FEW, halves[at : at + size], kind)
     return min(wrong, 1)

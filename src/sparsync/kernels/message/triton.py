@@ -97,10 +97,10 @@ def sum_before(sums, blocks, BLOCK: tl.constexpr):
 def store_header(
     message, entries, extra, flags, where, failed_exchange, version, sequence, unit, digest, SEALED: tl.constexpr
 ):
-    """Write a header. It says so where an exchange has failed here before, so that no other rank goes on alone.
-    ``SEALED``: it travels alone."""
+    """Write a header; ``sequence`` is where the number of the exchange stands. It says so where an exchange has failed
+    here before, so that no other rank goes on alone. ``SEALED``: it travels alone."""
     word = tl.arange(0, WORDS)
-    header = tl.where(word == 0, version, 0) + tl.where(word == SEQUENCE, sequence, 0)
+    header = tl.where(word == 0, version, 0) + tl.where(word == SEQUENCE, tl.load(sequence) & 0x7FFFFFFF, 0)
     header += tl.where(word == UNIT, unit, 0) + tl.where(word == DIGEST, digest, 0)
     header += tl.where(word == ENTRIES, entries, 0) + tl.where(word == EXTRA, extra, 0)
     own = tl.load(flags) | tl.where(tl.load(failed_exchange) != 0, FAILED, 0)
@@ -114,7 +114,7 @@ def store_header(
     tl.store(message + word, header, mask=word < HEADER)
 
 
-@triton.jit(do_not_specialize=["sequence", "unit", "digest"])
+@triton.jit(do_not_specialize=["unit", "digest"])
 def write_header(
     sums, blocks, count, flags, where, failed_exchange, message, version, sequence, unit, digest, BLOCK: tl.constexpr,
     SEALED: tl.constexpr,
@@ -211,10 +211,11 @@ def write(
 
 @triton.jit
 def fail(wrong, failed_exchange, number):
-    """Make exchange ``number`` a failed one where anything is wrong, unless an earlier one has failed."""
+    """Make the exchange whose number stands at ``number`` a failed one where anything is wrong, unless an earlier one
+    has failed."""
     if tl.sum(wrong.to(tl.int32)) > 0:
         first_wrong = tl.load(failed_exchange)
-        tl.store(failed_exchange, tl.where(first_wrong != 0, first_wrong, number).to(tl.int32))
+        tl.store(failed_exchange, tl.where(first_wrong != 0, first_wrong, tl.load(number)).to(tl.int32))
 
 
 @triton.jit
@@ -226,7 +227,7 @@ def count_ones(rows, stride, at, words, sums, blocks, BLOCK: tl.constexpr):
     tl.store(sums + rank * blocks + block, tl.sum(_popcount(bits)))
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit
 def expand(
     rows, stride, at, words, sums, blocks, indices, capacity, failed_exchange, number, BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr, WIDTH: tl.constexpr,
@@ -258,7 +259,7 @@ def expand(
         place += mine.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit
 def find_tiles(rows, stride, indices, index_stride, failed_exchange, number, begins, tiles, capacity,
            TILE: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Find where each tile's entries begin in every message, by bisection. Exchange ``number`` fails where a message
@@ -360,7 +361,7 @@ def _magnitude(value):
     return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit
 def sum_tiles(
     rows, rows16, stride, indices, index_stride, begins, scratch, out, overflow, failed_exchange, number, starts,
     owners, spans, segments, tiles, programs, workers, divisor, values_at, plane, numel, listed, room, part,

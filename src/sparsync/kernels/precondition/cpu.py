@@ -81,8 +81,9 @@ def _share(grad: Tensor, update: Update, out: Tensor, pieces: Sequence[Piece]) -
     for tensor, start, stop in pieces:
         own = (tables.betas, tables.shares, tables.rates, tables.eps)
         numbers = [np.float32(table[tensor.number].item()) for table in own]
-        for a, b, came in as_fp32(grad, tensor.start + start, tensor.start + stop):
-            for first, last, rows, cols, row, col in _matrices(tensor, sizes, a - tensor.start, b - tensor.start):
+        for i, j, came in as_fp32(grad[tensor.start + start : tensor.start + stop]):
+            a = tensor.start + start + i
+            for first, last, rows, cols, row, col in _matrices(tensor, sizes, start + i, start + j):
                 here, there = tensor.start + first, tensor.start + last
                 _precondition(
                     came[here - a : there - a], before[here:there], after[here:there], made[here:there], rows, cols,

@@ -13,21 +13,23 @@ FAILED, NONFINITE = tl.constexpr(sparse.FAILED), tl.constexpr(sparse.NONFINITE)
 LARGEST = tl.constexpr(3.4028234663852886e38)  # number of fp32
 
 
-@triton.jit(do_not_specialize=["number", "here"])
+@triton.jit(do_not_specialize=["here"])
 def check_messages(
     rows, stride, words, workers, programs, version, number, sums, failed_exchange, nonfinite_step, reports, here,
     further, BLOCK: tl.constexpr, LANES: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """Add up the checksums of all messages of exchange ``number``, ``programs`` of us for each; the last of all to be
-    done looks at the headers. ``sums``: one for each message, then the number of programs that are done; all 0 before
-    and after."""
+    """Add up the checksums of all messages, ``programs`` of us for each; the last of all to be done looks at the
+    headers, and makes the ``number`` of the exchange that of the next. ``sums``: one for each message, then the number
+    of programs that are done; all 0 before and after."""
     rank = tl.program_id(1).to(tl.int64)
     total = sum_pieces(rows + rank * stride, words, tl.program_id(0), programs, BLOCK)
     tl.atomic_add(sums + rank, total, sem="relaxed")
     done = tl.atomic_add(sums + workers, tl.full([], 1, tl.int64), sem="acq_rel")
     if done == workers * programs - 1:
+        following = tl.load(number) + 1
+        tl.store(number, following)
         _check_headers(
-            rows, stride, workers, version, number, sums, failed_exchange, nonfinite_step, reports + here, further,
+            rows, stride, workers, version, following, sums, failed_exchange, nonfinite_step, reports + here, further,
             LANES, AGAIN,
         )  # fmt: skip
         tl.store(sums + workers, tl.full([], 0, tl.int64))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sparsync.kernels.accumulate import Rows
 from sparsync.kernels.path import KernelPath
-from sparsync.kernels.threshold import reference
+from sparsync.kernels.threshold.reference import Candidates
 
 
-def histogram(u: Tensor, found: Tensor, threshold: int, path: KernelPath) -> tuple[Tensor, Tensor]:
-    """Do as ``reference.histogram``, by ``path``."""
-    if path is KernelPath.NUMBA:
-        from sparsync.kernels.threshold import cpu
+def candidates(u: Tensor, rows: Rows, threshold: int) -> Candidates:
+    """Return ``reference.Candidates``, found by the path that made ``rows``."""
+    if rows.path is KernelPath.NUMBA:
+        from sparsync.kernels.threshold.cpu import CompiledCandidates
 
-        return cpu.histogram(u, found, threshold)
-    return reference.histogram(u, found, threshold)
+        return CompiledCandidates(u, rows, threshold)
+    return Candidates(u, rows, threshold)
 
 
-__all__ = ["histogram"]
+__all__ = ["Candidates", "candidates"]

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsync.kernels.accumulate.reference import Rows
+from sparsync.kernels.topk.reference import above, limit, reach
 from sparsync.layout import locate
 
 OCTAVE = 1 << 23  # a factor of two
@@ -78,10 +80,32 @@ def bins_of(bits: Tensor, threshold: int) -> Tensor:
     return torch.where(up < MIDDLE_BITS, up >> FINE, torch.where(up < WIDE_BITS, middle, wide))
 
 
-def histogram(u: Tensor, found: Tensor, threshold: int) -> tuple[Tensor, Tensor]:
-    """Return the bin of each entry of ``u`` at ``found``, and of every bin how many lie in it or above."""
-    bins = bins_of(bits_of(u.index_select(0, found)), threshold)
-    return bins, from_above(torch.bincount(bins, minlength=BINS))
+class Candidates:
+    """Entries of a segment at or above its threshold.
+
+    Attributes:
+        reached: of every bin how many of them lie in it or above.
+
+    Args:
+        rows: of what may be sent.
+        threshold: its bits.
+    """
+
+    def __init__(self, u: Tensor, rows: Rows, threshold: int) -> None:
+        self._found = above(u, rows, magnitude(threshold))
+        self._bins = bins_of(bits_of(u.index_select(0, self._found)), threshold)
+        self.reached = from_above(torch.bincount(self._bins, minlength=BINS))
+
+    def pick(self, edge: int, capacity: int, step: int) -> Tensor:
+        """Return the indices, in ascending order, of those in bin ``edge`` or above; if these are more than
+        ``capacity``, of the lowest bin only as many as are missing, from another place on in each step."""
+        going = reach(self._bins, edge)
+        sent = self._found.index_select(0, going)
+        if sent.numel() <= capacity:
+            return sent
+        level = self._bins.index_select(0, going)
+        sure, rest = sent[level > edge], sent[level == edge]
+        return torch.cat([sure, limit(rest, capacity - sure.numel(), step)]).sort().values
 
 
 def from_above(counts: Tensor) -> Tensor:

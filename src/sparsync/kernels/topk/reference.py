@@ -65,5 +65,9 @@ def limit(found: Tensor, capacity: int, step: int) -> Tensor:
     """Return at most ``capacity`` of the indices ``found``, in order; where the choice starts rotates with the step."""
     if found.numel() <= capacity:
         return found
-    start = int(step * 0.6180339887498949 % 1 * found.numel())  # golden ratio: even from the first few steps on
-    return found.roll(-start)[:capacity].sort().values
+    return found.roll(-first_in_line(found.numel(), step))[:capacity].sort().values
+
+
+def first_in_line(number: int, step: int) -> int:
+    """Return which of so many goes first in a step."""
+    return int(step * 0.6180339887498949 % 1 * number)  # golden ratio: even from the first few steps on

@@ -1,0 +1,278 @@
+"""Trainings that test claims where they can fail: listed with what they cost, the most valuable first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from sparsync_lab.models import CATALOGUE
+from sparsync_lab.papers.curves import base_result, display_score, quick_changes
+from sparsync_lab.papers.item import Item, Result, RunContext
+from sparsync_lab.papers.lr_search import LearningRateSearch
+from sparsync_lab.papers.p1 import AUTHORS, CARRIED, COUNTED, HELD, training
+from sparsync_lab.papers.p2 import long_training
+from sparsync_lab.papers.p3 import gtopk_on
+from sparsync_lab.papers.run import History, Run, file_of, model_title
+from sparsync_lab.papers.run_queue import check_only, process_queue
+from sparsync_lab.papers.sweep import ALSO
+from sparsync_lab.report import Row, Table
+
+JOBS = 12  # trainings beside one another, for which the times below are
+# Seconds of a step beside as many others on one H200, by model and images of a worker's batch; from stored trainings.
+STEP_SECONDS = {
+    ("lenet5", 128): 0.06, ("resnet20", 32): 0.045, ("resnet20", 128): 0.05, ("vgg16", 128): 0.25, ("vgg16", 32): 0.1,
+    ("resnet18", 128): 0.06, ("lstm-ptb", 20): 0.2,
+}  # fmt: skip
+IMAGES = {"mnist": 60_000, "cifar10": 50_000}
+AUTHORS_DENSITIES = (1 / 64, 0.004)  # for an epoch each, in the code of P1's authors
+SHORT = 40  # epochs of VGG-16 in which causes are told apart
+LEARNS = "with trainings that learn: no momentum, a rate that grows over 5 epochs, 30 epochs, ResNet-18"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a group of trainings is to decide.
+
+    Args:
+        name: of the question.
+        asks: in a sentence.
+        runs: the most valuable first.
+        beside: trainings of other items that they are compared with.
+    """
+
+    name: str
+    asks: str
+    runs: tuple[Run, ...]
+    beside: tuple[Run, ...] = ()
+
+
+def priced(run: Run) -> Run:
+    """Return the run with the seconds that it takes beside others, about."""
+    each = STEP_SECONDS[run.model, run.batch]
+    kind = CATALOGUE[run.model].data
+    steps = run.steps or run.epochs * (IMAGES[kind] // run.workers // run.batch)
+    return replace(run, seconds=round(20 + each * steps))
+
+
+def densities(epochs: float) -> tuple[tuple[float, float], ...]:
+    """Return the authors' density warm-up in a training of so many epochs."""
+    return tuple((number / epochs, density) for number, density in enumerate(AUTHORS_DENSITIES, 1))
+
+
+def cause(method: str, what: str, **changes: Any) -> Run:
+    """Return a short training of VGG-16 with one thing changed."""
+    run = training("vgg16", method, label=f"cause: {method}, {what}", epochs=SHORT)
+    return replace(run, **changes)
+
+
+def authors_settings(model: str, method: str) -> Run:
+    """Return a training with weight decay and density warm-up of the code of P1's authors."""
+    staged = {} if method == "dense" else {"densities": densities(120)}
+    return training(model, method, label=f"{method}, authors' settings", weight_decay=1e-4, **staged)
+
+
+def random_k(model: str, feedback: bool, staged: bool) -> Run:
+    """Return a training with Rand-k, with or without its residual and the authors' density warm-up."""
+    words = f"randk, {'with' if feedback else 'no'} residual{', density warm-up' if staged else ''}"
+    own = {"densities": densities(120)} if staged else {}
+    return training(model, "randk", label=words, feedback=feedback, **own)
+
+
+def recipe_of_gtopk(density: float, **changes: Any) -> Run:
+    """Return gTop-k on ResNet-20 with momentum before the residual."""
+    run = gtopk_on("resnet20", density)
+    beta = changes.pop("beta", 0.5)
+    label = f"{run.label}, momentum corrected, {beta:g}" + (", density warm-up" if "front" in changes else "")
+    options = {**run.options, "momentum": "correct", "beta": beta}
+    return replace(run, label=label, options=options, watch="", **changes)
+
+
+@cache
+def questions() -> tuple[Question, ...]:
+    """Return all questions, the most valuable first."""
+    search = LearningRateSearch(lambda run: None)
+    wide = [f"{scheme}+{how}" for scheme in ("random", "block") for how in ("allgather", "shared")]
+
+    def cells(scope: str, workers: int, schemes: tuple[str, ...]) -> tuple[Run, ...]:
+        return tuple(long_training(scheme, scope, workers) for scheme in schemes)
+
+    both = ("topk", "dense")
+    groups = (
+        Question(
+            "forms",
+            "P1, figure 6: is Gaussian-k as good as Top-k in the authors' form, and with its count held by itself?",
+            tuple(training(model, form) for model in ("resnet20", "lenet5") for form in (AUTHORS, CARRIED)),
+            tuple(training(model, method) for model in ("resnet20", "lenet5") for method in (*both, "gaussiank", HELD)),
+        ),
+        Question(
+            "cause",
+            f"P1, figure 6: why does TopK-SGD lose 13 points on VGG-16? One change at a time, {SHORT} epochs.",
+            (
+                *(cause(method, "as in figure 6") for method in (*both, AUTHORS, CARRIED)),
+                *(cause(method, "rate 0.025", rate=0.025) for method in both),
+                *(cause(method, "weight decay", weight_decay=1e-4) for method in both),
+                cause("topk", "density warm-up", densities=densities(SHORT)),
+                cause("topk", "clipped at 1", clip=1.0),
+                cause("topk", "no warm-up of the rate", warmup=0.0),
+                cause("topk", "long warm-up of the rate", warmup=0.25),
+                cause("topk", "rate 0.0125", rate=0.0125),
+                cause("topk", "rate 0.05", rate=0.05),
+                cause("dense", "clipped at 1", clip=1.0),
+                cause("dense", "no warm-up of the rate", warmup=0.0),
+            ),
+        ),
+        Question(
+            "no momentum",
+            f"P2, table 1: layer by layer against globally, block against random, and all-reduce {LEARNS}.",
+            (
+                *cells("layer", 8, ("standard", "topk", *wide)),
+                *cells("global", 8, ("topk", *wide)),
+                *cells("layer", 4, ("standard", "topk", *wide)),
+            ),
+        ),
+        Question(
+            "tuned",
+            "Baselines at their best: dense and TopK-SGD at 11,700 steps with other rates and P1's schedule; DGC on "
+            "VGG-16 with lower rates.",
+            (
+                search.run("resnet20", "dense", 1.0, 2),
+                training("resnet20", "topk", label="topk, rate 0.2", rate=0.2),
+                *(search.run("vgg16", "DGC", factor, 0) for factor in ALSO["vgg16", "DGC"]),
+                training("resnet20", "dense", label="dense, rate 0.4", rate=0.4),
+                search.run("resnet20", "dense", 4.0, 2),
+                training("resnet20", "topk", label="topk, rate 0.05", rate=0.05),
+                training("resnet20", "dense", label="dense, rate 0.2", rate=0.2),
+            ),
+            (
+                search.run("resnet20", "dense", 2.0, 2),
+                search.run("resnet20", "TopK-SGD", 0.25, 2),
+                *(training("resnet20", method) for method in both),
+            ),
+        ),
+        Question(
+            "randk",
+            "P1, figure 1: does Rand-k learn without its residual, as in the authors' code, or with more at first?",
+            tuple(
+                random_k(model, *how)
+                for model in ("lenet5", "resnet20")
+                for how in ((False, False), (True, True), (False, True))
+            ),
+            tuple(training(model, method) for model in ("lenet5", "resnet20") for method in ("dense", "randk")),
+        ),
+        Question(
+            "gTop-k",
+            "P3: its condition and its accuracy on VGG-16 and LSTM-PTB, and what momentum before the residual brings.",
+            (
+                recipe_of_gtopk(0.001),
+                gtopk_on("lstm-ptb", 0.001),
+                recipe_of_gtopk(0.001, front=8.0, steps=11_640),
+                gtopk_on("vgg16", 0.001),
+                recipe_of_gtopk(0.001, beta=0.9),
+            ),
+            (
+                *(training("resnet20", method) for method in both),
+                gtopk_on("resnet20", 0.001),
+                *(training("vgg16", method) for method in both),
+                *(search.run("lstm-ptb", method, 1.0, 0) for method in ("dense", "TopK-SGD")),
+            ),
+        ),
+        Question(
+            "authors' settings",
+            "P1, figure 6: with weight decay and density warm-up of the authors' code, 120 epochs.",
+            tuple(authors_settings(model, method) for model in ("vgg16", "resnet20") for method in both),
+            tuple(training(model, method) for model in ("vgg16", "resnet20") for method in both),
+        ),
+        Question(
+            "counts",
+            "P1, figure 6: the forms on VGG-16 for 120 epochs; and how many entries Algorithm 1 sends over a training.",
+            (
+                *(training(model, COUNTED) for model in ("lenet5", "resnet20")),
+                *(training("vgg16", form) for form in (AUTHORS, CARRIED, COUNTED)),
+            ),
+            tuple(training("vgg16", method) for method in (*both, "gaussiank", HELD)),
+        ),
+        Question(
+            "the rest",
+            f"P2, table 1, the other cells {LEARNS}.",
+            (
+                *cells("global", 4, ("topk", *wide)),
+                *cells("layer", 1, ("standard", "topk", "random+allgather", "block+allgather")),
+                *cells("global", 1, ("topk", "random+allgather", "block+allgather")),
+                *cells("layer", 2, ("standard", "topk", *wide)),
+                *cells("global", 2, ("topk", *wide)),
+            ),
+        ),
+    )
+    return tuple(replace(one, runs=tuple(map(priced, one.runs))) for one in groups)
+
+
+def evidence(context: RunContext) -> Result:
+    """Train what is missing, in the order of the questions; show what is there."""
+    asked = [(one, made(context, one.runs), made(context, one.beside)) for one in questions()]
+    done: dict[str, History] = {}
+    every = [run for _, runs, _ in asked for run in runs]
+    check_only(context, every)
+    process_queue(context, lambda: every, done)
+    tables, histories = [], []
+    process_queue(context.read_only(), lambda: [run for _, _, beside in asked for run in beside], done)
+    for one, runs, beside in asked:
+        tables.append(Table(one.asks, HEADINGS, [_row(run, done.get(run.name)) for run in (*runs, *beside)]))
+        histories += [done[run.name] for run in runs if run.name in done]
+    result = base_result(context, histories, [run.name for run in every if run.name not in done])
+    return replace(result, tables=tables, notes=[ONE_SEED, *result.notes])
+
+
+HEADINGS = ["training", "model", "last score", "density", "fell back", "steps"]
+ONE_SEED = (
+    "One seed each: what differs by less than a point is no ranking. Rows at the end of a table are of other items."
+)
+
+
+def _row(run: Run, history: History | None) -> Row:
+    if history is None:
+        return Row([run.label, model_title(run.model), "not run", "", "", ""])
+    seen = [snapshot for snapshot in history.snapshots if "fallbacks" in snapshot]
+    fell = f"{100 * seen[-1]['fallbacks'] / (seen[-1]['step'] * run.workers):.2g} %" if seen else "–"
+    shown = [f"{display_score(history.last, history.score):.2f}", f"{100 * history.density:.3g} %", fell]
+    return Row([run.label, model_title(run.model), *shown, f"{len(history.losses):,}"])
+
+
+def made(context: RunContext, runs: Sequence[Run]) -> list[Run]:
+    """Return the trainings as they are asked for; in a tiny setting the first alone, of LeNet-5."""
+    if not context.quick:
+        return [run.made(context) for run in runs]
+    own = [replace(run, **quick_changes(run, model="lenet5", autocast=False, watch_every=2)) for run in runs[:1]]
+    return [run.made(context) for run in own]
+
+
+def order(context: RunContext) -> Table:
+    """Return the trainings in their order, with what they take and whether they are done; train nothing."""
+    rows, total = [], 0.0
+    for one in questions():
+        for run in one.runs:
+            done = file_of(context, run.made(context)).is_file()
+            total += 0 if done else _gpu_minutes(run)
+            rows.append(Row([one.name, f"{model_title(run.model)}: {run.label}", run.name, f"{_gpu_minutes(run):.1f}",
+                             f"{run.seconds / 60:.0f}", "done" if done else "missing"]))  # fmt: skip
+    headings = ["question", f"training, {total:.0f} GPU minutes missing", "--only", "GPU minutes", "beside 11", ""]
+    return Table("Trainings that test claims", headings, rows)
+
+
+def _gpu_minutes(run: Run) -> float:
+    return run.seconds / 60 / JOBS
+
+
+ITEMS = (
+    Item(
+        "beyond/evidence",
+        "claims tested where they can fail",
+        "Trainings that separate causes, baselines with other rates, and P2's cells with trainings that learn.",
+        evidence,
+        ("CIFAR-10", "MNIST", "PTB", "a GPU"),
+        45,
+        order=order,
+        trains=True,
+    ),
+)
