@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
@@ -283,6 +285,44 @@ def case_train(rank: int, size: int, backend: str, name: str, values: str, scope
     del ddp
     gc.collect()
     return result
+
+
+def case_shards(rank: int, size: int, scope: str) -> bool:
+    """FSDP2 on one rank, whose streams are those of many: compare what comes out and stays with what came in."""
+    torch.cuda.set_device(0)
+    group = dist.new_group(backend="nccl")
+    mesh = DeviceMesh.from_group(group, "cuda")
+    model, twin = net().cuda(), net().cuda()
+    for part in (model[0], model[2]):
+        fully_shard(part, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    handle = sparsync.attach(model, make("topk", 0.02), replicate=group, optimizer=optimizer, scope=scope)
+    deferred = isinstance(handle._running().completion, Deferred)
+    before = dict[str, torch.Tensor]()
+    for step in range(8):
+        x = torch.randn(16, 20, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
+        for one in (model, twin):
+            one.zero_grad()
+            torch.nn.functional.cross_entropy(one(x), x[:, :5].argmax(1)).backward()
+        for (name, p), came in zip(model.named_parameters(), twin.parameters(), strict=True):
+            kept, due = handle.residual(name), came.grad + before.get(name, 0)
+            out = p.grad.to_local() if kept is None else p.grad.to_local() + kept
+            assert torch.allclose(out, due, atol=1e-6), (step, name)
+            before |= {} if kept is None else {name: kept.clone()}
+        optimizer.step()
+        with torch.no_grad():
+            for p, other in zip(model.parameters(), twin.parameters(), strict=True):
+                other.copy_(p.to_local())
+    handle.detach()
+    del model
+    gc.collect()
+    return deferred
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_shards_lose_nothing_on_the_device(scope):
+    assert World.once(1, case_shards, timeout=120, scope=scope) == [(True, True)]
 
 
 @pytest.mark.parametrize(("backend", "size"), [("nccl", 1), ("gloo", 2), ("gloo", 3)])

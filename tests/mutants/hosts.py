@@ -427,6 +427,13 @@ MUTANTS = [
         f"{FSDP}::test_gradients_accumulate[True]",
     ),
     Mutant(
+        "a backward of shards that did not end goes unnoticed",
+        "src/sparsync/hosts/fsdp.py",
+        "if self._came and torch._C._current_graph_task_id() == -1:",
+        "if False:",
+        f"{FSDP}::test_an_update_that_waits_is_not_added_to",
+    ),
+    Mutant(
         "a mesh of replicas and shards is taken",
         "src/sparsync/hosts/fsdp_checks.py",
         "if any(placement.is_replicate() for placement in first.placements):",

@@ -25,14 +25,15 @@ from torch.nn import Module
 
 from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
-from sparsync.errors import SparsyncError
+from sparsync.errors import SparsyncError, StepFailed
 from sparsync.hosts.fsdp_checks import check_model, check_plan, group_of
 from sparsync.hosts.handle import Handle
 from sparsync.local_shard import local_shard
 
 log = logging.getLogger("sparsync")
 
-LINE = "call optimizer.zero_grad() after each step, and accumulate under set_requires_gradient_sync(False)"
+UNFINISHED = "the last backward did not finish: what it has sent was never applied; go on from a checkpoint"
+ACCUMULATE = "call optimizer.zero_grad() after each step, and accumulate under set_requires_gradient_sync(False)"
 
 
 class ShardBucket:
@@ -121,13 +122,20 @@ class ShardedExchange:
         try:
             if self._error is None:
                 if self.handle.update_waits and bucket.shows_update():
-                    raise SparsyncError(f"backward adds to an update that waits for optimizer.step(): {LINE}")
+                    raise SparsyncError(f"backward adds to an update that waits for optimizer.step(): {ACCUMULATE}")
                 bucket.take(flat)
                 index, last = len(self._came) - 1, len(self._came) == len(self.buckets)
                 bucket.future = self.handle.push(index, bucket.buffer, bucket.parameters, last)
         except Exception as error:  # raised when backward ends, so that the other shards' FSDP does not hang in it
             self._fail(error)
         flat.zero_()
+
+    def check_start(self) -> None:
+        """Raise, before a forward pass, what ended an earlier step; backward may run a forward pass again."""
+        if self._came and torch._C._current_graph_task_id() == -1:  # type: ignore[attr-defined]
+            self._came = []
+            self.handle.fail(StepFailed(UNFINISHED))
+        self.handle.check_start()
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
@@ -173,8 +181,10 @@ class ShardedExchange:
             except SparsyncError as told:
                 self.handle.fail(told)
                 raise
-        self.handle.bad_step = self.handle.plan.transactional and bool(bad)
-        return self.handle.bad_step
+        undone = self.handle.plan.transactional and bool(bad)
+        if undone:
+            self.handle.bad_step = True
+        return undone
 
 
 def attach_fsdp(model: Module, replicate: Any, plan: ExchangePlan) -> Handle:
@@ -216,7 +226,7 @@ def attach_fsdp(model: Module, replicate: Any, plan: ExchangePlan) -> Handle:
     for bucket, part in zip(buckets, groups.values(), strict=True):
         part.set_all_reduce_hook(partial(exchange.take, bucket))
     vars(model)["_sparsync"] = exchange
-    handle.on_detach(model.register_forward_pre_hook(lambda *_: handle.check_start(), prepend=True).remove)
+    handle.on_detach(model.register_forward_pre_hook(lambda *_: exchange.check_start(), prepend=True).remove)
     log.info("%s", handle.describe())
     return handle
 
