@@ -20,7 +20,7 @@ from sparsync.engine.completion import Completion, Deferred
 from sparsync.engine.hierarchy import Flat
 from sparsync.engine.unit_step import Moment, compress_unit
 from sparsync.engine.worker import WorkerState
-from sparsync.kernels import Memory
+from sparsync.kernels import KernelPath, Memory
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 
@@ -33,9 +33,7 @@ MOST = 4  # places of a unit: residuals of a step that can be undone take turns
 class Place(NamedTuple):
     """What the launches of a unit's step depend on, beside its layout."""
 
-    pointers: tuple[
-        int, ...
-    ]  # of gradient, residual, velocity, of the buckets that wait for it and the units they feed
+    pointers: tuple[int, ...]  # gradient, residual, velocity, the buckets that wait for it and the units they feed
     kept: tuple[int, ...]  # what is known by itself: workspaces and the compressor's state
     clip: float | None
     report: tuple[int, int]  # where the device says what came of the exchange
@@ -86,7 +84,8 @@ class Replays:
             pending: the buckets that its result goes to.
         """
         compressor, collective = unit.compressor, unit.collective
-        safe = compressor.graph_safe and collective.graph_safe and not compressor.random
+        by_kernels = unit.workspace.find(KernelPath) is KernelPath.TRITON  # in the steps before
+        safe = compressor.graph_safe and collective.graph_safe and not compressor.random and by_kernels
         if unit.unused or not safe or not can_record(unit.grad.device):
             return None
         place, holds = self._place(unit, layout, pending)
