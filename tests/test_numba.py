@@ -198,8 +198,8 @@ def test_above_and_largest(threads, layout, kind, threshold, k, seed):
 @given(layouts, st.sampled_from(KINDS), st.sampled_from([0, 1, 0x00800000, 0x3E99999A]), st.booleans(), seeds)
 @example([(1, 5000)], "normal", 0, True, 0)
 def test_candidates(threads, layout, kind, low, collect, seed):
-    """From a threshold below all magnitudes, which fills the last bin, to the largest of them (for 0); those that the pass has
-    collected, and those that it did not, or gave up as they were too many."""
+    """From a threshold below all magnitudes, which fills the last bin, to the largest of them (for 0); those that the
+    pass has collected, and those that it did not, or gave up as they were too many."""
     case = Case(runs_of(layout), kind=kind, seed=seed)
     memory = case.memory()
     low = low or max(1, int(threshold_reference.bits_of(memory.before + case.grad).max()))
