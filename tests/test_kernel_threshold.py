@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from sparsync import ThresholdK
-from sparsync.compressors import threshold
 from sparsync.feedback.residual import Correction
 from sparsync.kernels import strips
 from sparsync.kernels.candidates.launch import Candidates
 from sparsync.kernels.threshold import launch
+from sparsync.kernels.threshold import reference as threshold
 from sparsync.kernels.topk import reference
 from sparsync.wire import CODECS
 from tests.methods import gradient
