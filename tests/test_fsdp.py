@@ -342,8 +342,9 @@ def case_detach(rank: int, size: int) -> float:
     train(rank, mesh, model, optimizer, range(4, 6))
     with pytest.raises(sparsync.SparsyncError, match="attached already"):
         sparsync.attach(model, "topk", replicate=mesh["replicate"])
-    with pytest.raises(sparsync.SparsyncError, match=r"use state_dict\(\) on each rank"):
-        handle.sharded_state_dict()
+    for other in (handle.sharded_state_dict, handle.stateful):
+        with pytest.raises(sparsync.SparsyncError, match=r"use state_dict\(\) on each rank"):
+            other()
     finish(handle)
     far = 0.0
     for tensor in shards_of(model).values():

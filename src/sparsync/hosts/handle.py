@@ -163,6 +163,7 @@ class Handle:
             checkpoint: the folder that is going to be loaded, or its ``StorageReader``; ``None`` to save.
             key: under which it was saved; needed if the checkpoint has several such states.
         """
+        self._refuse_shards("stateful()", "state_dict()")
 
         def room() -> dict[str, Any]:
             nodes = self._running().stage.groups
