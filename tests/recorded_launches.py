@@ -20,7 +20,7 @@ class CpuRecording(TorchDispatchMode):
 
     under_way: CpuRecording | None = None
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self._parts: list[Callable[[], Any]] = []
 
@@ -71,6 +71,5 @@ def recorded_on_the_cpu() -> Iterator[None]:
         patch.object(Launcher, "__call__", noted),
         patch.object(replay, "Recording", CpuRecording),
         patch.object(replay, "can_record", lambda device: CpuRecording.under_way is None),
-        patch.object(replay, "new_pool", lambda: None),
     ):
         yield

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sparsync.collectives.comm.recording import Recording, can_record, new_pool
+from sparsync.collectives.comm.recording import Recording, can_record
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import PendingBucket, Unit, copy_result, gather_beside
 from sparsync.engine.completion import Completion, Deferred
@@ -75,7 +75,6 @@ class Replays:
 
     def __init__(self, plan: ExchangePlan, worker: WorkerState, stage: Flat, completion: Deferred) -> None:
         self.plan, self.worker, self.stage, self.completion = plan, worker, stage, completion
-        self._pool: Any = None
 
     def find(self, unit: Unit, layout: Layout, pending: Sequence[PendingBucket]) -> Replay | None:
         """Return the recording of what a unit's step launches here and now; ``None``: it has to be made as usual.
@@ -118,8 +117,7 @@ class Replays:
         channel, status = self.stage.channel, self.completion.status(unit.grad.device)
         channel.number(unit.grad.device)
         number, words = channel.sequence, status.place[1]
-        self._pool = self._pool or new_pool()
-        recording = channel.recording = Recording(self._pool)
+        recording = channel.recording = Recording()
         try:
             with recording:
                 gather_beside(unit, pending)

@@ -20,20 +20,13 @@ def can_record(device: torch.device) -> bool:
     return free and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # which waits after every launch
 
 
-def new_pool() -> Any:
-    """Return a pool for recordings that are played one by one, on one stream."""
-    return torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
-
-
 class Recording:
     """What is launched within ``with recording:``, on the stream that is current; none of it runs before it is played.
+    What is allocated meanwhile stays as long as the recording does."""
 
-    Args:
-        pool: what is allocated meanwhile comes from there, and stays.
-    """
-
-    def __init__(self, pool: Any) -> None:
-        self._pool, self._parts = pool, list[Callable[[], Any]]()
+    def __init__(self) -> None:
+        self._pool: Any = None  # of the first graph; the others take theirs from it
+        self._parts = list[Callable[[], Any]]()
         self._graph: torch.cuda.CUDAGraph | None = None  # that is being captured
 
     def __enter__(self) -> None:
@@ -48,6 +41,7 @@ class Recording:
             self._parts.append(graph.replay)
             with suppress(*[RuntimeError] if kind else []):  # which says no more than the error that is there already
                 graph.capture_end()  # type: ignore[no-untyped-call]
+                self._pool = self._pool or graph.pool()  # type: ignore[no-untyped-call]
 
     def add(self, call: Callable[[], Any]) -> None:
         """Let ``call`` be made after all that was launched so far, and before what follows."""
