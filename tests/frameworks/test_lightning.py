@@ -213,7 +213,7 @@ def test_the_callback_makes_training_sparse_and_goes_on_to_the_same_bits(
     assert same(whole[0]["weights"], whole[1]["weights"])
     assert not same(whole[0]["state"], whole[1]["state"])
     logged = (tmp_path / "csv" / "version_0" / "metrics.csv").read_text().splitlines()
-    assert "sparsync/bytes" in logged[0]
+    assert "sparsync/traffic" in logged[0]
     assert len(logged) == 1 + 2 * 29 // 5
 
     dense = world.run(fit, folder=folder, sparse=False)

@@ -81,9 +81,9 @@ def test_the_example_learns_and_goes_on_with_the_same_bits(world: World, tmp_pat
         assert whole["weights"] == resumed["weights"] == ranks[0]["whole"]["weights"] != dense["weights"]
         assert whole["loss"] < dense["loss"] + MARGIN < 3.0  # from 4.2
         for logs in whole["logs"]:
-            assert 0 < logs["sparsync/sent_share"] < 0.1
-            assert 0 < logs["sparsync/bytes"] < 4 * whole["parameters"] / 25
-        assert not any("sparsync/bytes" in logs for logs in dense["logs"])
+            assert 0 < logs["sparsync/density"] < 0.1
+            assert 0 < logs["sparsync/traffic"] < 4 * whole["parameters"] / 25
+        assert not any("sparsync/traffic" in logs for logs in dense["logs"])
     kept = []
     for name in STATES:
         ends = [torch.load(tmp_path / run / "checkpoint-32" / name, weights_only=True) for run in ("whole", "resumed")]

@@ -98,10 +98,9 @@ class Sparsync(_callback_class()):  # type: ignore[misc]
         step = trainer.global_step
         if self.handle is None or step == self._logged or step % (trainer.log_every_n_steps or sys.maxsize):
             return
-        self._logged, last = step, self.handle.stats().step
-        figures = {"bytes": last.bytes, "density": last.density, "exchange_s": last.exchange_s}
+        self._logged, figures = step, self.handle.stats().as_dict()
         for logger in trainer.loggers if trainer.is_global_zero else ():
-            logger.log_metrics({f"sparsync/{name}": value for name, value in figures.items()}, step - 1)
+            logger.log_metrics(figures, step - 1)
 
     def on_train_end(self, *_: Any) -> None:
         """Detach; this rank's state is kept, for checkpoints that are saved later."""

@@ -126,8 +126,8 @@ class SparsyncCallback(TrainerCallback):  # type: ignore[misc]
         steps, numel = now.steps - then.steps, now.numel - then.numel
         self._logged = Totals(now.steps, now.bytes, now.traffic, now.entries, now.numel)
         return {
-            "sparsync/sent_share": (now.entries - then.entries) / max(1, numel),
-            "sparsync/bytes": (now.traffic - then.traffic) / max(1, steps),
+            "sparsync/density": (now.entries - then.entries) / max(1, numel),
+            "sparsync/traffic": (now.traffic - then.traffic) / max(1, steps),
         }
 
     def _detach(self) -> None:
