@@ -211,7 +211,9 @@ def test_waiting_opens_the_next_stage(context: RunContext, monkeypatch: pytest.M
             threading.Timer(0.2, finish).start()
 
     def finish() -> None:
-        shutil.copy(*(file_of(where, first.made(context)) for where in (elsewhere, context)))
+        source, place = (file_of(where, first.made(context)) for where in (elsewhere, context))
+        shutil.copy(source, part := place.with_suffix(".part"))
+        part.rename(place)  # whole or not at all: it is being waited for
         held.close()
 
     held = ExitStack()
