@@ -53,6 +53,7 @@ BLOCKS: Mapping[str, Block] = {
     "momentum": demo.momentum,
     "step on CPUs": steps.on_cpus,
     "step on a GPU": steps.on_a_gpu,
+    "exchange on a GPU": steps.exchange,
     "GPU tests": steps.gpu_tests,
     "selection on a GPU": selection.on_a_gpu,
     "selection over sizes": selection.over_sizes,

@@ -63,6 +63,21 @@ def _gpu_table(sources: Sources, name: str) -> str:
     )
 
 
+def exchange(sources: Sources) -> str:
+    """Return a table of what an exchange takes on a GPU with many workers."""
+    name, stages = "bench-exchange-gpu.csv", ("pack", "add_up", "choose", "pack_sums", "mean")
+    lines = sources.lines(name)
+    rows = [
+        [f"{int(line['entries']):,}", line["workers"], line["collective"], f"{int(line['sent']):,}"]
+        + [f"{float(line[f'{stage}_ms']):.2f}" if line[f"{stage}_ms"] else "–" for stage in stages]
+        + [f"{float(line['total_ms']):.2f}"]
+        for line in lines
+    ]
+    headings = ["entries", "workers", "collective", "sent", *(stage.replace("_", " ") for stage in stages), "ms"]
+    made = sources.made(name, lines[0], f"sparsync bench exchange --rounds {lines[0]['rounds']}")
+    return f"{table(headings, rows)}\n\n{made}"
+
+
 def gpu_tests(sources: Sources) -> str:
     """Return what the tests on a GPU, and the sanitizer, said."""
     tests, sanitizer = sources.text("test-gpu.txt"), sources.text("test-sanitizer.txt")
