@@ -53,7 +53,7 @@ def _sections(item: Item, stored: Stored | None, judged: Sequence[str]) -> list[
         opening.append("Quick: a tiny setting that shows that the command works. It says nothing about the paper.")
     if result.missing:
         opening.append(f"Trainings that are not done yet: {', '.join(result.missing)}.")
-    notes = [Text("What differs from the paper, and why", list(result.notes))] if result.notes else []
+    notes = [Text("What differs from the paper, and why", list(result.notes), level=3)] if result.notes else []
     return [
         Text(heading, opening),
         *result.figures,

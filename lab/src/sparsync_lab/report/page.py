@@ -9,13 +9,16 @@ from pathlib import Path
 from sparsync_lab.report.plots import COLOURS, Chart, svg
 from sparsync_lab.report.table import Table
 
+CONTENTS = 4  # parts, from which on a page lists them
+
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs, under a heading if it is not empty."""
+    """Paragraphs, under a heading if it is not empty; ``level`` 3 belongs to the heading of level 2 before it."""
 
     heading: str
     paragraphs: Sequence[str] = ()
+    level: int = 2
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,14 @@ def render(page: Page) -> str:
     )
     surroundings.tests["text"] = lambda section: isinstance(section, Text)
     surroundings.tests["table"] = lambda section: isinstance(section, Table)
+    parts = [n for n, one in enumerate(page.sections, 1) if isinstance(one, Text) and one.heading and one.level == 2]
     surroundings.filters["svg"] = lambda figure, number: Markup(svg(figure.chart, f"figure-{number}"))
-    return surroundings.get_template("page.html.jinja").render(page=page, light=COLOURS, dark=dark) + "\n"
+    return (
+        surroundings.get_template("page.html.jinja").render(
+            page=page, light=COLOURS, dark=dark, contents_at=parts[0] if len(parts) >= CONTENTS else 0
+        )
+        + "\n"
+    )
 
 
 def write(page: Page, path: Path) -> None:
