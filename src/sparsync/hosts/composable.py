@@ -58,4 +58,7 @@ def refusal(model: Module) -> str:
     inner = [name for name, part in parts if isinstance(part, DistributedDataParallel)]
     if inner:
         return f"attach() takes the DistributedDataParallel model itself, which is {inner[0]!r} of this {kind}"
-    return f"attach() takes a DistributedDataParallel model, or one of fully_shard, got {kind}; wrap it first"
+    return (
+        f"attach() takes a DistributedDataParallel model, or one of fully_shard, got {kind}; wrap it first, or pass "
+        "what your framework's prepare() returned"
+    )
