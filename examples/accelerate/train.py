@@ -1,7 +1,7 @@
 """Accelerate on two processes, sparse by one line; ``--resume`` goes on from the last checkpoint.
 
 torchrun --nproc-per-node=2 examples/accelerate/train.py
-torchrun --nproc-per-node=2 examples/accelerate/train.py --epochs 8 --resume
+torchrun --nproc-per-node=2 examples/accelerate/train.py --resume
 """
 
 import argparse
@@ -21,10 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> tuple[Module, float]:
     """Return the model, and the loss of the last epoch."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", default="runs/accelerate")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, help="of the whole training; 4, with --resume 8")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--dense", action="store_true", help="without sparsync, to compare with")
     options = parser.parse_args(arguments)
+    epochs = options.epochs or (8 if options.resume else 4)
 
     set_seed(0)
     centers, labels = torch.randn(10, 64), torch.arange(2000) % 10
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[Module, float]:
     if options.resume:
         first = max(int(path.name) for path in folder.iterdir()) + 1
         accelerator.load_state(str(folder / str(first - 1)))
-    for epoch in range(first, options.epochs):
+    for epoch in range(first, epochs):
         losses = []
         for inputs, targets in batches:
             with accelerator.accumulate(model):
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[Module, float]:
         total = sync.stats().total
         dense = 4 * total.steps * sum(parameter.numel() for parameter in model.parameters())  # what a ring of two sends
         accelerator.print(f"{total.steps} steps, a worker sent {total.traffic / max(1, dense):.1%} of dense's bytes")
+        accelerator.print(f"{folder} has the checkpoints, in each the residuals of every rank; --resume goes on")
         sync.detach()
     return accelerator.unwrap_model(model), mean
 

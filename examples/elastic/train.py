@@ -96,7 +96,7 @@ def main():
     x, y = batch(-1, 0, teacher)
     accuracy = (model(x).argmax(1) == y).float().mean().item()
     if rank == 0:
-        print(f"{workers} workers, step {given.steps}: accuracy {accuracy:.1%}", flush=True)
+        print(f"{workers} workers, step {given.steps}: accuracy {accuracy:.1%}; checkpoints in {given.folder}")
     sync.detach()
     del ddp
     gc.collect()

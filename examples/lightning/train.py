@@ -32,7 +32,7 @@ class Classifier(pl.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", default="runs/lightning")
-    parser.add_argument("--epochs", type=int, default=3, help="more of them")
+    parser.add_argument("--epochs", type=int, default=3, help="with --resume twice as many in all")
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
 
@@ -57,10 +57,11 @@ def main() -> None:
     trainer.fit(model, DataLoader(data, batch_size=32), ckpt_path="last" if options.resume else None)
 
     total = sync.stats().total
-    dense = total.steps * sum(4 * parameter.numel() for parameter in model.parameters())
+    dense = 4 * total.steps * sum(parameter.numel() for parameter in model.parameters())  # what a ring of two sends
     loss = float(trainer.callback_metrics["loss"])
     if trainer.is_global_zero:
-        print(f"{total.steps} steps, loss {loss:.3f}, {total.bytes / dense:.1%} of dense's bytes")
+        print(f"{total.steps} steps, loss {loss:.3f}, a worker sent {total.traffic / dense:.1%} of dense's bytes")
+        print(f"{checkpoints.last_model_path} holds the residuals of every rank; --resume goes on from it")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def train(config: dict[str, Any]) -> None:
             figures = {"epoch": epoch, "loss": float(torch.nn.functional.cross_entropy(net(pictures), labels))}
         if sync is not None:
             total = sync.stats().total
-            figures |= {"bytes": total.bytes, "steps": total.steps}
+            figures |= {"bytes": total.bytes, "traffic": total.traffic, "steps": total.steps}
         with tempfile.TemporaryDirectory() as folder:  # Ray puts the files of all workers into one checkpoint
             save(Path(folder), rank, epoch, net, optimizer, sync)
             ray.train.report(figures, checkpoint=Checkpoint.from_directory(folder))
@@ -91,7 +91,7 @@ def fit(folder: Path, epochs: int = 3, workers: int = 2, resume: str = "", spars
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, default=Path("runs/ray"))
-    parser.add_argument("--epochs", type=int, default=3, help="more of them")
+    parser.add_argument("--epochs", type=int, default=3, help="with --resume as many more")
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -100,9 +100,11 @@ def main() -> None:
         resume = (options.folder / "last.txt").read_text()
         epochs += int(torch.load(Path(resume) / "model.pt", weights_only=True)["epoch"]) + 1
     result = fit(options.folder, epochs, resume=resume)
-    dense = result.metrics["steps"] * 4 * (64 * 256 + 256 + 256 * 10 + 10)
-    share = result.metrics["bytes"] / dense
-    print(f"{result.metrics['steps']} steps, loss {result.metrics['loss']:.3f}, {share:.1%} of dense's bytes")
+    dense = result.metrics["steps"] * 4 * (64 * 256 + 256 + 256 * 10 + 10)  # what a ring of two sends
+    share = result.metrics["traffic"] / dense
+    loss = result.metrics["loss"]
+    print(f"{result.metrics['steps']} steps, loss {loss:.3f}, a worker sent {share:.1%} of dense's bytes")
+    print(f"{result.checkpoint.path} holds the residuals of every worker; --resume goes on from it")
 
 
 if __name__ == "__main__":

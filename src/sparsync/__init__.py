@@ -1,5 +1,6 @@
 """Sparse gradient communication for PyTorch: send the entries that matter, keep the rest, lose nothing."""
 
+from sparsync import log_prefix as log_prefix
 from sparsync.collectives import (
     AllGather,
     Balanced,

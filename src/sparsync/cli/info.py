@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,8 @@ from sparsync.config import registry
 from sparsync.config.recipes import RECIPES
 from sparsync.kernels import cpu
 from sparsync.version import __version__
+
+FRAMEWORKS = ("transformers", "accelerate", "lightning", "pytorch-lightning", "ray")
 
 
 def info() -> int:
@@ -22,6 +25,7 @@ def info() -> int:
         "sparsync": __version__,
         "torch": torch.__version__,
         "python": sys.version.split()[0],
+        "frameworks": ", ".join(filter(None, map(_installed, FRAMEWORKS))) or "none",
         "system": f"{platform.system()} {platform.machine()}",
         "CPU pass": "compiled by numba" if cpu.available() else "plain PyTorch (pip install 'sparsync[fast]')",
         "GPUs": ", ".join(gpus) or "none",
@@ -33,3 +37,10 @@ def info() -> int:
     for name, value in rows.items():
         print(f"{name:<12}{value}")
     return 0
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return None

@@ -15,8 +15,8 @@ from sparsync.collectives.comm.channel import check_deadline
 from sparsync.compressors import Compressor
 from sparsync.config.budget import Budget, Spending
 from sparsync.config.nodes import PerNode, check_per_node
-from sparsync.config.recipes import AUTO, OURS, fill_in, take_budget
-from sparsync.config.registry import make_collective, make_compressor
+from sparsync.config.recipes import AUTO, OURS, RECIPES, fill_in, take_budget
+from sparsync.config.registry import compressors, make_collective, make_compressor
 from sparsync.feedback import MOMENTA, Correction, Preconditioning, is_sgd, rules_of
 from sparsync.layout import SCOPES, Matrices, Parameter
 from sparsync.schedule import Schedule, as_schedule
@@ -215,6 +215,9 @@ def resolve(recipe: str | None = None, **given: Any) -> ExchangePlan:
         if recipe not in (None, AUTO):
             raise ValueError(f"compressor='auto' and recipe={recipe!r} were both given: leave one out")
         recipe, given = AUTO, {**given, "compressor": None}
+    named = given.get("compressor")
+    if isinstance(named, str) and named in RECIPES and named not in compressors():
+        raise ValueError(f"{named!r} is a recipe and no compressor: pass recipe={named!r}")
     filled = fill_in(recipe, given)
     if recipe == AUTO:
         _refuse_with_auto(filled)

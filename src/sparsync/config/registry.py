@@ -77,7 +77,8 @@ def _make(method: Any, known: Mapping[str, Any], kind: str, duty: str) -> Any:
         factory = known[method]
         return (factory.load() if hasattr(factory, "load") else factory)()
     if isinstance(method, type) or not hasattr(method, duty):
-        raise ValueError(f"{kind} must be a name or an object with a method {duty}(), got {method!r}")
+        got = method if isinstance(method, type) else type(method).__name__  # whose repr may be long: an optimizer's
+        raise ValueError(f"{kind} must be a name or an object with a method {duty}(), got {got}")
     return method
 
 

@@ -89,7 +89,7 @@ class Stats:
 
     step: Totals = field(default_factory=Totals)
     total: Totals = field(default_factory=Totals)
-    timeline: list[ExchangeRecord] = field(default_factory=list)
+    timeline: list[ExchangeRecord] = field(default_factory=list, repr=False)
 
     def as_dict(self, prefix: str = "sparsync/") -> dict[str, float]:
         """Return the last step's figures as plain numbers by name, for a logger; what is not known is left out.

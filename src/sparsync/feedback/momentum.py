@@ -71,14 +71,14 @@ class TakenMomentum:
         return f"the optimizer steps with {changes}" if changes else "the optimizer has none"
 
     def announcement(self) -> str | None:
-        """Return the sentence that tells a user of it: what, why, and how to refuse it; ``None`` if nothing differs."""
+        """Return the sentence that tells a user of it: what, why, how to turn it off; ``None`` if nothing differs."""
         changes = self._changes()
         if not changes:
             return None
         before = f" and momentum of {self.beta:g} before the residual" if self.beta else ""
         return (
             f"until detach(), {type(self.optimizer).__name__} steps with {changes}{before}, because {WHY}; "
-            "its groups and state_dict() keep your values, and attach(..., momentum='keep') refuses this"
+            "its groups and state_dict() keep your values, and attach(..., momentum='keep') turns this off"
         )
 
     def _step(self) -> None:

@@ -81,11 +81,11 @@ class TakenOptimizer:
         ]
 
     def announcement(self) -> str:
-        """Return the sentence that tells a user of it: what, why, and how to refuse it."""
+        """Return the sentence that tells a user of it: what, why, and how to turn it off."""
         return (
             f"until detach(), {type(self.optimizer).__name__} applies what was exchanged instead of its own rule, "
             f"because {self._rules.why}; its groups and state_dict() keep your values, and "
-            "attach(..., precondition=False, momentum='keep') refuses this"
+            "attach(..., precondition=False, momentum='keep') turns this off"
         )
 
     # ---- what the exchange asks -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sparsync.compressors import Compressor
 from sparsync.hosts import ddp
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.rank_files import NAME, load_ranks, save_ranks
@@ -15,13 +16,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparsync")
 
 
-def attach(accelerator: Accelerator, model: Any, optimizer: Any, *, name: str = NAME, **options: Any) -> Handle:
+def attach(
+    accelerator: Accelerator,
+    model: Any,
+    optimizer: Any,
+    compressor: str | Compressor | None = None,
+    *,
+    name: str = NAME,
+    **options: Any,
+) -> Handle:
     """Exchange the gradients of a model sparsely that ``accelerator.prepare`` returned, and ``keep`` its state.
 
     Args:
         model, optimizer: as ``prepare`` returned them.
+        compressor, options: of ``sparsync.attach``.
         name: of its files in a checkpoint; one for each model, where there are several.
-        options: of ``sparsync.attach``.
     """
     kind = accelerator.distributed_type.value
     if accelerator.num_processes == 1:
@@ -31,7 +40,7 @@ def attach(accelerator: Accelerator, model: Any, optimizer: Any, *, name: str = 
         )
     if not kind.startswith("MULTI_"):
         raise ValueError(f"sparsync exchanges gradients of DistributedDataParallel, and this Accelerator uses {kind}")
-    sync = ddp.attach(model, optimizer=optimizer, **options)
+    sync = ddp.attach(model, compressor, optimizer=optimizer, **options)
     keep(accelerator, sync, name)
     return sync
 
@@ -53,7 +62,7 @@ def keep(accelerator: Accelerator, sync: Handle, name: str = NAME) -> None:
 
     def load(models: list[Any], folder: str) -> None:
         if not load_ranks(sync, folder, name):
-            log.warning("%s holds no residuals of %s: they begin with nothing", folder, name)
+            log.warning("%s holds no residuals of %s: they start from zero", folder, name)
 
     sync.on_detach(lambda: kept.discard(name))
     sync.on_detach(accelerator.register_save_state_pre_hook(save).remove)

@@ -7,6 +7,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparsync.hosts.coverage import IGNORED
 
+CALLBACK = "Trainer(callbacks=[sparsync.hosts.lightning.Sparsync()])"
+ADAPTERS = {
+    "transformers.Trainer": "sparsync.hosts.transformers.use(trainer)",
+    "accelerate.Accelerator": "sparsync.hosts.accelerate.attach(accelerator, model, optimizer)",
+    "lightning.LightningModule": CALLBACK,
+    "lightning.Trainer": CALLBACK,
+    "pytorch_lightning.LightningModule": CALLBACK,
+    "pytorch_lightning.Trainer": CALLBACK,
+}
+
 
 def hidden_ddp(model: Module) -> DistributedDataParallel | None:
     """Return the DDP of a model of ``replicate()``, made now if it has not run yet; ``None`` for other models."""
@@ -40,8 +50,15 @@ def refusal(model: Module) -> str:
         )
     if kind == "DataParallel":
         return "DataParallel is one process and exchanges nothing: use DistributedDataParallel, a process for each GPU"
+    for base in type(model).__mro__:
+        instead = ADAPTERS.get(f"{base.__module__.partition('.')[0]}.{base.__name__}")
+        if instead is not None:
+            return f"attach() takes a DistributedDataParallel model, got {kind}: use {instead}"
     parts = model.named_modules() if isinstance(model, Module) else ()
     inner = [name for name, part in parts if isinstance(part, DistributedDataParallel)]
     if inner:
         return f"attach() takes the DistributedDataParallel model itself, which is {inner[0]!r} of this {kind}"
-    return f"attach() takes a DistributedDataParallel model, or one of fully_shard, got {kind}; wrap it first"
+    return (
+        f"attach() takes a DistributedDataParallel model, or one of fully_shard, got {kind}; wrap it first, or pass "
+        "what your framework's prepare() returned"
+    )

@@ -66,7 +66,9 @@ class Sparsync(_callback_class()):  # type: ignore[misc]
         """Return bytes, entries and times of the training that runs, or of the last one."""
         stats = self._stats if self.handle is None else self.handle.stats()
         if stats is None:
-            raise ValueError("there are no figures before training starts")
+            raise ValueError(
+                "there are no figures: no training has begun, or ddp_spawn and ddp_fork kept them in their workers"
+            )
         return stats
 
     # ---- what the trainer calls -------------------------------------------------------------------------------------

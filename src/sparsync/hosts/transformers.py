@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from functools import wraps
 from pathlib import Path
@@ -43,6 +44,11 @@ def use(trainer: Trainer, compressor: str | Compressor | None = None, **options:
     Returns:
         The callback that was added: its ``handle`` while training runs, its ``stats`` after that.
     """
+    if not isinstance(trainer, Trainer):
+        raise ValueError(f"use() takes a transformers.Trainer, got {type(trainer).__name__}")
+    if "optimizer" in options:
+        raise ValueError("optimizer= is the Trainer's own, and cannot be given")
+    inspect.signature(attach).bind(None, compressor, **options)  # which raises what is unknown
     if any(isinstance(other, SparsyncCallback) for other in trainer.callback_handler.callbacks):
         raise ValueError("this Trainer uses sparsync already; trainer.remove_callback(SparsyncCallback) ends that")
     sharded = [kind for kind in ("deepspeed", "fsdp") if getattr(trainer, f"is_{kind}_enabled", False)]
@@ -106,7 +112,7 @@ class SparsyncCallback(TrainerCallback):  # type: ignore[misc]
             options.setdefault("total_steps", state.max_steps)
         self.handle, self._logged = attach(model, optimizer=optimizer, scaler=scaler, **options), Totals()
         if self._resumed is not None and not load_ranks(self.handle, self._resumed):
-            log.warning("%s holds no residuals: they begin with nothing", self._resumed)
+            log.warning("%s holds no residuals: they start from zero", self._resumed)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save this rank's residuals beside what the Trainer has saved."""

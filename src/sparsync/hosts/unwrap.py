@@ -44,6 +44,8 @@ def unwrap_optimizer(optimizer: Any, scaler: Any = None) -> tuple[torch.optim.Op
         parts = getattr(optimizer, "__dict__", {})
         inside = [name for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)]
         hint = f"it holds one as {inside[0]!r}: pass that" if inside else "pass the torch.optim.Optimizer itself"
+        if isinstance(optimizer, list | tuple):
+            hint = "attach() takes one torch.optim.Optimizer: make the parameters of several groups of one"
         raise ValueError(f"optimizer= is a {given}, whose steps cannot be followed; {hint}")
     return optimizer, scaler
 

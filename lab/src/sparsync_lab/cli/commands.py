@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from sparsync.cli.info import info
 from sparsync.version import __version__
@@ -29,6 +27,7 @@ from sparsync_lab.cli import (
     plan,
     train,
 )
+from sparsync_lab.cli.command_list import CommandList
 from sparsync_lab.cli.papers import papers
 
 ALL_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}  # which the library parses by itself
@@ -40,15 +39,12 @@ PURPOSES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class ByPurpose(TyperGroup):
-    """Lists commands under what they are for, in plain text: markup would take ``[fast]`` for a colour."""
+class ByPurpose(CommandList):
+    """Lists commands under what they are for."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def sections(self) -> dict[str, tuple[str, ...]]:
         assert sorted(self.commands) == sorted(name for names in PURPOSES.values() for name in names)
-        limit = formatter.width - 6 - max(map(len, self.commands))
-        for purpose, names in PURPOSES.items():
-            with formatter.section(purpose):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
+        return dict(PURPOSES)
 
 
 app = typer.Typer(
@@ -64,7 +60,9 @@ app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("info")(info)
 app.command("plan", add_help_option=False, context_settings=ALL_ARGUMENTS)(plan.plan)
-bench = typer.Typer(help="Time steps and their parts on this machine.", no_args_is_help=True, rich_markup_mode=None)
+bench = typer.Typer(
+    cls=CommandList, help="Time steps and their parts on this machine.", no_args_is_help=True, rich_markup_mode=None
+)
 bench.command("adamw")(bench_adamw.adamw)
 bench.command("follow")(bench_follow.follow_command)
 bench.command("momentum")(bench_momentum.momentum)
@@ -76,6 +74,7 @@ bench.command("exchange")(bench_exchange.exchange)
 bench.callback()(lambda: None)
 app.add_typer(bench, name="bench")
 network = typer.Typer(
+    cls=CommandList,
     help="Measure on hosts of this machine whose links are as slow as asked.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from sparsync_lab.cli.command_list import CommandList
 from sparsync_lab.cli.parallel_jobs import ParallelJobs, command_arguments, exit_when_stdin_closes
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ OUTPUT = Path("results/papers")
 SHOWN = 3  # of the trainings that are not done yet
 Output = Annotated[Path, typer.Option(help="Folder of the results.")]
 
-papers = typer.Typer(help="The papers' figures and tables, made again.", no_args_is_help=True)
+papers = typer.Typer(cls=CommandList, help="The papers' figures and tables, made again.", no_args_is_help=True)
 
 
 @papers.command("list")

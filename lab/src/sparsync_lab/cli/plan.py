@@ -20,7 +20,7 @@ ROUNDS = 7
 
 
 def plan(context: typer.Context) -> None:
-    """Predict how long a step of a model takes with each method: sparsync plan --help."""
+    """Predict how long a step of a model takes with each method."""
     code = run_plan(context.args, models(), draw, time_model)
     if code:
         raise typer.Exit(code)
