@@ -25,7 +25,7 @@ from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.kernels.memory import Memory
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
-from tests.failures.reducers import make_reducer
+from tests.failures.reducers import error_of, make_reducer, push_all
 from tests.world import World
 
 WIDTH, BUCKETS, STEPS = 61, 3, 6  # no multiple of a row
@@ -183,6 +183,41 @@ def test_all_ranks_hear_of_a_part_that_was_not_added() -> None:
     for finished, said in World.once(3, case_fails):
         assert finished
         assert "rank 1: failed to compress global float32: MemoryError: no room" in said
+
+
+def case_kept(rank: int, size: int, transactional: bool) -> None:
+    """One rank cannot add the last of three parts: all keep what has come in, or what they had before the step."""
+    add, least, cpu.LEAST = AddedParts._add, cpu.LEAST, 1
+    data, parameters = torch.Generator().manual_seed(rank), {name: torch.zeros(90, 7) for name in "abc"}
+
+    def gradients() -> list[tuple[str, Tensor]]:  # whole numbers: sums are exact in any order
+        return [(name, torch.randint(-9, 10, (630,), generator=data).float()) for name in parameters]
+
+    def broken(self: AddedParts, names: Sequence[str], *args: Any) -> None:
+        if rank == 1 and "c" in names:
+            raise MemoryError("no room")
+        add(self, names, *args)
+
+    try:
+        reducer = make_reducer(parameters, sparsync.TopK(), scope="global", transactional=transactional)
+        for _ in range(2):
+            push_all(reducer, gradients())
+        before, came = reducer.state_dict()["residuals"], gradients()
+        AddedParts._add = broken  # type: ignore[method-assign]
+        kind, said = error_of(push_all, reducer, came)
+        assert "failed to compress global float32: MemoryError: no room" in said, (kind, said)
+        after = reducer.state_dict()["residuals"]
+        for name, grad in came:
+            missing = transactional or (rank, name) == (1, "c")
+            assert torch.equal(after[name], before[name] + (0 if missing else grad.view(90, 7))), name
+        reducer.close()
+    finally:
+        cpu.LEAST, AddedParts._add = least, add  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["kept", "undone"])
+def test_the_residual_is_one_steps_after_parts_were_added_to_it(worlds: dict[int, World], transactional: bool) -> None:
+    worlds[3].run(case_kept, transactional=transactional)
 
 
 def test_what_no_part_brings_counts_as_it_is_in_the_whole() -> None:
