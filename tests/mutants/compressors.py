@@ -89,4 +89,11 @@ MUTANTS = [
         "if segment.k >= segment.numel or not rows.peak.numel():",
         "tests/test_added_parts.py::test_what_nobody_used_leaves_thresholds_alone",
     ),
+    Mutant(
+        "kernels stand for a choice of one's own",
+        "src/sparsync/compressors/selecting.py",
+        'known and vouches(self, "launch", "choose")',
+        "known",
+        "tests/test_selection.py::test_kernels_do_not_stand_for_a_choice_of_ones_own",
+    ),
 ]

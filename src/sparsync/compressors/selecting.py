@@ -57,6 +57,7 @@ class Selecting:
 
     def path(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context) -> KernelPath:
         known = ctx.values in CODECS and not ctx.whole and not ctx.unused and bool(layout.segments)
+        known = known and vouches(self, "launch", "choose")  # which is what the kernels do
         return path_of(grad, memory, ctx, self.kernel_limit if known else 0)
 
     def low(self, segment: Segment, state: State) -> int:
