@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,13 +15,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
-from sparsync.collectives.allgather import MeanOfRows
+from sparsync.collectives.allgather import AllGather, MeanOfRows
 from sparsync.collectives.base import FiniteFlag
+from sparsync.compressors.base import Context, vouches
 from sparsync.compressors.carried_threshold import CarriedThreshold
+from sparsync.engine.bucketing import Bucket
 from sparsync.kernels import cpu
 from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.kernels.memory import Memory
 from sparsync.layout import Layout, Span
+from sparsync.sparse import SparseGrad
+from tests.failures.reducers import error_of, make_reducer, push_all
 from tests.world import World
 
 WIDTH, BUCKETS, STEPS = 61, 3, 6  # no multiple of a row
@@ -180,6 +185,41 @@ def test_all_ranks_hear_of_a_part_that_was_not_added() -> None:
         assert "rank 1: failed to compress global float32: MemoryError: no room" in said
 
 
+def case_kept(rank: int, size: int, transactional: bool) -> None:
+    """One rank cannot add the last of three parts: all keep what has come in, or what they had before the step."""
+    add, least, cpu.LEAST = AddedParts._add, cpu.LEAST, 1
+    data, parameters = torch.Generator().manual_seed(rank), {name: torch.zeros(90, 7) for name in "abc"}
+
+    def gradients() -> list[tuple[str, Tensor]]:  # whole numbers: sums are exact in any order
+        return [(name, torch.randint(-9, 10, (630,), generator=data).float()) for name in parameters]
+
+    def broken(self: AddedParts, names: Sequence[str], *args: Any) -> None:
+        if rank == 1 and "c" in names:
+            raise MemoryError("no room")
+        add(self, names, *args)
+
+    try:
+        reducer = make_reducer(parameters, sparsync.TopK(), scope="global", transactional=transactional)
+        for _ in range(2):
+            push_all(reducer, gradients())
+        before, came = reducer.state_dict()["residuals"], gradients()
+        AddedParts._add = broken  # type: ignore[method-assign]
+        kind, said = error_of(push_all, reducer, came)
+        assert "failed to compress global float32: MemoryError: no room" in said, (kind, said)
+        after = reducer.state_dict()["residuals"]
+        for name, grad in came:
+            missing = transactional or (rank, name) == (1, "c")
+            assert torch.equal(after[name], before[name] + (0 if missing else grad.view(90, 7))), name
+        reducer.close()
+    finally:
+        cpu.LEAST, AddedParts._add = least, add  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["kept", "undone"])
+def test_the_residual_is_one_steps_after_parts_were_added_to_it(worlds: dict[int, World], transactional: bool) -> None:
+    worlds[3].run(case_kept, transactional=transactional)
+
+
 def test_what_no_part_brings_counts_as_it_is_in_the_whole() -> None:
     """Parts in any order, one of them unused, one missing."""
     spans = [Span("a", 0, 100), Span("b", 100, 61), Span("c", 161, 64)]
@@ -200,3 +240,65 @@ def test_what_no_part_brings_counts_as_it_is_in_the_whole() -> None:
     ]  # fmt: skip
     assert rows.peak[2] == 0
     assert rows.peak[0] == expected[:64].abs().max()
+
+
+@dataclass(frozen=True)
+class Halves(sparsync.TopK):
+    """Sends half of every gradient."""
+
+    def compress(self, grad: Tensor, *rest: Any) -> SparseGrad:
+        return super().compress(grad / 2, *rest)
+
+
+def test_a_compressor_of_ones_own_is_given_the_gradient(worlds: dict[int, World]) -> None:
+    """Though it is derived from one that works on parts."""
+    worlds[2].run(case_own)
+
+
+def case_own(rank: int, size: int) -> None:
+    whole, half = (steps_by(kind(0.05)) for kind in (sparsync.TopK, Halves))
+    for one, two in zip(whole, half, strict=True):
+        assert torch.equal(one, 2 * two)
+
+
+def steps_by(compressor: Any) -> list[Tensor]:
+    """Return what a few steps have found and left of gradients that are the same in every step."""
+    least, cpu.LEAST = cpu.LEAST, 1
+    try:
+        reducer, found = make_reducer({"a": torch.zeros(60, 61)}, compressor, scope="global"), []
+        for step in range(4):
+            buffer = torch.randn(60 * 61, generator=torch.Generator().manual_seed(step))
+            found.append(reducer.push(Bucket(0, buffer, ("a",), True)).wait())
+        found += reducer.state_dict()["residuals"].values()
+        reducer.close()
+        return found
+    finally:
+        cpu.LEAST = least
+
+
+def test_who_vouches_for_a_method() -> None:
+    """A class that defines it anew does so by itself."""
+    safe = type("Safe", (Halves,), {"graph_safe": True})(0.05)
+    assert vouches(sparsync.TopK(0.05), "graph_safe", "compress", "launch")
+    assert not vouches(Halves(0.05), "graph_safe", "compress", "launch")
+    assert vouches(safe, "graph_safe", "compress", "launch")
+    assert not vouches(type("Other", (AllGather,), {"reduce": AllGather.reduce})(), "graph_safe", "reduce")
+    assert not vouches(sparsync.DGCK(0.05), "graph_safe", "compress")
+
+
+def test_what_nobody_used_leaves_thresholds_alone() -> None:
+    """As a rank that has no data, and keeps what it has: added in parts or as a whole."""
+    compressor, spans = sparsync.ThresholdK(0.05), [Span("a", 0, 700), Span("b", 700, 300)]
+    layout = Layout.cut(spans, numel=1000, scope="global", density=0.05)
+    state, (segment,) = compressor.init(layout), layout.segments
+    memory = Memory(residual := torch.randn(1000), residual)
+    compressor.compress(torch.randn(1000), memory, layout, Context(), state)
+    known, kept = {name: int(value) for name, value in state[segment.name].items()}, residual.clone()
+    added = AddedParts(memory, segment, compressor.low(segment, state))
+    added.add(["a", "b"], [torch.zeros(700), torch.zeros(300)], frozenset("ab"))
+    for how in (None, added):
+        ctx = Context(1, unused=frozenset("ab"), added=how)
+        sent = compressor.compress(torch.zeros(1000), memory, layout, ctx, state)
+        assert int(sent.count) == 0
+        assert {name: int(value) for name, value in state[segment.name].items()} == known, how
+    assert torch.equal(residual, kept)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -406,4 +408,14 @@ def test_one_worker_alone_sends_nothing() -> None:
     result = handle.push(0, gradient.clone(), list(model.parameters()), True).wait()
     assert torch.equal(result, gradient)  # and rounds nothing
     assert "one worker alone sends nothing" in handle.describe()
-    handle.detach()
+    assert handle._auto is not None
+    others = [
+        weakref.ref(way.buckets) for name, way in handle._auto._ways.items() if name != handle._auto.policy.current
+    ]
+    gc.collect()
+    gc.disable()  # what ends now ends by itself, and CUDA graphs with it
+    try:
+        handle.detach()
+        assert [other() for other in others] == len(others) * [None]
+    finally:
+        gc.enable()

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsync import DGCK, BlockRandomK, GaussianK, RandomK, TopK, TrimmedK
-from sparsync.compressors import Compressor
+from sparsync.compressors import Compressor, Context
 from sparsync.config.registry import make_compressor
-from sparsync.kernels import Memory
+from sparsync.kernels import KernelPath, Memory
 from sparsync.kernels.accumulate import Rows, accumulate
 from sparsync.kernels.gaussian.reference import search
-from sparsync.layout import Layout
+from sparsync.layout import Layout, Span
 from tests.methods import KINDS, SIZES, Worker, gradient, place
 
 MILLIONS = 8_000_000
@@ -290,3 +290,13 @@ def test_a_wrong_density_is_named(kind, density):
 def test_a_wrong_sample_is_named(sample):
     with pytest.raises(ValueError, match=rf"sample must be above 0 and at most 1, got {sample!r}"):
         DGCK(0.01, sample)
+
+
+def test_kernels_do_not_stand_for_a_choice_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class derived from ours that chooses other entries does so on a GPU, too."""
+    monkeypatch.setattr("sparsync.kernels.path.usable_on", lambda device: True)
+    layout = Layout.cut([Span("a", 0, 1000)], numel=1000, scope="layer", density=0.01)
+    grad, own = torch.randn(1000), type("First", (TopK,), {"choose": lambda *_: torch.arange(10)})
+    paths = [kind(0.01).path(grad, Memory(grad, grad), layout, Context()) for kind in (TopK, own)]
+    assert paths[0] is KernelPath.TRITON
+    assert paths[1] is not KernelPath.TRITON

@@ -68,4 +68,32 @@ MUTANTS = [
         "sent = total if ctx.rounding is None else",
         f"{RANGE}::test_half_precision_gradients_that_add_up_beyond_their_range[topk-allgather-fp32-corrected-2]",
     ),
+    Mutant(
+        "a compressor of one's own never sees the gradient that its base adds in parts",
+        "src/sparsync/compressors/selecting.py",
+        'vouches(self, "takes_parts", "compress")',
+        "self.takes_parts",
+        "tests/test_added_parts.py::test_a_compressor_of_ones_own_is_given_the_gradient",
+    ),
+    Mutant(
+        "a class vouches for what another defines anew",
+        "src/sparsync/compressors/base.py",
+        "at < 0 or first[0] <= at for at",
+        "True for at",
+        "tests/test_added_parts.py::test_who_vouches_for_a_method",
+    ),
+    Mutant(
+        "a rank without data forgets what its threshold expects",
+        "src/sparsync/compressors/threshold.py",
+        "if segment.k >= segment.numel or not runs:",
+        "if segment.k >= segment.numel or not rows.peak.numel():",
+        "tests/test_added_parts.py::test_what_nobody_used_leaves_thresholds_alone",
+    ),
+    Mutant(
+        "kernels stand for a choice of one's own",
+        "src/sparsync/compressors/selecting.py",
+        'known and vouches(self, "launch", "choose")',
+        "known",
+        "tests/test_selection.py::test_kernels_do_not_stand_for_a_choice_of_ones_own",
+    ),
 ]

@@ -542,4 +542,11 @@ MUTANTS = [
         "tests/test_replay.py::test_recorded_steps_of_several_ranks_are_those_without[2]",
         interpreted=True,
     ),
+    Mutant(
+        "what auto made for other ways outlives the handle",
+        "src/sparsync/engine/reducer.py",
+        "            self.before_step = lambda: None  # which",
+        "            pass  # which",
+        "tests/test_auto.py::test_one_worker_alone_sends_nothing",
+    ),
 ]

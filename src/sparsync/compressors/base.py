@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -64,6 +65,8 @@ class Compressor(Protocol):
     ``ctx.key``), so that a CUDA graph may replay it.
     ``fuses_precondition``: it makes the update that ``memory.update`` describes in the pass that adds it to the
     residual; for others the update is made before.
+
+    A class that is derived from another and defines ``compress`` anew has to set ``graph_safe`` anew, too.
     """
 
     dense: bool = False
@@ -95,6 +98,18 @@ class Compressor(Protocol):
     def rescale(self, state: State, ratio: float) -> None:
         """Follow gradients and residuals, which were all multiplied by ``ratio``."""
         ...
+
+
+def vouches(method: object, flag: str, *defined: str) -> bool:
+    """Return whether ``flag`` is set for methods of a compressor, or of a collective, as they are ``defined``: a class
+    that defines one of them anew has to set it anew."""
+    return bool(getattr(method, flag)) and _set_last(type(method).__mro__, flag, defined)
+
+
+@cache
+def _set_last(kinds: tuple[type, ...], flag: str, defined: tuple[str, ...]) -> bool:
+    first = [next((i for i, kind in enumerate(kinds) if name in vars(kind)), -1) for name in (flag, *defined)]
+    return all(at < 0 or first[0] <= at for at in first)
 
 
 def path_of(grad: Tensor, memory: Memory | None, ctx: Context, limit: int) -> KernelPath:

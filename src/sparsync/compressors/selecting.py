@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.compressors.base import Context, State, check_density, flag, path_of
+from sparsync.compressors.base import Context, State, check_density, flag, path_of, vouches
 from sparsync.kernels import KernelPath, Memory
 from sparsync.kernels.accumulate import Rows, accumulate, take
 from sparsync.kernels.accumulate.parts import AddedParts
@@ -57,6 +57,7 @@ class Selecting:
 
     def path(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context) -> KernelPath:
         known = ctx.values in CODECS and not ctx.whole and not ctx.unused and bool(layout.segments)
+        known = known and vouches(self, "launch", "choose")  # which is what the kernels do
         return path_of(grad, memory, ctx, self.kernel_limit if known else 0)
 
     def low(self, segment: Segment, state: State) -> int:
@@ -80,7 +81,7 @@ class Selecting:
         raise NotImplementedError(f"{type(self).__name__} defines neither select() nor choose()")
 
     def begin(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> AddedParts | None:
-        simple = self.takes_parts and len(layout.segments) == 1 and ctx.clip is None
+        simple = vouches(self, "takes_parts", "compress") and len(layout.segments) == 1 and ctx.clip is None
         if not simple or self.path(grad, memory, layout, ctx) is not KernelPath.NUMBA:
             return None
         (segment,) = layout.segments

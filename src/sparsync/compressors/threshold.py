@@ -53,9 +53,10 @@ class ThresholdK(CarriedThreshold):
         return int(own["floor"]) if int(own["k"]) == segment.k < segment.numel else 0
 
     def choose(self, u: Tensor, rows: Rows, segment: Segment, ctx: Context, state: State) -> Tensor:
-        if segment.k >= segment.numel or not rows.peak.numel():
+        runs = segment.runs(ctx.unused)
+        if segment.k >= segment.numel or not runs:
             return above(u, rows, 0.0)
-        own, runs, k = state[segment.name], segment.runs(ctx.unused), segment.k
+        own, k = state[segment.name], segment.k
         threshold = Threshold(*(int(own[name]) for name in STATE))
         if threshold.k != k:
             threshold = Threshold(estimate(u, runs, k), k, k // 2, k)

@@ -547,4 +547,5 @@ class Reducer:
             self.stage.close()
             self.channel.close()
             self._pending_buckets = []
+            self.before_step = lambda: None  # which may know other ways, whose buffers end with them
             self.buckets.forget_layouts()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparsync.collectives.comm.recording import Recording, can_record
+from sparsync.compressors.base import vouches
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import PendingBucket, Unit, copy_result, gather_beside
 from sparsync.engine.completion import Completion, Deferred
@@ -84,8 +85,8 @@ class Replays:
         """
         compressor, collective = unit.compressor, unit.collective
         by_kernels = unit.workspace.find(KernelPath) is KernelPath.TRITON  # in the steps before
-        safe = compressor.graph_safe and collective.graph_safe and not compressor.random and by_kernels
-        if unit.unused or not safe or not can_record(unit.grad.device):
+        safe = vouches(compressor, "graph_safe", "compress", "launch") and vouches(collective, "graph_safe", "reduce")
+        if unit.unused or compressor.random or not (safe and by_kernels and can_record(unit.grad.device)):
             return None
         place, holds = self._place(unit, layout, pending)
         known = unit.workspace.get(KnownPlaces, None, KnownPlaces)
