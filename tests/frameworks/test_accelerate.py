@@ -65,7 +65,7 @@ def case_example(rank: int, size: int, folder: str) -> dict[str, Any]:
     """Train sparsely, once more from its second checkpoint, and dense."""
     main = runpy.run_path(str(EXAMPLE))["main"]
     found: dict[str, Any] = {}
-    for name, more in {"whole": [], "resumed": ["--resume"], "dense": ["--dense"]}.items():
+    for name, more in {"whole": [], "resumed": ["--resume", "--epochs", "4"], "dense": ["--dense"]}.items():
         if name == "resumed" and rank == 0:
             shutil.copytree(f"{folder}/whole/1", f"{folder}/resumed/1")
         torch.distributed.barrier()
