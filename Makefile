@@ -68,7 +68,7 @@ test-triton: install
 FRAMEWORKS ?= $(shell grep -v '^\#' tests/frameworks/versions.txt)
 test-frameworks: install
 	mkdir -p .frameworks && grep -E '^(torch|numpy)==' constraints.txt > .frameworks/constraints.txt
-	packages=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"); \
+	packages=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"); status=0; \
 	for framework in $(FRAMEWORKS); do \
 	  name=$$(echo $$framework | sed 's/==.*//; s/\[.*//'); place=.frameworks/$$(echo $$framework | sed 's/\[.*\]//; s/==/-/'); \
 	  if [ ! -e $$place/.made ]; then \
@@ -79,8 +79,8 @@ test-frameworks: install
 	  $$place/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --constraint .frameworks/constraints.txt \
 	    "$$framework" || exit 1; \
 	  $$place/bin/python -c "from importlib.metadata import version; print('$$name', version('$$name'))"; \
-	  $$place/bin/python -m pytest -q tests/frameworks/test_$$name.py || exit 1; \
-	done
+	  $$place/bin/python -m pytest -q tests/frameworks/test_$$name.py || status=1; \
+	done; exit $$status
 
 # What is pinned resolves with the public index alone: no wheel folder, no extra index. May download gigabytes.
 test-install: install
