@@ -364,6 +364,7 @@ def test_momentum_stays_where_nothing_is_compressed() -> None:
         ({"budget": 0.1, "density": 0.1}, "budget= and density= were both given"),
         ({"total_steps": 100, "density": 0.1}, "total_steps= needs budget="),
         ({"total_steps": 100, "compressor": "topk"}, "total_steps= needs budget="),
+        ({"compressor": "balanced"}, "'balanced' is a recipe and no compressor: pass recipe='balanced'"),
         ({"budget": 0.1, "compressor": "none"}, "budget= needs a compressor that chooses entries"),
     ],
 )

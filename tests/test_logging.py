@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,16 @@ from tests.models import loss_of, net
 
 PAGE = Path(__file__).parents[1] / "docs/frameworks/loggers.md"
 RANGES = ["sparsync/compress", "sparsync/decode", "sparsync/exchange"]
+
+
+def test_a_warning_names_the_library_where_nobody_formats_it() -> None:
+    code = "import logging, sparsync; logging.getLogger('sparsync').warning('100 %% of %s', 'it')"
+    for configured, said in {
+        "": "sparsync: 100 % of it",
+        "logging.basicConfig()": "WARNING:sparsync:100 % of it",
+    }.items():
+        command = [sys.executable, "-c", code.replace("; ", f"; {configured}; " if configured else "; ", 1)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stderr.strip() == said
 
 
 class Writer:

@@ -38,6 +38,7 @@ def case_unknown_wrappers(rank: int, size: int) -> dict[str, Any]:
         "other": error_of(sparsync.attach, ddp, optimizer="adamw"),
         "model": error_of(sparsync.attach, outer, optimizer=optimizer),
         "bare": error_of(sparsync.attach, ddp.module, optimizer=optimizer),
+        "several": error_of(sparsync.attach, ddp, optimizer=[optimizer]),
     }
     untouched = optimizer.state_dict() == before and not ddp._comm_hooks and not optimizer._optimizer_step_pre_hooks
     sync = sparsync.attach(ddp, optimizer=optimizer)
@@ -56,6 +57,7 @@ def test_what_is_not_known_is_refused_before_anything_is_changed(worlds: dict[in
             "other": ("str", "torch.optim.Optimizer itself"),
             "model": ("Sequential", "'0'"),
             "bare": ("Chain", "wrap it first"),
+            "several": ("list", "groups of one"),
         }.items():
             kind, text = found[name]
             assert kind == "ValueError", text

@@ -69,7 +69,7 @@ def case_example(rank: int, size: int, folder: str) -> dict[str, Any]:
         if name == "resumed" and rank == 0:
             shutil.copytree(f"{folder}/whole/1", f"{folder}/resumed/1")
         torch.distributed.barrier()
-        model, found[f"{name} loss"] = main(["--folder", f"{folder}/{name}", *more])
+        model, found[f"{name} loss"] = main(["--folder", f"{folder}/{name}", "--epochs", "4", *more])
         found[f"{name} weights"] = digest(model.parameters())
     return found
 

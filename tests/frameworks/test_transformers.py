@@ -193,6 +193,9 @@ def case_alone(rank: int, size: int, folder: str) -> dict[str, Any]:
         trainer = make_trainer(folder)
         setattr(trainer, f"is_{kind}_enabled", True)
         found[kind] = error_of(sparsync.hosts.transformers.use, trainer)
+    found["model"] = error_of(sparsync.hosts.transformers.use, trainer.model)
+    found["attach"] = error_of(sparsync.attach, trainer)
+    found["misspelt"] = error_of(sparsync.hosts.transformers.use, make_trainer(folder), densty=0.1)
     return found
 
 
@@ -205,3 +208,9 @@ def test_one_process_has_nothing_to_exchange_and_shards_are_refused(tmp_path: Pa
     for kind, name in {"fsdp": "FSDP", "deepspeed": "DeepSpeed"}.items():
         assert found[kind][0] == "ValueError"
         assert f"uses {name}" in found[kind][1]
+    for mistake, word in {
+        "model": "takes a transformers.Trainer",
+        "attach": ".use(trainer)",
+        "misspelt": "densty",
+    }.items():
+        assert word in found[mistake][1]

@@ -294,5 +294,5 @@ def attach(
         handle.on_detach(optimizer.register_step_pre_hook(lambda *_: look()).remove)
     watch = Watch(slot)
     handle.on_detach(model.register_forward_pre_hook(watch if model is ddp else lambda *_: watch(ddp)).remove)
-    log.info("%s", handle.describe())
+    log.log(logging.INFO if handle._running().channel.rank == 0 else logging.DEBUG, "%s", handle.describe())
     return handle

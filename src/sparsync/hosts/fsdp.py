@@ -227,7 +227,7 @@ def attach_fsdp(model: Module, replicate: Any, plan: ExchangePlan) -> Handle:
         part.set_all_reduce_hook(partial(exchange.take, bucket))
     vars(model)["_sparsync"] = exchange
     handle.on_detach(model.register_forward_pre_hook(lambda *_: exchange.check_start(), prepend=True).remove)
-    log.info("%s", handle.describe())
+    log.log(logging.INFO if channel.rank == 0 else logging.DEBUG, "%s", handle.describe())
     return handle
 
 

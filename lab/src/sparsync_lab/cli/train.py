@@ -33,8 +33,9 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="How gradients are exchanged: 'dense' (plain DDP); a recipe ('default', 'balanced', 'paper', 'dgc'); "
-            "a compressor ('topk', ...: 'sparsync info' lists them); a compressor and a collective ('random+shared').",
+            help="How gradients are exchanged: 'dense' (plain DDP); a recipe ('default', 'auto', 'balanced', 'paper', "
+            "'dgc'); a compressor ('topk', ...: 'sparsync info' lists them); a compressor and a collective "
+            "('random+shared').",
             show_default=DEFAULT.method,
         ),
     ] = None,
