@@ -7,6 +7,7 @@ same one; so that is remembered, beside the buffers.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 from torch import Tensor
 
 MOST = 1024  # arguments that a kernel is known with: those of every unit
+# Triton loads the launchers of all kernels under one name: of two threads at once, one could get the other's.
+ONE_AT_A_TIME = threading.Lock()
 
 
 class Bound:
@@ -59,7 +62,8 @@ class Launcher:
         if bound is not None:
             bound.launch(args)
             return
-        compiled = kernel[grid](*args, **meta)
+        with ONE_AT_A_TIME:
+            compiled = kernel[grid](*args, **meta)
         if compiled is not None:  # Triton's interpreter compiles nothing
             self._bound[id(kernel)].append(Bound(kernel, compiled, grid, args, meta))
 
