@@ -478,3 +478,35 @@ def test_virtual_workers_step_as_real_ones_do(worlds: Any) -> None:
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(weights(model), real[0])
+
+
+def case_other_optimizer(rank: int, size: int, kind: str) -> list[list[str]]:
+    """Train with an optimizer that was built after ``attach``, and with the one that was given."""
+    made: Any = {"AdamW": lambda p: AdamW(p, lr=0.01), "SGD": lambda p: SGD(p, lr=0.01, momentum=0.9)}[kind]
+    ddp, every = DistributedDataParallel(net()), []
+    for anew in (True, False):
+        given = made(ddp.parameters())
+        handle = sparsync.attach(ddp, optimizer=given)
+        optimizer, elsewhere = made(ddp.parameters()) if anew else given, made(net().parameters())
+        with warnings_told() as told:
+            for step in range(3):
+                optimizer.zero_grad()
+                loss_of(ddp, rank, step).backward()
+                optimizer.step()
+                elsewhere.step()  # of another model, which is no matter
+        handle.detach()
+        made(ddp.parameters()).step()  # nor is anything after that
+        every.append(told)
+    del ddp
+    gc.collect()
+    return every
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_an_optimizer_that_was_built_anew_is_noticed(worlds: Any, kind: str) -> None:
+    (anew, given), second = worlds[2].run(case_other_optimizer, kind=kind)
+    assert len(anew) == 1
+    assert is_sentence(anew[0])
+    assert f"({kind})" in anew[0]
+    assert not given
+    assert not any(second)

@@ -19,6 +19,13 @@ LIGHTNING_TELLS = f"{LIGHTNING}::test_what_cannot_be_exchanged_is_told"
 
 MUTANTS = [
     Mutant(
+        "an optimizer that was built anew goes unnoticed",
+        "src/sparsync/hosts/optimizer_check.py",
+        "if told or stepping is given():",
+        "if True:",
+        "tests/test_honest_optimizers.py::test_an_optimizer_that_was_built_anew_is_noticed[AdamW]",
+    ),
+    Mutant(
         "Lightning's callback forgets what a checkpoint held",
         "src/sparsync/hosts/lightning.py",
         "            self.handle.load_state_dict(self._loaded)",

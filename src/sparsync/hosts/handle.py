@@ -35,6 +35,7 @@ from sparsync.feedback import (
 )
 from sparsync.hosts.coverage import describe_left_out, refuse_sparse_gradients
 from sparsync.hosts.description import describe_exchange
+from sparsync.hosts.optimizer_check import notice_other_optimizer
 from sparsync.hosts.restart_check import SENTENCE as RESTARTED
 from sparsync.hosts.restart_check import restarts
 from sparsync.hosts.scaler_check import notice_scaler
@@ -343,6 +344,8 @@ class Handle:
             self._auto = AutoSwitch(self._reducer, self._trained, self.dense_names, self._may_skip, device)
         if self._taken is not None:
             self._on_stop.append(self._taken.undo)
+        if plan.optimizer is not None and (self._preconditioned or self._taken):
+            self._on_stop.append(notice_other_optimizer(plan.optimizer, self._tell))
         if plan.optimizer is not None and plan.scaler is None:
             self._on_stop.append(notice_scaler(plan.optimizer, self._tell))
         if not plan.precondition:  # which takes off what is there already

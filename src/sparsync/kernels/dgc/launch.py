@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsync.kernels.candidates.launch import State
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.dgc.reference import seed_of
+from sparsync.kernels.launcher import ONE_AT_A_TIME
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.strips import BLOCK, RangeRow, SampleRow, SegmentRow, table
 from sparsync.kernels.topk import launch as topk
@@ -98,9 +99,10 @@ def select(
     with on_device_of(grad):
         space, search = topk.begin(grad, memory, layout, state, scales)
         sample = sample_of(memory, search, plan, seed)
-        if sample.count:
-            _draw(memory, sample, step)
-        _pick_thresholds(memory, sample)
+        with ONE_AT_A_TIME:
+            if sample.count:
+                _draw(memory, sample, step)
+            _pick_thresholds(memory, sample)
         return topk.end(memory, space, search, codec)
 
 
