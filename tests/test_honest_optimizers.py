@@ -323,9 +323,9 @@ def optimizers_of(model: nn.Module) -> dict[str, Optimizer | None]:
 
 TOLD: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("sgd", {}, ("SGD", "momentum 0.9 left out and 5 x its learning rate and momentum of 0.5 before the residual")),
-    ("sgd", {"momentum": "move"}, ("10 x its learning rate, because", "momentum='keep') refuses")),
-    ("adamw", {"momentum": "move"}, ("AdamW", "betas 0.9, 0.999 lowered", "momentum='keep') refuses")),
-    ("adamw", {}, ("AdamW applies what was exchanged", "because", "momentum='keep') refuses")),
+    ("sgd", {"momentum": "move"}, ("10 x its learning rate, because", "momentum='keep') turns this off")),
+    ("adamw", {"momentum": "move"}, ("AdamW", "betas 0.9, 0.999 lowered", "momentum='keep') turns this off")),
+    ("adamw", {}, ("AdamW applies what was exchanged", "because", "momentum='keep') turns this off")),
     ("none", {}, ("optimizer is not known", "second time", "worst", "optimizer=optimizer")),
     ("none", {"compressor": "topk"}, ("optimizer is not known",)),
     ("none", {"recipe": "dgc"}, ("optimizer is not known",)),
