@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> Trainer:
         sync = sparsync.hosts.transformers.use(trainer)  # the line that makes it sparse
     trainer.train(resume_from_checkpoint=options.resume)
 
-    if not options.dense and trainer.is_world_process_zero() and sync.stats is not None:
-        total = sync.stats.total
+    if not options.dense and trainer.args.world_size > 1 and trainer.is_world_process_zero():
+        total = sync.stats().total
         dense = 4 * total.steps * model.num_parameters()  # what a ring of two sends
         print(f"{total.steps} steps, a worker sent {total.traffic / dense:.1%} of dense's bytes")
         print(f"{options.folder} has the checkpoints, in each the residuals of every rank; --resume goes on")

@@ -105,10 +105,10 @@ def case_options(rank: int, size: int, folder: str, options: dict[str, Any]) -> 
     found: dict[str, Any] = {"again": error_of(sparsync.hosts.transformers.use, trainer)}
     trainer.train()
     found["left"] = sync.handle, [*vars(trainer.optimizer.optimizer)["_optimizer_step_pre_hooks"]]
-    first = sync.stats.total
+    first = sync.stats().total
     trainer.train()
     found["bytes"] = first.traffic / (4 * first.steps * trainer.model.num_parameters())
-    found["steps"] = first.steps, sync.stats.total.steps
+    found["steps"] = first.steps, sync.stats().total.steps
     found["weights"] = digest(trainer.model.parameters())
     return found
 

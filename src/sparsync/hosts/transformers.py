@@ -42,7 +42,7 @@ def use(trainer: Trainer, compressor: str | Compressor | None = None, **options:
             ``total_steps`` is not given.
 
     Returns:
-        The callback that was added: its ``handle`` while training runs, its ``stats`` after that.
+        The callback that was added: its ``handle`` while training runs, its ``stats()`` also after that.
     """
     if not isinstance(trainer, Trainer):
         raise ValueError(f"use() takes a transformers.Trainer, got {type(trainer).__name__}")
@@ -64,17 +64,23 @@ class SparsyncCallback(TrainerCallback):  # type: ignore[misc]
 
     Attributes:
         handle: what ``sparsync.attach`` returned, while training runs.
-        stats: of the training, once it has ended.
     """
 
     def __init__(self, trainer: Trainer, options: dict[str, Any]) -> None:
         self.trainer, self.options = trainer, options
         self.handle: Handle | None = None
-        self.stats: Stats | None = None
+        self._stats: Stats | None = None
         self._resumed: str | None = None  # the checkpoint that training goes on from
         self._trial: Any = None
         self._logged = Totals()
         self._listen()
+
+    def stats(self) -> Stats:
+        """Return the figures of the training that runs, or of the last one."""
+        stats = self._stats if self.handle is None else self.handle.stats()
+        if stats is None:
+            raise ValueError("there are no figures: no training has begun, or it had one process")
+        return stats
 
     def _listen(self) -> None:
         """Hear what callbacks are not told: the checkpoint that training resumes from, and logs while they are made."""
@@ -97,7 +103,9 @@ class SparsyncCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Attach to the model as it is wrapped now. The optimizer's own state is loaded already."""
-        self._detach()  # from a training that an error has ended
+        if self.handle is not None:  # of a training that an error has ended
+            self.handle.abandon()
+            self.handle = None
         trainer = self.trainer
         if args.world_size == 1:
             log.warning("%s", ALONE)
@@ -139,6 +147,6 @@ class SparsyncCallback(TrainerCallback):  # type: ignore[misc]
     def _detach(self) -> None:
         if self.handle is not None:
             if self.handle.is_attached():
-                self.stats = self.handle.stats()
+                self._stats = self.handle.stats()
             self.handle.detach()
             self.handle = None
