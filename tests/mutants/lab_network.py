@@ -58,17 +58,17 @@ MUTANTS = [
     ),
     Mutant(
         "auto may be slower than its rival",
-        f"{ROOM}/auto_contest.py",
+        f"{ROOM}/auto_comparison.py",
         "return self.ratio <= max(MARGIN, self.equal_runs)",
         "return True",
-        "tests/lab/test_auto_contest.py::test_a_contest_is_lost_beyond_what_equal_runs_differ_by",
+        "tests/lab/test_auto_comparison.py::test_a_comparison_is_lost_beyond_what_equal_runs_differ_by",
     ),
     Mutant(
         "dense steps are no rival",
-        f"{ROOM}/auto_contest.py",
+        f"{ROOM}/auto_comparison.py",
         "own.method.name not in (AUTO, DENSE)",
         "own.method.name not in (AUTO, DENSE, BF16)",
-        "tests/lab/test_auto_contest.py::test_a_contest_is_lost_beyond_what_equal_runs_differ_by",
+        "tests/lab/test_auto_comparison.py::test_a_comparison_is_lost_beyond_what_equal_runs_differ_by",
     ),
     Mutant(
         "a byte takes no longer on slow links",

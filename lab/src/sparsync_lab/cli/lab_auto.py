@@ -10,7 +10,7 @@ import typer
 NOTE = (
     "Whole steps, the optimizer's included, of worker processes on network namespaces of one machine, which share its "
     "processors; compute is waited for. Medians of turns that are interleaved, of the slowest rank, once auto has "
-    "settled; methods that took no part in the contest, as another sparse one was faster, have one time alone."
+    "settled; methods that took no part in the comparison, as another sparse one was faster, have one time alone."
 )
 
 
@@ -36,7 +36,7 @@ def auto(
     from rich.console import Console
 
     from sparsync_lab.cli.lab import new_table, parse_seconds
-    from sparsync_lab.network.auto_sweep import hold_contests, methods_for, rows_of, summarize
+    from sparsync_lab.network.auto_sweep import compare_cells, methods_for, rows_of, summarize
     from sparsync_lab.network.shaping import Rate
     from sparsync_lab.network.steps import StepCell
     from sparsync_lab.network.sweep import SweepFile, missing_cells
@@ -51,7 +51,7 @@ def auto(
     left = missing_cells(cells, methods_for(optimizer), file)
     if len(left) < len(cells):
         console.print(f"{len(cells) - len(left)} of {len(cells)} cells are in {out} already", highlight=False)
-    for number, result in enumerate(hold_contests(left, optimizer), 1):
+    for number, result in enumerate(compare_cells(left, optimizer), 1):
         rows = rows_of(result)
         file.put(rows)
         cell = result.cell
@@ -61,9 +61,9 @@ def auto(
             shown = row.to_csv()
             span = f"{float(shown['step_p20_ms']):,.0f}-{float(shown['step_p80_ms']):,.0f}"
             table.add_row(shown["method"], shown["step_p50_ms"], span, str(shown["turns"]))
-        verdict = "holds" if result.holds else "SLOWER"
+        outcome = "holds" if result.holds else "SLOWER"
         table.caption = (
-            f"{verdict}: {result.ratio:.3f} x {result.rival.method.name}, equal runs {result.equal_runs:.3f}"
+            f"{outcome}: {result.ratio:.3f} x {result.rival.method.name}, equal runs {result.equal_runs:.3f}"
         )
         console.print(table)
     if left:

@@ -31,7 +31,7 @@ def predict(
     from rich.console import Console
 
     from sparsync_lab.cli.lab import new_table, parse_seconds
-    from sparsync_lab.network.auto_contest import SettledMethod
+    from sparsync_lab.network.auto_comparison import SettledMethod
     from sparsync_lab.network.host_workers import host_workers
     from sparsync_lab.network.namespace import check_requirements
     from sparsync_lab.network.predict import COMPARED, Calibration, calibrate, check_cell, summarize

@@ -35,7 +35,7 @@ def real(
     from sparsync.config.recipes import AUTO
     from sparsync_lab.cli.lab import new_table
     from sparsync_lab.environment import environment
-    from sparsync_lab.network.auto_contest import SettledMethod
+    from sparsync_lab.network.auto_comparison import SettledMethod
     from sparsync_lab.network.host_workers import host_workers
     from sparsync_lab.network.methods import LOCAL
     from sparsync_lab.network.namespace import check_requirements

@@ -162,9 +162,9 @@ def _never_slower(sources: Sources, name: str) -> str:
         cell, rival = _cell(line), line["rival"]
         faster = times[*cell, "bf16"] / float(line["step_p50_ms"])
         place = f"{line['model']}, {line['workers']} workers, {rate_text(line['rate_mbit'])}"
-        took, verdict = f"{float(line['step_p50_ms']):.0f}", f"{ratio:.3f}{'' if holds else ', slower'}"
+        took, outcome = f"{float(line['step_p50_ms']):.0f}", f"{ratio:.3f}{'' if holds else ', slower'}"
         spread = f"{float(line['equal_runs']):.3f}"
-        rows.append([place, f"{times[*cell, 'bf16']:.0f}", took, f"{faster:.2f} ×", f"`{rival}`", verdict, spread])
+        rows.append([place, f"{times[*cell, 'bf16']:.0f}", took, f"{faster:.2f} ×", f"`{rival}`", outcome, spread])
     headings = [
         "cell",
         "dense bf16, ms",

@@ -1,4 +1,4 @@
-"""Contests of 'auto' over many sets of links: the rows of a CSV file, and in how many cells it is not slower."""
+"""Comparisons of 'auto' over many sets of links: the rows of a CSV file, and in how many cells it is not slower."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsync.config.recipes import AUTO
-from sparsync_lab.network.auto_contest import BF16, SPARSE, ContestResult, SettledMethod, Times, hold_contest
+from sparsync_lab.network.auto_comparison import BF16, SPARSE, ComparisonResult, SettledMethod, Times, compare_cell
 from sparsync_lab.network.host_workers import host_workers
 from sparsync_lab.network.namespace import check_requirements
 from sparsync_lab.network.star import star
@@ -25,7 +25,7 @@ METHODS = (BF16, DENSE, *SPARSE, AUTO)
 class AutoRow:
     """One method's figures in a cell."""
 
-    result: ContestResult
+    result: ComparisonResult
     own: Times
 
     def to_csv(self) -> dict[str, Any]:
@@ -40,19 +40,19 @@ class AutoRow:
             "step_p50_ms": f"{median:.2f}",
             "step_p80_ms": f"{high:.2f}",
         }
-        verdict = {"rival": "", "ratio": "", "equal_runs": "", "holds": "", "decided": ""}
+        outcome = {"rival": "", "ratio": "", "equal_runs": "", "holds": "", "decided": ""}
         if self.own.method.name == AUTO:
-            verdict = {
+            outcome = {
                 "rival": self.result.rival.method.name,
                 "ratio": f"{self.result.ratio:.4f}",
                 "equal_runs": f"{self.result.equal_runs:.4f}",
                 "holds": "yes" if self.result.holds else "no",
                 "decided": self.own.decided,
             }
-        return {**columns, **verdict}
+        return {**columns, **outcome}
 
 
-def rows_of(result: ContestResult) -> list[AutoRow]:
+def rows_of(result: ComparisonResult) -> list[AutoRow]:
     """Return the rows of a cell."""
     return [AutoRow(result, own) for own in result.methods]
 
@@ -62,14 +62,14 @@ def methods_for(optimizer: str) -> list[SettledMethod]:
     return [SettledMethod(name, optimizer=optimizer) for name in METHODS]
 
 
-def hold_contests(cells: Sequence[tuple[int, StepCell]], optimizer: str) -> Iterator[ContestResult]:
+def compare_cells(cells: Sequence[tuple[int, StepCell]], optimizer: str) -> Iterator[ComparisonResult]:
     """Time cell after cell, each with its number of workers."""
     check_requirements()
     for count, own in groupby(cells, key=lambda pair: pair[0]):
         of_size = [cell for _, cell in own]
         with star(count, of_size[0].rate) as network, host_workers(network) as workers:
             for cell in of_size:
-                yield hold_contest(workers, network, cell, optimizer)
+                yield compare_cell(workers, network, cell, optimizer)
 
 
 def summarize(rows: Sequence[Mapping[str, str]]) -> str:

@@ -16,7 +16,7 @@ from sparsync.config import ExchangePlan
 from sparsync.planner import METHODS, FixedCosts, Link, LocalCost, MethodCost, ModelShape, Network, Planner
 from sparsync.planner.costs import cost_key
 from sparsync.planner.shapes import TensorShape
-from sparsync_lab.network.auto_contest import SettledMethod
+from sparsync_lab.network.auto_comparison import SettledMethod
 from sparsync_lab.network.emulated_model import shapes_of
 from sparsync_lab.network.methods import LOCAL, Method
 from sparsync_lab.network.shaping import HIGHEST, Rate

@@ -22,7 +22,7 @@ from sparsync.config.recipes import AUTO
 from sparsync.engine.auto import DENSE as DENSE_WAY
 from sparsync.engine.budget import within_budget
 from sparsync_lab.baselines import BASELINES
-from sparsync_lab.network.auto_contest import SettledMethod
+from sparsync_lab.network.auto_comparison import SettledMethod
 from sparsync_lab.network.emulated_model import shapes_of
 from sparsync_lab.network.methods import Method, plan_at
 from sparsync_lab.network.steps import StepCell

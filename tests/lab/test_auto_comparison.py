@@ -1,4 +1,4 @@
-"""Contests of 'auto': when it holds, and that they are held on real links."""
+"""Comparisons of 'auto': when it holds, and that they are held on real links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparsync_lab.cli.app import run
-from sparsync_lab.network.auto_contest import ContestResult, SettledMethod, Times
+from sparsync_lab.network.auto_comparison import ComparisonResult, SettledMethod, Times
 from sparsync_lab.network.auto_sweep import METHODS, rows_of, summarize
 from sparsync_lab.network.shaping import Rate
 from sparsync_lab.network.steps import StepCell
@@ -16,12 +16,12 @@ from tests.lab.namespaces import needs_namespaces, read_rows
 TURNS = {"bf16": [1.00, 1.01, 1.02, 1.01], "default": [1.5, 1.6, 1.5, 1.6], "dense": [0.5, 0.5], "balanced": [0.9]}
 
 
-def result(auto: list[float], **others: list[float]) -> ContestResult:
+def result(auto: list[float], **others: list[float]) -> ComparisonResult:
     methods = [Times(SettledMethod(name), times) for name, times in {**TURNS, **others, "auto": auto}.items()]
-    return ContestResult(StepCell(Rate.parse("1Gbit"), "1000"), 4, 1e9, methods)
+    return ComparisonResult(StepCell(Rate.parse("1Gbit"), "1000"), 4, 1e9, methods)
 
 
-def test_a_contest_is_lost_beyond_what_equal_runs_differ_by() -> None:
+def test_a_comparison_is_lost_beyond_what_equal_runs_differ_by() -> None:
     """The rival is the better of dense bf16 and the sparse method that took part; fp32 and the others are none."""
     same = result([1.02, 1.02, 1.02, 1.02])
     assert (same.rival.method.name, same.holds) == ("bf16", True)
@@ -41,7 +41,7 @@ def test_a_contest_is_lost_beyond_what_equal_runs_differ_by() -> None:
 
 @needs_namespaces
 @pytest.mark.slow
-def test_a_contest_is_held_on_real_links_and_not_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_is_made_on_real_links_and_not_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "auto.csv"
     words = ["lab", "auto", "--workers", "2", "--rate", "100Mbit", "--model", "300000", "--out", str(out)]
     words += ["--compute", "10ms", "--seconds", "1"]

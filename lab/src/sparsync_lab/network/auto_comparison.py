@@ -1,4 +1,4 @@
-"""A contest on one set of links: 'auto', once it has settled, against dense steps and every fixed sparse method.
+"""A comparison on one set of links: 'auto', once it has settled, against dense steps and every fixed sparse method.
 
 Fixed sparse methods are timed one after another first. Then the fastest, dense steps and 'auto' take turns, a few steps
 each, round after round. A step is a whole one: forward, backward and the optimizer's, from its beginning to that of the
@@ -61,7 +61,7 @@ class SettledMethod(Method):
         return plan_at(plan, plan.density_at(SETTLED))
 
 
-class Contestant(AttachedMethod):
+class ComparedMethod(AttachedMethod):
     """A method on the DDP model, with an optimizer of its own that steps."""
 
     def __init__(self, method: Method, module: torch.nn.Module, workers: int) -> None:
@@ -105,12 +105,12 @@ class Times:
 
 
 @dataclass(frozen=True)
-class ContestResult:
+class ComparisonResult:
     """What came of a cell.
 
     Args:
         link: bits a second that a plain transfer from host to host reached.
-        methods: all of them; those that took no part in the contest have one time alone.
+        methods: all of them; those that took no part in the comparison have one time alone.
     """
 
     cell: StepCell
@@ -149,26 +149,26 @@ def _halves(seconds: Sequence[float]) -> float:
     return max(one, other) / min(one, other)
 
 
-def hold_contest(workers: LocalWorkers, network: Star, cell: StepCell, optimizer: str) -> ContestResult:
+def compare_cell(workers: LocalWorkers, network: Star, cell: StepCell, optimizer: str) -> ComparisonResult:
     """Time a cell on workers that are on the network's hosts."""
     network.set_rate(cell.rate)
     link = workers.run(measure_link, network, cell.rate)[0]
-    by_rank: list[list[Times]] = workers.run(_contest, cell, optimizer)
+    by_rank: list[list[Times]] = workers.run(_comparison, cell, optimizer)
     merged = []
     for ranks in zip(*by_rank, strict=True):
         slowest = [max(turn) for turn in zip(*(rank.seconds for rank in ranks), strict=True)]
         merged.append(Times(ranks[0].method, slowest, ranks[0].decided))
-    return ContestResult(cell, workers.count, link, merged)
+    return ComparisonResult(cell, workers.count, link, merged)
 
 
-def _contest(worker: Worker, cell: StepCell, optimizer: str) -> list[Times]:
+def _comparison(worker: Worker, cell: StepCell, optimizer: str) -> list[Times]:
     model = EmulatedModel(shapes_of(cell.model), cell.compute, seed=worker.rank)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, init_sync=False)
     switch = HookSwitch()
     ddp.register_comm_hook(switch, switched_hook)
 
-    def make(name: str) -> Contestant:
-        return Contestant(SettledMethod(name, optimizer=optimizer), model, worker.count)
+    def make(name: str) -> ComparedMethod:
+        return ComparedMethod(SettledMethod(name, optimizer=optimizer), model, worker.count)
 
     make(LOCAL).steps(ddp, switch, 2)  # DDP regroups its buckets
     alone = {name: _alone(make(name), ddp, switch) for name in (BF16, *SPARSE)}
@@ -177,13 +177,13 @@ def _contest(worker: Worker, cell: StepCell, optimizer: str) -> list[Times]:
     auto = make(AUTO)
     decides = auto.auto
     if decides is None:
-        raise ValueError(f"auto sends every entry of {cell.model} whatever the links: there is no contest")
+        raise ValueError(f"auto sends every entry of {cell.model} whatever the links: there is no comparison")
     for _ in range(MOST_SETTLING):
         auto.steps(ddp, switch, 1, goes_on=True)
         if decides.policy.settled and not decides.draining:
             break
     expected = {BF16: alone[BF16], best: alone[best], AUTO: fastest, DENSE: 2 * alone[BF16]}
-    contestants = {name: auto if name == AUTO else make(name) for name in expected}
+    methods = {name: auto if name == AUTO else make(name) for name in expected}
     turns = {name: list[float]() for name in expected}
     until = time.monotonic() + cell.seconds
     for turn in range(MOST):
@@ -191,14 +191,14 @@ def _contest(worker: Worker, cell: StepCell, optimizer: str) -> list[Times]:
         first = turn % len(names)
         for name in [*names[first:], *names[:first]]:
             count, skipped = (1, 0) if name == DENSE or expected[name] > LONG else (TURN, SKIPPED)
-            turns[name].append(contestants[name].steps(ddp, switch, count, skipped))
+            turns[name].append(methods[name].steps(ddp, switch, count, skipped))
         close = [seconds for name, seconds in turns.items() if name in names and name != DENSE]
         if _over(turn + 1, close, time.monotonic() > until):
             break
     decided = "; ".join(map(str, decides.policy.decisions))
-    for contestant in contestants.values():
-        contestant.close()
-    found = [Times(contestants[name].method, turns[name], decided if name == AUTO else "") for name in expected]
+    for method in methods.values():
+        method.close()
+    found = [Times(methods[name].method, turns[name], decided if name == AUTO else "") for name in expected]
     rest = [name for name in SPARSE if name != best]
     return [*found, *(Times(SettledMethod(name, optimizer=optimizer), [alone[name]]) for name in rest)]
 
@@ -211,14 +211,14 @@ def _over(made: int, close: Sequence[Sequence[float]], late: bool) -> bool:
     return bool(told)
 
 
-def _alone(contestant: Contestant, ddp: DistributedDataParallel, switch: HookSwitch) -> float:
+def _alone(method: ComparedMethod, ddp: DistributedDataParallel, switch: HookSwitch) -> float:
     """Return what a step of a method takes when it is alone, on the slowest rank; then it is gone."""
-    took = [_slowest(contestant.steps(ddp, switch, 1))]
-    if contestant.handle is not None or took[0] < LONG:
+    took = [_slowest(method.steps(ddp, switch, 1))]
+    if method.handle is not None or took[0] < LONG:
         took = []  # it made buffers, or compiled
     while len(took) < 5 and sum(took) < 2 * LONG:
-        took.append(_slowest(contestant.steps(ddp, switch, 1)))
-    contestant.close()
+        took.append(_slowest(method.steps(ddp, switch, 1)))
+    method.close()
     return statistics.median(took)
 
 
