@@ -338,7 +338,7 @@ MUTANTS = [
     Mutant(
         "replicas of shards begin different",
         "src/sparsync/hosts/fsdp.py",
-        "        _copy_first_replica(model, channel)\n",
+        "        copy_first_replica(model, channel)\n",
         "",
         f"{FSDP}::test_nothing_is_lost_and_replicas_stay_equal[topk]",
     ),
