@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsync import OuterLoop, PeerLost, SparsyncError, TopK
-from sparsync.hosts.outer_loop import cut
+from sparsync import OuterLoop, TopK
 from tests.world import World
 
 STEPS = 13

@@ -83,7 +83,7 @@ class OuterLoop:
         own = _trained(unwrap_model(model))
         self.every, self.overlap, self.outer_lr, self.outer_momentum = every, overlap, outer_lr, outer_momentum
         self._check(fragments, len(own))
-        plan = _plan(compressor, budget, total_steps, every, options)
+        plan = round_plan(compressor, budget, total_steps, every, options)
         self.steps = 0
         self.fragments: list[Fragment] = []
         for number, names in enumerate(cut({name: p.numel() for name, p in own.items()}, fragments), 1):
@@ -221,7 +221,7 @@ def _trained(model: Module) -> dict[str, Tensor]:
     return own
 
 
-def _plan(
+def round_plan(
     compressor: str | Compressor | None, budget: float | None, steps: int | None, every: int, options: Mapping[str, Any]
 ) -> ExchangePlan:
     """Return the plan of a round; a budget is of every step."""
