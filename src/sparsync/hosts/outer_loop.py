@@ -222,9 +222,20 @@ def _trained(model: Module) -> dict[str, Tensor]:
 
 
 def round_plan(
-    compressor: str | Compressor | None, budget: float | None, steps: int | None, every: int, options: Mapping[str, Any]
+    compressor: str | Compressor | None,
+    budget: float | None,
+    steps: int | None,
+    every: int,
+    options: Mapping[str, Any],
+    beside: float = 0.0,
 ) -> ExchangePlan:
-    """Return the plan of a round; a budget is of every step."""
+    """Return the plan of a round.
+
+    Args:
+        budget: of every step.
+        steps: of the training.
+        beside: share of dense's bytes that a round takes for something else.
+    """
     for name in REFUSED:
         if options.get(name) is not None:
             raise ValueError(f"{name}= is of gradients, which OuterLoop does not exchange; leave it out")
@@ -232,7 +243,7 @@ def round_plan(
         budget = DEFAULT
     given = {**options, "compressor": compressor, "joined": "freeze", "momentum": "keep"}
     if budget is not None:
-        given |= {"budget": min(1.0, every * budget), "total_steps": max(1, steps // every) if steps else None}
+        given |= {"budget": min(1.0, every * budget - beside), "total_steps": max(1, steps // every) if steps else None}
     elif steps is not None:
         given["total_steps"] = steps
     plan = resolve(**given)

@@ -12,6 +12,7 @@ from sparsync.compressors import Compressor
 from sparsync.config import ExchangePlan
 from sparsync.engine.budget import plan_for
 from sparsync.hosts.outer_loop import cut, round_plan
+from sparsync.hosts.outer_moments import from_means, means_of, numel_of
 from sparsync.layout import Parameter
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync_lab.baselines.local_workers import LocalWorkers
@@ -58,6 +59,7 @@ class OuterWorkers(LocalWorkers):
     Args:
         compressor, every, fragments, overlap, outer_lr, outer_momentum, budget, total_steps, options: as ``OuterLoop``
             takes them.
+        share_moments: as ``OuterLoop`` does with ``optimizer=``; of all fragments at once.
         others: as ``LocalWorkers`` takes them.
     """
 
@@ -72,13 +74,15 @@ class OuterWorkers(LocalWorkers):
         outer_momentum: float = 0.0,
         budget: float | None = None,
         total_steps: int | None = None,
+        share_moments: bool = False,
         options: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
         super().__init__(*given, every=every, budget=1.0, **others)
         self.overlap = overlap
-        plan = round_plan(compressor, budget, total_steps, every, options or {})
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._moments = numel_of(named) if share_moments else 0
+        plan = round_plan(compressor, budget, total_steps, every, options or {}, self._moments / self.numel)
         self.fragments, start = list[VirtualFragment](), 0
         for number, names in enumerate(cut({name: p.numel() for name, p in named.items()}, fragments), 1):
             own, offset = {name: named[name] for name in names}, number * every // fragments % every
@@ -100,6 +104,8 @@ class OuterWorkers(LocalWorkers):
                 fragment.due = self.step + self.overlap
                 if not self.overlap:
                     self._take(fragment)
+        if self._moments and self.step % self.every == 0:
+            self._share_moments()
 
     def _take(self, fragment: VirtualFragment) -> None:
         """Step the common weights of a fragment, and let workers go on from them with what they learned since."""
@@ -110,6 +116,14 @@ class OuterWorkers(LocalWorkers):
         else:
             own.copy_(fragment.common.expand_as(own))
         fragment.due = 0
+
+    def _share_moments(self) -> None:
+        """Make the second moments of all workers their mean, by rows and columns."""
+        (state,) = self.optimizer.state.values()
+        for moments in zip(*map(self.views, state["exp_avg_sq"]), strict=True):
+            sums = [torch.stack(parts).mean(0) for parts in zip(*map(means_of, moments), strict=True)]
+            torch._foreach_copy_(list(moments), [from_means(sums, moments[0].shape)] * self.workers)
+        self.tally.bytes += 2 * (self.workers - 1) / self.workers * 4 * self._moments
 
     def kept(self) -> list[Tensor]:
         moving = [tensor for f in self.fragments for tensor in (f.sent, f.common.grad) if tensor is not None]
