@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 
 from sparsync.compressors import Compressor
 from sparsync.config import ExchangePlan, resolve
 from sparsync.config.budget import DEFAULT
+from sparsync.engine.budget import plan_for
 from sparsync.engine.stats import Stats, Totals
 from sparsync.errors import SparsyncError
 from sparsync.hosts.first_replica import copy_first_replica
@@ -86,9 +88,10 @@ class OuterLoop:
         plan = round_plan(compressor, budget, total_steps, every, options)
         self.steps = 0
         self.fragments: list[Fragment] = []
-        for number, names in enumerate(cut({name: p.numel() for name, p in own.items()}, fragments), 1):
-            part, offset = {name: own[name] for name in names}, number * every // fragments % every
-            self.fragments.append(Fragment(part, offset, outer_lr, outer_momentum, plan, process_group))
+        workers = dist.get_world_size(process_group) if dist.is_initialized() else 1
+        for number, (part, own_plan) in enumerate(cut(own, fragments, plan, workers), 1):
+            offset = number * every // fragments % every
+            self.fragments.append(Fragment(part, offset, outer_lr, outer_momentum, own_plan, process_group))
         channel = self.fragments[0].channel
         channel.assert_consistent("outer loop", f"{every} {fragments} {overlap} {outer_lr} {outer_momentum}")
         copy_first_replica(unwrap_model(model), channel)
@@ -191,16 +194,27 @@ class OuterLoop:
             raise ValueError(f"outer_momentum must be at least 0 and below 1, got {self.outer_momentum!r}")
 
 
-def cut(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Cut tensors, in their order, into so many parts of about the same size, none of them empty."""
-    found, names, total = list[list[str]](), list(sizes), sum(sizes.values())
+def cut(
+    own: Mapping[str, Tensor], parts: int, plan: ExchangePlan, workers: int
+) -> list[tuple[dict[str, Tensor], ExchangePlan]]:
+    """Cut tensors, in their order, into so many fragments of about the same size, none of them empty; return each with
+    its plan. What follows from a budget follows from the whole model."""
+    found, names, total = (
+        list[tuple[dict[str, Tensor], ExchangePlan]](),
+        list(own),
+        sum(p.numel() for p in own.values()),
+    )
     done, at = 0, 0
+    if parts > 1:
+        plan = replace(plan_for(plan, own, workers), budget=None, spending=None)
     for part in range(1, parts + 1):
         first, last = at, len(names) - (parts - part)  # one at least is left for each that follows
-        while at < last and (at == first or done + sizes[names[at]] / 2 <= part * total / parts or part == parts):
-            done += sizes[names[at]]
+        while at < last and (at == first or done + own[names[at]].numel() / 2 <= part * total / parts or part == parts):
+            done += own[names[at]].numel()
             at += 1
-        found.append(names[first:at])
+        here = {name: own[name] for name in names[first:at]}
+        dense = None if plan.dense is None else plan.dense & here.keys()
+        found.append((here, replace(plan, dense=dense)))
     return found
 
 

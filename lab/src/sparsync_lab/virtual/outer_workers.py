@@ -84,9 +84,9 @@ class OuterWorkers(LocalWorkers):
         self._moments = numel_of(named) if share_moments else 0
         plan = round_plan(compressor, budget, total_steps, every, options or {}, self._moments / self.numel)
         self.fragments, start = list[VirtualFragment](), 0
-        for number, names in enumerate(cut({name: p.numel() for name, p in named.items()}, fragments), 1):
-            own, offset = {name: named[name] for name in names}, number * every // fragments % every
-            self.fragments.append(VirtualFragment(own, start, offset, self.workers, plan, self.common))
+        for number, (own, own_plan) in enumerate(cut(named, fragments, plan, self.workers), 1):
+            offset = number * every // fragments % every
+            self.fragments.append(VirtualFragment(own, start, offset, self.workers, own_plan, self.common))
             start = self.fragments[-1].place.stop
         for fragment in self.fragments:
             fragment.outer = torch.optim.SGD([fragment.common], outer_lr, outer_momentum, nesterov=outer_momentum > 0)
