@@ -23,10 +23,12 @@ def make_model(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
 class Training:
     """Local AdamW steps on data of this rank's own, with an account of the pseudo-gradients that went in."""
 
-    def __init__(self, rank: int, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    def __init__(self, rank: int, dtype: torch.dtype = torch.float32, moments: bool = False, **options: Any) -> None:
         self.model = make_model(rank, dtype)
-        self.outer = OuterLoop(self.model, **options)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
+        if moments:
+            options["optimizer"] = self.optimizer
+        self.outer = OuterLoop(self.model, **options)
         self.random = torch.Generator().manual_seed(100 + rank)
         self.came = {name: torch.zeros_like(p) for name, p in self.outer.shared().items()}
         self.first = self.shared()
@@ -96,6 +98,8 @@ WAYS = {
     "budget": {"every": 4, "budget": 0.05, "dense_below": 0, "dense_1d": False},
     "balanced": {"every": 4, "collective": "balanced", **SPARSE},
     "streams": {"every": 6, "fragments": 3, "overlap": 2, **SPARSE},
+    "moments": {"every": 4, "moments": True, **SPARSE},
+    "streamed moments": {"every": 6, "fragments": 3, "overlap": 2, "moments": True, "misses": (6,), **SPARSE},
     "bf16": {"every": 4, "dtype": torch.bfloat16, **SPARSE},
     "missed": {"every": 4, "misses": (4, 8), **SPARSE},
     "missed streams": {"every": 6, "fragments": 2, "overlap": 1, "misses": (3, 6, 12), **SPARSE},
@@ -118,3 +122,222 @@ def test_nothing_is_lost_and_shared_weights_are_equal(worlds: dict[int, World], 
         sparse += sum(float(one["residuals"][name].abs().sum()) for one in answers)
     assert sparse > 0
     assert whole or not torch.equal(answers[0]["own"]["0.weight"], answers[1]["own"]["0.weight"])
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def case_resume(rank: int, size: int, **options: Any) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+    whole, part = Training(rank, **options), Training(rank, **options)
+    for _ in range(7):
+        part.step()
+    state, optimizer = part.outer.state_dict(), part.optimizer.state_dict()
+    resumed = Training(rank + 50, **options)
+    resumed.outer.load_state_dict(state)
+    resumed.optimizer.load_state_dict(optimizer)
+    resumed.random = part.random
+    for _ in range(7):
+        whole.step()
+    for _ in range(STEPS - 7):
+        whole.step()
+        resumed.step()
+    found = whole.own(), resumed.own(), whole.shared(), resumed.shared()
+    for training in (whole, part, resumed):
+        training.outer.detach()
+    return found
+
+
+@pytest.mark.parametrize("way", ["sign", "streams", "streamed moments", "missed"])
+def test_a_resumed_training_repeats_the_bits(worlds: dict[int, World], way: str) -> None:
+    options = {name: value for name, value in WAYS[way].items() if name != "misses"} | {"outer_momentum": 0.5}
+    for own, resumed, shared, again in worlds[3].run(case_resume, **options):
+        for name in own:
+            assert torch.equal(own[name], resumed[name])
+            assert torch.equal(shared[name], again[name])
+
+
+def case_save(rank: int, size: int, **options: Any) -> tuple[dict[str, Any], Tensors, Tensors]:
+    training = Training(rank, **options)
+    for _ in range(7):
+        training.step()
+    state = training.outer.state_dict()
+    return state, training.residuals(), training.result()["shared"]
+
+
+def case_load(rank: int, size: int, states: list[dict[str, Any]], **options: Any) -> tuple[Tensors, Tensors, Tensors]:
+    training = Training(rank, **options)
+    if size != len(states):
+        with pytest.raises(ValueError, match="pass the states of all old ranks as a list"):
+            training.outer.load_state_dict(states[0])
+    training.outer.load_state_dict(states)
+    own, residuals = training.own(), training.residuals()
+    return own, residuals, training.result()["shared"]
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 3), (5, 2)])
+@pytest.mark.parametrize("way", ["whole", "streams"])
+def test_another_number_of_workers_keeps_the_means(worlds: dict[int, World], old: int, new: int, way: str) -> None:
+    saved = worlds[old].run(case_save, **WAYS[way])
+    loaded = worlds[new].run(case_load, states=[state for state, _, _ in saved], **WAYS[way])
+    for part in saved[0][0]["fragments"]:
+        for name in part["shared"]:
+            before = [one for state, _, _ in saved for one in state["fragments"] if name in one["own"]]
+            learned = torch.stack([one["own"][name] - one.get("sent", one["shared"])[name] for one in before]).mean(0)
+            kept = torch.stack([residuals[name] for _, residuals, _ in saved]).mean(0)
+            for _, _, shared in loaded:
+                assert torch.equal(shared[name], saved[0][2][name])
+            now = torch.stack([own[name] - shared[name] for own, _, shared in loaded]).mean(0)
+            torch.testing.assert_close(now, learned, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(torch.stack([kept_by[name] for _, kept_by, _ in loaded]).mean(0), kept)
+
+
+def case_refused(rank: int, size: int) -> list[str]:
+    training, said = Training(rank, every=4, **SPARSE), []
+    other = Training(rank, every=6, **SPARSE)
+    for state in ({"schema": 7}, other.outer.state_dict()):
+        with pytest.raises(ValueError, match="schema 1|another every="):
+            training.outer.load_state_dict(state)
+    training.outer.detach()
+    other.outer.detach()
+    return said
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+def case_killed(rank: int, size: int, overlap: int) -> tuple[str, str]:
+    training = Training(rank, every=3, overlap=overlap, deadline=20.0, **SPARSE)
+    for _ in range(4):
+        training.step()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for _ in range(2 * STEPS):
+            training.step()
+    except SparsyncError as error:
+        training.outer.detach()
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_killed_rank_is_named_by_the_others(overlap: int) -> None:
+    outcomes = World.once(3, case_killed, overlap=overlap)
+    assert not outcomes[1][0]
+    for rank in (0, 2):
+        kind, said = outcomes[rank][1]
+        assert kind == PeerLost.__name__, outcomes
+        assert "rank 1" in said
+
+
+def case_raises(rank: int, size: int) -> str:
+    training = Training(rank, every=2, deadline=20.0, **SPARSE)
+    training.step()
+    if rank == 1:
+        training.outer.fragments[0].grads[0] = torch.zeros(1)  # whatever goes wrong on a rank before it sends
+    with pytest.raises((SparsyncError, RuntimeError)) as raised:
+        training.step()
+    training.outer.detach()
+    return str(raised.value)
+
+
+def test_all_hear_of_an_error_on_one_rank(worlds: dict[int, World]) -> None:
+    said = worlds[3].run(case_raises)
+    assert all("rank 1" in said[rank] for rank in (0, 2)), said
+
+
+def case_not_finite(rank: int, size: int) -> tuple[Tensors, Tensors, bool]:
+    training = Training(rank, every=3, moments=True, **SPARSE)
+    training.step()
+    training.step()
+    if rank == 1:
+        with torch.no_grad():
+            training.model[0].weight[0, 0] = torch.nan
+    training.step()
+    own = training.own()
+    for _ in range(3):
+        training.step()
+    finite = all(bool(p.isfinite().all()) for p in training.own().values())
+    return own, training.result()["shared"], finite
+
+
+def test_weights_that_are_not_finite_miss_the_round(worlds: dict[int, World]) -> None:
+    answers = worlds[3].run(case_not_finite)
+    for own, shared, finite in answers:
+        assert finite
+        for name in own:
+            assert torch.equal(own[name], answers[0][0][name])
+            assert torch.equal(shared[name], answers[0][1][name])
+
+
+# ---- what is refused, and what is told ------------------------------------------------------------------------------
+
+
+def test_loading_what_does_not_fit_is_refused(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_refused)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"every": 0}, "every must be"),
+        ({"every": 4, "fragments": 5}, "fragments must be from 1 to 4"),
+        ({"every": 4, "overlap": 4}, "overlap must be from 0 to 3"),
+        ({"outer_lr": 0.0}, "outer_lr must be above 0"),
+        ({"outer_momentum": 1.0}, "outer_momentum must be"),
+        ({"momentum": "correct"}, "momentum= is of gradients"),
+        ({"recipe": "auto"}, "'auto'"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)}, "torch's Adam or AdamW, got SGD"),
+        ({"optimizer": torch.optim.Adam([nn.Parameter(torch.zeros(1))])}, "optimizer must be of this model"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        OuterLoop(make_model(0), **options)
+
+
+def test_models_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="fp32, bf16 or fp16"):
+        OuterLoop(make_model(0, torch.float64))
+    with pytest.raises(ValueError, match="nothing to exchange"):
+        OuterLoop(make_model(0).requires_grad_(False))
+
+
+def case_told(rank: int, size: int) -> tuple[str, float, float, int]:
+    training = Training(rank, every=4, fragments=2, moments=True, **SPARSE)
+    for _ in range(8):
+        training.step()
+    stats, text = training.outer.stats(), training.outer.describe()
+    training.outer.detach()
+    return text, stats.total.traffic, stats.total.density, stats.total.steps
+
+
+def test_it_says_what_it_does(worlds: dict[int, World]) -> None:
+    for text, traffic, density, steps in worlds[2].run(case_told):
+        assert text.startswith("Outer loop: a round every 4 local steps, 2 fragments, applied 0 steps later, by SGD of")
+        assert text.count("TopK (scope global, density 0.1 now") == 2
+        assert steps == 2
+        assert 0.1 < density < 0.25  # small tensors travel dense
+        numel = sum(p.numel() for p in make_model(0).parameters())
+        assert 0 < traffic < 2 * 4 * numel / 2
+
+
+def test_one_worker_goes_on_from_what_it_has() -> None:
+    model = make_model(0)
+    outer = OuterLoop(model, "none", every=2)
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    now = model[0].weight.detach().clone()
+    outer.step()
+    outer.step()
+    torch.testing.assert_close(model[0].weight, now)
+    assert torch.equal(model[0].weight, outer.shared()["0.weight"])
+    outer.detach()
+
+
+def test_fragments_are_of_about_the_same_size() -> None:
+    tensors = {str(i): torch.empty(size) for i, size in enumerate([100, 1, 1, 50, 50, 90, 10])}
+    plan = round_plan("none", None, None, 4, {})
+    parts = [[*map(int, part)] for part, _ in cut(tensors, 3, plan, 2)]
+    assert parts == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [len(part) for part, _ in cut(tensors, 7, plan, 2)] == [1] * 7

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,9 @@ from torch.futures import Future
 from torch.nn import Module, Parameter
 
 from sparsync.config import ExchangePlan
+from sparsync.engine.stats import ExchangeRecord
 from sparsync.hosts.handle import Handle
+from sparsync.hosts.outer_moments import SharedMoments
 
 log = logging.getLogger("sparsync")
 
@@ -43,10 +47,18 @@ class Fragment:
         rate, momentum: of the outer optimizer.
         plan: how it is exchanged.
         group: process group of the workers.
+        moments: of the local optimizer, which a round shares, if any.
     """
 
     def __init__(
-        self, own: Mapping[str, Tensor], offset: int, rate: float, momentum: float, plan: ExchangePlan, group: Any
+        self,
+        own: Mapping[str, Tensor],
+        offset: int,
+        rate: float,
+        momentum: float,
+        plan: ExchangePlan,
+        group: Any,
+        moments: SharedMoments | None = None,
     ) -> None:
         self.own, self.offset, self.due = dict(own), offset, 0
         self.weights, self.shared = list(own.values()), SharedWeights(own)
@@ -58,8 +70,10 @@ class Fragment:
             parameter.grad = grad
         self.optimizer = torch.optim.SGD(self.parameters, rate, momentum, nesterov=momentum > 0)
         self.handle = Handle(self.shared, plan, group)
-        self.channel = self.handle.start().channel
+        self.moments, self._reducer = moments, self.handle.start()
+        self.channel = self._reducer.channel
         self.future: Future[Tensor] | None = None
+        self._moments_there = threading.Event()
         self.sent: list[Tensor] | None = None  # own weights as far as they were sent, if they have changed since
 
     @torch.no_grad()
@@ -91,13 +105,36 @@ class Fragment:
             self.sent = [w.float().clone() for w in self.weights]
         self.due = step + overlap
         self.future = self.handle.push(0, self.buffer, self.parameters, last=True, joined=miss)
+        if self.moments is not None:
+            self.moments.gather(miss)
+            self._moments_there.clear()
+            self._reducer.submit([self._sum_moments])
+
+    def _sum_moments(self) -> None:
+        """Sum the moments over the workers, on the communication thread, behind the entries."""
+        try:
+            self._reducer.run_exchange("second moments", self.buffer.device, self._exchange_moments)
+        finally:
+            self._moments_there.set()
+
+    def _exchange_moments(self) -> None:
+        assert self.moments is not None
+        record, flat = ExchangeRecord("second moments"), self.moments.flat
+        record.compressed = record.started = time.perf_counter()
+        self.channel.unit = record.unit
+        self.channel.all_reduce(flat)
+        record.exchanged = record.decoded = time.perf_counter()
+        record.bytes, record.traffic = self.channel.take_count(), 2 * (1 - 1 / self.channel.size) * flat.nbytes
+        self._reducer.stats.add(record)
 
     @torch.no_grad()
     def take(self) -> None:
         """Wait for the mean, step the shared weights by it, and go on from them; what was learned since stays."""
         assert self.future is not None
-        self.future.wait()
+        self.wait()
         self.future = None
+        if self.moments is not None:
+            self.moments.give()
         if bool(self.buffer.isfinite().all()):  # else what was sent is back in the residuals
             self.optimizer.step()
         if self.sent is None:
@@ -106,17 +143,26 @@ class Fragment:
             torch._foreach_add_(self.weights, torch._foreach_sub(self.parameters, self.sent))
             self.sent = None
 
+    def wait(self) -> None:
+        """Wait for what is on its way; raise what ended it."""
+        assert self.future is not None
+        self.future.wait()
+        if self.moments is not None:
+            self._moments_there.wait()  # which comes before the deadline of the exchange
+            self.handle.check()
+
     def state_dict(self) -> dict[str, Any]:
         """Return all of it, this worker's weights included; what is on its way is waited for."""
         kinds = {"own": self.weights, "shared": self.parameters, "momentum": self._momentum()}
         if self.future is not None:
-            self.future.wait()
+            self.wait()
             assert self.sent is not None  # there is something on its way only while local steps are made
             kinds |= {"mean": self.grads, "sent": self.sent}
         tensors = {
             kind: dict(zip(self.own, [t.detach().clone() for t in of], strict=False)) for kind, of in kinds.items()
         }
-        return {"exchange": self.handle.state_dict(), "offset": self.offset, "due": self.due, **tensors}
+        summed = {} if self.moments is None or self.future is None else {"moments": self.moments.flat.clone()}
+        return {"exchange": self.handle.state_dict(), "offset": self.offset, "due": self.due, **tensors, **summed}
 
     @torch.no_grad()
     def load_state_dict(self, state: State | Sequence[State]) -> None:
@@ -143,6 +189,9 @@ class Fragment:
                 self._fill(self.sent, mine["sent"])
                 self.future = Future()
                 self.future.set_result(self.buffer)
+                self._moments_there.set()
+                if self.moments is not None and "moments" in mine:
+                    self.moments.flat.copy_(mine["moments"])
             return
         if "mean" in mine:
             self.optimizer.step()

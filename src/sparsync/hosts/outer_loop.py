@@ -21,6 +21,7 @@ from sparsync.engine.stats import Stats, Totals
 from sparsync.errors import SparsyncError
 from sparsync.hosts.first_replica import copy_first_replica
 from sparsync.hosts.outer_fragment import Fragment, State
+from sparsync.hosts.outer_moments import SharedMoments, numel_of
 from sparsync.hosts.unwrap import plain_name, unwrap_model
 
 log = logging.getLogger("sparsync")
@@ -28,7 +29,7 @@ log = logging.getLogger("sparsync")
 SCHEMA = 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What belongs to the gradients of a step, or to those who sum them in stages.
-REFUSED = ("optimizer", "scaler", "transactional", "momentum", "beta", "masking", "precondition", "second_moment",
+REFUSED = ("scaler", "transactional", "momentum", "beta", "masking", "precondition", "second_moment",
            "follow_lr", "joined", "per_node")  # fmt: skip
 
 
@@ -53,6 +54,8 @@ class OuterLoop:
         model: the plain model, on its device, not wrapped by DDP. All ranks begin with the first one's weights and
             buffers; buffers are then each rank's own.
         compressor: as ``attach`` takes it.
+        optimizer: the local one, if it is torch's Adam or AdamW and its second moments are to be shared in every round,
+            as means of rows and columns: a few numbers, and what is left of it is the user's as ever.
         every: local steps of a round, H.
         fragments: parts of the model that travel at different times of a round.
         overlap: local steps that are made while a part is on its way; its result is then applied, and what was learned
@@ -72,6 +75,7 @@ class OuterLoop:
         model: Module,
         compressor: str | Compressor | None = None,
         *,
+        optimizer: torch.optim.Optimizer | None = None,
         every: int = 30,
         fragments: int = 1,
         overlap: int = 0,
@@ -85,15 +89,19 @@ class OuterLoop:
         own = _trained(unwrap_model(model))
         self.every, self.overlap, self.outer_lr, self.outer_momentum = every, overlap, outer_lr, outer_momentum
         self._check(fragments, len(own))
-        plan = round_plan(compressor, budget, total_steps, every, options)
+        beside = numel_of(own) / sum(p.numel() for p in own.values()) if optimizer is not None else 0.0
+        plan = round_plan(compressor, budget, total_steps, every, options, beside)
         self.steps = 0
         self.fragments: list[Fragment] = []
         workers = dist.get_world_size(process_group) if dist.is_initialized() else 1
         for number, (part, own_plan) in enumerate(cut(own, fragments, plan, workers), 1):
-            offset = number * every // fragments % every
-            self.fragments.append(Fragment(part, offset, outer_lr, outer_momentum, own_plan, process_group))
+            moments = SharedMoments(optimizer, part) if optimizer is not None else None
+            rule = number * every // fragments % every, outer_lr, outer_momentum
+            self.fragments.append(Fragment(part, *rule, own_plan, process_group, moments))
         channel = self.fragments[0].channel
-        channel.assert_consistent("outer loop", f"{every} {fragments} {overlap} {outer_lr} {outer_momentum}")
+        given = {"every": every, "overlap": overlap, "outer_lr": outer_lr, "outer_momentum": outer_momentum}
+        given["optimizer"] = optimizer is not None
+        channel.assert_consistent("outer loop", "\n".join(f"{name}={value}" for name, value in given.items()))
         copy_first_replica(unwrap_model(model), channel)
         for fragment in self.fragments:
             fragment.begin()

@@ -18,7 +18,7 @@ from sparsync_lab.report import Table
 # Published: an outer SGD of rate 0.7 with Nesterov momentum of 0.9. With all entries, H follows from the bytes.
 AS_DILOCO = {"compressor": "none", "outer_lr": 0.7, "outer_momentum": 0.9}
 DILOCO = {values: f"DiLoCo, {values}, every {steps} steps" for values, steps in (("fp32", 40), ("bf16", 20))}
-OUTER = {steps: f"OuterLoop, every {steps} steps, 1/40" for steps in (4, 8, 15)}
+OUTER = {steps: f"OuterLoop, every {steps} steps, 1/40" for steps in (2, 4, 8, 15)}
 OWN = "OuterLoop, every 8 steps, own moments, 1/40"
 STREAMED = "OuterLoop, every 8 steps in 4 fragments, applied 2 later, 1/40"
 LEVELS = "OuterLoop, every 8 steps, levels, 1/40"
@@ -56,6 +56,7 @@ OUTER_STAGES = (
     Stage("gpt-w4-own", 0, FIRST, ("dense", MAIN, OUTER[8], DILOCO["fp32"], LOCO[15])),
     Stage("gpt", 0, OTHERS, (*STORED, OUTER[8], DILOCO["fp32"])),
     Stage("gpt", 0, FIRST, (STREAMED, LEVELS)),
+    Stage("gpt", 0, FIRST, (OUTER[2],)),
     Stage("gpt", 0, FIRST, (OUTER[15], DILOCO["bf16"])),
     Stage("gpt-w4-own", 0, OTHERS, ("dense", MAIN, OUTER[8])),
 )
