@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsync import OuterLoop, TopK
+from sparsync import OuterLoop, PeerLost, SparsyncError, TopK
+from sparsync.hosts.outer_loop import cut, round_plan
+from sparsync_lab.virtual.outer_workers import OuterWorkers
 from tests.world import World
 
 STEPS = 13
@@ -124,6 +128,26 @@ def test_nothing_is_lost_and_shared_weights_are_equal(worlds: dict[int, World], 
     assert whole or not torch.equal(answers[0]["own"]["0.weight"], answers[1]["own"]["0.weight"])
 
 
+def case_misses(rank: int, size: int) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+    training = Training(rank, every=2, **SPARSE)
+    training.step()
+    for group in training.optimizer.param_groups:
+        group.update(lr=0.0, weight_decay=0.0)  # the next step changes no weights by itself
+    own, shared = training.own(), training.shared()
+    training.step(miss=rank == 1)
+    return own, shared, training.own(), training.result()["shared"]
+
+
+def test_who_misses_a_round_is_given_what_the_others_did(worlds: dict[int, World]) -> None:
+    answers = worlds[3].run(case_misses)
+    own, shared, own_after, shared_after = answers[1]
+    for name in own:
+        assert not torch.equal(shared_after[name], shared[name])
+        went = shared_after[name] - shared[name]
+        torch.testing.assert_close(own_after[name] - own[name], went, rtol=1e-4, atol=1e-6)
+        assert torch.equal(answers[0][2][name], shared_after[name])
+
+
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
@@ -191,15 +215,13 @@ def test_another_number_of_workers_keeps_the_means(worlds: dict[int, World], old
             torch.testing.assert_close(torch.stack([kept_by[name] for _, kept_by, _ in loaded]).mean(0), kept)
 
 
-def case_refused(rank: int, size: int) -> list[str]:
-    training, said = Training(rank, every=4, **SPARSE), []
-    other = Training(rank, every=6, **SPARSE)
-    for state in ({"schema": 7}, other.outer.state_dict()):
-        with pytest.raises(ValueError, match="schema 1|another every="):
+def case_refused(rank: int, size: int) -> None:
+    training, other = Training(rank, every=4, **SPARSE), Training(rank, every=4, fragments=2, **SPARSE)
+    for state, says in (({"schema": 7}, "schema 1"), (other.outer.state_dict(), "another fragments=")):
+        with pytest.raises(ValueError, match=says):
             training.outer.load_state_dict(state)
     training.outer.detach()
     other.outer.detach()
-    return said
 
 
 # ---- failures -------------------------------------------------------------------------------------------------------
@@ -227,7 +249,7 @@ def test_a_killed_rank_is_named_by_the_others(overlap: int) -> None:
     for rank in (0, 2):
         kind, said = outcomes[rank][1]
         assert kind == PeerLost.__name__, outcomes
-        assert "rank 1" in said
+        assert said.endswith("ranks not heard from: 1")
 
 
 def case_raises(rank: int, size: int) -> str:
@@ -317,9 +339,9 @@ def test_it_says_what_it_does(worlds: dict[int, World]) -> None:
         assert text.startswith("Outer loop: a round every 4 local steps, 2 fragments, applied 0 steps later, by SGD of")
         assert text.count("TopK (scope global, density 0.1 now") == 2
         assert steps == 2
-        assert 0.1 < density < 0.25  # small tensors travel dense
+        assert 0.1 < density < 0.4  # small tensors travel dense
         numel = sum(p.numel() for p in make_model(0).parameters())
-        assert 0 < traffic < 2 * 4 * numel / 2
+        assert 0 < traffic < 0.6 * steps * 4 * numel  # of which dense would take all
 
 
 def test_one_worker_goes_on_from_what_it_has() -> None:
@@ -339,5 +361,40 @@ def test_fragments_are_of_about_the_same_size() -> None:
     tensors = {str(i): torch.empty(size) for i, size in enumerate([100, 1, 1, 50, 50, 90, 10])}
     plan = round_plan("none", None, None, 4, {})
     parts = [[*map(int, part)] for part, _ in cut(tensors, 3, plan, 2)]
-    assert parts == [[0, 1, 2], [3, 4], [5, 6]]
+    assert parts == [[0, 1], [2, 3, 4], [5, 6]]
     assert [len(part) for part, _ in cut(tensors, 7, plan, 2)] == [1] * 7
+
+
+# ---- virtual workers ------------------------------------------------------------------------------------------------
+
+
+def mean_square(model: nn.Module, batch: tuple[Tensor, ...], carried: tuple[Tensor, ...]) -> Any:
+    return model(batch[0]).square().mean(), carried
+
+
+@pytest.mark.parametrize("way", ["sign", "moments", "streams"])
+def test_virtual_workers_train_as_processes_do(worlds: dict[int, World], way: str) -> None:
+    options = dict(WAYS[way])
+    own = {name: options.pop(name) for name in ("compressor", "every", "fragments", "overlap") if name in options}
+    moments = options.pop("moments", False)
+    model = make_model(0)
+    virtual = OuterWorkers(
+        model, mean_square, 3, rate=0.01, weight_decay=0.01, share_moments=moments, options=options, **own
+    )
+    drawn = [torch.Generator().manual_seed(100 + rank) for rank in range(3)]
+    for _ in range(12):
+        virtual.backward([(torch.randn(5, 7, generator=one),) for one in drawn])
+        virtual.optimizer.step()
+    shared, traffic = worlds[3].run(case_shared, **WAYS[way])[0]
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), shared[name], rtol=1e-4, atol=1e-6)
+    assert virtual.tally.bytes == pytest.approx(traffic, abs=200)  # each adds the headers of dense sums in its own way
+
+
+def case_shared(rank: int, size: int, **options: Any) -> tuple[Tensors, float]:
+    training = Training(rank, **options)
+    for _ in range(12):
+        training.step()
+    found = training.shared(), training.outer.stats().total.traffic
+    training.outer.detach()
+    return found

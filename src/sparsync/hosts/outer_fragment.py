@@ -94,15 +94,15 @@ class Fragment:
         start = [p.to(w.dtype).float() for p, w in zip(self.parameters, self.weights, strict=True)]
         torch._foreach_copy_(self.grads, start)
         torch._foreach_sub_(self.grads, [w.float() for w in self.weights])
-        if not bool(self.buffer.isfinite().all()):
+        bad = not bool(self.buffer.isfinite().all())
+        if bad:
             log.warning(NOT_FINITE, self.channel.rank, step)
             torch._foreach_copy_(self.weights, start)
-            miss = True
+        if overlap or (miss and not bad):
+            self.sent = [t.clone() for t in (start if miss or bad else [w.float() for w in self.weights])]
+        miss = miss or bad
         if miss:
             self.buffer.zero_()
-            self.sent = start
-        elif overlap:
-            self.sent = [w.float().clone() for w in self.weights]
         self.due = step + overlap
         self.future = self.handle.push(0, self.buffer, self.parameters, last=True, joined=miss)
         if self.moments is not None:
@@ -162,7 +162,7 @@ class Fragment:
             kind: dict(zip(self.own, [t.detach().clone() for t in of], strict=False)) for kind, of in kinds.items()
         }
         summed = {} if self.moments is None or self.future is None else {"moments": self.moments.flat.clone()}
-        return {"exchange": self.handle.state_dict(), "offset": self.offset, "due": self.due, **tensors, **summed}
+        return {"exchange": self.handle.state_dict(), "due": self.due, **tensors, **summed}
 
     @torch.no_grad()
     def load_state_dict(self, state: State | Sequence[State]) -> None:

@@ -163,9 +163,8 @@ class OuterLoop:
         for one in states:
             if one.get("schema") != SCHEMA:
                 raise ValueError(f"this is not an outer loop's state of schema {SCHEMA}: it says {one.get('schema')!r}")
-            made = [(set(part["shared"]), part["offset"]) for part in one["fragments"]]
-            if made != [(set(part.own), part.offset) for part in self.fragments]:
-                raise ValueError("this state was made with another every= or fragments=, or of another model")
+            if [set(part["shared"]) for part in one["fragments"]] != [set(part.own) for part in self.fragments]:
+                raise ValueError("this state was made with another fragments=, or of another model")
         for number, fragment in enumerate(self.fragments):
             parts = [one["fragments"][number] for one in states]
             fragment.load_state_dict(parts[0] if isinstance(state, Mapping) else parts)
