@@ -24,8 +24,12 @@ STREAMED = "OuterLoop, every 8 steps in 4 fragments, applied 2 later, 1/40"
 LEVELS = "OuterLoop, every 8 steps, levels, 1/40"
 
 
+LOW = 400  # a budget below what sketches of every step take
+LOW_OUTER, LOW_LOCO = (f"{name}, every 30 steps, 1/{LOW}" for name in ("OuterLoop", "SparseLoCo"))
+
+
 def _at(every: int, **options: Any) -> dict[str, Any]:
-    return {"budget": 1 / 40, "every": every, **options}
+    return {"budget": 1 / 40, **options, "every": every}
 
 
 def _shared(every: int, **options: Any) -> dict[str, Any]:
@@ -42,6 +46,8 @@ OUTER_ROWS: Mapping[str, Method] = {
             *(Method(label, OUTER_LOOP, _shared(every)) for every, label in OUTER.items()),
             Method(OWN, OUTER_LOOP, _at(8)),
             Method(STREAMED, OUTER_LOOP, _shared(8, fragments=4, overlap=2), like=OUTER[8]),
+            Method(LOW_OUTER, OUTER_LOOP, _shared(30, budget=1 / LOW)),
+            Method(LOW_LOCO, "sparse-loco", {"budget": 1 / LOW, "local_steps": 30}),
             Method(LEVELS, OUTER_LOOP, _shared(8, options={"values": "levels"}), like=OUTER[8]),
         )
     },
@@ -56,6 +62,7 @@ OUTER_STAGES = (
     Stage("gpt-w4-own", 0, FIRST, ("dense", MAIN, OUTER[8], DILOCO["fp32"], LOCO[15])),
     Stage("gpt", 0, OTHERS, (*STORED, OUTER[8], DILOCO["fp32"])),
     Stage("gpt", 0, FIRST, (STREAMED, LEVELS)),
+    Stage("gpt", 0, FIRST, (LOW_OUTER, LOW_LOCO)),
     Stage("gpt", 0, FIRST, (OUTER[2],)),
     Stage("gpt", 0, FIRST, (OUTER[15], DILOCO["bf16"])),
     Stage("gpt-w4-own", 0, OTHERS, ("dense", MAIN, OUTER[8])),
@@ -66,7 +73,7 @@ QUICK = {
     "stages": (Stage("gpt", 0, FIRST, ("dense", OUTER[8], OWN, DILOCO["bf16"], LOCO[15], STREAMED)),),
 }
 NOTES = (
-    "All rows but dense send the same bytes in all: a 40th of dense's. DiLoCo sends every entry, in fp32 every 40 "
+    "All rows but dense, and those that say so, send the same bytes in all: a 40th of dense's. DiLoCo sends every entry, in fp32 every 40 "
     "steps, in bf16 every 20; its outer optimizer is the published one. SparseLoCo is as published, written from its "
     "paper (with half of its bytes at 30 steps: it then sends every entry, in two bits).",
     "OuterLoop: the largest entries of the whole model as signs, with feedback, more of them in the first rounds; an "
@@ -74,6 +81,7 @@ NOTES = (
     "whose bytes are within the budget; own moments: each worker keeps its own, as DiLoCo's and SparseLoCo's do.",
     "Rates are searched for alike: 0.5 to 2 times the same rate (4 workers: once to twice), further at the edge, with "
     "the first seed. Fragments and levels take the rate of what they change.",
+    f"A {LOW}th is less than preconditioned feedback can send here: its sketches alone take a 210th.",
     "16 workers have 4 sequences a step each, 4 workers 16: the more a worker has, the more it learns by itself.",
 )
 
