@@ -73,9 +73,9 @@ QUICK = {
     "stages": (Stage("gpt", 0, FIRST, ("dense", OUTER[8], OWN, DILOCO["bf16"], LOCO[15], STREAMED)),),
 }
 NOTES = (
-    "All rows but dense, and those that say so, send the same bytes in all: a 40th of dense's. DiLoCo sends every entry, in fp32 every 40 "
-    "steps, in bf16 every 20; its outer optimizer is the published one. SparseLoCo is as published, written from its "
-    "paper (with half of its bytes at 30 steps: it then sends every entry, in two bits).",
+    "All rows but dense, and those that say so, send the same bytes in all: a 40th of dense's. DiLoCo sends every "
+    "entry, in fp32 every 40 steps, in bf16 every 20; its outer optimizer is the published one. SparseLoCo is as "
+    "published, written from its paper; every 30 steps it sends every entry, in two bits, and does not use all bytes.",
     "OuterLoop: the largest entries of the whole model as signs, with feedback, more of them in the first rounds; an "
     "outer rate of 1 without momentum. Adam's second moments are shared in every round, as means of rows and columns, "
     "whose bytes are within the budget; own moments: each worker keeps its own, as DiLoCo's and SparseLoCo's do.",
