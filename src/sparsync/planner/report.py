@@ -98,7 +98,7 @@ class Plan:
         return f"Above {bandwidth_text(bits)} no sparse method pays."
 
     def local_steps(self) -> str:
-        """Return what local steps would take, and up to which bandwidth that is faster than an exchange in every step."""
+        """Return what local steps would take, and up to which bandwidth they are faster than exchanges every step."""
         planner, every = self.planner, self.every
         waited, beside = (planner.outer_seconds(self.network, every, beside) for beside in (False, True))
         bits = planner.outer_break_even(self.network, every)
@@ -107,7 +107,7 @@ class Plan:
             limit = "at every bandwidth"
         return (
             f"Local steps, OuterLoop(every={every}), with {bytes_text(planner.forecasts[ROUND].traffic)} a round: "
-            f"{seconds_text(waited)} a step, {seconds_text(beside)} if rounds travel beside the next steps; faster than "
+            f"{seconds_text(waited)} a step, {seconds_text(beside)} if rounds travel beside next steps; faster than "
             f"an exchange in every step {limit}. That is another algorithm, which learns less in a step: "
             "docs/outer-loop.md."
         )
