@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from torch import Tensor, nn
 from sparsync import OuterLoop, PeerLost, SparsyncError, TopK
 from sparsync.hosts.outer_loop import cut, round_plan
 from sparsync_lab.virtual.outer_workers import OuterWorkers
-from tests.world import World
+from tests.world import World, run_forked
+
+EXAMPLE = Path(__file__).parents[1] / "examples/outer_loop/train.py"
 
 STEPS = 13
 Tensors = dict[str, Tensor]
@@ -398,3 +402,24 @@ def case_shared(rank: int, size: int, **options: Any) -> tuple[Tensors, float]:
     found = training.shared(), training.outer.stats().total.traffic
     training.outer.detach()
     return found
+
+
+# ---- the example ----------------------------------------------------------------------------------------------------
+
+
+def run_example(folder: Path, workers: int, *options: str) -> str:
+    arguments = ["train.py", "--folder", str(folder), *options]
+    said, *others = run_forked(f"import sys\nsys.argv = {arguments}\n{EXAMPLE.read_text()}", workers)
+    assert not any(others)
+    return said
+
+
+def test_the_example_learns_and_goes_on_with_more_workers(tmp_path: Path) -> None:
+    said = [run_example(tmp_path, 2, "--steps=60", "--every=10")]
+    said.append(run_example(tmp_path, 3, "--steps=90", "--every=10", "--resume"))
+    found = [re.search(r"(\d) workers, (\d+) steps: loss (\d\.\d+), 1/(\d+) of dense's bytes", text) for text in said]
+    assert all(found), said
+    rows = [[float(number) for number in match.groups()] for match in found if match]
+    assert [row[:2] for row in rows] == [[2, 60], [3, 90]]
+    assert rows[1][2] < rows[0][2] < 4.0  # guessing has 4.16
+    assert rows[0][3] > 50
