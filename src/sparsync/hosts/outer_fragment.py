@@ -103,11 +103,12 @@ class Fragment:
         miss = miss or bad
         if miss:
             self.buffer.zero_()
-        self.due = step + overlap
-        self.future = self.handle.push(0, self.buffer, self.parameters, last=True, joined=miss)
         if self.moments is not None:
             self.moments.gather(miss)
             self._moments_there.clear()
+        self.due = step + overlap
+        self.future = self.handle.push(0, self.buffer, self.parameters, last=True, joined=miss)
+        if self.moments is not None:
             self._reducer.submit([self._sum_moments])
 
     def _sum_moments(self) -> None:

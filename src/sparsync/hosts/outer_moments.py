@@ -64,7 +64,7 @@ class SharedMoments:
         self.flat.zero_()
         if not miss:
             moments = (self.optimizer.state[p].get("exp_avg_sq", torch.zeros_like(p)) for p in self.parameters)
-            parts = [part.float() for moment in moments for part in means_of(moment)]
+            parts = [part for moment in moments for part in means_of(moment.float())]
             torch._foreach_copy_(list(self._parts), parts)
             self.flat[-1] = 1
 
