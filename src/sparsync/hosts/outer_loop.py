@@ -229,7 +229,7 @@ def _trained(model: Module) -> dict[str, Tensor]:
     """Return the parameters that are trained, by name; refuse those that local steps do not know."""
     if type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
         raise ValueError("OuterLoop takes the plain model: its workers step by themselves, and DDP would sum gradients")
-    own = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    own: dict[str, Tensor] = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     if not own:
         raise ValueError("there is nothing to exchange: no parameter of the model is trained")
     for name, p in own.items():
