@@ -10,7 +10,7 @@ from sparsync import theory
 from sparsync.layout import entries_for
 from sparsync_lab import models
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers import gradient_shapes, planner_check, selection_times, step_times
+from sparsync_lab.papers import gradient_shapes, iteration_times, planner_check, selection_times
 from sparsync_lab.papers.curves import (
     base_result,
     by_epoch,
@@ -345,10 +345,11 @@ ITEMS = (
         "p1/table2",
         "Table 2, iteration time and scaling efficiency",
         "P1: on 16 GPUs and 10 Gbit/s TopK-SGD is slower than Dense-SGD, GaussianK-SGD up to 2.33 times faster.",
-        step_times.table_2_of_p1,
+        iteration_times.table_2_of_p1,
         ("a GPU", "torchvision", "timm"),
-        3,
+        1,
         p1_table2(),
+        redraw=iteration_times.tables_of_p1,
     ),
     Item(
         "p1/table2-model",
