@@ -40,6 +40,7 @@ from sparsync_lab.papers.store import load, rounded, runs_of
 from sparsync_lab.papers.sweep import ABLATIONS, ALSO, BASE, EARLY, METHODS, SETTINGS, TARGETS, Stage, method_of
 from sparsync_lab.papers.tasks import Task
 from sparsync_lab.papers.trainings import VirtualSession, traffic_per_step, train_run
+from sparsync_lab.papers.verdicts import verdicts
 from sparsync_lab.virtual import VirtualWorkers
 from tests.lab.generated import images
 
@@ -172,6 +173,28 @@ def test_figure_4_needs_what_was_measured(context: RunContext, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="sparsync bench select --device cuda"):
         ITEMS["p1/fig4"].run(context)
+
+
+def test_figure_4_has_selection_alone_where_it_was_measured(tmp_path: Path) -> None:
+    """P1's order is looked for in each table by itself."""
+    source = (ROOT / "results" / "bench-select-gpu.csv").read_text(encoding="utf-8")
+    (tmp_path / "bench-select-gpu.csv").write_text(source, encoding="utf-8")
+    context = RunContext(output=tmp_path / "papers")
+    before = ITEMS["p1/fig4"].run(context)
+    assert len(before.tables) == 1
+    assert "trimmed Top_k (PyTorch)" in before.tables[0].headings
+    assert any("does not hold here" in note for note in before.notes)
+    assert any(note.startswith("Not measured: selection alone") for note in before.notes)
+    columns = "method,size,density,dtype,p50_ms,device,commit"
+    measured = {"topk": 8, "dgc": 4, "gaussian": 9, "gaussian, authors' code": 2, "trimmed": 5}
+    rows = [f'"{name} (PyTorch)",100000000,0.001,fp32,{ms},H200,abc' for name, ms in measured.items()]
+    (tmp_path / "bench-select-alone-gpu.csv").write_text("\n".join([columns, *rows]), encoding="utf-8")
+    result = ITEMS["p1/fig4"].run(context)
+    assert [row.cells for row in result.tables[0].rows] == [["100 M", "8 ms", "4 ms", "9 ms", "2 ms", "5 ms"]]
+    assert any("alone" in note and "fastest) holds here" in note for note in result.notes)
+    assert any("with error feedback" in note and "does not hold here" in note for note in result.notes)
+    word = next(one.word for one in verdicts({"p1/fig4": result}) if one.item == "p1/fig4")
+    assert word == "partly"
 
 
 def test_the_report_loads_nothing_and_has_the_published_numbers(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsync import theory
 from sparsync.layout import entries_for
 from sparsync_lab import models
 from sparsync_lab.models import CATALOGUE
@@ -16,12 +15,12 @@ from sparsync_lab.papers.curves import (
     by_epoch,
     findings,
     first_seed,
-    loss_by_step,
     quick_changes,
     scores,
     train_runs,
     with_seeds,
 )
+from sparsync_lab.papers.gradient_histograms import draw_histograms
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.observers import ratios
 from sparsync_lab.papers.published import P1_MODELS, p1_table1, p1_table2
@@ -76,6 +75,10 @@ RANDOM = (
     "optimizer makes ten thousand; the learning rate is dense SGD's. P1 does not say what it did about that; its "
     "authors' code begins with densities that are four to sixteen times as high. Of what it sends, the density column "
     "counts what is not 0."
+)
+SHAPE_STEPS = (
+    f"All have {STEPS:,} steps: the learning rate grows over the first tenth of them and stays. VGG-16's passes are in "
+    "bfloat16 where torch's autocast takes that to be safe."
 )
 LARGER = (
     "TopK-SGD, and GaussianK-SGD with it, loses 13 points on VGG-16, of which P1 says 0.6 to 0.8, too. We do not know "
@@ -177,33 +180,8 @@ def figure_6(context: RunContext) -> Result:
 
 def histograms(context: RunContext, method: str, remarks: Sequence[str] = ()) -> Result:
     """Draw histograms of the first worker's gradient plus residual, of all six models."""
-    runs = [watched(context, model, method) for model in MODELS]
-    done, result = train_runs(context, runs)
-    figures, rows = [], []
-    for label, history in done.items():
-        figures.append(_histogram(label, history))
-        rows += [_shape_row(label, snapshot) for snapshot in history.snapshots if "x" in snapshot]
-    headings = ["model, step", "deviation", "largest/deviation", "kurtosis", "π − line", "bend of π²", "excess", "bell"]
-    table = Table(
-        "The shapes in numbers; a normal distribution has kurtosis 3",
-        headings,
-        rows,
-        [
-            "π − line, bend and excess: at most; bell: π below its line and π² convex, which Theorem 1 rests on. A "
-            "uniform distribution, of kurtosis 1.8, just meets that."
-        ],
-    )
-    curves = loss_by_step("Training loss", done, "To see that they learn.")
-    sent = ", ".join(f"{label} {100 * history.density:.3g} %" for label, history in done.items())
-    notes = [
-        f"All have {STEPS:,} steps: the learning rate grows over the first tenth of them and stays. VGG-16's passes "
-        "are in bfloat16 where torch's autocast takes that to be safe.",
-        "LSTM-PTB is trained without momentum and both LSTM are clipped, as in the authors' code.",
-        "P1 trains by 16 workers, as here but for the two LSTM, which have 2: what is drawn is one worker's, and the "
-        "others matter by the mean alone.",
-        *([f"Of the entries was sent: {sent}."] if sent else []),
-    ]
-    return replace(result, tables=[table], figures=[*figures, curves], notes=[*remarks, *notes, *result.notes])
+    own, topk = ([watched(context, model, name) for model in MODELS] for name in (method, "topk"))
+    return draw_histograms(context, own, topk if method != "topk" else [], [*remarks, SHAPE_STEPS])
 
 
 def watched(context: RunContext, model: str, method: str) -> Run:
@@ -214,30 +192,6 @@ def watched(context: RunContext, model: str, method: str) -> Run:
     )  # fmt: skip
     run = replace(run, workers=FEWER.get(model, run.workers))
     return replace(run, **quick_changes(run, watch_every=2)) if context.quick else run
-
-
-def _histogram(label: str, history: History) -> Figure:
-    curves = [Curve(f"step {s['step']}", s["x"], s["density"]) for s in history.snapshots if "x" in s]
-    return Figure(
-        LineChart(label, "gradient + residual", curves, log_y=True),
-        f"{label}: density within six deviations, on a logarithmic axis.",
-    )
-
-
-def _shape_row(label: str, snapshot: Mapping[str, Any]) -> Row:
-    shape = theory.BellShape(snapshot["above_line"], snapshot["bend"], snapshot["excess"])
-    return Row(
-        [
-            f"{label}, {snapshot['step']}",
-            f"{snapshot['deviation']:.2e}",
-            f"{snapshot['largest'] / snapshot['deviation']:.1f}",
-            f"{snapshot['kurtosis']:.1f}",
-            f"{snapshot['above_line']:.2g}",
-            f"{snapshot['bend']:.2g}",
-            f"{snapshot['excess']:.2g}",
-            "yes" if shape.bell else "no",
-        ]
-    )
 
 
 def figure_5(context: RunContext) -> Result:
