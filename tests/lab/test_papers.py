@@ -24,11 +24,11 @@ from sparsync_lab.cli.app import run as command
 from sparsync_lab.cli.papers import unfinished
 from sparsync_lab.data import PennTreebank
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers import ITEMS, RunContext, adamw, beyond, chosen, p1, p2, store, tasks, trainings
+from sparsync_lab.papers import ITEMS, RunContext, adamw, beyond, chosen, p1_runs, p2, store, tasks, trainings
 from sparsync_lab.papers import iteration_times as times
 from sparsync_lab.papers import observers as watch
 from sparsync_lab.papers import tables as tables
-from sparsync_lab.papers.curves import base_result, difference, scores
+from sparsync_lab.papers.curves import base_result, by_epoch, difference, scores, spread_caption
 from sparsync_lab.papers.equal_bytes import budget, counted_traffic
 from sparsync_lab.papers.imagenet import image_folder_task
 from sparsync_lab.papers.item import Result
@@ -58,7 +58,9 @@ def task(run: Run) -> Task:
     return tasks.image_task("generated", images(1, 28), model, CPU, run.workers, run.batch, run.seed, None)
 
 
-TINY = Run("topk", "lenet5", "topk", {**p1.SPARSE, "density": 0.01}, workers=2, batch=4, rate=0.05, steps=8, warmup=0)
+TINY = Run(
+    "topk", "lenet5", "topk", {**p1_runs.SPARSE, "density": 0.01}, workers=2, batch=4, rate=0.05, steps=8, warmup=0
+)
 
 
 @pytest.fixture
@@ -380,12 +382,12 @@ def test_images_in_folders_are_a_task(tmp_path: Path, context: RunContext, devic
     made = image_folder_task(tmp_path, model.to(device), device, **how)
     assert made.epoch == 2
     assert made.size == "16 images, 4 test images"
-    run = replace(TINY, steps=12, options={**p1.SPARSE, "density": 0.2})
+    run = replace(TINY, steps=12, options={**p1_runs.SPARSE, "density": 0.2})
     history = train_run(run, context, made)
     assert history is not None
     assert history.last == 1.0  # red or not
     with pytest.raises(ValueError, match="ImageNet is at"):
-        trainings._task(p1.training("resnet50", "dense"), replace(context, data=tmp_path / "nowhere"))
+        trainings._task(p1_runs.training("resnet50", "dense"), replace(context, data=tmp_path / "nowhere"))
 
 
 def test_schedules() -> None:
@@ -402,7 +404,7 @@ def test_a_run_s_name_follows_what_it_is() -> None:
     names = {replace(TINY, **change).name for change in ({}, {"rate": 0.2}, {"seed": 1}, {"settings": {"a": 1}})}
     assert len(names) == 4
     # Figures 1 and 6 share what they have in common.
-    assert p1.training("vgg16", "topk").name == replace(p1.training("vgg16", "topk"), seconds=3).name
+    assert p1_runs.training("vgg16", "topk").name == replace(p1_runs.training("vgg16", "topk"), seconds=3).name
 
 
 # ---- beyond the papers ----------------------------------------------------------------------------------------------
@@ -660,7 +662,7 @@ def test_the_item_grows_with_its_trainings(
 
 def test_bytes_of_a_step_are_those_that_are_counted(context: RunContext) -> None:
     whole = {"density": 0.01}
-    for method, options in (("default", whole), ("dgc", whole), ("topk", p1.SPARSE), ("dense", {})):
+    for method, options in (("default", whole), ("dgc", whole), ("topk", p1_runs.SPARSE), ("dense", {})):
         run = replace(TINY, label=method, method=method, options=options, steps=2)
         history = train_run(run, context, task(run))
         assert history is not None
@@ -695,20 +697,20 @@ def test_an_unfinished_item_says_what_is_missing(context: RunContext) -> None:
 
 
 def test_trainings_that_are_close_have_three_seeds(context: RunContext) -> None:
-    runs = p1.repeats(context, "resnet20", "topk")
+    runs = p1_runs.repeats(context, "resnet20", "topk")
     assert [run.seed for run in runs] == [0, 1, 2]
     assert len({run.name for run in runs}) == 3
     assert [replace(run, seed=0, label="topk") for run in runs] == [runs[0]] * 3
-    assert len(p1.repeats(context, "vgg16", "topk")) == 1
+    assert len(p1_runs.repeats(context, "vgg16", "topk")) == 1
     # Whoever asks for a seed gets that one, and what is there of it.
-    (first,) = p1.repeats(replace(context, seed=1), "resnet20", "topk")
+    (first,) = p1_runs.repeats(replace(context, seed=1), "resnet20", "topk")
     assert first.made(replace(context, seed=1)).name == runs[1].name
-    assert len(p1.repeats(replace(context, quick=True), "resnet20", "topk")) == 1
+    assert len(p1_runs.repeats(replace(context, quick=True), "resnet20", "topk")) == 1
 
 
 def test_a_row_of_several_seeds_is_their_mean() -> None:
     whole = RunContext()
-    dense, topk = (p1.repeats(whole, "resnet20", name) for name in ("dense", "topk"))
+    dense, topk = (p1_runs.repeats(whole, "resnet20", name) for name in ("dense", "topk"))
     lasts = {0: (0.90, 0.89), 1: (0.91, 0.89), 2: (0.80, 0.91)}
     done = {run.label: history_of(run, lasts[run.seed][0]) for run in dense[:2]}
     done |= {run.label: history_of(run, lasts[run.seed][1]) for run in topk}
@@ -718,6 +720,18 @@ def test_a_row_of_several_seeds_is_their_mean() -> None:
     assert table.rows[1].cells[1:5] == ["89.67 ± 1.15", "89.67", "-1.50", "3"]  # over the seeds that dense has, too
     done["topk, seed 1"] = history_of(topk[1], math.nan)
     assert scores("", done).rows[1].cells[1:5] == ["nan", "nan", "–", "3"]
+
+
+def test_curves_have_the_range_of_the_seeds() -> None:
+    dense, topk = (p1_runs.repeats(RunContext(), "resnet20", name) for name in ("dense", "topk"))
+    done = {run.label: replace(history_of(run, 0.5), points=[1, 2], scores=[0.1, 0.9]) for run in dense[:1]}
+    for run, last in zip(topk, (0.8, 0.6, 0.7), strict=True):
+        done[run.label] = replace(history_of(run, 0.5), points=[1, 2], scores=[0.1, last])
+    one, three = by_epoch("", done, "").chart.curves  # type: ignore[union-attr]
+    assert (one.label, list(one.low)) == ("dense", [])
+    assert (three.label, list(three.y)) == ("topk", [pytest.approx(10), pytest.approx(70)])
+    assert [three.low[1], three.high[1]] == [pytest.approx(60), pytest.approx(80)]
+    assert spread_caption(done) == "the mean of up to 3 seeds, and from the lowest to the highest"
 
 
 def test_what_was_found_is_said_of_the_full_trainings_alone(context: RunContext) -> None:
@@ -741,7 +755,7 @@ def test_bars_are_of_one_kind(context: RunContext) -> None:
 
 
 def test_data_that_differ_are_said_to(context: RunContext) -> None:
-    run = p1.training("resnet20", "dense")
+    run = p1_runs.training("resnet20", "dense")
     data = [{"name": name, "size": "none", "sha256": name} for name in ("half", "whole")]
     both = [replace(history_of(run, 0.5), data=own) for own in data]
     said = [note for note in base_result(context, both, []).notes if "same data" in note]

@@ -25,7 +25,7 @@ def signs_of(layout: Layout, wire: Wire, seed: int) -> SparseGrad:
     chosen = [at[u[at].abs().topk(segment.k).indices] for at, segment in zip(own, layout.segments, strict=True)]
     indices = torch.cat(chosen).sort().values
     assert wire.codec.round is not None
-    values = wire.codec.round(u[indices], layout.segment_of(indices), len(layout.segments))
+    values = wire.codec.round(u[indices], layout.segment_of(indices), len(layout.segments), torch.inf)
     zero, none = torch.zeros((), dtype=torch.int32), torch.full((), -1, dtype=torch.int32)
     return SparseGrad(indices, values, torch.tensor(indices.numel()), NUMEL, zero, none)
 

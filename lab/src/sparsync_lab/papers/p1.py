@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from sparsync.layout import entries_for
 from sparsync_lab import models
@@ -14,39 +13,22 @@ from sparsync_lab.papers.curves import (
     base_result,
     by_epoch,
     findings,
-    first_seed,
     quick_changes,
     scores,
+    spread_caption,
     train_runs,
-    with_seeds,
 )
 from sparsync_lab.papers.gradient_histograms import draw_histograms
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.observers import ratios
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNT_EVERY, COUNTED, HELD, repeats, training
 from sparsync_lab.papers.published import P1_MODELS, p1_table1, p1_table2
 from sparsync_lab.papers.run import History, Run, model_title
 from sparsync_lab.papers.run_queue import train_missing
+from sparsync_lab.papers.vgg16_gap import gap_note
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
-# k = 0.001 d of the whole model, fp32, nothing travels dense, momentum stays in the optimizer.
-SPARSE: Mapping[str, Any] = {
-    "density": 0.001,
-    "scope": "global",
-    "momentum": "keep",
-    "dense_below": 0,
-    "dense_1d": False,
-}
-METHODS = {"dense": "dense", "topk": "topk", "randk": "random+allgather", "gaussiank": "gaussian"}
-HELD = "gaussiank, count held"
-# Other forms of Gaussian-k, with their counts over the training; the first is the printed one once more.
-COUNTED, AUTHORS, CARRIED = "gaussiank, its counts", "gaussiank, authors' code", "gaussiank, count carried"
-FORMS: Mapping[str, Mapping[str, Any]] = {
-    COUNTED: {}, AUTHORS: {"two_sided": True, "masks": 3}, CARRIED: {"refine": "carried"}
-}  # fmt: skip
-COUNT_EVERY = 60  # steps
 STEPS, EVERY = 1600, 200  # of the histograms
-# Close to one another: three seeds of each.
-CLOSE = {"lenet5": ("dense", "topk", "gaussiank", HELD), "resnet20": ("dense", "topk", HELD)}
 FEWER = {"lstm-ptb": 2, "lstm-an4": 2}  # workers whose gradients make the histograms, instead of 16
 MODELS = tuple(row[0] for row in P1_MODELS)
 SCHEDULE = (
@@ -55,8 +37,8 @@ SCHEDULE = (
     "1/64 and 0.004, for an epoch each). Weight decay is 0; in the authors' code it is 0.0001. Whether these two "
     "matter, beyond/evidence measures. VGG-16's passes compute in bfloat16 where torch's autocast takes that to be "
     "safe. Where LeNet-5 and ResNet-20 end close to one another there are three seeds (mean and standard deviation; "
-    "the curves are of the first); all others have one, and what differs by less than a point is no ranking. LeNet-5 "
-    "on MNIST, which P1 trains but does not draw here, has the same schedule."
+    "curves have the range of the seeds); all others have one, and what differs by less than a point is no ranking. "
+    "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule."
 )
 IMAGENET = (
     "P1's third model, ResNet-50 on ImageNet, is for those who have it: --only resnet50 with --data-dir at a folder "
@@ -80,37 +62,6 @@ SHAPE_STEPS = (
     f"All have {STEPS:,} steps: the learning rate grows over the first tenth of them and stays. VGG-16's passes are in "
     "bfloat16 where torch's autocast takes that to be safe."
 )
-LARGER = (
-    "TopK-SGD, and GaussianK-SGD with it, loses 13 points on VGG-16, of which P1 says 0.6 to 0.8, too. We do not know "
-    "why. That entries wait for long is no explanation: as printed Gaussian-k sends 23 times fewer, and ends where "
-    "TopK-SGD does. What P1's authors' code does and its text does not say (densities of 1/64 and 0.004 at first, "
-    "weight decay), the rate, its warm-up and clipping are changed one at a time in beyond/evidence."
-)
-
-
-def training(model: str, method: str, **changes: Any) -> Run:
-    """Return a training with P1's settings."""
-    options = {} if method == "dense" else SPARSE
-    if method in FORMS:
-        own = {"label": method, "settings": FORMS[method], "watch": "count", "watch_every": COUNT_EVERY}
-        return replace(training(model, "gaussiank", **own), **changes)
-    if method == HELD:
-        return replace(training(model, "gaussiank", label=HELD, settings={"refine": True}), **changes)
-    if model == "resnet50":
-        run = Run(method, model, METHODS[method], options, rate=0.2, weight_decay=1e-4, epochs=70, warmup=5 / 70)
-        return replace(run, decay=(30 / 70, 60 / 70), **changes)
-    spec = CATALOGUE[model]
-    made = Run(
-        method, model, METHODS[method], options, batch=spec.batch, rate=spec.rate, momentum=spec.momentum,
-        clip=spec.clip, autocast=model == "vgg16",
-    )  # fmt: skip
-    return replace(made, **changes)
-
-
-def repeats(context: RunContext, model: str, method: str) -> list[Run]:
-    """Return a training of the convergence, with all seeds if it is close to others."""
-    run = training(model, method)
-    return with_seeds(context, run) if method in CLOSE.get(model, ()) else [run]
 
 
 def convergence(context: RunContext, methods: Sequence[str], remarks: Sequence[str], found: Sequence[str]) -> Result:
@@ -136,8 +87,8 @@ def convergence(context: RunContext, methods: Sequence[str], remarks: Sequence[s
         if done:
             title = model_title(model)
             on = next(iter(done.values())).data["name"]
-            caption = f"{title}, data {on}; the first seed of each."
-            figures.append(by_epoch(f"{title}, test accuracy", first_seed(done), caption))
+            caption = f"{title}, data {on}; {spread_caption(done)}."
+            figures.append(by_epoch(f"{title}, test accuracy", done, caption))
             tables.append(scores(f"{title}: test accuracy", done))
             figures += count_figures(title, done)
     result = base_result(context, histories, missing)
@@ -159,7 +110,7 @@ def count_figures(title: str, done: Mapping[str, History]) -> list[Figure]:
 
 
 def figure_1(context: RunContext) -> Result:
-    return convergence(context, ("dense", "topk", "randk"), [], [RANDOM, LARGER])
+    return convergence(context, ("dense", "topk", "randk"), gap_note(context), [RANDOM])
 
 
 def figure_6(context: RunContext) -> Result:
@@ -177,7 +128,7 @@ def figure_6(context: RunContext) -> Result:
         "threshold takes all of them or none. Trainings from before that was so give up a count below 0.9 k."
     )
     methods = ("dense", "topk", "gaussiank", HELD, AUTHORS, CARRIED, COUNTED)
-    return convergence(context, methods, [ONE_SIDED, held, other], [LARGER])
+    return convergence(context, methods, [ONE_SIDED, held, other, *gap_note(context)], [])
 
 
 def histograms(context: RunContext, method: str, remarks: Sequence[str] = ()) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def _signed(total: SparseGrad, layout: Layout, wire: Wire) -> tuple[SparseGrad, 
     assert total.indices is not None
     real = torch.arange(total.values.numel(), device=total.values.device) < total.count
     segments = torch.where(real, layout.segment_of(total.indices), len(layout.segments))  # padding is in none
-    values = wire.codec.round(total.values, segments, len(layout.segments) + 1)
+    values = wire.codec.round(total.values, segments, len(layout.segments) + 1, inf)
     return replace(total, values=values), total.values - values
 
 
