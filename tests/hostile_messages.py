@@ -58,7 +58,7 @@ def _lies(draw: st.DrawFn) -> Damage:
     near = draw(st.integers(-2, 2) | st.none())  # of entries: a few more or less than there are
 
     def lie(message: Tensor, other: Tensor) -> Tensor:
-        message[word] = number if near is None else int(message[word]) + near
+        message[word] = number if near is None else (int(message[word]) + near + 2**31) % 2**32 - 2**31
         return message
 
     return lie

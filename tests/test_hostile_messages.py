@@ -4,6 +4,7 @@ keeps is what it was."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -112,6 +113,15 @@ def test_a_message_of_another_length_is_refused(coded, layout, more):
         assert "words" in outcome(mean_of, wire, rows, layout, shape, torch.float32)
     if rows.shape[1] < HEADER:
         assert "words" in outcome(read_headers, rows)
+
+
+def test_an_index_that_stands_twice_hides_no_overflow():
+    layout = layout_of([40], 0.5)
+    shape = shape_of(layout, torch.float32)
+    message = message_of(Wire(), entries(layout, "fp32", 0), layout, shape)
+    message[HEADER : HEADER + 2], message[HEADER + shape.capacity :] = 3, 0x7F7FFFFF
+    for read in (mean_of, partial(plain, mean_of)):
+        assert not read(Wire(), message.unsqueeze(0), layout, shape, torch.float32)[1]
 
 
 # ---- a whole step with a hostile peer --------------------------------------------------------------------------------
