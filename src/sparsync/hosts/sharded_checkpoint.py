@@ -4,7 +4,6 @@ rank 0: here every tensor is a row of one that all ranks share."""
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +67,9 @@ def read_rows(
         reader = reader_of(checkpoint)
         room = make_room(reader, key, device, keepers, nodes)
         load({key: room}, storage_reader=reader, process_group=group)
-    except (CheckpointException, OSError, EOFError, pickle.UnpicklingError, RuntimeError) as error:
+    except (ValueError, SparsyncError):
+        raise
+    except (CheckpointException, Exception) as error:  # the first is none of the second
         raise ValueError(f"the checkpoint {checkpoint} cannot be loaded: {type(error).__name__}: {error}") from error
     return own_state(room, group, nodes)
 
