@@ -95,15 +95,18 @@ class Protocol:
 
     def send(self, number: int, gradient: Vector, flag: str = "") -> None:
         """Begin a step and send (Reducer._begin, Reducer.compress, Ledger.record_sent). With ``FAILED`` the rank could
-        not compress (Reducer._take_out, failed_unit): nothing has come in, and its message says so."""
+        not compress (Reducer._take_out, failed_unit): its gradient is in nobody's hands, and its message says so."""
         rank = self.ranks[number]
         rank.before = rank.residual, rank.came_in
-        rank.in_flight, rank.flag, rank.phase, rank.waited = self.none, flag, WAITING, 0
-        if flag != FAILED:
-            rank.residual, rank.came_in = plus(rank.residual, gradient), plus(rank.came_in, gradient)
-            rank.in_flight = largest(rank.residual, self.k)
-            rank.residual = minus(rank.residual, rank.in_flight)
-        rank.inbox[number] = rank.completed, rank.in_flight, flag
+        rank.flag, rank.phase, rank.waited = flag, WAITING, 0
+        rank.came_in, sent = plus(rank.came_in, gradient), self.none
+        if flag == FAILED:
+            rank.in_flight = gradient
+        else:
+            rank.residual = plus(rank.residual, gradient)
+            rank.in_flight = sent = largest(rank.residual, self.k)
+            rank.residual = minus(rank.residual, sent)
+        rank.inbox[number] = rank.completed, sent, flag
         if self.defect == "a step counts before its exchange is over":
             rank.completed += 1
 
@@ -140,8 +143,9 @@ class Protocol:
         rank.completed += self.defect != "a step counts before its exchange is over"
 
     def _restore(self, rank: Rank) -> None:
-        """Put back what is in flight (Ledger.restore), or undo the whole step (WorkerState.undo)."""
-        if self.transactional:
+        """Put back what is in flight (Ledger.restore), or undo the whole step (WorkerState.undo); of a gradient that
+        could not be compressed nothing has come in."""
+        if self.transactional or rank.flag == FAILED:
             rank.residual, rank.came_in = rank.before
         else:
             rank.residual = plus(rank.residual, rank.in_flight)

@@ -21,7 +21,9 @@ from torch.distributed import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
+from sparsync.engine.state_form import NEEDED, OPTIONAL
 from sparsync.hosts.rank_files import load_ranks, save_ranks
+from sparsync.hosts.sharded_checkpoint import own_state
 from tests.failures.checked_training import inputs, mlp, square
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -128,6 +130,7 @@ def damaged(state: dict[str, Any], data: st.DataObject) -> Any:
 
 def refuses(run: Run, state: Any) -> bool:
     """Load; whether it was refused. If so nothing is changed; if not, a step can be made. Then all is as before."""
+    run.train(run.batches[3:])  # so that it is not at what the state was made of
     before = flat(run.handle.state_dict())
     try:
         run.handle.load_state_dict(state)
@@ -167,6 +170,41 @@ def test_any_state_is_refused_or_loaded_as_a_whole(runs: dict[str, Run], method:
 )
 def test_what_is_no_state_is_refused(runs: dict[str, Run], wrong: Any) -> None:
     assert refuses(runs["threshold"], wrong)
+
+
+@pytest.mark.parametrize("key", [*NEEDED, *OPTIONAL])
+def test_a_value_of_another_type_is_refused(runs: dict[str, Run], key: str) -> None:
+    for wrong in (b"x", math.nan, {"a": {3: torch.zeros(2)}}, {"0.weight": {"a": 7}}):
+        assert refuses(runs["adamw"], runs["adamw"].whole | {key: wrong})
+
+
+def test_another_compressors_state_is_refused(runs: dict[str, Run]) -> None:
+    for method, other in (("threshold", "gaussian"), ("gaussian", "threshold")):
+        whole, its = runs[method].whole, runs[other].whole
+        assert refuses(runs[method], whole | {"compressor": its["compressor"], "holds": ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "tensor"),
+    [
+        ("0.weight", "squares", torch.ones(7)),
+        ("0.weight", "squares", torch.full((100,), -1.0)),
+        ("0.weight", "numbers", torch.ones(2)),
+        ("0.weight", "numbers", torch.full((3,), math.inf)),
+        ("", "draws", torch.tensor(-1)),
+        ("", "max_norm", torch.ones(1)),
+    ],
+)
+def test_moments_of_another_form_are_refused(runs: dict[str, Run], name: str, key: str, tensor: Tensor) -> None:
+    whole = copy.deepcopy(runs["adamw"].whole)
+    assert key in whole["moments"][name]
+    whole["moments"][name][key] = tensor
+    assert refuses(runs["adamw"], whole)
+
+
+@pytest.mark.parametrize("wrong", [5, {}, {"on": "dense"}, {"on": 5, "times": {}, "workers": 1}], ids=str)
+def test_what_auto_cannot_go_on_from_is_refused_before_anything_changes(runs: dict[str, Run], wrong: Any) -> None:
+    assert refuses(runs["auto"], runs["auto"].whole | {"auto": wrong})
 
 
 def test_a_number_of_workers_is_no_size_to_allocate(runs: dict[str, Run]) -> None:
@@ -225,3 +263,12 @@ def test_any_distributed_checkpoint_is_refused_or_loaded_as_a_whole(
     except ValueError:
         assert flat(run.handle.state_dict()) == before
     run.handle.load_state_dict(run.whole)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"step": 2}, {"step": torch.zeros(0)}, {"workers": 0}, {"rates": {"a": torch.zeros(3)}}], ids=str
+)
+def test_rows_that_do_not_fit_are_refused(runs: dict[str, Run], wrong: dict[str, Any]) -> None:
+    room = {"step": torch.tensor([2, 2]), "workers": 2, "holds": ""}
+    with pytest.raises(ValueError, match="not whole"):
+        own_state(room | wrong, None)

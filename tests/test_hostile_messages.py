@@ -4,12 +4,13 @@ keeps is what it was."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -34,8 +35,8 @@ from sparsync.collectives.partition import HostPartition
 from sparsync.kernels import cpu
 from sparsync.layout import Parameter
 from sparsync.schedule import Constant
-from sparsync.sparse import SparseGrad
-from sparsync.wire import CODECS, HEADER, Wire, read_headers
+from sparsync.sparse import FAILED, NONFINITE, SparseGrad
+from sparsync.wire import CODECS, HEADER, Header, Wire, read_headers, seal
 from sparsync.workspace import Workspace
 from tests.failures.reducers import error_of, push_all
 from tests.hostile_messages import Damage, damages, sealed
@@ -43,16 +44,16 @@ from tests.methods import reducer_of
 from tests.test_host_messages import entries, layout_of, mean_of, message_of, outcome, plain
 
 FORMATS = [(v, i) for v in CODECS for i in ("int", "ef")]
+many = settings(max_examples=8 * settings().max_examples)
 SIZES = ([1], [63, 2], [100, 23, 1], [400])
 layouts = st.builds(
     layout_of, st.sampled_from(SIZES), st.sampled_from([0.02, 0.2, 1.0]), st.sampled_from(["layer", "global"])
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def checked() -> Iterator[None]:
-    """The loops that read messages, compiled so that an access outside their arrays raises."""
-    pytest.importorskip("numba")
+@contextmanager
+def bounds_checked() -> Iterator[None]:
+    """Compile the loops that read messages so that an access outside their arrays raises."""
     from numba import njit
 
     from sparsync.kernels.balanced import cpu as balanced
@@ -65,6 +66,13 @@ def checked() -> Iterator[None]:
             for name in names:  # those that call others last
                 slow = njit(boundscheck=True, error_model="numpy")(getattr(module, name).py_func)
                 patch.setattr(module, name, slow)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def checked() -> Iterator[None]:
+    pytest.importorskip("numba")
+    with bounds_checked():
         yield
 
 
@@ -83,6 +91,7 @@ def same(one: Any, two: Any) -> bool:
     return one[1] == two[1] and torch.equal(*(own[0].view(torch.float32).nan_to_num(7.0) for own in (one, two)))
 
 
+@many
 @given(st.sampled_from(FORMATS), layouts, damages(), st.integers(0, 99), st.integers(1, 3))
 def test_any_message_is_read_alike_by_loops_and_without(coded, layout, damage, seed, workers):
     """As if its checksum were right: the same error, or the same numbers, all of them within the gradient."""
@@ -103,6 +112,7 @@ def test_any_message_is_read_alike_by_loops_and_without(coded, layout, damage, s
         assert torch.equal(got.values.nan_to_num(7.0), other.values.nan_to_num(7.0))
 
 
+@many
 @given(st.sampled_from([*FORMATS, ("fp32", "block")]), layouts, st.integers(-70, 70))
 def test_a_message_of_another_length_is_refused(coded, layout, more):
     wire, shape = Wire(*coded), shape_of(layout, torch.float32)
@@ -184,6 +194,7 @@ def reducer_with(name: str, values: str, indices: str, **options: Any) -> tuple[
     return reducer_of(parameters, compressor, collective, channel, **options), channel
 
 
+@many
 @given(cases, damages(), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_a_hostile_peer_ends_in_our_error_and_changes_nothing(case, damage, knows, transactional, seed):
     """Whatever it sends, with the checksum as it was or one that fits (it ``knows``): results stay ours, or all that
@@ -212,6 +223,42 @@ def test_a_hostile_peer_ends_in_our_error_and_changes_nothing(case, damage, know
     reducer.close()
 
 
+def lie(**words: int) -> Damage:
+    """Return what makes a sender say so in its header, checksum included."""
+
+    def say(message: Tensor, other: Tensor) -> Tensor:
+        message = message.clone()
+        for name, number in words.items():
+            message[Header._fields.index(name)] = number
+        return seal(message)
+
+    return say
+
+
+@pytest.mark.parametrize("flags", [0, NONFINITE, FAILED])
+@pytest.mark.parametrize("extra", [-2, 2, 2**31 - 1])
+def test_a_culprit_that_does_not_exist_is_not_looked_up(flags: int, extra: int) -> None:
+    reducer, channel = reducer_with("gtopk", "fp32", "int")
+    channel.damage = lie(flags=flags, extra=extra)
+    error_of(push_all, reducer, [("a", torch.randn(300)), ("b", torch.randn(70))])
+    kind, text = error_of(reducer.check)
+    assert (kind, text) == ("Damaged", f"a message was not read: it says that rank {extra} failed, of 2")
+    reducer.close()
+
+
+@pytest.mark.parametrize("where", [-1, 1, 2**31 - 1, -(2**31)])
+def test_a_parameter_that_does_not_exist_is_not_looked_up(caplog: pytest.LogCaptureFixture, where: int) -> None:
+    """The step is bad all the same, and nothing is lost."""
+    reducer, channel = reducer_with("allgather", "fp32", "int")
+    channel.damage = lie(flags=NONFINITE, where=where)
+    result, _ = push_all(reducer, [("a", torch.randn(300)), ("b", torch.randn(70))])
+    reducer.check()
+    assert result[0].isnan()
+    assert f"a parameter that does not exist ({where}) was not finite on rank 1" in caplog.text
+    reducer.close()
+
+
+@many
 @given(damages(), st.booleans(), st.booleans(), st.integers(0, 20), st.integers(1, 40))
 def test_sums_in_parts_with_a_hostile_peer(damage, knows, half, full, numel):
     """Whose values have no checksum: any numbers may come of it, but no other length, and no error but ours."""
@@ -228,6 +275,7 @@ def test_sums_in_parts_with_a_hostile_peer(damage, knows, half, full, numel):
     assert (around[-32:] == 9).all()
 
 
+@many
 @given(st.sampled_from(FORMATS), layouts, damages(), st.integers(2, 5), st.integers(0, 99))
 def test_owners_read_any_message_alike(coded, layout, damage, workers, seed):
     """Those of ``balanced``, to an owner and from all of them; with loops and without."""

@@ -1,4 +1,5 @@
-"""The model of the protocol, explored by hypothesis in any interleaving; and the engine, which does what it says."""
+"""The model of the protocol, explored by hypothesis in any interleaving: what must hold does, and every seeded defect
+is found."""
 
 from __future__ import annotations
 
@@ -187,10 +188,13 @@ def explore(defect: str, examples: int) -> None:
 
 
 def test_nothing_goes_wrong_in_any_interleaving() -> None:
-    explore("", 10 * settings().max_examples)
+    explore("", 6 * settings().max_examples)
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
+LATE = DEFECTS[4:]  # are found after some hundred trainings
+
+
+@pytest.mark.parametrize("defect", [pytest.param(d, marks=pytest.mark.slow) if d in LATE else d for d in DEFECTS])
 def test_a_seeded_defect_is_found(defect: str) -> None:
     with pytest.raises(AssertionError):
         explore(defect, 1000)

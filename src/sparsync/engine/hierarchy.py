@@ -191,7 +191,7 @@ class Nodes(Flat):
             if self.leaders is not None:
                 reduced = unit.collective.reduce(sent, layout, self.leaders, unit.workspace)
                 for node, where in reduced.bad_ranks:
-                    found[node] = max(0, where)  # below 0 stands for a good one
+                    found[node] = where
             self.inside.broadcast(found)
             bad = [(group[0], where) for group, where in zip(self.groups, found.tolist(), strict=True) if where >= 0]
             if bad:
