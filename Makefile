@@ -113,7 +113,7 @@ fuzz: install
 	[ -d .fuzz/atheris ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .fuzz atheris
 	for target in $(TARGETS); do \
 	  mkdir -p .fuzz/corpus/$$target; \
-	  PYTHONPATH=$(CURDIR)/.fuzz $(BIN)/python -m tests.fuzz $$target -max_total_time=$$(($(MINUTES) * 60)) \
+	  PYTHONPATH=$(CURDIR)/.fuzz $(BIN)/python -m tests.fuzz $$target -len_control=0 -max_total_time=$$(($(MINUTES) * 60)) \
 	    -artifact_prefix=.fuzz/$$target- .fuzz/corpus/$$target || exit 1; \
 	done
 

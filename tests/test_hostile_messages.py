@@ -44,7 +44,7 @@ from tests.methods import reducer_of
 from tests.test_host_messages import entries, layout_of, mean_of, message_of, outcome, plain
 
 FORMATS = [(v, i) for v in CODECS for i in ("int", "ef")]
-many = settings(max_examples=8 * settings().max_examples)
+many = settings(max_examples=5 * settings().max_examples)
 SIZES = ([1], [63, 2], [100, 23, 1], [400])
 layouts = st.builds(
     layout_of, st.sampled_from(SIZES), st.sampled_from([0.02, 0.2, 1.0]), st.sampled_from(["layer", "global"])

@@ -23,7 +23,7 @@ from tests.test_kernel_message import outcome_of
 
 pytestmark = MARKS
 FORMATS = [("fp32", "int"), ("bf16", "ef"), ("sign", "int"), ("levels", "ef"), ("fp16", "int")]
-few = settings(max_examples=settings().max_examples, suppress_health_check=list(HealthCheck), deadline=None)
+few = settings(max_examples=settings().max_examples // 2, suppress_health_check=list(HealthCheck), deadline=None)
 
 
 @few

@@ -188,7 +188,7 @@ def explore(defect: str, examples: int) -> None:
 
 
 def test_nothing_goes_wrong_in_any_interleaving() -> None:
-    explore("", 6 * settings().max_examples)
+    explore("", 5 * settings().max_examples)
 
 
 LATE = DEFECTS[4:]  # are found after some hundred trainings
