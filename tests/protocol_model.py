@@ -198,10 +198,10 @@ class Protocol:
         """Kill a rank: what it keeps is gone, what it saved is not."""
         self.ranks[number].alive = False
 
-    def tick(self) -> None:
+    def tick(self, ticks: int = 1) -> None:
         """Let time pass for all who wait; a frozen rank does not wait."""
         for rank in self.ranks:
-            rank.waited += rank.running and rank.phase in (WAITING, VOTING)
+            rank.waited += ticks * (rank.running and rank.phase in (WAITING, VOTING))
 
     # ---- checkpoints --------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -14,12 +15,13 @@ from sparsync import StepFailed, TopK
 from sparsync.engine.step_vote import describe
 from sparsync.schedule import Constant
 from tests.failures.reducers import error_of, make_reducer, push_all
-from tests.protocol_model import FAILED, IDLE, NONFINITE, WAITING, Protocol
+from tests.protocol_model import DEADLINE, FAILED, IDLE, NONFINITE, VOTING, WAITING, Protocol
 from tests.world import World
 
 SIZE, K, STEPS = 16, 4, 3
 BREAKS = "breaks off"  # a rank begins no exchange
 WRITES = "cannot write"  # a rank has all messages, and cannot write the result
+KILLED = "is killed"  # before it sends; in worlds of their own
 FAULTS = ("none", NONFINITE, FAILED, BREAKS, WRITES)
 
 
@@ -81,7 +83,16 @@ def modelled(trace: Trace, ranks: int) -> list[Any]:
 
     for step in range(STEPS):
         here = trace.fault if step == trace.step else "none"
-        if here == BREAKS:
+        if here == KILLED:
+            model.crash(trace.victim)
+            for number in everybody:
+                if number != trace.victim:
+                    model.send(number, trace.gradient(number, step))
+            model.tick(DEADLINE)
+            for number in everybody:
+                if model.can_miss(number) and number != trace.victim:
+                    model.miss(number)
+        elif here == BREAKS:
             exchange(step, {trace.victim: FAILED}, trace.victim, trace.victim)
         elif here == WRITES:
             exchange(step, {}, breaks=trace.victim)
@@ -94,17 +105,19 @@ def modelled(trace: Trace, ranks: int) -> list[Any]:
         if any(rank.phase != IDLE for rank in model.ranks):
             break
     for number in everybody:
-        if model.ranks[number].phase != IDLE:
+        if model.ranks[number].phase == VOTING:
             model.close(number)
     found: list[Any] = [
         (
             rank.completed,
             rank.residual,
             total(rank.weights),
-            describe(rank.known, ranks, frozenset()) if model.alarm else "",
+            describe(rank.known, ranks, frozenset(model.lost)) if model.alarm else "",
         )
         for rank in model.ranks
     ]
+    if not trace.picks:
+        return found
     if not model.restart(list(trace.picks)):
         return [*found, *[None] * ranks]
     exchange(STEPS, {})
@@ -138,6 +151,8 @@ def replayed(trace: Trace, rank: int, size: int) -> list[Any]:
                 broken.setattr("sparsync.engine.reducer.compress_unit", None)
             elif fault == WRITES:
                 broken.setattr(reducer.completion, "finish", None)
+            elif fault == KILLED:
+                os._exit(9)
             elif fault == BREAKS:
                 reducer.fail(StepFailed("the backward broke off"))
                 reducer.check()
@@ -157,12 +172,15 @@ def replayed(trace: Trace, rank: int, size: int) -> list[Any]:
     save(reducer)
     for step in range(STEPS):
         mine = trace.fault if (step, rank) == (trace.step, trace.victim) else "none"
-        if error_of(step_of, reducer, step, mine)[0] != "none":
+        raised, _ = error_of(step_of, reducer, step, mine)
+        save(reducer)  # after an error, too: of the steps that were completed
+        if raised != "none":
             _, said = error_of(reducer.check)
             break
-        save(reducer)
     found = [(*state_of(reducer), said)]
     reducer.close()
+    if not trace.picks:
+        return found
     reducer = started()
     state, before = saved[trace.picks[rank]]
     weights.copy_(before)
@@ -190,3 +208,19 @@ def test_the_engine_does_what_the_model_says(worlds: dict[int, World], ranks: in
             assert bool(said) == (trace.fault in (FAILED, BREAKS, WRITES)), (trace, rank, said)
             again = expected[ranks + rank]
             assert after == ("Mismatch" if again is None else again), (trace, rank)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "victim", "transactional"), [(2, 1, True), (3, 2, False), (4, 1, True)])
+def test_survivors_of_a_kill_are_where_the_model_says(ranks: int, victim: int, transactional: bool) -> None:
+    trace = Trace(7, transactional, KILLED, 1, victim, ())
+    answers = World.once(ranks, case_replay, traces=[trace])
+    assert answers[victim] == (False, "died with exit code 9")
+    for rank, (finished, found) in enumerate(answers):
+        if rank != victim:
+            assert finished, found
+            (((*kept, said),),) = found
+            *wanted, votes = modelled(trace, ranks)[rank]
+            assert kept == wanted
+            assert f"ranks not heard from: {victim}" in said
+            assert said.endswith(votes)
