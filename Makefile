@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-compile test-triton \
-  test-frameworks test-install lint format bench docs papers-quick clean
+  test-frameworks test-install fuzz lint format bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -105,6 +105,18 @@ test-sanitizer:
 	  grep -E "SUMMARY|passed|failed" runs/sanitizer/*.txt | sed 's|^runs/sanitizer/||' >> results/test-sanitizer.txt; \
 	  cat results/test-sanitizer.txt; exit $$status
 
+# Hostile messages, by atheris, which looks for those that reach new code; MINUTES for each of TARGETS. What it has found
+# is kept in .fuzz/corpus, beside atheris itself; a failure's input in .fuzz.
+MINUTES ?= 5
+TARGETS ?= messages owners peer parts lengths
+fuzz: install
+	[ -d .fuzz/atheris ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .fuzz atheris
+	for target in $(TARGETS); do \
+	  mkdir -p .fuzz/corpus/$$target; \
+	  PYTHONPATH=$(CURDIR)/.fuzz $(BIN)/python -m tests.fuzz $$target -len_control=0 -max_total_time=$$(($(MINUTES) * 60)) \
+	    -artifact_prefix=.fuzz/$$target- .fuzz/corpus/$$target || exit 1; \
+	done
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -130,4 +142,4 @@ papers-quick: install
 	$(BIN)/sparsync papers report --output runs/papers-quick
 
 clean:
-	rm -rf .venv .triton .frameworks .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs
+	rm -rf .venv .triton .frameworks .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs

@@ -205,4 +205,11 @@ MUTANTS = [
         "        if False:  # an exchange that the others left",
         "tests/test_collectives.py::test_law_4_closing_after_an_alarm_waits_for_no_exchange",
     ),
+    Mutant(
+        "a culprit that does not exist is looked up",
+        "src/sparsync/collectives/gtopk.py",
+        "            if not (0 if header.flags else -1) <= header.extra < channel.size:\n",
+        "            if False:\n",
+        "tests/test_hostile_messages.py::test_a_culprit_that_does_not_exist_is_not_looked_up",
+    ),
 ]

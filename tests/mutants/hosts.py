@@ -468,4 +468,32 @@ MUTANTS = [
         "(ddp.module, left_out_by(ddp)) if True else",
         f"{FSDP}::test_composable_ddp_is_ddp",
     ),
+    Mutant(
+        "auto's state is looked at when the rest is loaded",
+        "src/sparsync/hosts/handle.py",
+        "            self.check_state(state)  # of both, before either is changed\n",
+        "            pass\n",
+        "tests/test_hostile_checkpoints.py::test_what_auto_cannot_go_on_from_is_refused_before_anything_changes",
+    ),
+    Mutant(
+        "a rank loads what another one cannot",
+        "src/sparsync/hosts/rank_files.py",
+        "        sync.check_state(state)\n",
+        "        sync.load_state_dict(state)\n",
+        "tests/test_rank_files.py::test_files_that_are_not_whole_are_refused_on_every_rank",
+    ),
+    Mutant(
+        "rows of another number of ranks are read",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        "if not _has_rows(room, len(step)) or ",
+        "if ",
+        "tests/test_hostile_checkpoints.py::test_rows_that_do_not_fit_are_refused",
+    ),
+    Mutant(
+        "a torn distributed checkpoint is torch's own error",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        "    except (CheckpointException, Exception) as error:",
+        "    except NotImplementedError as error:",
+        "tests/test_hostile_checkpoints.py::test_any_distributed_checkpoint_is_refused_or_loaded_as_a_whole",
+    ),
 ]

@@ -406,6 +406,10 @@ class Reducer:
         steps = self.step if self.error is None else self.vote.completed
         return checkpoint.state_dict(self.worker, self.channel.size, steps, self.origin.training, self.stage.groups)
 
+    def check_state(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Refuse, with a ``ValueError``, what ``load_state_dict`` cannot go on from."""
+        checkpoint.check_state(self.worker, self.channel.size, state, self.stage.groups)
+
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from a checkpoint, as if nothing had been before."""
         if self._open:

@@ -208,7 +208,15 @@ class Handle:
         reducer = self.start()
         self._load(share_of([state], state, reducer.channel.rank, reducer.channel.size))
 
+    def check_state(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Refuse, with a ``ValueError``, what ``load_state_dict`` cannot continue from; changes nothing."""
+        self._running().check_state(state)
+        if self._auto is not None:
+            self._auto.check_state(state if isinstance(state, Mapping) else state[0])
+
     def _load(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        if self._auto is not None:
+            self.check_state(state)  # of both, before either is changed
         self._running().load_state_dict(state)
         if self._auto is not None:
             self._auto.load_state_dict(state if isinstance(state, Mapping) else state[0])
