@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from itertools import combinations, product
 
 from tests.covering import cover
 from tests.matrix.steps import ALL, STEPS, Step
 
 SIZES = (2, 3, 5)
+SLOW = ("kill", "stop", "delay")
 LOST = ("kill", "stop")  # faults after which survivors wait for a rank
-PLACES = {"order": ("exchange",), "config": ("attach",), "gradient": ("take bucket",)}
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,16 @@ class Cell:
         return 0 if self.victim == "first" else self.size - 1
 
     @property
+    def starter(self) -> int:
+        """The rank that raises first, where the fault strikes what comes of that."""
+        return (self.rank + 1) % self.size
+
+    @property
+    def spoilt(self) -> str:
+        """The parameter whose gradient is not finite."""
+        return "small" if self.last else "a"
+
+    @property
     def place(self) -> Step:
         return next(one for one in STEPS if one.name == self.step and self.collective in one.collectives)
 
@@ -50,39 +60,55 @@ class Cell:
 
 
 def all_cells() -> list[Cell]:
-    """Return every cell there is."""
-    return list(_cells())
-
-
-def _cells() -> Iterator[Cell]:
-    for collective, step, victim, size, scaled in product(ALL, STEPS, ("first", "last"), SIZES, (False, True)):
-        nodes = collective == "nodes"
-        if collective not in step.collectives or (nodes and size == 2):  # a single node has nobody to exchange with
-            continue
-        if nodes and step.leads and victim == "last" and size == 5:  # that rank is led
-            continue
-        for fault, after, last in _ways(step):
-            yield Cell(collective, fault, step.name, after, last, victim, size, scaled)
+    """Return the cells of the matrix. Faults that take long are met once at every place, by ranks, victims and scalers
+    in turn; the others by all of them."""
+    whole, turns = list(product(("first", "last"), SIZES, (False, True))), dict[str, int]()
+    cells = []
+    for collective, step in product(ALL, STEPS):
+        for fault, after, last in _ways(step) if collective in step.collectives else ():
+            found = [Cell(collective, fault, step.name, after, last, *trained) for trained in whole]
+            found = [cell for cell in found if _makes_sense(cell)]
+            if fault in SLOW:
+                turn = turns[fault] = turns.get(fault, -1) + 1
+                found = [found[5 * turn % len(found)]]
+            cells += found
+    return cells
 
 
 def _ways(step: Step) -> Iterator[tuple[str, bool, bool]]:
     """Return what may happen at a step: fault, before or after its call, and at the first or the last one."""
     counts = (False, True) if step.often and step.when > 0 else (False,)
-    for fault, after, last in product(("raise", "kill", "stop", "delay"), (False, True), counts):
-        yield fault, after, last
+    if step.name == "options":
+        yield "config", True, False
+        return
+    if step.name == "gradient":
+        yield from (("nan", True, False), ("inf", True, True))
+        return
     for last in counts:
+        for fault in ("raise", *SLOW) if step.name != "vote" else SLOW:
+            yield fault, False, last
+        if step.name not in ("compress", "vote"):  # of ours nothing is done behind these
+            yield "raise", True, last
+        yield "kill", True, last
         if step.exchanges:
             yield "flip", True, last
         if step.name == "exchange":
             yield "order", False, last
 
 
+def _makes_sense(cell: Cell) -> bool:
+    """Return whether there is such a training: nodes need ranks to exchange with, and some calls their leaders make."""
+    return cell.collective != "nodes" or (cell.size > 2 and not (cell.place.leads and cell.victim == "last" and cell.size == 5))
+
+
 def sample(cells: list[Cell]) -> list[Cell]:
-    """Return few cells in which every pair of values is met that any of the cells has."""
-    pairs = [set(combinations(_values(cell), 2)) for cell in cells]
-    return [cells[number] for number in sorted(cover(pairs, set()))]
-
-
-def _values(cell: Cell) -> list[tuple[str, object]]:
-    names = [field.name for field in fields(cell)]
-    return list(zip(names, astuple(cell), strict=True))
+    """Return few cells that meet every pair of values of what is quick; and each collective and step with a rank that
+    is killed, and every training with one that is stopped."""
+    strengths = {"kill": (1, ("collective", "step")), "stop": (1, ("size", "scaled", "victim"))}
+    chosen = []
+    for fault in (None, *strengths):
+        some = [cell for cell in cells if fault == (cell.fault if cell.fault in strengths else None)]
+        strength, names = strengths.get(fault or "", (2, ("collective", "fault", "step", "victim", "size", "scaled")))
+        met = [set(combinations([(name, getattr(cell, name)) for name in names], strength)) for cell in some]
+        chosen += [some[number] for number in sorted(cover(met, set()))]
+    return chosen

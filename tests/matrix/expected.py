@@ -1,6 +1,9 @@
-"""What has to come of a cell. One law for all of them: whoever says that it has completed n steps stands where an
-undisturbed training stands after n steps, but for the gradient of the step that failed, which its residual holds wholly
-or not at all."""
+"""What has to come of a cell.
+
+One law for all of them: whoever says that it has completed n steps stands where an undisturbed training stands after n
+steps, but for the gradient of the step that failed, which its residual holds wholly or not at all. After a gradient
+that was not finite training goes on, and the law is that of mass: what came in was applied or is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,31 @@ from typing import Any
 import numpy as np
 
 from tests.matrix.cells import LOST, Cell
-from tests.matrix.faults import RAISED
-from tests.matrix.training import SCALE, SHAPES, STEPS, gradient
+from tests.matrix.faults import RAISED, SPOILT
+from tests.matrix.steps import GOOD
+from tests.matrix.training import NODES, RATE, SCALE, SHAPES, STEPS, gradient
 
-SURVIVED = ("delay",)  # by design
 SLOWEST = 20.0  # seconds; the deadline of those who wait for nobody is 30
-UNREAD = ("the store is gone, and with it rank 0", "the store does not answer: rank 0")
+WITHOUT_STORE = ("the store is gone, and with it rank 0", "the store does not answer: rank 0")
+KINDS = {"flip": "Damaged", "order": "Mismatch", "config": "Mismatch"}
 Outcomes = Sequence[tuple[bool, Any]]
+
+
+def outcome_of(cell: Cell) -> str:
+    """Return what a cell has to come to: ``"raised"``, ``"survived"``, ``"skipped"`` (the step) or ``"unnoticed"``."""
+    if cell.fault in ("nan", "inf"):
+        return "skipped"
+    if cell.fault == "delay" and cell.step != "vote":
+        return "survived"
+    if cell.fault == "flip" and not _sealed(cell):
+        return "unnoticed"
+    return "raised"
+
+
+def _sealed(cell: Cell) -> bool:
+    """Return whether what is flipped has a checksum: not sums of the backend, nor values of sketches and their sums."""
+    sketch = cell.collective == "sketches" and (cell.step, cell.last) in (("all_to_all", True), ("all_gather", False))
+    return cell.step != "all_reduce" and not sketch
 
 
 def complaints(cell: Cell, outcomes: Outcomes, undisturbed: Sequence[Sequence[dict[str, Any]]]) -> list[str]:
@@ -26,50 +47,51 @@ def complaints(cell: Cell, outcomes: Outcomes, undisturbed: Sequence[Sequence[di
         outcomes: ``(finished, what it returned, or why not)`` of every rank.
         undisturbed: of every rank, what it holds after each number of steps where no fault strikes.
     """
-    dead = cell.rank if cell.fault == "kill" else None
-    silent = [f"rank {rank}: {answer}" for rank, (ok, answer) in enumerate(outcomes) if not ok and rank != dead]
+    dead = {cell.rank} if cell.fault == "kill" else set()
+    silent = [f"rank {rank}: {answer}" for rank, (ok, answer) in enumerate(outcomes) if ok == (rank in dead)]
     if silent:
         return silent
-    found = {rank: answer for rank, (_, answer) in enumerate(outcomes) if rank != dead}
-    wrong = [] if dead is not None or found[cell.rank]["struck"] else ["the fault never struck"]
-    if dead is not None and outcomes[dead][0]:
-        wrong.append("the fault never struck")
-    if any(answer["attach"][0] != "none" for answer in found.values()):
-        return wrong + [f"rank {rank}: attach: {a['attach']}" for rank, a in found.items()]
-    wrong += _survived(found) if cell.fault in SURVIVED else _raised(cell, found)
-    for rank, answer in found.items():
-        wrong += [f"rank {rank}: {text}" for text in _kept(cell, rank, answer, undisturbed[rank])]
+    found = {rank: answer for rank, (_, answer) in enumerate(outcomes) if rank not in dead}
+    wrong = [] if dead or found[cell.rank]["struck"] else ["the fault never struck"]
+    outcome, handles = outcome_of(cell), {rank: answer for rank, answer in found.items() if "completed" in answer}
+    if outcome == "raised":
+        wrong += _raised(cell, found)
+    else:
+        errors = {rank: answer["error"] for rank, answer in found.items() if answer["error"][0] != "none"}
+        wrong += [f"raised: {errors}"] if errors else []
+    if outcome == "skipped":
+        return wrong + _skipped(cell, found)
+    if outcome != "unnoticed":
+        for rank, answer in handles.items():
+            wrong += [f"rank {rank}: {text}" for text in _kept(cell, rank, answer, undisturbed[rank])]
     return wrong
-
-
-def _survived(found: dict[int, Any]) -> list[str]:
-    return [
-        f"rank {rank}: {answer['error']} after {answer['completed']} steps"
-        for rank, answer in found.items()
-        if answer["error"][0] != "none" or answer["completed"] != STEPS
-    ]
 
 
 def _raised(cell: Cell, found: dict[int, Any]) -> list[str]:
     """All raise, the same, in time; it names the rank and the cause."""
     errors, wrong = {rank: answer["error"] for rank, answer in found.items()}, []
-    if cell.fault in LOST and cell.rank == 0:  # the store is silent, too: everybody speaks for himself
-        for rank, (kind, text) in errors.items():
-            if rank and (kind != "PeerLost" or not any(said in text for said in UNREAD)):
-                wrong.append(f"rank {rank}: {kind}: {text}")
-    elif len(set(errors.values())) > 1:
-        wrong.append(f"not the same: {errors}")
-    for rank, (kind, text) in errors.items():
-        if kind == "none":
-            wrong.append(f"rank {rank} goes on")
-        elif not (f"rank {cell.rank}" in text or f"not heard from: {cell.rank}" in text or (cell.rank == 0 and cell.fault in LOST)):
-            wrong.append(f"rank {rank}: the error does not name rank {cell.rank}: {kind}: {text}")
-        elif (RAISED in text) != (cell.fault == "raise"):
-            wrong.append(f"rank {rank}: the cause: {kind}: {text}")
-        if found[rank]["again"] != "StepFailed":
-            wrong.append(f"rank {rank} may be trained on: {found[rank]['again']}")
-        if found[rank]["seconds"] > SLOWEST:
-            wrong.append(f"rank {rank} raised after {found[rank]['seconds']:.1f} s")
+    if cell.step == "attach" and cell.fault == "raise":  # this rank has no handle: attach itself raised
+        own = errors.pop(cell.rank)
+        wrong += [] if own == ("RuntimeError", RAISED) else [f"rank {cell.rank}: {own}"]
+    lost = cell.fault in LOST
+    if lost and cell.rank == 0:  # and with it the store: everybody speaks for himself
+        errors.pop(0, None)
+        alone = [text for _, text in errors.values() if not any(said in text for said in WITHOUT_STORE)]
+        wrong += [f"not of the store: {text}" for text in alone if not (cell.step == "vote" and RAISED in text)]
+    else:
+        late = errors.pop(cell.rank) if cell.fault == "stop" and cell.step == "vote" else None  # all had voted by then
+        wrong += [f"not the same: {errors}"] if len(set(errors.values())) > 1 else []
+        culprit = cell.starter if cell.step == "vote" else cell.rank
+        cause = RAISED if cell.fault == "raise" or cell.step == "vote" else ""
+        for kind, text in {*errors.values(), late or next(iter(errors.values()))}:
+            named = f"rank {culprit}" in text or f"not heard from: {culprit}" in text
+            if not named or cause not in text or KINDS.get(cell.fault, kind) != kind:
+                wrong.append(f"not of rank {culprit} and its cause: {kind}: {text}")
+    for rank in errors:
+        answer = found[rank]
+        wrong += [f"rank {rank} goes on"] if answer["error"][0] == "none" else []
+        wrong += [f"rank {rank} may be trained on"] if answer.get("again", "StepFailed") != "StepFailed" else []
+        wrong += [f"rank {rank} raised after {answer['seconds']:.1f} s"] if answer["seconds"] > SLOWEST else []
     return wrong
 
 
@@ -83,8 +105,49 @@ def _kept(cell: Cell, rank: int, answer: dict[str, Any], undisturbed: Sequence[d
         if not np.array_equal(answer["weights"][name], at["weights"][name]):
             wrong.append(f"the weights of {name} are not those of {completed} steps")
         kept, before = answer["residuals"][name], at["residuals"][name]
-        came = gradient(rank, completed, name).numpy() * (SCALE if cell.scaled else 1)
-        whole = not cell.scaled and completed < STEPS and np.array_equal(kept, before + came)
-        if not np.array_equal(kept, before) and not whole:
+        whole = before + sum(_came(cell, other, completed, name) for other in _led_by(cell, rank))
+        whole = answer["whole"].get(name, whole)  # of an update, which is no gradient
+        entered = not cell.scaled and completed < STEPS and np.array_equal(kept, whole)
+        if not np.array_equal(kept, before) and not entered:
             wrong.append(f"the residual of {name} is neither that of {completed} steps nor with one gradient more")
     return wrong
+
+
+def _skipped(cell: Cell, found: dict[int, Any]) -> list[str]:
+    """A gradient was not finite: nobody has applied anything of the step, and nothing of it is lost."""
+    told = f"was not finite on rank {cell.rank}"
+    wrong = [f"rank {rank} was told {a['told']}" for rank, a in found.items() if not any(told in t for t in a["told"])]
+    wrong += [f"rank {rank} made {a['completed']} steps" for rank, a in found.items() if a["completed"] != STEPS]
+    for name in SHAPES:
+        weights = [answer["weights"][name] for answer in found.values()]
+        residuals = [answer["residuals"][name] for answer in found.values()]
+        if not all(np.array_equal(weights[0], other) for other in weights):
+            wrong.append(f"the replicas of {name} differ")
+        if not np.isfinite([weights[0], *residuals]).all():
+            wrong.append(f"{name} is not finite")
+        if cell.collective == "sketches":  # of an update no mass is known here
+            continue
+        came = np.zeros(SHAPES[name])
+        undone = cell.scaled or cell.collective == "dense" or len(SHAPES[name]) == 1  # what travels dense is not kept
+        for step in range(STEPS):
+            for rank in range(cell.size) if step != GOOD or not undone else ():
+                own = gradient(rank, step, name).double().numpy()
+                if (rank, step, name) == (cell.rank, GOOD, cell.spoilt):
+                    own.reshape(-1)[SPOILT] = 0
+                came += own
+        scale = found[0]["scale"]
+        there = sum(kept.astype(float) for kept in residuals) / scale - cell.size * weights[0].astype(float) / RATE
+        if not np.allclose(there, came, rtol=1e-5, atol=1e-2):
+            wrong.append(f"of {name}, {np.abs(there - came).max()} was lost or made")
+    return wrong
+
+
+def _came(cell: Cell, rank: int, step: int, name: str) -> Any:
+    return gradient(rank, step, name).numpy() * (SCALE if cell.scaled else 1)
+
+
+def _led_by(cell: Cell, rank: int) -> Sequence[int]:
+    """Return whose gradients a rank adds to its residual."""
+    if cell.collective != "nodes":
+        return [rank]
+    return next((node for node in NODES[cell.size] if node[0] == rank), [])

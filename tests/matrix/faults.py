@@ -18,6 +18,7 @@ from tests.matrix.steps import Step
 
 RAISED = "injected fault"
 PAUSE = 0.3  # seconds: longer than ranks wait in silence
+SPOILT = 2  # the entry of a gradient that is not finite
 BIT = 20  # of a word: of a float, its mantissa's
 
 
@@ -39,8 +40,12 @@ def strike(fault: str, result: Any, arguments: tuple[Any, ...], word: int) -> No
         time.sleep(PAUSE)
     if fault == "order":  # this rank has made an exchange that the others know nothing of
         stage = arguments[0]
-        for channel in {id(one): one for one in (stage.channel, stage.between, getattr(stage, "inside", None)) if one}.values():
+        for channel in {stage.channel, stage.between, getattr(stage, "inside", None)} - {None}:
             channel.sequence += 1
+    if fault == "config":
+        result |= {"seed": 1}
+    if fault in ("nan", "inf"):
+        result.view(-1)[SPOILT] = float(fault)
     if fault == "flip":
         received: Tensor = result
         received.view(torch.int32).view(-1)[word] ^= 1 << BIT

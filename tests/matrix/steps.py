@@ -6,6 +6,7 @@ really called is seen in every cell, as a fault that never struck is a failed ce
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 GOOD = 2  # steps before the one in which faults strike: DDP regroups its buckets after the first
@@ -37,12 +38,15 @@ class Step:
 
 
 CHANNEL = "sparsync.collectives.comm.channel.Channel"
+TRAINING = "tests.matrix.training"
 STEPS = [
+    Step("options", f"{TRAINING}.options_of", when=-1, often=False),
     Step("attach", "sparsync.collectives.comm.store_monitor.StoreMonitor.first_to_say", when=-1, often=False),
     Step("compare layouts", "sparsync.collectives.comm.store_monitor.StoreMonitor.assert_consistent", when=0),
+    Step("gradient", f"{TRAINING}.gradient"),
     Step("begin step", "sparsync.engine.worker.WorkerState.begin_step", often=False),
     Step("take bucket", "sparsync.engine.bucketing.BucketMapper.add"),
-    Step("add part", "sparsync.engine.reducer.Reducer.add_part", ("global",)),
+    Step("add part", "sparsync.engine.reducer.Reducer.add_part", ("global",) if importlib.util.find_spec("numba") else ()),
     Step("sketch", "sparsync.engine.step_order.sketch_unit", ("sketches",)),
     Step("sum in node", "sparsync.engine.hierarchy.Nodes.sum", ("nodes",)),
     Step("compress", "sparsync.engine.reducer.compress_unit", leads=True),
@@ -64,5 +68,7 @@ STEPS = [
     Step("write back", "sparsync.engine.reducer.Reducer.write_back"),
     Step("write dense", "sparsync.feedback.preconditioner.Preconditioner.write_dense", ("sketches",), often=False),
     Step("close step", "sparsync.engine.completion.Immediate.close_step", often=False),
+    Step("vote", "sparsync.collectives.comm.store_monitor.StoreMonitor.leave_vote", often=False),
     Step("commit", "sparsync.engine.worker.WorkerState.commit", when=GOOD + 1, often=False),
 ]
+STEP_BEFORE_VOTES = next(step for step in STEPS if step.name == "write mean")  # where it fails, so that ranks vote

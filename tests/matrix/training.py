@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,15 +17,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.collectives.comm import store_monitor
+from sparsync.engine.bucketing import Unit
+from sparsync.engine.unit_step import compress_unit
+from tests.failures.ddp_training import logged
 from tests.failures.reducers import error_of
-from tests.matrix.cells import LOST, Cell
+from tests.matrix.cells import Cell
 from tests.matrix.faults import Injection
+from tests.matrix.steps import STEP_BEFORE_VOTES
 
 STEPS = 5
 RATE = 0.125
 SCALE = 2.0**10
 SHAPES = {"a": (40, 30), "b": (25, 20), "c": (30, 10), "small": (20,)}  # the last travels dense
-DEADLINE = {fault: 4.0 for fault in LOST}
+DEADLINES = {"stop": 3.0, "kill": 8.0}  # seconds; usually 30
 NODES = {3: [[0, 1], [2]], 5: [[0, 1], [2, 3, 4]]}
 METHODS: dict[str, dict[str, Any]] = {
     "allgather": {"compressor": "topk"},
@@ -41,6 +47,16 @@ def gradient(rank: int, step: int, name: str) -> Tensor:
     """Return the gradient of a parameter: whole numbers, the same in every run."""
     seed = 1000 * step + 10 * rank + list(SHAPES).index(name)
     return torch.randint(-99, 100, SHAPES[name], generator=torch.Generator().manual_seed(seed)).float()
+
+
+def options_of(cell: Cell) -> dict[str, Any]:
+    """Return what a rank gives to ``attach``."""
+    options = {"density": 0.05, "dense_below": 0, **METHODS[cell.collective]}
+    if cell.collective == "dense":
+        del options["density"]
+    if cell.collective == "nodes":
+        options["per_node"] = NODES[cell.size]
+    return options
 
 
 class Model(nn.Module):
@@ -64,19 +80,16 @@ class Training:
         kind: Any = torch.optim.AdamW if cell.collective == "sketches" else torch.optim.SGD
         self.optimizer = kind(self.model.parameters(), lr=RATE)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE) if cell.scaled else None
-        options = {"density": 0.05, "dense_below": 0, "optimizer": self.optimizer, **METHODS[cell.collective]}
-        if cell.collective == "dense":
-            del options["density"]
-        if cell.collective == "nodes":
-            options["per_node"] = NODES[cell.size]
-        self.handle = sparsync.attach(self.ddp, scaler=self.scaler, deadline=deadline, **options)
+        own = {"optimizer": self.optimizer, "scaler": self.scaler, "deadline": deadline}
+        self.handle = sparsync.attach(self.ddp, **own, **options_of(cell))
 
     def step(self, rank: int, step: int) -> None:
         self.optimizer.zero_grad()
         loss = self.ddp(rank, step)
         if self.scaler is None:
             loss.backward()
-            self.optimizer.step()
+            if all(p.grad.isfinite().all() for p in self.model.parameters() if p.grad is not None):
+                self.optimizer.step()
         else:
             self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
@@ -96,49 +109,76 @@ _left: list[Training] = []  # of a cell that is over, to be ended together
 
 def case_undisturbed(rank: int, size: int, cell: Cell) -> list[dict[str, Any]]:
     """Return weights and residuals after every number of steps, where nothing goes wrong."""
-    training, seen = Training(cell, 60.0), []
-    for step in range(STEPS + 1):
-        seen.append({"weights": training.weights(), "residuals": training.residuals()})
-        if step < STEPS:
-            training.step(rank, step)
-    training.handle.detach()
+    with quick_to_compile(cell):
+        training, seen = Training(cell, 60.0), []
+        for step in range(STEPS + 1):
+            seen.append({"weights": training.weights(), "residuals": training.residuals()})
+            if step < STEPS:
+                training.step(rank, step)
+        training.handle.detach()
     return seen
 
 
 def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
     """Train while a fault strikes one rank; return what came of it."""
     store_monitor.PATIENCE, store_monitor.GRACE = 0.1, 1.0  # quicker than usual
-    word = -1 if cell.last else 4
-    injection = Injection(cell.place, cell.fault, cell.after, cell.last, word)
-    began, attached, raised = time.monotonic(), ("none", ""), ("none", "")
+    injection = Injection(cell.place, cell.fault, cell.after, cell.last, word=-1 if cell.last else 4)
+    whole: dict[str, Any] = {}
+    began, said = time.monotonic(), {"struck": False}
     with ExitStack() as stack:
+        stack.enter_context(quick_to_compile(cell))
+        told = stack.enter_context(logged())
+        if cell.collective == "sketches":
+            stack.enter_context(patch("sparsync.engine.reducer.compress_unit", noting(whole)))
         if rank == cell.rank:
             stack.enter_context(injection.armed())
+        elif cell.step == "vote" and rank == cell.starter:
+            injection = Injection(STEP_BEFORE_VOTES, "raise", after=False, last=False, word=0)
+            stack.enter_context(injection.armed())
         try:
-            training = Training(cell, DEADLINE.get(cell.fault, 30.0))
+            training = Training(cell, DEADLINES.get(cell.fault, 30.0))
         except Exception as error:
-            return {"attach": (type(error).__name__, str(error)), "struck": injection.struck}
+            raised = type(error).__name__, str(error)
+            return {"struck": injection.struck, "error": raised, "seconds": time.monotonic() - began}
         _left.append(training)
         for step in range(STEPS):
             began, injection.now = time.monotonic(), step
-            raised = error_of(training.step, rank, step)
-            if raised[0] != "none":
+            if error_of(training.step, rank, step)[0] != "none":
                 break
+        error = error_of(training.handle.check)
+        seconds = time.monotonic() - began
     reducer = training.handle._running()
-    error = error_of(training.handle.check)
     return {
-        "attach": attached,
         "struck": injection.struck,
-        "raised": raised,
         "error": error,
-        "seconds": time.monotonic() - began,
+        "seconds": seconds,
         "again": error_of(training.ddp, rank, STEPS)[0],
         "completed": reducer.vote.completed if error[0] != "none" else reducer.step,
         "saved": training.handle.state_dict()["step"],
         "weights": training.weights(),
         "residuals": training.residuals(),
-        "skipped": training.handle.stats().total.skipped,
+        "whole": whole,
+        "scale": training.scaler.get_scale() if training.scaler else 1.0,
+        "told": told,
     }
+
+
+def noting(whole: dict[str, Any]) -> Callable[..., Any]:
+    """Return ``compress_unit`` that notes, by name, what a residual holds before anything is taken out of it."""
+
+    def compress(unit: Unit, *others: Any) -> Any:
+        sent, memory = compress_unit(unit, *others)
+        if memory is not None:
+            flat = memory.after.index_add(0, sent.indices, sent.values)
+            whole.update({s.name: flat[s.start : s.stop].view(SHAPES[s.name]).numpy() for s in unit.spans})
+        return sent, memory
+
+    return compress
+
+
+def quick_to_compile(cell: Cell) -> AbstractContextManager[Any]:
+    """Let numba's loops work on gradients as small as these, where the path depends on them."""
+    return patch("sparsync.kernels.cpu.LEAST", 1) if cell.collective == "global" else nullcontext()
 
 
 def case_end(rank: int, size: int) -> None:
