@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 from tests.covering import cover
-from tests.matrix.steps import ALL, STEPS, Step
+from tests.matrix.steps import ALL, DEFERRABLE, STEPS, Step
 
 SIZES = (2, 3, 5)
 SLOW = ("kill", "stop", "delay")
@@ -24,6 +24,7 @@ class Cell:
         victim: who is struck: ``"first"``, the rank that hosts the store, or ``"last"``.
         size: number of ranks.
         scaled: with a ``GradScaler``, so that steps can be undone.
+        deferred: the device decides, and the host hears of it later; by interpreted kernels.
     """
 
     collective: str
@@ -34,6 +35,7 @@ class Cell:
     victim: str
     size: int
     scaled: bool
+    deferred: bool = False
 
     @property
     def rank(self) -> int:
@@ -51,24 +53,27 @@ class Cell:
 
     @property
     def place(self) -> Step:
-        return next(one for one in STEPS if one.name == self.step and self.collective in one.collectives)
+        step = next(one for one in STEPS if one.name == self.step and self.collective in one.collectives)
+        return replace(step, target=step.deferred_target or "") if self.deferred else step
 
     def __str__(self) -> str:
         side, which = "after" if self.after else "before", "last" if self.last else "first"
         words = (self.collective, self.fault, side, which, self.step, "at", self.victim, "of", self.size)
-        return "-".join(map(str, words)).replace(" ", "_") + ("-scaled" if self.scaled else "")
+        return "-".join(map(str, words)).replace(" ", "_") + "-scaled" * self.scaled + "-deferred" * self.deferred
 
 
-def all_cells() -> list[Cell]:
+def all_cells(deferred: bool = False) -> list[Cell]:
     """Return the cells of the matrix. Faults that take long are met once at every place, by ranks, victims and scalers
-    in turn; the others by all of them."""
+    in turn; the others by all of them. Where the device decides all take long."""
     whole, turns = list(product(("first", "last"), SIZES, (False, True))), dict[str, int]()
     cells = []
-    for collective, step in product(ALL, STEPS):
-        for fault, after, last in _ways(step) if collective in step.collectives else ():
-            found = [Cell(collective, fault, step.name, after, last, *trained) for trained in whole]
+    for collective, step in product(DEFERRABLE if deferred else ALL, STEPS):
+        if collective not in step.collectives or (deferred and step.deferred_target is None):
+            continue
+        for fault, after, last in _ways(step):
+            found = [Cell(collective, fault, step.name, after, last, *trained, deferred) for trained in whole]
             found = [cell for cell in found if _makes_sense(cell)]
-            if fault in SLOW:
+            if deferred or fault in SLOW:
                 turn = turns[fault] = turns.get(fault, -1) + 1
                 found = [found[5 * turn % len(found)]]
             cells += found
@@ -102,13 +107,15 @@ def _makes_sense(cell: Cell) -> bool:
 
 
 def sample(cells: list[Cell]) -> list[Cell]:
-    """Return few cells that meet every pair of values of what is quick; and each collective and step with a rank that
-    is killed, and every training with one that is stopped."""
-    strengths = {"kill": (1, ("collective", "step")), "stop": (1, ("size", "scaled", "victim"))}
+    """Return few cells that meet every pair of values of what is quick; each collective and step with a rank that is
+    killed; every training with one that is stopped. Where the device decides, every collective and every fault."""
+    quick = "collective", "fault", "step", "victim", "size", "scaled"
+    ways = {"": (2, quick), "kill": (1, ("collective", "step")), "stop": (1, ("size", "scaled", "victim"))}
+    if cells[0].deferred:
+        ways = {"": (1, ("collective", "fault"))}
     chosen = []
-    for fault in (None, *strengths):
-        some = [cell for cell in cells if fault == (cell.fault if cell.fault in strengths else None)]
-        strength, names = strengths.get(fault or "", (2, ("collective", "fault", "step", "victim", "size", "scaled")))
+    for fault, (strength, names) in ways.items():
+        some = [cell for cell in cells if fault == (cell.fault if cell.fault in ways else "")]
         met = [set(combinations([(name, getattr(cell, name)) for name in names], strength)) for cell in some]
         chosen += [some[number] for number in sorted(cover(met, set()))]
     return chosen

@@ -17,11 +17,11 @@ class Matrix:
 
     def __init__(self) -> None:
         self._worlds: dict[int, World] = {}
-        self._undisturbed: dict[tuple[str, int, bool], list[Any]] = {}
+        self._undisturbed: dict[tuple[str, int, bool, bool], list[Any]] = {}
 
     def run(self, cell: Cell) -> list[str]:
         """Run a cell and return what was wrong."""
-        known = cell.collective, cell.size, cell.scaled
+        known = cell.collective, cell.size, cell.scaled, cell.deferred
         if known not in self._undisturbed:
             self._undisturbed[known] = self._world(cell.size).run(case_undisturbed, cell=cell)
         world, thaw = self._world(cell.size), cell.rank if cell.fault == "stop" else None

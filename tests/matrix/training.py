@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
+from sparsync.collectives import Channel
 from sparsync.collectives.comm import store_monitor
 from sparsync.engine.bucketing import Unit
 from sparsync.engine.unit_step import compress_unit
+from sparsync.kernels.cpu import LEAST
 from tests.failures.ddp_training import logged
 from tests.failures.reducers import error_of
 from tests.matrix.cells import Cell
@@ -109,7 +111,7 @@ _left: list[Training] = []  # of a cell that is over, to be ended together
 
 def case_undisturbed(rank: int, size: int, cell: Cell) -> list[dict[str, Any]]:
     """Return weights and residuals after every number of steps, where nothing goes wrong."""
-    with quick_to_compile(cell):
+    with paths_of(cell):
         training, seen = Training(cell, 60.0), []
         for step in range(STEPS + 1):
             seen.append({"weights": training.weights(), "residuals": training.residuals()})
@@ -126,7 +128,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     began, said = time.monotonic(), {"struck": False}
     with ExitStack() as stack:
-        stack.enter_context(quick_to_compile(cell))
+        stack.enter_context(paths_of(cell))
         told = stack.enter_context(logged())
         if cell.collective == "sketches":
             stack.enter_context(patch("sparsync.engine.reducer.compress_unit", noting(whole)))
@@ -148,6 +150,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
         error = error_of(training.handle.check)
         seconds = time.monotonic() - began
     reducer = training.handle._running()
+    assert reducer.completion.waits != cell.deferred
     return {
         "struck": injection.struck,
         "error": error,
@@ -176,9 +179,18 @@ def noting(whole: dict[str, Any]) -> Callable[..., Any]:
     return compress
 
 
-def quick_to_compile(cell: Cell) -> AbstractContextManager[Any]:
-    """Let numba's loops work on gradients as small as these, where the path depends on them."""
-    return patch("sparsync.kernels.cpu.LEAST", 1) if cell.collective == "global" else nullcontext()
+@contextmanager
+def paths_of(cell: Cell) -> Iterator[None]:
+    """Let numba's loops work on gradients as small as these, and the device decide over Gloo, where that is asked for."""
+    made = Channel.__init__
+
+    def make(channel: Channel, *arguments: Any) -> None:
+        made(channel, *arguments)
+        channel.may_defer = cell.deferred
+
+    least = 1 if cell.collective == "global" and not cell.deferred else LEAST
+    with patch("sparsync.kernels.cpu.LEAST", least), patch.object(Channel, "__init__", make):
+        yield
 
 
 def case_end(rank: int, size: int) -> None:
