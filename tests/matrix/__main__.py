@@ -1,8 +1,8 @@
 """Run the fault matrix and write how many cells came out as expected: ``python -m tests.matrix [--minutes N] [-j N]``.
 
-Cells in which the device decides are part of it where Triton's interpreter runs kernels (``TRITON_INTERPRET=1``), the
-others where it does not: two runs fill the file. Cells come in an order that is drawn once, so that a run that ends early
-has met some of everything. A cell that is not as expected is printed, and the exit code is 1.
+Cells in which the device decides are run where Triton's interpreter runs kernels (``TRITON_INTERPRET=1``), the others
+where it does not: two runs fill the file. Cells come in an order that is drawn once, so that a run that ends early has
+met some of everything. A cell that is not as expected is printed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -61,7 +61,12 @@ def _run(cell: Cell, until: float) -> list[str] | None:
 
 
 def write(
-    path: Path, cells: list[Cell], deferred: bool, ran: Counter[tuple[str, str]], right: Counter[tuple[str, str]], s: float
+    path: Path,
+    cells: list[Cell],
+    deferred: bool,
+    ran: Counter[tuple[str, str]],
+    right: Counter[tuple[str, str]],
+    s: float,
 ) -> None:
     """Write a line for every collective and fault; those of the other completion stay as they are."""
     completion, where = "deferred" if deferred else "immediate", environment()

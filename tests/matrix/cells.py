@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -63,10 +64,9 @@ class Cell:
 
 
 def all_cells(deferred: bool = False) -> list[Cell]:
-    """Return the cells of the matrix. Faults that take long are met once at every place, by ranks, victims and scalers
-    in turn; the others by all of them. Where the device decides all take long."""
-    whole, turns = list(product(("first", "last"), SIZES, (False, True))), dict[str, int]()
-    cells = []
+    """Return the cells of the matrix. Faults that take long are met once at every place, with ranks, victim and scaler
+    drawn; the others by all of them. Where the device decides all take long."""
+    whole, cells = list(product(("first", "last"), SIZES, (False, True))), []
     for collective, step in product(DEFERRABLE if deferred else ALL, STEPS):
         if collective not in step.collectives or (deferred and step.deferred_target is None):
             continue
@@ -74,25 +74,27 @@ def all_cells(deferred: bool = False) -> list[Cell]:
             found = [Cell(collective, fault, step.name, after, last, *trained, deferred) for trained in whole]
             found = [cell for cell in found if _makes_sense(cell)]
             if deferred or fault in SLOW:
-                turn = turns[fault] = turns.get(fault, -1) + 1
-                found = [found[5 * turn % len(found)]]
+                drawn = zlib.crc32(repr((collective, fault, step.name, after, last)).encode())
+                found = [found[drawn % len(found)]]
             cells += found
     return cells
 
 
 def _ways(step: Step) -> Iterator[tuple[str, bool, bool]]:
     """Return what may happen at a step: fault, before or after its call, and at the first or the last one."""
-    counts = (False, True) if step.often and step.when > 0 else (False,)
-    if step.name == "options":
-        yield "config", True, False
-        return
-    if step.name == "gradient":
-        yield from (("nan", True, False), ("inf", True, True))
+    counts = (False,) if step.once or step.when <= 0 else (False, True)
+    special = {
+        "options": [("config", True, False)],
+        "gradient": [("nan", True, False), ("inf", True, True)],
+        "count energy": [("raise", False, True)],
+    }
+    if step.name in special:
+        yield from special[step.name]
         return
     for last in counts:
         for fault in ("raise", *SLOW) if step.name != "vote" else SLOW:
             yield fault, False, last
-        if step.name not in ("compress", "vote"):  # of ours nothing is done behind these
+        if step.name not in ("compress", "fill message", "vote"):  # of ours nothing is done behind these
             yield "raise", True, last
         yield "kill", True, last
         if step.exchanges:
@@ -103,7 +105,9 @@ def _ways(step: Step) -> Iterator[tuple[str, bool, bool]]:
 
 def _makes_sense(cell: Cell) -> bool:
     """Return whether there is such a training: nodes need ranks to exchange with, and some calls their leaders make."""
-    return cell.collective != "nodes" or (cell.size > 2 and not (cell.place.leads and cell.victim == "last" and cell.size == 5))
+    return cell.collective != "nodes" or (
+        cell.size > 2 and not (cell.place.leads and cell.victim == "last" and cell.size == 5)
+    )
 
 
 def sample(cells: list[Cell]) -> list[Cell]:

@@ -10,10 +10,21 @@ import importlib.util
 from dataclasses import dataclass
 
 GOOD = 2  # steps before the one in which faults strike: DDP regroups its buckets after the first
-SPARSE = ("allgather", "global", "gtopk", "balanced", "nodes")
-DENSE = ("shared", "dense", "sketches")  # no message of entries, a header beside values; sketches: both
-ALL = (*SPARSE, *DENSE)
+ALL = ("allgather", "global", "shared", "gtopk", "balanced", "dense", "sketches", "nodes")
 DEFERRABLE = ("allgather", "global", "balanced", "dense", "sketches")
+WITHOUT_SKETCHES = tuple(name for name in ALL if name != "sketches")  # these have an exchange of all that travels dense
+FLAT = tuple(name for name in ALL if name != "nodes")
+GATHERED = (
+    "allgather",
+    "global",
+    "gtopk",
+    "sketches",
+    "nodes",
+)  # entries go in one message to all, or to a pair's other
+PLAIN = ("allgather", "shared", "gtopk", "balanced", "nodes")  # plain PyTorch takes out what is sent
+IN_PARTS = ("global",) if importlib.util.find_spec("numba") else ()  # gradients are added as buckets bring them
+ENGINE, COLLECTIVES, WIRE, FEEDBACK = (f"sparsync.{room}" for room in ("engine", "collectives", "wire", "feedback"))
+STORE, CHANNEL = f"{COLLECTIVES}.comm.store_monitor.StoreMonitor", f"{COLLECTIVES}.comm.channel.Channel"
 
 
 @dataclass(frozen=True)
@@ -24,17 +35,17 @@ class Step:
         target: what is called, as ``unittest.mock.patch`` names it.
         collectives: that make it.
         when: the number of the training step in which a fault strikes there.
-        often: it is called more than once in a step.
+        once: it is called once in a step.
         exchanges: it gives back what other ranks have sent.
         leads: of the ranks of a node, its leader alone calls it.
-        deferred: what is called instead where the device decides; none, where nothing is.
+        deferred: what is called instead where the device decides; ``None``: nothing.
     """
 
     name: str
     target: str
     collectives: tuple[str, ...] = ALL
     when: int = GOOD
-    often: bool = True
+    once: bool = False
     exchanges: bool = False
     leads: bool = False
     deferred: str | None = ""
@@ -44,41 +55,43 @@ class Step:
         return self.target if self.deferred == "" else self.deferred
 
 
-CHANNEL = "sparsync.collectives.comm.channel.Channel"
-TRAINING = "tests.matrix.training"
-WIRE = "sparsync.wire"
-COMPLETION = "sparsync.engine.completion"
+COMPARE = Step("compare layouts", f"{STORE}.assert_consistent", when=0)
+WRITE = Step("write mean", f"{ENGINE}.completion.finish_unit")
+ENTRIES, PARTS = f"{WIRE}.device.DeviceMessage.pack", f"{WIRE}.device_parts.ScatterMessages.pack_parts"
+HEADER = f"{COLLECTIVES}.comm.header_checks.DeviceChecks.header"
+LATER = f"{ENGINE}.completion.Deferred"
 STEPS = [
-    Step("options", f"{TRAINING}.options_of", when=-1, often=False),
-    Step("attach", "sparsync.collectives.comm.store_monitor.StoreMonitor.first_to_say", when=-1, often=False),
-    Step("compare layouts", "sparsync.collectives.comm.store_monitor.StoreMonitor.assert_consistent", when=0),
-    Step("gradient", f"{TRAINING}.gradient"),
-    Step("begin step", "sparsync.engine.worker.WorkerState.begin_step", often=False),
-    Step("take bucket", "sparsync.engine.bucketing.BucketMapper.add"),
-    Step("add part", "sparsync.engine.reducer.Reducer.add_part", ("global",) if importlib.util.find_spec("numba") else (), deferred=None),
-    Step("sketch", "sparsync.engine.step_order.sketch_unit", ("sketches",)),
-    Step("sum in node", "sparsync.engine.hierarchy.Nodes.sum", ("nodes",)),
-    Step("compress", "sparsync.engine.reducer.compress_unit", leads=True),
-    Step("exchange", "sparsync.engine.hierarchy.Flat.reduce", tuple(name for name in ALL if name != "nodes")),
-    Step("exchange", "sparsync.engine.hierarchy.Nodes.reduce", ("nodes",)),
-    Step("encode", f"{WIRE}.message.Wire.encode", ("balanced",), deferred=f"{WIRE}.device_parts.ScatterMessages.pack_parts"),
-    Step("encode", f"{WIRE}.message.Wire.encode", ("allgather", "global", "gtopk", "nodes", "sketches"), leads=True, deferred=f"{WIRE}.device.DeviceMessage.pack"),
-    Step("header", f"{WIRE}.message.Wire.header", deferred="sparsync.collectives.comm.header_checks.DeviceChecks.header"),
+    Step("options", "tests.matrix.training.options_of", when=-1, once=True),
+    Step("attach", f"{STORE}.first_to_say", when=-1, once=True),
+    COMPARE,
+    Step("gradient", "tests.matrix.training.gradient"),
+    Step("begin step", f"{ENGINE}.worker.WorkerState.begin_step", once=True),
+    Step("take bucket", f"{ENGINE}.bucketing.BucketMapper.add"),
+    Step("add part", f"{ENGINE}.reducer.Reducer.add_part", IN_PARTS, deferred=None),
+    Step("sketch", f"{ENGINE}.step_order.sketch_unit", ("sketches",)),
+    Step("sum in node", f"{ENGINE}.hierarchy.Nodes.sum", ("nodes",)),
+    Step("compress", f"{ENGINE}.reducer.compress_unit", leads=True),
+    Step("fill message", "sparsync.compressors.selecting.SparseGrad", PLAIN, leads=True, deferred=None),
+    Step("count energy", "torch.dot", PLAIN, leads=True, deferred=None),  # the last call is of an exchange
+    Step("exchange", f"{ENGINE}.hierarchy.Flat.reduce", FLAT),
+    Step("exchange", f"{ENGINE}.hierarchy.Nodes.reduce", ("nodes",)),
+    Step("encode", f"{WIRE}.message.Wire.encode", GATHERED, leads=True, deferred=ENTRIES),
+    Step("encode", f"{WIRE}.message.Wire.encode", ("balanced",), deferred=PARTS),
+    Step("header", f"{WIRE}.message.Wire.header", deferred=HEADER),
     Step("all_to_all", f"{CHANNEL}.all_to_all", ("balanced", "sketches"), exchanges=True),
     Step("all_gather", f"{CHANNEL}.all_gather", exchanges=True),
-    Step("all_reduce", f"{CHANNEL}.all_reduce", ("allgather", "global", "gtopk", "balanced", "nodes", "shared", "dense"), exchanges=True, leads=True),  # fmt: skip
+    Step("all_reduce", f"{CHANNEL}.all_reduce", WITHOUT_SKETCHES, exchanges=True, leads=True),
     Step("send", f"{CHANNEL}.send", ("gtopk",)),
     Step("receive", f"{CHANNEL}.receive", ("gtopk",), exchanges=True),
     Step("sum_at_first", f"{CHANNEL}.sum_at_first", ("nodes",)),
     Step("broadcast", f"{CHANNEL}.broadcast", ("nodes",)),
     Step("verify", f"{CHANNEL}.verify"),
-    Step("write mean", f"{COMPLETION}.finish_unit"),
-    Step("finish", f"{COMPLETION}.Immediate.finish", deferred=f"{COMPLETION}.Deferred.finish"),
-    Step("precondition", "sparsync.feedback.preconditioner.Preconditioner.update", ("sketches",), often=False),
-    Step("write back", "sparsync.engine.reducer.Reducer.write_back"),
-    Step("write dense", "sparsync.feedback.preconditioner.Preconditioner.write_dense", ("sketches",), often=False),
-    Step("close step", f"{COMPLETION}.Immediate.close_step", often=False, deferred=f"{COMPLETION}.Deferred.close_step"),
-    Step("vote", "sparsync.collectives.comm.store_monitor.StoreMonitor.leave_vote", often=False),
-    Step("commit", "sparsync.engine.worker.WorkerState.commit", when=GOOD + 1, often=False),
+    WRITE,
+    Step("finish", f"{ENGINE}.completion.Immediate.finish", deferred=f"{LATER}.finish"),
+    Step("precondition", f"{FEEDBACK}.preconditioner.Preconditioner.update", ("sketches",), once=True),
+    Step("write back", f"{ENGINE}.reducer.Reducer.write_back"),
+    Step("write dense", f"{FEEDBACK}.preconditioner.Preconditioner.write_dense", ("sketches",), once=True),
+    Step("close step", f"{ENGINE}.completion.Immediate.close_step", once=True, deferred=f"{LATER}.close_step"),
+    Step("vote", f"{STORE}.leave_vote", once=True),
+    Step("commit", f"{ENGINE}.worker.WorkerState.commit", when=GOOD + 1, once=True),
 ]
-STEP_BEFORE_VOTES = next(step for step in STEPS if step.name == "write mean")  # where it fails, so that ranks vote

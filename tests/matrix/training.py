@@ -25,12 +25,12 @@ from tests.failures.ddp_training import logged
 from tests.failures.reducers import error_of
 from tests.matrix.cells import Cell
 from tests.matrix.faults import Injection
-from tests.matrix.steps import STEP_BEFORE_VOTES
+from tests.matrix.steps import WRITE
 
 STEPS = 5
 RATE = 0.125
 SCALE = 2.0**10
-SHAPES = {"a": (40, 30), "b": (25, 20), "c": (30, 10), "small": (20,)}  # the last travels dense
+SHAPES = {"a": (40, 30), "b": (25, 20), "c": (30, 10), "small": (60,)}  # the last travels dense
 DEADLINES = {"stop": 3.0, "kill": 8.0}  # seconds; usually 30
 NODES = {3: [[0, 1], [2]], 5: [[0, 1], [2, 3, 4]]}
 METHODS: dict[str, dict[str, Any]] = {
@@ -126,7 +126,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
     store_monitor.PATIENCE, store_monitor.GRACE = 0.1, 1.0  # quicker than usual
     injection = Injection(cell.place, cell.fault, cell.after, cell.last, word=-1 if cell.last else 4)
     whole: dict[str, Any] = {}
-    began, said = time.monotonic(), {"struck": False}
+    began = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(paths_of(cell))
         told = stack.enter_context(logged())
@@ -135,7 +135,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
         if rank == cell.rank:
             stack.enter_context(injection.armed())
         elif cell.step == "vote" and rank == cell.starter:
-            injection = Injection(STEP_BEFORE_VOTES, "raise", after=False, last=False, word=0)
+            injection = Injection(WRITE, "raise", after=False, last=False, word=0)
             stack.enter_context(injection.armed())
         try:
             training = Training(cell, DEADLINES.get(cell.fault, 30.0))
@@ -161,7 +161,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
         "weights": training.weights(),
         "residuals": training.residuals(),
         "whole": whole,
-        "scale": training.scaler.get_scale() if training.scaler else 1.0,
+        "scale": reducer.worker.loss_scale or 1.0,  # that of the residuals
         "told": told,
     }
 
@@ -181,7 +181,7 @@ def noting(whole: dict[str, Any]) -> Callable[..., Any]:
 
 @contextmanager
 def paths_of(cell: Cell) -> Iterator[None]:
-    """Let numba's loops work on gradients as small as these, and the device decide over Gloo, where that is asked for."""
+    """Let numba's loops work on gradients as small as these, and the device decide over Gloo, where a cell asks."""
     made = Channel.__init__
 
     def make(channel: Channel, *arguments: Any) -> None:

@@ -318,6 +318,7 @@ class Handle:
             if not isinstance(error, SparsyncError | ValueError):  # these are the same on all ranks; others wait for us
                 own = f"rank {channel.rank}: attach: {type(error).__name__}: {error}"
                 channel.monitor.broadcast_error(SparsyncError(own))
+                channel.monitor.leave_vote(0)
             (self._reducer or channel).close()
             self._reducer = None
             raise
