@@ -23,8 +23,8 @@ def matrix(sources: Sources) -> str:
         ]
         ran, right, cells, unnoticed = (_sum(own, key) for key in ("ran", "as_expected", "cells", "unnoticed"))
         made = sources.made(FILE, own[0], COMMANDS[completion])
-        said = f"`{completion.title()}`: {right:,} of {ran:,} cells that were run came out as expected; there are {cells:,}"
-        said += f", in {unnoticed:,} of which a flipped bit is known not to be noticed (case 71)."
+        said = f"`{completion.title()}`: {right:,} of {ran:,} cells that were run came out as expected; there are "
+        said += f"{cells:,}, and in {unnoticed:,} of them a flipped bit is known not to be noticed (case 71)."
         parts += [table(["collective", *faults], rows), f"{said} {made}"]
     return "\n\n".join(parts)
 
