@@ -111,10 +111,10 @@ def _makes_sense(cell: Cell) -> bool:
 
 
 def sample(cells: list[Cell]) -> list[Cell]:
-    """Return few cells that meet every pair of values of what is quick; each collective and step with a rank that is
-    killed; every training with one that is stopped. Where the device decides, every collective and every fault."""
+    """Return few cells: of what is quick, those that meet every pair of values; of what takes long, every collective.
+    Where the device decides, every collective and every fault."""
     quick = "collective", "fault", "step", "victim", "size", "scaled"
-    ways = {"": (2, quick), "kill": (1, ("collective", "step")), "stop": (1, ("size", "scaled", "victim"))}
+    ways = {"": (2, quick), **dict.fromkeys(("kill", "delay"), (1, ("collective",))), "stop": (1, ("victim", "scaled"))}
     if cells[0].deferred:
         ways = {"": (1, ("collective", "fault"))}
     chosen = []
