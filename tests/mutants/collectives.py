@@ -9,6 +9,13 @@ FROZEN = "tests/failures/test_frozen_ranks.py"
 
 MUTANTS = [
     Mutant(
+        "an alarm that cannot be read is an error without text",
+        "src/sparsync/collectives/comm/store_monitor.py",
+        'PeerLost(f"{place}: {UNREAD}")',
+        'PeerLost("")',
+        "tests/failures/test_lost_ranks.py::test_an_alarm_that_cannot_be_read_any_more_says_so",
+    ),
+    Mutant(
         "a sum that no entry has is kept",
         "src/sparsync/collectives/partition.py",
         'home, _ = within(self.place(rows, owner), self.layout.numel, "index")',

@@ -8,9 +8,28 @@ DEFERRED = "tests/test_deferred.py"
 BUDGET = "tests/test_budget.py"
 CLOSED = "tests/failures/test_closed_steps.py"
 NODES = "tests/failures/test_nodes.py"
+MATRIX = "tests/test_fault_matrix"
 
 AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
 MUTANTS = [
+    Mutant(
+        "what is sent is noted after its energy",
+        "src/sparsync/engine/reducer.py",
+        "                self.worker.ledger.record_sent(unit, sent, overwritten=True)\n"
+        "                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0\n",
+        "                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0\n"
+        "                self.worker.ledger.record_sent(unit, sent, overwritten=True)\n",
+        f"{MATRIX}.py::test_every_fault_ends_as_expected[allgather-raise-before-last-count_energy-at-last-of-2]",
+    ),
+    Mutant(
+        "rejected entries that a failed end of a step holds are lost",
+        "src/sparsync/engine/reducer.py",
+        "self.worker.ledger.restore_held()",
+        "pass",
+        f"{MATRIX}_deferred.py::test_every_fault_ends_as_expected_where_the_device_decides"
+        "[balanced-raise-before-first-close_step-at-last-of-2-deferred]",
+        interpreted=True,
+    ),
     Mutant(
         "what one rank alone cannot read is told to nobody",
         "src/sparsync/engine/reducer.py",

@@ -9,6 +9,7 @@ ZERO_GRAD = (
     "tests/failures/test_clipping_and_accumulation.py::test_backward_without_zero_grad_loses_nothing_and_is_told_once"
 )
 FSDP = "tests/test_fsdp.py"
+MATRIX = "tests/test_fault_matrix.py::test_every_fault_ends_as_expected"
 BYPASSED = "tests/failures/test_bypassed_hook.py"
 UNWRAP, RANK_FILES = "tests/test_unwrap.py", "tests/test_rank_files.py"
 ACCELERATE, TRAINER = "tests/frameworks/test_accelerate.py", "tests/frameworks/test_transformers.py"
@@ -18,6 +19,20 @@ LIGHTNING_GOES_ON = f"{LIGHTNING}::test_the_callback_makes_training_sparse_and_g
 LIGHTNING_TELLS = f"{LIGHTNING}::test_what_cannot_be_exchanged_is_told"
 
 MUTANTS = [
+    Mutant(
+        "an attach that fails on one rank is told to nobody",
+        "src/sparsync/hosts/handle.py",
+        "                channel.monitor.broadcast_error(SparsyncError(own))\n",
+        "",
+        f"{MATRIX}[allgather-raise-after-first-attach-at-last-of-2]",
+    ),
+    Mutant(
+        "a rank that could not attach has no vote",
+        "src/sparsync/hosts/handle.py",
+        "                channel.monitor.leave_vote(0)\n",
+        "",
+        f"{MATRIX}[allgather-raise-after-first-attach-at-last-of-3]",
+    ),
     Mutant(
         "an optimizer that was built anew goes unnoticed",
         "src/sparsync/hosts/optimizer_check.py",

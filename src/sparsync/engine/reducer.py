@@ -270,8 +270,8 @@ class Reducer:
         try:
             with self._on_thread(unit.grad.device):
                 record.started = time.perf_counter()
-                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
                 self.worker.ledger.record_sent(unit, sent, overwritten=True)
+                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
                 self.channel.unit = unit.key
                 with exchanging():
                     reduced = self.stage.reduce(unit, sent, layout)
@@ -468,8 +468,10 @@ class Reducer:
         """Exchange nothing more; whoever waits for a bucket hears why."""
         error = self.vote.close(error, self._pending_buckets)
         try:
-            if self.vote.undone:  # else it was applied
+            if self.vote.undone:
                 self.worker.ledger.restore(cause)
+            else:  # it was applied, but for what was rejected
+                self.worker.ledger.restore_held()
         finally:
             for bucket in self._pending_buckets:
                 if not bucket.future.done():
