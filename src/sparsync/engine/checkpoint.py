@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsync.config import ExchangePlan
 from sparsync.config.nodes import Groups, nodes_text
+from sparsync.config.recipes import AUTO
 from sparsync.engine.worker import WorkerState
 
 SCHEMA = 2
@@ -69,6 +70,7 @@ def state_dict(worker: WorkerState, workers: int, step: int, training: str, node
         "nodes": nodes_text(nodes),
         "options": digest_of(worker.plan),
         **worker.feedback.state_dict(),
+        "method": _method_of(worker.plan),
         "compressor": {n: {key: t.clone() for key, t in bag.items()} for n, bag in worker.compressor_state.items()},
         "loss_scale": worker.loss_scale,
         "rates": dict(worker.rates),
@@ -121,7 +123,7 @@ def load_state_dict(
             raise ValueError(f"the list must hold the states of ranks 0 to {old - 1}, in order")
         _check_alike(states)
         own = _own_share(states, worker.rank, workers, nodes)
-    first = own[0] if own else states[0]
+    first = next((one for one in own if one["compressor"]), states[0])  # who was led had no thresholds, the first had
     if ("moments" in first) != (worker.preconditioner is not None):
         made = "with" if "moments" in first else "without"
         raise ValueError(f"the checkpoint was made {made} preconditioned feedback; load it {made} precondition=True")
@@ -131,6 +133,8 @@ def load_state_dict(
     mine = share_of(own, first, worker.rank, workers, nodes)
     if worker.preconditioner is not None:
         worker.preconditioner.load_state_dict(mine["moments"])
+    if mine.get("method", _method_of(worker.plan)) != _method_of(worker.plan):
+        mine["compressor"] = {}  # of which this one would understand nothing
     loss_scale, highest = mine.get("loss_scale"), mine.get("highest_rates", mine["rates"])
     kept = {key: mine[key] for key in ("residuals", "velocities", "compressor", "rates")}
     worker.load(**kept, loss_scale=loss_scale, highest_rates=highest)
@@ -184,6 +188,11 @@ def _in_nodes(text: str) -> str:
 def _whole(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state that knows which tensors it has to hold."""
     return {**state, "holds": "\n".join(name for name, _ in _tensors(state))}
+
+
+def _method_of(plan: ExchangePlan) -> str:
+    """Return whose state compressors' states are; with ``"auto"`` of those among which it changes."""
+    return AUTO if plan.recipe == AUTO else type(plan.compressor).__qualname__
 
 
 def digest_of(plan: ExchangePlan) -> str:

@@ -115,12 +115,14 @@ def _run_life(
     result.errors = +result.errors
     result.looks, result.compared = best.looks, best.compared
     result.worst, result.drift = (max((getattr(o, n) for o in outcomes.values()), default=0.0) for n in ("worst", "drift"))
-    result.unplanned = life.fault.kind == "restart" and any(BUSY in error for error in result.errors)
-    result.broken = hangs or _broken(life, answers, result) or _bad_exits(workers, life)
+    victim = answers.get(life.fault.rank)
+    happened = life.fault.kind != "restart" and (not isinstance(victim, Outcome) or victim.faulted)
+    result.unplanned = not happened and any(BUSY in error for error in result.errors)
+    result.broken = hangs or _broken(life, answers, result, happened) or _bad_exits(workers, life)
     return result
 
 
-def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: LifeResult) -> str:
+def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: LifeResult, happened: bool) -> str:
     """Return which law the answers break, if any."""
     fault = life.fault
     dies = {"kill": -signal.SIGKILL}.get(fault.kind, 1 if fault.kind.startswith("raise") else None)
@@ -129,7 +131,7 @@ def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: 
             return f"worker {rank} failed outside of its training: {answer}"
         if isinstance(answer, Outcome) and answer.end == "broken":
             return f"rank {rank}: {answer.error}"
-        if isinstance(answer, Outcome) and answer.end == "failed" and fault.kind == "restart" and not result.unplanned:
+        if isinstance(answer, Outcome) and answer.end == "failed" and not (happened or result.unplanned):
             return f"rank {rank} failed, though nothing had happened: {answer.error}"
         if not isinstance(answer, Outcome) and (rank != fault.rank or answer != dies):
             return f"worker {rank} ended with exit code {answer}"

@@ -19,6 +19,7 @@ class FaultInjector:
 
     def __init__(self, fault: Fault, rank: int) -> None:
         self.fault, self.mine = fault, fault.rank == rank and fault.kind != "restart"
+        self.happened = False
 
     def reach(self, point: str, step: int, sync: sparsync.Handle | None, name: str = "") -> None:
         """Say which point of which step this rank has reached; ``name``: of the parameter, in backward."""
@@ -27,10 +28,10 @@ class FaultInjector:
             return
         inside = fault.kind in ("raise in compress", "raise in exchange")
         if inside and point == "forward" and sync is not None:
-            self.mine = False
+            self.mine, self.happened = False, True
             self._break(sync)
         elif not inside and point == fault.point and (point != "backward" or name.startswith(fault.layer)):
-            self.mine = False
+            self.mine, self.happened = False, True
             self._happen()
 
     def _happen(self) -> None:

@@ -77,35 +77,44 @@ class Ledger:
         grads = [p.grad for p in self.parameters]
         applied = torch.cat([_flat(g, p) for g, p in zip(grads, self.parameters, strict=True)])
         good = bool(applied.isfinite().all()) and not undone
-        came = self._all_that_came(sync)
+        came, size = self._all_that_came(sync)
         kept_before, velocity_before = self.kept * self.ratio, self.velocity * self.ratio
         if sync is not None:
             self.read(sync)
-        if not good and self.undoes and sync is not None and (self.counts or self.ratio == 1):
-            exact = math.frexp(self.ratio)[0] == 0.5
-            for kind, now, then in (("residual", self.kept, kept_before), ("velocity", self.velocity, velocity_before)):
-                if not (torch.equal(now, then) if exact else torch.allclose(now, then, rtol=4 * EPS)):
-                    raise LawBroken(f"a step that was undone has changed the {kind} of {self._where(now - then)}")
-        elif not good:
+        nothing = torch.zeros_like(came)
+        if good:
+            self._count(came, applied, size, kept_before)
+        elif self.undoes and sync is not None:
+            if self.counts or self.ratio == 1:
+                self._assert_as_before(kept_before, velocity_before)
+            self._count(nothing, nothing, nothing, kept_before)
+        else:
             # What was finite stays, and nothing is applied. Of what travels dense nothing is kept.
-            came = torch.where(came.isfinite(), came, 0.0)
             dense = sync.dense_names if sync is not None else frozenset(self.names)
             whole = torch.cat(
                 [torch.full((p.numel(),), n in dense) for n, p in zip(self.names, self.parameters, strict=True)]
             )
-            came = torch.where(whole, self.kept - kept_before, came)
-            self._count(came, torch.zeros_like(came), kept_before)
-        else:
-            self._count(came, applied, kept_before)
+            came = torch.where(whole, self.kept - kept_before, torch.where(came.isfinite(), came, 0.0))
+            self._count(came, nothing, size.nan_to_num(0, 0, 0), kept_before)
         return good
 
-    def _all_that_came(self, sync: sparsync.Handle | None) -> Tensor:
-        """Return gradients, with those that were accumulated before, or the velocities that they make."""
-        came = torch.cat([c if o is None else c + o for c, o in zip(self.came, self.old, strict=True)])
+    def _assert_as_before(self, kept: Tensor, velocity: Tensor) -> None:
+        """Compare bit for bit, or within the rounding of a learning rate that was followed."""
+        exact = math.frexp(self.ratio)[0] == 0.5
+        for kind, now, then in (("residual", self.kept, kept), ("velocity", self.velocity, velocity)):
+            if not (torch.equal(now, then) if exact else torch.allclose(now, then, rtol=4 * EPS, atol=LEAST)):
+                raise LawBroken(f"a step that was undone has changed the {kind} of {self._where(now - then)}")
+
+    def _all_that_came(self, sync: sparsync.Handle | None) -> tuple[Tensor, Tensor]:
+        """Return gradients, with those that were accumulated before, or the velocities that they make; and the sum of
+        the magnitudes of all these."""
+        parts = [torch.cat(self.came)]
+        parts.append(torch.cat([torch.zeros_like(c) if o is None else o for c, o in zip(self.came, self.old, strict=True)]))
         if self.beta is not None and sync is not None:
             used = torch.cat([torch.full(c.shape, bool(c.any())) for c in self.came])  # who has no gradient rests
-            came = torch.where(used, came + self.beta * self.ratio * self.velocity, came)
-        return came
+            parts.append(torch.where(used, self.beta * self.ratio * self.velocity, 0.0))
+        every = torch.stack(parts)
+        return every.sum(0), every.abs().sum(0)
 
     def after_failure(self, sync: sparsync.Handle, unit: float) -> None:
         """Look whether the residual is whole after a step that was not completed: of every parameter it is what it was,
@@ -116,18 +125,18 @@ class Ledger:
         """
         if not self.open or not (self.counts or self.undoes):
             return
-        then, came = self.kept_unit * self.kept, self.unit * self._all_that_came(sync)
+        then, (came, size) = self.kept_unit * self.kept, (self.unit * t for t in self._all_that_came(sync))
         self.unit = unit
         self.read(sync)
         now = self.kept_unit * self.kept
-        slack = 8 * EPS * (then.abs() + came.abs()) + LEAST
+        slack = 8 * EPS * (then.abs() + size) + LEAST
         sizes = [p.numel() for p in self.parameters]
         parts = zip(self.names, *(t.split(sizes) for t in (now, then, came, slack)), strict=True)
         for name, kept, before, new, bound in parts:
             as_before = bool(((kept - before).abs() <= bound).all())
             with_all = bool(((kept - before - new).abs() <= bound).all())
             if not (as_before or (with_all and not self.undoes)):
-                at = int((kept - before).abs().argmax())
+                at = int(((kept - before - new).abs() / bound).argmax())
                 raise LawBroken(
                     f"a step that failed has left {kept[at]:.9g} in the residual of {name}, entry {at}, where there was "
                     f"{before[at]:.9g} and {new[at]:.9g} came in"
@@ -142,17 +151,19 @@ class Ledger:
         if not bool(self.kept.isfinite().all() and self.velocity.isfinite().all()):
             raise LawBroken("what is kept is not finite")
 
-    def forgo(self, sync: sparsync.Handle) -> None:
-        """Count nothing of steps in which this rank had no data; read what they left."""
-        kept_before = self.kept
+    def forgo(self, sync: sparsync.Handle, unit: float) -> None:
+        """Count nothing of steps in which this rank had no data; read what they left, in this unit."""
+        kept_before = self.kept * (self.kept_unit / unit)
+        self.unit = unit
         self.read(sync)
-        self._count(self._nothing(), self._nothing(), kept_before)
+        self._count(self._nothing(), self._nothing(), self._nothing(), kept_before)
 
-    def _count(self, came: Tensor, applied: Tensor, kept_before: Tensor) -> None:
+    def _count(self, came: Tensor, applied: Tensor, size: Tensor, kept_before: Tensor) -> None:
+        """Add up what came in and was applied; ``size``: the magnitudes that made what came in."""
         unit, kept_unit = self.unit, self.kept_unit
         self.sum_in += unit * came
         self.sum_applied += unit * applied
-        self.sizes += unit * (came.abs() + applied.abs()) + kept_unit * self.kept.abs() + unit * kept_before.abs()
+        self.sizes += unit * (size + applied.abs() + kept_before.abs()) + kept_unit * self.kept.abs()
 
     # ---- over all ranks ----------------------------------------------------------------------------------------------
 
@@ -198,13 +209,15 @@ class Ledger:
             )
 
     def saved(self, rate: float) -> dict[str, Tensor]:
-        """Return the means of what all ranks keep, to be compared when it is loaded. All ranks call this.
+        """Return the means of what all ranks keep, and of its magnitudes, to be compared when it is loaded. All ranks
+        call this.
 
         Args:
             rate: the learning rate that it is in, or 1.
         """
         kept, velocity = self._gather_kept()
-        return {"kept": kept.mean(0) / rate, "velocity": velocity.mean(0) / rate}
+        both = {"kept": kept / rate, "velocity": velocity / rate}
+        return {kind: torch.stack([rows.mean(0), rows.abs().mean(0)]) for kind, rows in both.items()}
 
     def _gather_kept(self) -> tuple[Tensor, Tensor]:
         rows = gather(self.kept_unit * torch.cat([self.kept, self.velocity]))
@@ -218,9 +231,9 @@ class Ledger:
         """
         self.unit = unit
         self.read(sync)
-        saved = saved or dict.fromkeys(("kept", "velocity"), self._nothing())
-        for (kind, then), now in zip(saved.items(), self._gather_kept(), strict=True):
-            wrong = (now.mean(0) - then).abs() - 16 * EPS * now.abs().mean(0) - LEAST
+        saved = saved or dict.fromkeys(("kept", "velocity"), torch.zeros(2, self.total, dtype=torch.float64))
+        for (kind, (then, size)), now in zip(saved.items(), self._gather_kept(), strict=True):
+            wrong = (now.mean(0) - then).abs() - 16 * EPS * size - LEAST
             at = int(wrong.argmax())
             if wrong[at] > 0:
                 raise LawBroken(

@@ -26,7 +26,7 @@ class Method:
         optimizer: ``"sgd"``, ``"momentum"`` or ``"adamw"``.
         nodes: pairs of ranks share a machine.
         same_bits: whether a restart from a checkpoint makes the same bits: not where buckets decide, which DDP regroups
-            after its first step.
+            after its first step, be it which entries are sent or in which order the backend adds.
     """
 
     options: Mapping[str, Any]
@@ -47,9 +47,10 @@ METHODS: Mapping[str, Method] = {
     "threshold": Method({"compressor": "threshold", "density": 0.05, "scope": "global"}),
     "threshold fp16": Method({"compressor": "threshold", "density": 0.1, "values": "fp16"}),
     "gaussian": Method({"compressor": "gaussian", "density": 0.05, "scope": "bucket"}, same_bits=False),
+    "gaussian layer": Method({"compressor": "gaussian", "density": 0.05}),
     "dgc bf16": Method({"compressor": "dgc", "density": 0.05, "values": "bf16"}),
     "trimmed": Method({"compressor": "trimmed", "density": 0.05}),
-    "random shared": Method({"compressor": "random", "density": 0.1, "collective": "shared"}),
+    "random shared": Method({"compressor": "random", "density": 0.1, "collective": "shared"}, same_bits=False),
     "block": Method({"compressor": "block", "density": 0.1}),
     "gtopk": Method({"compressor": "topk", "density": 0.05, "collective": "gtopk"}),
     "balanced": Method({"compressor": "topk", "density": 0.05, "collective": "balanced", "scope": "global"}),
@@ -57,9 +58,9 @@ METHODS: Mapping[str, Method] = {
         {"compressor": "threshold", "density": 0.1, "collective": "balanced", "values": "levels", "indices": "ef"}
     ),
     "sign": Method({"compressor": "topk", "density": 0.1, "values": "sign", "indices": "ef"}),
-    "none": Method({"compressor": "none"}),
+    "none": Method({"compressor": "none"}, same_bits=False),
     "follows the rate": Method({"compressor": "topk", "density": 0.05, "follow_lr": True}),
-    "budget": Method({"compressor": "threshold", "budget": 1 / 8, "total_steps": 2000}),
+    "budget": Method({"compressor": "threshold", "budget": 1 / 4, "total_steps": 2000}),
     "nodes": Method({"compressor": "topk", "density": 0.05}, nodes=True),
     "moved": Method({"compressor": "topk", "density": 0.05, "momentum": "move"}, optimizer="momentum"),
     "corrected": Method(

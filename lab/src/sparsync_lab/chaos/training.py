@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,12 +58,14 @@ class Outcome:
 
     Args:
         end: ``"done"``, ``"failed"`` (an error ended it) or ``"broken"`` (a law).
+        faulted: whether the fault has happened to this worker.
         step: that it has reached.
         digests: of the weights after each step.
         worst: largest error of the ledger, as a share of its bound.
     """
 
     end: str = "done"
+    faulted: bool = False
     error: str = ""
     step: int = 0
     events: Counter[str] = field(default_factory=Counter)
@@ -79,6 +82,7 @@ def live(
 ) -> Outcome:
     """Train until the life ends; ``known``: digests of weights that steps have to come to again."""
     logging.getLogger("sparsync").setLevel(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     if prepare is not None:
         prepare()
     outcome = Outcome(step=life.first)
@@ -98,6 +102,7 @@ def live(
             training.after_failure()
         except LawBroken as broken:
             outcome.end, outcome.error = "broken", f"{broken} (after {outcome.error})"
+    outcome.faulted = training.faults.happened
     training.close(alone=outcome.end != "done")
     return outcome
 
@@ -132,6 +137,7 @@ class Training:
         more = {"momentum": 0.9} if self.method.optimizer == "momentum" else {}
         self.optimizer: torch.optim.Optimizer = make(self.model.parameters(), lr=RATES[self.method.optimizer], **more)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=7, enabled=self.setting.scaled)
+        self.scaler.scale(torch.zeros(()))  # which makes its state
         self.wrap()
         self.sync = self.attach()
         checkpoint.resume(self)
@@ -352,7 +358,7 @@ class Training:
                 self.make_step(rate=False)
         assert self.sync is not None
         if own < steps:
-            self.ledger.forgo(self.sync)
+            self.ledger.forgo(self.sync, self._unit())
         self.step, self.exchanges, self.full = first + steps, exchanges + steps, event.rank
         for _ in range(steps):
             self.scheduler.step()
@@ -404,7 +410,7 @@ class Training:
 
     def after_failure(self) -> None:
         """Look, on this rank alone, at what a step that failed has left: as if it had not begun, or all that came in."""
-        if self.sync is None or not self.sync.is_attached() or self.method.nodes:
+        if self.sync is None or not self.sync.is_attached():
             return
         try:
             self.sync.check()
@@ -412,6 +418,8 @@ class Training:
             self.outcome.error = f"{type(error).__name__}: {error}"
         else:
             return  # somebody else's exchange has failed
+        if self.method.nodes:  # one keeps for others
+            return
         state = self.sync.state_dict()
         if state["step"] == self.exchanges:
             self.ledger.after_failure(self.sync, checkpoint.unit_of(state, self))
