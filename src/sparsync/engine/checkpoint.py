@@ -21,6 +21,7 @@ from sparsync.engine.worker import WorkerState
 
 SCHEMA = 2
 KEYS = ("rank", "workers", "step", "training", "options", "holds", "residuals", "velocities", "compressor", "rates")
+KEPT = ("residuals", "velocities")  # as large as the model
 TENSORS = ("residuals", "velocities", "compressor", "moments")  # keys under which a state holds tensors
 ALIKE = {
     "step": "steps",
@@ -130,7 +131,8 @@ def load_state_dict(
     for one in states:
         worker.feedback.check_state(one["residuals"], one["velocities"])
         _check_tensors(one)
-    mine = share_of(own, first, worker.rank, workers, nodes)
+    every = {kind: {name: kept for one in states for name, kept in one[kind].items()} for kind in KEPT}
+    mine = share_of(own, first, worker.rank, workers, nodes, every)
     if worker.preconditioner is not None:
         worker.preconditioner.load_state_dict(mine["moments"])
     if mine.get("method", _method_of(worker.plan)) != _method_of(worker.plan):
@@ -158,7 +160,12 @@ def heirs_of(workers: int, nodes: Groups) -> Sequence[int]:
 
 
 def share_of(
-    own: Sequence[Mapping[str, Any]], like: Mapping[str, Any], rank: int, workers: int, nodes: Groups = ()
+    own: Sequence[Mapping[str, Any]],
+    like: Mapping[str, Any],
+    rank: int,
+    workers: int,
+    nodes: Groups = (),
+    every: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> dict[str, Any]:
     """Return the state of a worker that goes on for others: the sum of what they kept, so scaled that the mean over all
     workers is what it was.
@@ -167,8 +174,10 @@ def share_of(
         own: states of the old workers, none of which anybody else goes on for.
         like: has all that is the same on every worker, and their old number.
         nodes: the ranks of each, if there are any.
+        every: something of each shape that any of the old workers kept, by kind and name: all new ones have the same
+            names, so that all refuse what one does, and a distributed checkpoint has every row.
     """
-    kept: dict[str, dict[str, Any]] = {"residuals": {}, "velocities": {}}
+    kept: dict[str, dict[str, Any]] = {kind: {} for kind in KEPT}
     old = like["workers"]
     for one in own:
         for kind, sums in kept.items():
@@ -178,6 +187,10 @@ def share_of(
     about = {"rank": rank, "workers": workers, "nodes": nodes_text(nodes)}
     if rank not in heirs_of(workers, nodes):  # nor does it choose entries
         about["compressor"] = {}
+    else:
+        for kind, tensors in (every or {}).items():
+            for name, tensor in tensors.items():
+                kept[kind].setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype))
     return _whole({**like, **kept, **about})
 
 

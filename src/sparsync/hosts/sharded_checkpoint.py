@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsync.config.nodes import Groups
-from sparsync.engine.checkpoint import heirs_of, share_of
+from sparsync.engine.checkpoint import KEPT, heirs_of, share_of
 from sparsync.errors import SparsyncError
 
-KEPT = ("residuals", "velocities")  # as large as the model: of these a rank reads its own rows alone
 
 
 def to_rows(state: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def make_room(
                 dtype = saved.properties.dtype
                 if path[1] in KEPT and mesh is None:
                     continue
-                if path[1] in KEPT:
+                if path[1] in KEPT:  # of these a rank reads its own rows alone
                     value = empty(saved.size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
                 else:
                     value = torch.empty(saved.size, dtype=dtype)
@@ -120,7 +119,8 @@ def own_state(room: dict[str, Any], group: dist.ProcessGroup | None, nodes: Grou
     per_rank = -(-len(steps) // len(heirs))  # as Shard(0) cuts rows
     first = min(heirs.index(rank) * per_rank, len(steps)) if rank in heirs else len(steps)
     own = [_row(room, i, first) | {"rank": i} for i in range(first, min(first + per_rank, len(steps)))]
-    return share_of(own, own[0] if own else _row(room, 0, None), rank, workers, nodes)
+    every = {kind: {name: _shape_of(rows) for name, rows in room[kind].items()} for kind in KEPT}
+    return share_of(own, own[0] if own else _row(room, 0, None), rank, workers, nodes, every)
 
 
 class StatefulRows:
@@ -188,6 +188,11 @@ def _row(value: Any, number: int, first: int | None, kept: bool = False) -> Any:
     if kept:
         return None if first is None else value.to_local()[number - first]  # type: ignore[attr-defined]
     return value[number]
+
+
+def _shape_of(rows: Tensor) -> Tensor:
+    """Return a tensor without memory that has the shape of a row."""
+    return torch.empty(rows.shape[1:], dtype=rows.dtype, device="meta")
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sparsync_lab.chaos.checkpoint import newest, step_of
 from sparsync_lab.chaos.schedule import Life, Setting, draw_life
@@ -91,6 +92,18 @@ def run_lives(
         if result.broken:
             return
         before, setting, number = result, life.setting, number + 1
+
+
+def run_in_temporary_folder(
+    steps: int,
+    workers: int,
+    seed: int,
+    progress: Callable[[int], None] = lambda step: None,
+    prepare: Callable[[], None] | None = None,
+) -> Iterator[LifeResult]:
+    """Do as ``run_lives``, and keep no checkpoints."""
+    with TemporaryDirectory() as folder:
+        yield from run_lives(steps, workers, seed, Path(folder), progress, prepare)
 
 
 def _run_life(

@@ -39,13 +39,14 @@ class Ledger:
         model: whose parameters are trained.
         counts: whether gradients, or velocities, are what is exchanged; of Adam's updates only what is kept is compared
             from checkpoint to checkpoint, and the replicas.
+        keeps: whether anything is kept of what is not sent, which is not so where all is.
         beta: momentum before the residual, if there is any.
         undoes: a step that is not finite, or is rolled back, must leave what is kept as it was, bit for bit.
     """
 
-    def __init__(self, model: nn.Module, counts: bool, beta: float | None, undoes: bool) -> None:
+    def __init__(self, model: nn.Module, counts: bool, keeps: bool, beta: float | None, undoes: bool) -> None:
         self.names, self.parameters = map(list, zip(*model.named_parameters(), strict=True))
-        self.counts, self.beta, self.undoes = counts, beta, undoes
+        self.counts, self.keeps, self.beta, self.undoes = counts, keeps, beta, undoes
         self.total = sum(p.numel() for p in self.parameters)
         self.came = [torch.zeros(0)] * len(self.names)  # of the backward under way, as it comes
         self.before = self.kept = self.velocity = torch.zeros(self.total, dtype=torch.float64)
@@ -90,7 +91,7 @@ class Ledger:
             self._count(nothing, nothing, nothing, kept_before)
         else:
             # What was finite stays, and nothing is applied. Of what travels dense nothing is kept.
-            dense = sync.dense_names if sync is not None else frozenset(self.names)
+            dense = sync.dense_names if sync is not None and self.keeps else frozenset(self.names)
             whole = torch.cat(
                 [torch.full((p.numel(),), n in dense) for n, p in zip(self.names, self.parameters, strict=True)]
             )
@@ -125,7 +126,8 @@ class Ledger:
         """
         if not self.open or not (self.counts or self.undoes):
             return
-        then, (came, size) = self.kept_unit * self.kept, (self.unit * t for t in self._all_that_came(sync))
+        then = self.kept_unit * self.kept
+        came, size = ((self.unit * t).nan_to_num(0, 0, 0) for t in self._all_that_came(sync))
         self.unit = unit
         self.read(sync)
         now = self.kept_unit * self.kept

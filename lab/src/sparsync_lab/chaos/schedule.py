@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparsync import GaussianK
+
 LAYERS = ("fc0", "norm", "fc1", "fc2")
 SAVES = ("own files", "rank files", "distributed checkpoint")
 
@@ -26,7 +28,7 @@ class Method:
         optimizer: ``"sgd"``, ``"momentum"`` or ``"adamw"``.
         nodes: pairs of ranks share a machine.
         same_bits: whether a restart from a checkpoint makes the same bits: not where buckets decide, which DDP regroups
-            after its first step, be it which entries are sent or in which order the backend adds.
+            after its first step, be it which entries are sent, who sums them, or in which order the backend adds.
     """
 
     options: Mapping[str, Any]
@@ -34,6 +36,11 @@ class Method:
     optimizer: str = "sgd"
     nodes: bool = False
     same_bits: bool = True
+
+    @property
+    def sums_at_owners(self) -> bool:
+        """Whether some rank keeps what it does not send on of a sum, also for others."""
+        return self.options.get("collective") == "balanced" or bool({"budget", "recipe"} & self.options.keys())
 
     @property
     def beta(self) -> float | None:
@@ -47,7 +54,7 @@ METHODS: Mapping[str, Method] = {
     "threshold": Method({"compressor": "threshold", "density": 0.05, "scope": "global"}),
     "threshold fp16": Method({"compressor": "threshold", "density": 0.1, "values": "fp16"}),
     "gaussian": Method({"compressor": "gaussian", "density": 0.05, "scope": "bucket"}, same_bits=False),
-    "gaussian layer": Method({"compressor": "gaussian", "density": 0.05}),
+    "gaussian layer": Method({"compressor": GaussianK(0.05, refine=True)}),
     "dgc bf16": Method({"compressor": "dgc", "density": 0.05, "values": "bf16"}),
     "trimmed": Method({"compressor": "trimmed", "density": 0.05}),
     "random shared": Method({"compressor": "random", "density": 0.1, "collective": "shared"}, same_bits=False),
@@ -55,12 +62,13 @@ METHODS: Mapping[str, Method] = {
     "gtopk": Method({"compressor": "topk", "density": 0.05, "collective": "gtopk"}),
     "balanced": Method({"compressor": "topk", "density": 0.05, "collective": "balanced", "scope": "global"}),
     "balanced levels": Method(
-        {"compressor": "threshold", "density": 0.1, "collective": "balanced", "values": "levels", "indices": "ef"}
+        {"compressor": "threshold", "density": 0.1, "collective": "balanced", "values": "levels", "indices": "ef"},
+        same_bits=False,
     ),
     "sign": Method({"compressor": "topk", "density": 0.1, "values": "sign", "indices": "ef"}),
     "none": Method({"compressor": "none"}, same_bits=False),
     "follows the rate": Method({"compressor": "topk", "density": 0.05, "follow_lr": True}),
-    "budget": Method({"compressor": "threshold", "budget": 1 / 4, "total_steps": 2000}),
+    "budget": Method({"compressor": "threshold", "budget": 1 / 4, "total_steps": 2000}, same_bits=False),
     "nodes": Method({"compressor": "topk", "density": 0.05}, nodes=True),
     "moved": Method({"compressor": "topk", "density": 0.05, "momentum": "move"}, optimizer="momentum"),
     "corrected": Method(
@@ -75,7 +83,9 @@ METHODS: Mapping[str, Method] = {
     "AdamW": Method(
         {"compressor": "threshold", "density": 0.05, "precondition": True}, keeps="updates", optimizer="adamw"
     ),
-    "AdamW default": Method({"recipe": "default", "total_steps": 2000}, keeps="updates", optimizer="adamw"),
+    "AdamW default": Method(
+        {"recipe": "default", "total_steps": 2000}, keeps="updates", optimizer="adamw", same_bits=False
+    ),
 }
 
 # What happens to a step, and how often; what does not go with a setting leaves the step as it is.
@@ -259,8 +269,9 @@ def _goes_with(kind: str, setting: Setting) -> bool:
         "unused layer": setting.unused,
         "unused somewhere": setting.unused,
         "frozen layer": setting.unused,
-        # A joined rank that drains goes on with its velocity, and does not follow the loss scale.
-        "join": freezes or not (setting.scaled or method.keeps == "velocities"),
+        # A joined rank that drains goes on with its velocity; none follows the loss scale, in which others' sums come.
+        "join": (freezes or not (setting.scaled or method.keeps == "velocities"))
+        and not (setting.scaled and method.sums_at_owners),
         "new group": not method.nodes,
     }
     return fits.get(kind, True)

@@ -118,7 +118,7 @@ class Training:
         self.model = Net()
         self.step, self.exchanges, self.looked, self.saved_at = life.first, 0, life.first, life.first
         self.full = 0  # a rank that has made all steps since the last look
-        self.last_rate = 1.0
+        self.last_rate, self.joining = 1.0, False
         self.recording, self.bad_value, self.bad_layer = False, 0.0, ""
         self.group: Any = None
         self.sync: sparsync.Handle | None = None
@@ -130,7 +130,8 @@ class Training:
     def start(self) -> None:
         """Build everything and go on from the last checkpoint."""
         counts = self.method.keeps != "updates"
-        self.ledger = Ledger(self.model, counts, self.method.beta, self.setting.undoes)
+        keeps = self.method.options.get("compressor") != "none"
+        self.ledger = Ledger(self.model, counts, keeps, self.method.beta, self.setting.undoes)
         for index, (name, parameter) in enumerate(self.model.named_parameters()):
             parameter.register_hook(partial(self._on_gradient, index, name))  # type: ignore[no-untyped-call]
         make = torch.optim.AdamW if self.method.optimizer == "adamw" else torch.optim.SGD
@@ -353,9 +354,11 @@ class Training:
         steps = 2 + event.number
         own = steps if self.rank == event.rank else (self.rank * 7 + self.step) % steps
         first, exchanges = self.step, self.exchanges
+        self.joining = True
         with self.ddp.join():
             for _ in range(own):
                 self.make_step(rate=False)
+        self.joining = False
         assert self.sync is not None
         if own < steps:
             self.ledger.forgo(self.sync, self._unit())
@@ -418,7 +421,7 @@ class Training:
             self.outcome.error = f"{type(error).__name__}: {error}"
         else:
             return  # somebody else's exchange has failed
-        if self.method.nodes:  # one keeps for others
+        if self.method.nodes or self.joining:  # one keeps for others; or makes steps that nobody sees
             return
         state = self.sync.state_dict()
         if state["step"] == self.exchanges:
