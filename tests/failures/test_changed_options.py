@@ -27,7 +27,10 @@ def case_scaler(rank: int, size: int, scaled: list[bool], compressor: Any, **opt
                 run.step(lambda m, step=step: loss_of(m, rank, step), scaler)
             state = run.handle.state_dict()
     assert state is not None
-    kept = [tensor / (state["loss_scale"] or 1.0) for tensor in (*state["residuals"].values(), *state["velocities"].values())]
+    kept = [
+        tensor / (state["loss_scale"] or 1.0)
+        for tensor in (*state["residuals"].values(), *state["velocities"].values())
+    ]
     return [digest(model.parameters()), digest(kept)]
 
 

@@ -16,7 +16,6 @@ from sparsync.engine.checkpoint import KEPT, heirs_of, share_of
 from sparsync.errors import SparsyncError
 
 
-
 def to_rows(state: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> dict[str, Any]:
     """Return a rank's state with every tensor as its row of a ``DTensor`` of all ranks; plain values are the same on
     all, but for the rank, which the row tells, and the step, which is a row of its own.

@@ -1,4 +1,4 @@
-"""Checkpoints of a chaotic training, written and read as users do: beside each other, whole once they have their name."""
+"""Checkpoints of a chaotic training, written and read as users do: each is whole once it has its name."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ class LifeResult:
     def describe(self) -> str:
         """Return a line for the log."""
         life = self.life
-        end = self.broken and f"BROKEN: {self.broken}" or ("done" if self.reached >= life.last else life.fault.describe())
+        end = "done" if self.reached >= life.last else life.fault.describe()
+        end = f"BROKEN: {self.broken}" if self.broken else end
         told = "; ".join(f"{count} told {_short(error)}" for error, count in self.errors.items())
         return (
             f"life {life.number}: {life.setting.describe()}; steps {life.first}-{self.reached}, {self.seconds:.1f} s, "
@@ -127,7 +128,9 @@ def _run_life(
         result.errors[one.error] += bool(one.error)
     result.errors = +result.errors
     result.looks, result.compared = best.looks, best.compared
-    result.worst, result.drift = (max((getattr(o, n) for o in outcomes.values()), default=0.0) for n in ("worst", "drift"))
+    result.worst, result.drift = (
+        max((getattr(o, n) for o in outcomes.values()), default=0.0) for n in ("worst", "drift")
+    )
     victim = answers.get(life.fault.rank)
     happened = life.fault.kind != "restart" and (not isinstance(victim, Outcome) or victim.faulted)
     result.unplanned = not happened and any(BUSY in error for error in result.errors)

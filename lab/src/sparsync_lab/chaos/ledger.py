@@ -1,10 +1,10 @@
 """An account in double precision of what came in, what was applied and what is kept; no code of the library is in it.
 
-The law, for every entry, as means over the workers: what was kept before + what came in = what was applied + what is kept
-now. *Came in* is the gradient as backward made it, or the velocity where momentum is corrected. Kept is what the handle
-shows: its residual. All of it is counted in the units of the unscaled gradient (times the learning rate where residuals
-follow that), so that it holds over changes of the loss scale. Since what is kept is read at every look, and saved by this
-account itself, errors do not add up, and nothing can go missing between a checkpoint and its restoring.
+The law, for every entry, as means over the workers: what was kept before + what came in = what was applied + what is
+kept now. *Came in* is the gradient as backward made it, or the velocity where momentum is corrected. Kept is what the
+handle shows: its residual. All of it is counted in the units of the unscaled gradient (times the learning rate where
+residuals follow that), so that it holds over changes of the loss scale. Since what is kept is read at every look, and
+saved by this account itself, errors do not add up, and nothing can go missing between a checkpoint and its restoring.
 
 Rounding is bounded by ``ROUNDINGS`` times the number of workers, in units in the last place of fp32 of the sum of all
 magnitudes that were added: one rounding where a gradient meets the residual, one where it is taken out, one for every
@@ -110,7 +110,9 @@ class Ledger:
         """Return gradients, with those that were accumulated before, or the velocities that they make; and the sum of
         the magnitudes of all these."""
         parts = [torch.cat(self.came)]
-        parts.append(torch.cat([torch.zeros_like(c) if o is None else o for c, o in zip(self.came, self.old, strict=True)]))
+        parts.append(
+            torch.cat([torch.zeros_like(c) if o is None else o for c, o in zip(self.came, self.old, strict=True)])
+        )
         if self.beta is not None and sync is not None:
             used = torch.cat([torch.full(c.shape, bool(c.any())) for c in self.came])  # who has no gradient rests
             parts.append(torch.where(used, self.beta * self.ratio * self.velocity, 0.0))
@@ -140,8 +142,8 @@ class Ledger:
             if not (as_before or (with_all and not self.undoes)):
                 at = int(((kept - before - new).abs() / bound).argmax())
                 raise LawBroken(
-                    f"a step that failed has left {kept[at]:.9g} in the residual of {name}, entry {at}, where there was "
-                    f"{before[at]:.9g} and {new[at]:.9g} came in"
+                    f"a step that failed has left {kept[at]:.9g} in the residual of {name}, entry {at}, where there "
+                    f"was {before[at]:.9g} and {new[at]:.9g} came in"
                 )
 
     def read(self, sync: sparsync.Handle) -> None:

@@ -1,4 +1,4 @@
-"""What came of a chaotic training: counts, a row for every life, and the tail of what happened where a law was broken."""
+"""What came of a chaotic training: counts, a row for every life, and what happened last where a law was broken."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What happens in a chaotic training, and when: all of it follows from the seed.
 
-A training is a row of lives. In each some workers go on from the last checkpoint in one setting, until something ends it:
-a fault, or a restart that was meant. What happens to steps is drawn by the number of the step, so that a step which is
-made again after a restart meets the same again.
+A training is a row of lives. In each some workers go on from the last checkpoint in one setting, until something ends
+it: a fault, or a restart that was meant. What happens to steps is drawn by the number of the step, so that a step which
+is made again after a restart meets the same again.
 """
 
 from __future__ import annotations

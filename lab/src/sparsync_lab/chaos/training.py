@@ -42,7 +42,12 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.fc0, self.norm, self.fc1, self.fc2 = nn.Linear(64, 32), nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 10)
+        self.fc0, self.norm, self.fc1, self.fc2 = (
+            nn.Linear(64, 32),
+            nn.LayerNorm(32),
+            nn.Linear(32, 32),
+            nn.Linear(32, 10),
+        )
 
     def forward(self, x: Tensor, without: str = "") -> Tensor:
         x = torch.tanh(self.fc0(x))
@@ -412,7 +417,7 @@ class Training:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def after_failure(self) -> None:
-        """Look, on this rank alone, at what a step that failed has left: as if it had not begun, or all that came in."""
+        """Look, on this rank alone, at what a step that failed has left: what was there, or all that came in."""
         if self.sync is None or not self.sync.is_attached():
             return
         try:
@@ -446,4 +451,3 @@ class Training:
 def rate_at(step: int) -> float:
     """Return the share of the learning rate at a step."""
     return 0.1 + 0.45 * (1 + math.cos(2 * math.pi * step / PERIOD))
-

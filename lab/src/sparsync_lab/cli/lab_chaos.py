@@ -1,4 +1,4 @@
-"""``sparsync lab chaos``: thousands of steps under faults, restarts and changes of every kind, and the laws throughout."""
+"""``sparsync lab chaos``: thousands of steps under faults, restarts and changes, and the laws throughout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import typer
 
 
 def chaos(
-    steps: Annotated[int, typer.Option(help="Of the training; those made again after a restart are not counted.")] = 10_000,
+    steps: Annotated[
+        int, typer.Option(help="Of the training; those made again after a restart are not counted.")
+    ] = 10_000,
     workers: Annotated[int, typer.Option(help="Processes, mostly: some lives have up to two fewer or one more.")] = 4,
     seed: Annotated[int, typer.Option(help="All that happens follows from it.")] = 0,
     minutes: Annotated[float | None, typer.Option(help="After which no new life begins.", show_default="none")] = None,
