@@ -92,3 +92,24 @@ def test_what_was_loaded_can_be_saved_by_all_ranks_together(
     states = worlds[old].run(case_save, per_node=per_node)
     names = worlds[5].run(case_load_and_save, states=states, folder=str(tmp_path), dense_below=100)
     assert all(one == names[0] and one for one in names)
+
+
+def case_save_velocities(rank: int, size: int, folder: str) -> None:
+    with training(Chain(SIZES), TopK(0.05), momentum="correct") as run:
+        run.step(lambda m: loss_of(m, rank, 0))
+        dcp.save({"sync": run.handle.stateful()}, checkpoint_id=folder)
+
+
+def case_refused(rank: int, size: int, folder: str, per_node: Any) -> str:
+    with training(Chain(SIZES), TopK(0.05), per_node=per_node) as run:
+        with pytest.raises(ValueError, match="the checkpoint holds velocities"):
+            dcp.load({"sync": run.handle.stateful(folder)}, checkpoint_id=folder)
+        run.step(lambda m: loss_of(m, rank, 0))  # which compares what the ranks go on from
+        return digest(run.model.parameters())
+
+
+@pytest.mark.parametrize("per_node", [1, [[0, 1, 2], [3, 4]]], ids=["ranks", "nodes"])
+def test_what_is_refused_is_refused_by_all_ranks(worlds: Any, tmp_path: Path, per_node: Any) -> None:
+    """Those who inherit nothing of it, and those who are led and keep nothing, too; and all may go on without."""
+    worlds[2].run(case_save_velocities, folder=str(tmp_path))
+    assert len({*worlds[5].run(case_refused, folder=str(tmp_path), per_node=per_node)}) == 1

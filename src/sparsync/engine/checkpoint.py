@@ -72,6 +72,7 @@ def state_dict(worker: WorkerState, workers: int, step: int, training: str, node
         "options": digest_of(worker.plan),
         **worker.feedback.state_dict(),
         "method": _method_of(worker.plan),
+        "corrected": worker.plan.correction is not None,
         "compressor": {n: {key: t.clone() for key, t in bag.items()} for n, bag in worker.compressor_state.items()},
         "loss_scale": worker.loss_scale,
         "rates": dict(worker.rates),
@@ -129,7 +130,7 @@ def load_state_dict(
         made = "with" if "moments" in first else "without"
         raise ValueError(f"the checkpoint was made {made} preconditioned feedback; load it {made} precondition=True")
     for one in states:
-        worker.feedback.check_state(one["residuals"], one["velocities"])
+        worker.feedback.check_state(one["residuals"], one["velocities"], bool(first.get("corrected")))
         _check_tensors(one)
     every = {kind: {name: kept for one in states for name, kept in one[kind].items()} for kind in KEPT}
     mine = share_of(own, first, worker.rank, workers, nodes, every)
