@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsync_lab.chaos.conductor import run_in_temporary_folder
-from sparsync_lab.chaos.schedule import FAULTS, METHODS, STEPS, Setting, draw_life, event_at
+from sparsync_lab.chaos.methods import METHODS
+from sparsync_lab.chaos.schedule import FAULTS, STEPS, Setting, draw_life, event_at
 from sparsync_lab.cli.commands import app
 
 

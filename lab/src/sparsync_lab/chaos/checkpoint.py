@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from sparsync.hosts.rank_files import load_ranks, save_ranks
 from sparsync_lab.chaos.ledger import LawBroken, gather
@@ -52,7 +53,7 @@ def save(training: Training) -> None:
     elif life.saves == "rank files":
         save_ranks(sync, unfinished)
     else:
-        dcp.save({"sync": sync.stateful()}, checkpoint_id=unfinished / "sync")
+        dcp_save({"sync": sync.stateful()}, checkpoint_id=unfinished / "sync")
     steps = gather(torch.tensor([float(sync.state_dict()["step"]), float(training.exchanges)]))
     if not bool((steps == steps[0, 0]).all()):
         raise LawBroken(f"steps that ranks have in their states, and exchanges that they made: {steps.tolist()}")
@@ -109,7 +110,7 @@ def _load(training: Training, folder: Path, saves: str, size: int) -> None:
     elif saves == "rank files":
         load_ranks(sync, folder)
     else:
-        dcp.load({"sync": sync.stateful(folder / "sync")}, checkpoint_id=folder / "sync")
+        dcp_load({"sync": sync.stateful(folder / "sync")}, checkpoint_id=folder / "sync")
 
 
 def unit_of(state: dict[str, Any], training: Training) -> float:

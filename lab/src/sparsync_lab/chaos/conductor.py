@@ -14,12 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sparsync_lab.chaos.checkpoint import newest, step_of
+from sparsync_lab.chaos.life import live
 from sparsync_lab.chaos.schedule import Life, Setting, draw_life
-from sparsync_lab.chaos.training import Outcome, live
+from sparsync_lab.chaos.training import Outcome
 from sparsync_lab.training import local_workers
 from sparsync_lab.training.local_workers import LocalWorkers, Worker
 
-PRELOAD = (*local_workers.PRELOAD, "sparsync_lab.chaos.training", "sklearn.datasets", "torch.distributed.checkpoint")
+PRELOAD = (*local_workers.PRELOAD, "sparsync_lab.chaos.life", "sklearn.datasets", "torch.distributed.checkpoint")
 MARGIN = 15.0  # seconds, for a busy machine that starts processes
 BUSY = "no answer within"  # what an error says where a deadline is over
 

@@ -135,7 +135,7 @@ class Ledger:
         now = self.kept_unit * self.kept
         slack = 8 * EPS * (then.abs() + size) + LEAST
         sizes = [p.numel() for p in self.parameters]
-        parts = zip(self.names, *(t.split(sizes) for t in (now, then, came, slack)), strict=True)
+        parts = zip(self.names, *(torch.split(t, sizes) for t in (now, then, came, slack)), strict=True)
         for name, kept, before, new, bound in parts:
             as_before = bool(((kept - before).abs() <= bound).all())
             with_all = bool(((kept - before - new).abs() <= bound).all())
@@ -184,8 +184,8 @@ class Ledger:
         rows = gather(torch.cat([own, self.sum_in, self.sum_applied, self.kept_unit * self.kept, self.sizes]))
         heads = rows[:, : own.numel()]
         for place, what in enumerate(("step", "number of exchanges")):
-            if len(said := heads[:, place].unique()) > 1:
-                raise LawBroken(f"the ranks are not at the same {what}: {said.tolist()}")
+            if len({*(said := heads[:, place].tolist())}) > 1:
+                raise LawBroken(f"the ranks are not at the same {what}: {said}")
         if not heads[:, 2].all():
             raise LawBroken(f"weights are not finite on rank {heads[:, 2].argmin().item()}")
         if not bool((heads == heads[0]).all()):
