@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from sparsync.hosts.rank_files import load_ranks, save_ranks
 from sparsync_lab.chaos.ledger import LawBroken, gather
+from sparsync_lab.chaos.methods import METHODS
 
 if TYPE_CHECKING:
     from sparsync_lab.chaos.training import Training
@@ -86,7 +87,7 @@ def resume(training: Training) -> None:
     refused = (before == "updates") != (now == "updates") or (before == "velocities" and now == "gradients")
     about = common["about"]
     try:
-        _load(training, folder, about["saves"], about["size"])
+        _load(training, folder, about["saves"], about["size"], METHODS[common["method"]].nodes)
     except ValueError as error:
         if not refused:
             raise LawBroken(f"a checkpoint was refused: {error}") from None
@@ -100,15 +101,17 @@ def resume(training: Training) -> None:
     training.ledger.loaded(sync, common["kept"], unit_of(state, training) / rate, rate)
 
 
-def _load(training: Training, folder: Path, saves: str, size: int) -> None:
+def _load(training: Training, folder: Path, saves: str, size: int, nodes: bool) -> None:
     sync = training.sync
     assert sync is not None
-    if saves == "own files":
-        ranks = [training.rank] if size == training.size else range(size)
-        states = [torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in ranks]
-        sync.load_state_dict(states[0] if size == training.size else states)
-    elif saves == "rank files":
+    same = (size, nodes) == (training.size, training.method.nodes)
+    if saves == "rank files" and (same or size != training.size):
         load_ranks(sync, folder)
+    elif saves in ("own files", "rank files"):
+        name = "rank-{}.pt" if saves == "own files" else f"sparsync-{{}}-of-{size}.pt"
+        ranks = [training.rank] if same else range(size)
+        states = [torch.load(folder / name.format(rank), weights_only=True) for rank in ranks]
+        sync.load_state_dict(states[0] if same else states)
     else:
         dcp_load({"sync": sync.stateful(folder / "sync")}, checkpoint_id=folder / "sync")
 

@@ -129,10 +129,6 @@ class EventfulTraining(Training):
         self.step, self.exchanges, self.full = first + steps, exchanges + steps, event.rank
         for _ in range(steps):
             self.scheduler.step()
-        if self.setting.scaled:  # which ranks without data have not followed
-            state = [self.scaler.state_dict()]
-            dist.broadcast_object_list(state, event.rank)
-            self.scaler.load_state_dict(state[0])
         self.look()
 
     def new_group(self, event: Event) -> None:

@@ -29,11 +29,6 @@ class Method:
     same_bits: bool = True
 
     @property
-    def sums_at_owners(self) -> bool:
-        """Whether some rank keeps what it does not send on of a sum, also for others."""
-        return self.options.get("collective") == "balanced" or bool({"budget", "recipe"} & self.options.keys())
-
-    @property
     def beta(self) -> float | None:
         """Momentum before the residual, if there is any."""
         return self.options.get("beta", 0.5) if self.keeps == "velocities" else None

@@ -198,9 +198,8 @@ def _goes_with(kind: str, setting: Setting) -> bool:
         "unused layer": setting.unused,
         "unused somewhere": setting.unused,
         "frozen layer": setting.unused,
-        # A joined rank that drains goes on with its velocity; none follows the loss scale, in which others' sums come.
-        "join": (freezes or not (setting.scaled or method.keeps == "velocities"))
-        and not (setting.scaled and method.sums_at_owners),
+        # A joined rank that drains goes on with its velocity; and none follows a loss scale.
+        "join": (freezes or method.keeps != "velocities") and not setting.scaled,
         "new group": not method.nodes,
     }
     return fits.get(kind, True)
