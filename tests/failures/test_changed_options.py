@@ -113,3 +113,45 @@ def test_what_is_refused_is_refused_by_all_ranks(worlds: Any, tmp_path: Path, pe
     """Those who inherit nothing of it, and those who are led and keep nothing, too; and all may go on without."""
     worlds[2].run(case_save_velocities, folder=str(tmp_path))
     assert len({*worlds[5].run(case_refused, folder=str(tmp_path), per_node=per_node)}) == 1
+
+
+def case_save_after_join(rank: int, size: int, folder: str) -> Any:
+    """Rank 0 runs out of data before the loss scale grows; return the mean of what is kept, in the loss's own units."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=2)
+    with training(Chain(SIZES), TopK(0.05), scaler=scaler, joined="freeze") as run:
+        with run.ddp.join():
+            for step in range(1 if rank == 0 else 4):
+                run.step(lambda m, step=step: loss_of(m, rank, step), scaler)
+        state = run.handle.state_dict()
+        dcp.save({"sync": run.handle.stateful()}, checkpoint_id=folder)
+        return state
+
+
+def means(states: list[Any]) -> dict[str, torch.Tensor]:
+    """Return the mean residuals, in the loss's own units."""
+    return {
+        name: sum(state["residuals"][name].double() / state["loss_scale"] for state in states) / len(states)
+        for name in states[1]["residuals"]
+    }
+
+
+def case_load_after_join(rank: int, size: int, folder: str, states: Any) -> Any:
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    with training(Chain(SIZES), TopK(0.05), scaler=scaler) as run:
+        if states:
+            run.handle.load_state_dict(states)
+        else:
+            dcp.load({"sync": run.handle.stateful(folder)}, checkpoint_id=folder)
+        return run.handle.state_dict()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("sharded", [False, True], ids=["list", "distributed"])
+def test_ranks_may_be_saved_in_different_loss_scales(worlds: Any, tmp_path: Path, size: int, sharded: bool) -> None:
+    """A rank that has joined does not follow the loss scale of the others."""
+    states = worlds[2].run(case_save_after_join, folder=str(tmp_path))
+    assert len({state["loss_scale"] for state in states}) == 2
+    loaded = worlds[size].run(case_load_after_join, folder=str(tmp_path), states=None if sharded else states)
+    saved = means(states)
+    for name, mean in means(loaded).items():
+        torch.testing.assert_close(mean, saved[name], rtol=1e-5, atol=1e-7)

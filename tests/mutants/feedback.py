@@ -219,4 +219,11 @@ MUTANTS = [
         "return None",
         f"{FSDP}::test_a_resumed_training_has_the_same_bits[adamw]",
     ),
+    Mutant(
+        "what is accumulated after a step that was left out is taken for its update",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "self._dropped.add(id(parameter))",
+        "pass",
+        "tests/test_preconditioned_training.py::test_accumulation_after_a_step_that_is_left_out",
+    ),
 ]

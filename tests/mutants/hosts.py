@@ -468,4 +468,11 @@ MUTANTS = [
         "(ddp.module, left_out_by(ddp)) if True else",
         f"{FSDP}::test_composable_ddp_is_ddp",
     ),
+    Mutant(
+        "all ranks have the loss scale of the first",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        'if state["loss_scale"] is not None:',
+        "if False:",
+        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[distributed-2]",
+    ),
 ]

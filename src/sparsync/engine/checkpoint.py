@@ -179,11 +179,13 @@ def share_of(
             names, so that all refuse what one does, and a distributed checkpoint has every row.
     """
     kept: dict[str, dict[str, Any]] = {kind: {} for kind in KEPT}
-    old = like["workers"]
     for one in own:
+        ratio = workers / like["workers"]
+        if "moments" not in like:  # a rank that had joined was in the loss scale of before
+            ratio *= (like.get("loss_scale") or 1.0) / (one.get("loss_scale") or 1.0)
         for kind, sums in kept.items():
             for name, tensor in one[kind].items():
-                share = tensor if old == workers else tensor * (workers / old)
+                share = tensor if ratio == 1 else tensor * ratio
                 sums[name] = sums[name] + share if name in sums else share
     about = {"rank": rank, "workers": workers, "nodes": nodes_text(nodes)}
     if rank not in heirs_of(workers, nodes):  # nor does it choose entries

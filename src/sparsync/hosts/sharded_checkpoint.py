@@ -18,7 +18,7 @@ from sparsync.errors import SparsyncError
 
 def to_rows(state: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> dict[str, Any]:
     """Return a rank's state with every tensor as its row of a ``DTensor`` of all ranks; plain values are the same on
-    all, but for the rank, which the row tells, and the step, which is a row of its own.
+    all, but for the rank, which the row tells, and step and loss scale, which are rows of their own.
 
     Args:
         group: of the ranks that keep something, and have a row; ``None`` on a rank of a node that another one leads.
@@ -36,6 +36,8 @@ def to_rows(state: Mapping[str, Any], group: dist.ProcessGroup | None, device: t
         return value
 
     plain = {key: value for key, value in state.items() if key != "rank"} | {"step": torch.tensor(state["step"])}
+    if state["loss_scale"] is not None:
+        plain["loss_scale"] = torch.tensor(state["loss_scale"], dtype=torch.float64)
     if mesh is None:  # the leader's row has what is the same on all ranks
         return {key: value for key, value in plain.items() if not isinstance(value, Tensor | Mapping)}
     return row(plain)  # type: ignore[no-any-return]
@@ -117,9 +119,9 @@ def own_state(room: dict[str, Any], group: dist.ProcessGroup | None, nodes: Grou
     room["step"] = steps[0]
     per_rank = -(-len(steps) // len(heirs))  # as Shard(0) cuts rows
     first = min(heirs.index(rank) * per_rank, len(steps)) if rank in heirs else len(steps)
-    own = [_row(room, i, first) | {"rank": i} for i in range(first, min(first + per_rank, len(steps)))]
+    own = [_state(room, i, first) for i in range(first, min(first + per_rank, len(steps)))]
     every = {kind: {name: _shape_of(rows) for name, rows in room[kind].items()} for kind in KEPT}
-    return share_of(own, own[0] if own else _row(room, 0, None), rank, workers, nodes, every)
+    return share_of(own, own[0] if own else _state(room, 0, None), rank, workers, nodes, every)
 
 
 class StatefulRows:
@@ -175,6 +177,14 @@ def _only_key(paths: Mapping[str, Sequence[str]]) -> str:
         found = f"{len(keys)} of them ({', '.join(keys)})" if keys else "none"
         raise ValueError(f"the checkpoint must hold one state of sync.stateful(), or key= say which; it has {found}")
     return str(keys[0])
+
+
+def _state(room: Mapping[str, Any], number: int, first: int | None) -> dict[str, Any]:
+    """Return the state of the rank that saved row ``number``."""
+    state: dict[str, Any] = _row(room, number, first) | {"rank": number}
+    if isinstance(state.get("loss_scale"), Tensor):
+        state["loss_scale"] = state["loss_scale"].item()
+    return state
 
 
 def _row(value: Any, number: int, first: int | None, kept: bool = False) -> Any:
