@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-compile test-triton \
-  test-frameworks test-install lint format bench docs papers-quick clean
+  test-frameworks test-install lint format chaos chaos-quick bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -114,6 +114,17 @@ lint: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Thousands of steps under faults and restarts, half an hour on two cores; other STEPS, SEED and OUT if you like.
+STEPS ?= 10000
+SEED ?= 0
+OUT ?= results/lab-chaos.csv
+chaos: install
+	$(BIN)/sparsync lab chaos --steps $(STEPS) --seed $(SEED) --out $(OUT)
+
+# Two minutes of it.
+chaos-quick: install
+	$(BIN)/sparsync lab chaos --minutes 2 --seed $(SEED) --out runs/lab-chaos.csv
 
 bench: install
 	$(BIN)/sparsync bench step --out results
