@@ -511,4 +511,11 @@ MUTANTS = [
         "    except NotImplementedError as error:",
         "tests/test_hostile_checkpoints.py::test_any_distributed_checkpoint_is_refused_or_loaded_as_a_whole",
     ),
+    Mutant(
+        "all ranks have the loss scale of the first",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        'if state["loss_scale"] is not None:',
+        "if False:",
+        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[distributed-2]",
+    ),
 ]
