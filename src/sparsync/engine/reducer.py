@@ -400,6 +400,13 @@ class Reducer:
         else:
             self.worker.commit()
 
+    def settle_as_agreed(self, commit: bool) -> None:
+        """End the last step, of which nothing more will come, as the ranks have agreed: it counts, or is undone."""
+        self._open = False
+        if self._unsettled:
+            self._unsettled = False
+            self.worker.commit() if commit else self.worker.undo()
+
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank keeps. The last step is committed first."""
         self.settle()

@@ -1,0 +1,285 @@
+"""Going on without a rank that was lost, and with one that has come: ``attach(..., on_loss="continue")``.
+
+Every step can be undone, so that a step that failed leaves no trace. When a rank is lost, the survivors agree on the
+newest weights that any of them has (``membership.py``). Whoever has not got these was about to make the same step: what
+it had sent is in them, so its residual goes on as if the step had been completed, and weights and optimizer come from one
+that has completed it. On all others the step is undone. Then the process group is made anew, and DDP's buckets with it:
+a bucket that was on its way cannot be used again, and one who has just joined would not know how the others have
+rebuilt theirs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from sparsync.collectives.comm.membership import Generation, Membership
+from sparsync.engine import checkpoint
+from sparsync.engine.reducer import Reducer
+from sparsync.errors import PeerLost, Regroup, SparsyncError
+from sparsync.hosts.handle import Handle
+
+log = logging.getLogger("sparsync")
+
+LOOK = 1.0  # seconds between two looks for ranks that wait to join
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a user's ``on_change`` is told, on every rank, when others train together than before.
+
+    Args:
+        rank, workers: from now on.
+        old_rank, old_workers: before; ``None`` on a rank that has just joined.
+        lost: old ranks whose share of the work is to be done by the others.
+        joined: new ranks that have come.
+        steps: that all have made.
+    """
+
+    rank: int
+    workers: int
+    old_rank: int | None
+    old_workers: int | None
+    lost: tuple[int, ...]
+    joined: tuple[int, ...]
+    steps: int
+
+
+class Survival:
+    """Lets a training go on when ranks are lost, and when others come.
+
+    Args:
+        handle: of the training, not started yet.
+        ddp: its model.
+        states: of which a rank that is behind takes what another one has: a scheduler, ...
+        on_change: is told of every change, once all can go on.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        ddp: DistributedDataParallel,
+        states: Sequence[Any] = (),
+        on_change: Callable[[Change], None] | None = None,
+    ) -> None:
+        if not dist.is_initialized() or ddp.process_group is not dist.group.WORLD:
+            raise ValueError("on_loss='continue' needs a model of the default process group, which is made anew")
+        assert handle.plan.optimizer is not None
+        self.handle, self.ddp = handle, ddp
+        self.optimizer, self.states, self._on_change = handle.plan.optimizer, list(states), on_change
+        self.members = Membership(_root(ddp.process_group.get_group_store()), handle.plan.deadline)
+        self._steps, self._undone, self._looked = 0, False, 0.0
+        handle.on_detach(self.members.close)
+        handle.on_detach(self.optimizer.register_step_post_hook(lambda *_: self._note_steps()).remove)
+
+    def begin(self) -> None:
+        """Start a training with the ranks of the process group; a process in a group of its own joins one that is
+        under way."""
+        try:
+            if dist.get_world_size() == 1 and self.members.find_training():
+                self._go_on(self.members.join(), None)
+                return
+            channel = self.handle.start().channel
+            if channel.backend == "nccl":
+                raise ValueError(
+                    "on_loss='continue' works over Gloo alone: NCCL's groups do not end without a lost rank"
+                )
+            numbers = [int(number) for number in channel.share(str(self.members.number))]
+            text = self.members.begin(numbers) if channel.rank == 0 else ""
+            self.members.enter(channel.share(text)[0])
+        except BaseException:
+            self.handle.detach()
+            raise
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Guard a step: see ``Handle.surviving``."""
+        self._note_steps()
+        if self._somebody_waits():
+            self.handle.fail(Regroup("a rank waits to join"))
+            self._recover()
+        try:
+            yield
+        except Exception as error:
+            if not self._is_loss(error):
+                raise
+            self._recover()
+
+    def finish(self) -> None:
+        """See ``Handle.finish``."""
+        self._note_steps()
+        while not self.members.finish():
+            self._recover()
+
+    def _note_steps(self) -> None:
+        """Note how many steps the weights have made: the last one is over, applied or left out."""
+        reducer = self.handle._running()
+        if reducer.error is None:
+            self._steps, self._undone = reducer.step, reducer.completion.bad
+
+    def _somebody_waits(self) -> bool:
+        """Return whether the ranks have to stop here, which the first of them decides."""
+        if self.handle._running().channel.rank or time.monotonic() - self._looked < LOOK:
+            return False
+        self._looked = time.monotonic()
+        return self.members.somebody_waits()
+
+    def _is_loss(self, error: Exception) -> bool:
+        """Return whether a step failed because a rank was lost, or waits to join."""
+        reducer = self.handle._running()
+        if reducer.error is None and isinstance(error, RuntimeError) and "gloo" in str(error).lower():
+            # An exchange that is not ours, of DDP's buffers or of the user's; the other ranks may wait in ours.
+            self.handle.fail(PeerLost(str(error).splitlines()[0]))
+        return isinstance(reducer.error, PeerLost | Regroup)
+
+    def _recover(self) -> None:
+        """Agree with the other ranks and go on with them, however many more are lost meanwhile."""
+        old = self.handle._running()
+        if old.error is not None:
+            log.warning("%s", old.error)
+        workers = old.channel.size
+        while True:
+            generation = self.members.agree(self._steps, self._undone)
+            try:
+                self._go_on(generation, old, workers)
+                return
+            except RuntimeError as error:
+                if isinstance(error, SparsyncError) and not isinstance(error, PeerLost):
+                    raise
+                log.warning("another rank was lost meanwhile: %s", str(error).splitlines()[0])
+
+    def _go_on(self, generation: Generation, old: Reducer | None, old_workers: int = 0) -> None:
+        """Train with a generation from now on.
+
+        Args:
+            old: has what this rank keeps; ``None`` on one that has just come.
+        """
+        handle, number = self.handle, self.members.number
+        rank, workers = generation.members.index(number), len(generation.members)
+        behind, like = number in generation.behind, dict[str, Any]()
+        if old is not None and not behind:
+            _settle(old, generation.steps, old.completion.bad)
+        handle._stop()
+        self._make_group(generation, rank, workers)
+        if generation.behind:
+            state = None if behind else self._kept(old, old_workers, generation)
+            sent = _broadcast(self._newest(state), generation.members.index(generation.source))
+            if behind:
+                like = self._take(sent)
+                if old is not None:
+                    _settle(old, generation.steps, generation.undone)
+                self._steps, self._undone = generation.steps, generation.undone
+        self._build_buckets()
+        reducer = handle.start()
+        own = [] if old is None else [self._kept(old, old_workers, generation)]
+        handle._load(checkpoint.share_of(own, own[0] if own else like, rank, workers))
+        reducer.channel.assert_consistent("model after a change of ranks", _digest(handle.module))
+        self._tell(generation, reducer, old, old_workers)
+
+    def _kept(self, old: Reducer | None, workers: int, generation: Generation) -> dict[str, Any]:
+        """Return what this rank keeps after the steps that count."""
+        assert old is not None
+        return checkpoint.state_dict(old.worker, workers, generation.steps, old.origin.training)
+
+    def _newest(self, kept: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return what another rank has to take over from this one."""
+        return {
+            "model": self.handle.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "states": [state.state_dict() for state in self.states],
+            "sync": {**kept, "residuals": {}, "velocities": {}} if kept else {},
+        }
+
+    def _take(self, newest: dict[str, Any]) -> dict[str, Any]:
+        """Take over what another rank has; return what all keep alike."""
+        self.handle.module.load_state_dict(newest["model"])
+        self.optimizer.load_state_dict(newest["optimizer"])
+        for state, own in zip(self.states, newest["states"], strict=True):
+            state.load_state_dict(own)
+        like: dict[str, Any] = newest["sync"]
+        return like
+
+    def _make_group(self, generation: Generation, rank: int, workers: int) -> None:
+        """Make the default process group anew."""
+        last = [self.ddp.process_group]
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # What waits there for a frozen rank would hold us up until its time is over.
+        threading.Thread(target=last.clear, name="sparsync group", daemon=True).start()
+        store = PrefixStore(f"sparsync generation {generation.number}", self.members.root)
+        limit = timedelta(seconds=self.members.deadline)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=limit)
+
+    def _build_buckets(self) -> None:
+        """Let DDP begin anew in the new group, as when it was made, or loaded from a file."""
+        ddp, hooks = self.ddp, self.ddp._comm_hooks
+        ddp.process_group, ddp._comm_hooks, self.handle.group = dist.group.WORLD, [], None
+        ddp.__setstate__(ddp.__getstate__())  # type: ignore[no-untyped-call]
+        for hook, state in hooks:
+            ddp.register_comm_hook(state, hook)
+        self.optimizer.zero_grad()
+
+    def _tell(self, generation: Generation, reducer: Reducer, old: Reducer | None, old_workers: int) -> None:
+        """Count what was lost, and tell the user."""
+        former, members = generation.former, generation.members
+        lost = tuple(rank for rank, number in enumerate(former) if number not in members)
+        joined = tuple(rank for rank, number in enumerate(members) if number not in former)
+        if old is not None:
+            reducer.stats.total = total = old.stats.total
+            total.lost_ranks += len(lost)
+            total.joined_ranks += len(joined)
+        rank = reducer.channel.rank
+        if lost and rank == 0:
+            log.warning(
+                "rank %s of %d was lost, and with it what its residual held; %d go on after step %d",
+                ", ".join(map(str, lost)), len(former), len(members), generation.steps,
+            )  # fmt: skip
+        if self._on_change is not None:
+            was = former.index(self.members.number) if old is not None else None
+            self._on_change(Change(rank, len(members), was, old_workers or None, lost, joined, generation.steps))
+
+
+def _settle(reducer: Reducer, steps: int, bad: bool) -> None:
+    """Let the last step that a rank began count if it is among the steps that do, unless it was not finite."""
+    reducer.settle_as_agreed(reducer.vote.step < steps and not bad)
+
+
+def _broadcast(own: dict[str, Any], source: int) -> dict[str, Any]:
+    """Return what the rank ``source`` has."""
+    buffer = io.BytesIO()
+    if dist.get_rank() == source:
+        torch.save(own, buffer)
+    size = torch.tensor(buffer.tell())
+    dist.broadcast(size, source)
+    data = torch.frombuffer(bytearray(buffer.getvalue() or int(size)), dtype=torch.uint8)
+    dist.broadcast(data, source)
+    found: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
+    return found
+
+
+def _digest(module: torch.nn.Module) -> str:
+    """Return a text that differs when any bit of a parameter does."""
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _root(store: Any) -> Any:
+    """Return the store that a process group's keys are in."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
