@@ -61,6 +61,14 @@ class Crew:
         assert fine, value
         return value
 
+    def answered(self, member: int) -> bool:
+        """Return whether a process has returned, or has died."""
+        return self.members[member][1].poll(0)
+
+    def results(self) -> list[Any]:
+        """Return those of all."""
+        return [self.result(member) for member in range(len(self.members))]
+
     def __enter__(self) -> Crew:
         return self
 

@@ -2,54 +2,272 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import signal
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
+from sparsync import Change
+from sparsync.collectives.comm.membership import Generation
 from tests.crew import Crew
-from tests.failures.ddp_training import ALL_SPARSE, SIZES, SMALL_BUCKETS, Chain, digest, loss_of
+from tests.failures.ddp_training import SIZES, SMALL_BUCKETS, Chain, local_gradients, loss_of
+from tests.failures.survivors import RATE, TOPK, Reference, case_among_kills, case_training
+from tests.world import World
 
-DEADLINE = 20.0
-
-
-def case_training(store: Any, steps: int, dies: str = "", at: int = 0, **options: Any) -> dict[str, Any]:
-    model = Chain(SIZES)
-    ddp = DistributedDataParallel(model, **SMALL_BUCKETS)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    changes: list[Any] = []
-    sync = sparsync.attach(
-        ddp, "topk", density=0.05, optimizer=optimizer, deadline=DEADLINE, on_loss="continue",
-        on_change=changes.append, **ALL_SPARSE, **options,
-    )  # fmt: skip
-    rank = dist.get_rank()
-    if dies == "backward" and rank == 1:
-        model.get_parameter("layer1.weight").register_hook(lambda _: os._exit(9) if sync.steps >= at else None)
-    while sync.steps < steps:
-        with sync.surviving():
-            optimizer.zero_grad()
-            loss_of(ddp, dist.get_rank(), sync.steps).backward()
-            optimizer.step()
-    sync.finish()
-    found = {
-        "digest": digest(model.parameters()), "steps": sync.steps, "rank": dist.get_rank(),
-        "workers": dist.get_world_size(), "changes": changes, "lost": sync.stats().total.lost_ranks,
-    }  # fmt: skip
-    sync.detach()
-    return found
+DIED = "died with exit code 9"
+ADAM: dict[str, Any] = {"precondition": True, "dense_below": 1024, "dense_1d": True}
 
 
-def test_first() -> None:
+def start(crew: Crew, workers: int, **arguments: Any) -> list[int]:
+    return [crew.start(case_training, rank, workers, **arguments) for rank in range(workers)]
+
+
+STAGES = {  # steps that may be committed when rank 1 dies there in step 3
+    "forward": {3},
+    "backward": {3},
+    "first exchange": {3},
+    "last exchange": {3, 4},
+    "optimizer": {4},
+    "after": {4},
+}
+
+
+def test_survivors_of_a_kill_at_any_stage_go_on_with_equal_replicas() -> None:
+    with ExitStack() as stack:
+        crews = {stage: stack.enter_context(Crew()) for stage in STAGES}
+        for stage, crew in crews.items():
+            start(crew, 3, steps=7, faults={1: [(stage, 3, "die")]})
+        for stage, crew in crews.items():
+            first, victim, last = crew.results()
+            assert victim == DIED
+            changes = first["changes"]
+            assert [(c.lost, c.joined, c.old_workers, c.workers) for c in changes] == [((1,), (), 3, 2)]
+            assert changes[0].steps in STAGES[stage], stage
+            assert (first["rank"], last["rank"], first["lost"], first["steps"]) == (0, 1, 1, 7)
+            expected = Reference(range(3))
+            expected.follow(changes)
+            expected.assert_same(first)
+            expected.assert_same(last)
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "allgather": {},
+    "balanced": {"collective": "balanced"},
+    "gtopk": {"collective": "gtopk"},
+    "shared": {"compressor": "random", "collective": "shared"},
+    "dense": {"compressor": "none", "density": None},
+}
+
+
+def came_in(found: dict[str, Any], changes: list[Any], workers: int) -> list[Tensor]:
+    """Return what all workers' gradients come to, divided by how many there were, in double precision."""
+    total = [torch.zeros_like(p, dtype=torch.float64) for p in Chain(SIZES).parameters()]
+    for step, weights in enumerate(found["trajectory"]):
+        if changes and step == changes[0].steps:
+            workers = changes[0].workers
+        model = Chain(SIZES)
+        for p, own in zip(model.parameters(), weights, strict=True):
+            p.data.copy_(torch.from_numpy(own))
+        for rank in range(workers):
+            grads = local_gradients(model, lambda m, rank=rank, step=step: loss_of(m, rank, step)).values()
+            for sum_, grad in zip(total, grads, strict=True):
+                sum_ += grad.double() / workers
+    return total
+
+
+def test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out() -> None:
+    """Rank 1 freezes when it has completed step 3, whose result rank 2 never gets: rank 0 alone has applied it. Rank 1
+    wakes up when all is over: applied and kept, with what it had kept, is all that came in."""
+    with ExitStack() as stack:
+        crews = {name: stack.enter_context(Crew()) for name in METHODS}
+        for name, crew in crews.items():
+            faults = {1: [("after", 3, "freeze")], 2: [("result", 3, "lose")]}
+            start(crew, 3, steps=7, faults=faults, **METHODS[name])
+        for name, crew in crews.items():
+            first, last = crew.result(0), crew.result(2)
+            crew.signal(1, signal.SIGCONT)
+            frozen = crew.result(1)
+            assert "went on without this one at step 4" in frozen["excluded"], frozen
+            assert not frozen["changes"]
+            (change,) = first["changes"]
+            assert (change.steps, change.lost, change.workers) == (4, (1,), 2), name
+            for own, other in zip(first["weights"], last["weights"], strict=True):
+                assert (own == other).all(), name
+            assert (first["steps"], last["steps"]) == (7, 7)
+            expected = came_in(first, first["changes"], 3)
+            names = [n for n, _ in Chain(SIZES).named_parameters()]
+            began, ended = first["trajectory"][0], first["weights"]
+            for place, n in enumerate(names):
+                applied = (torch.from_numpy(began[place]).double() - torch.from_numpy(ended[place]).double()) / RATE
+                for found in (first, last, frozen):
+                    if n in found["residuals"]:
+                        applied += torch.from_numpy(found["residuals"][n]).double() / (3 if found is frozen else 2)
+                torch.testing.assert_close(applied, expected[place], rtol=1e-4, atol=1e-4, msg=f"{name}: {n}")
+
+
+def test_another_rank_joins_with_weights_and_an_empty_residual() -> None:
+    """Rank 1 dies, and another process comes while rank 0 goes on alone; when that dies, it was the last of the first."""
     with Crew() as crew:
-        for rank in range(3):
-            crew.start(case_training, rank, 3, steps=8, dies="backward", at=3)
-        assert crew.result(1) == "died with exit code 9"
-        a, b = crew.result(0), crew.result(2)
-    print(a)
-    print(b)
-    assert a["digest"] == b["digest"]
+        start(crew, 2, steps=120, faults={1: [("backward", 3, "die")], 0: [("forward", 100, "die")]}, pause=0.02)
+        crew.start(case_training, 0, 1, steps=120)
+        assert crew.results()[:2] == [DIED, DIED]
+        found = crew.result(2)
+        joined, last = found["changes"]
+        assert (joined.old_rank, joined.rank, joined.workers, joined.joined) == (None, 1, 2, (0, 1))
+        assert (last.old_rank, last.rank, last.workers, last.lost, last.steps) == (1, 0, 1, (0,), 100)
+        expected = Reference(range(2))
+        expected.follow([Change(0, 1, 0, 2, (1,), (), 3), replace(joined, joined=(1,)), last])
+        expected.assert_same(found)
+
+
+def test_two_are_lost_in_a_row_and_one_while_the_others_go_on() -> None:
+    """Rank 1 dies; at a stage of going on so does rank 2, whose weights rank 3 may need; rank 0 dies later."""
+    stages = ["_make_group", "_build_buckets", "_tell"]
+    with ExitStack() as stack:
+        crews = {stage: stack.enter_context(Crew()) for stage in stages}
+        for stage, crew in crews.items():
+            faults = {1: [("backward", 3, "die")], 2: [(stage, 0, "die")], 0: [("backward", 8, "die")]}
+            start(crew, 4, steps=12, faults=faults, deadline=10.0)
+        for crew in crews.values():
+            *died, last = crew.results()
+            assert died == 3 * [DIED]
+            assert (last["steps"], last["workers"], last["rank"], last["lost"]) == (12, 1, 0, 3)
+            expected = Reference(range(4))
+            expected.follow(last["changes"])
+            expected.assert_same(last)
+
+
+def case_planned(rank: int, size: int, at: int, steps: int) -> list[Any]:
+    """Rank 1 leaves as planned, between two steps."""
+    model, fewer = Chain(SIZES), dist.new_group([0, 2])
+    ddp = DistributedDataParallel(model, **SMALL_BUCKETS)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    sync = sparsync.attach(ddp, optimizer=optimizer, transactional=True, **{**TOPK, **ADAM})
+    for step in range(steps):
+        if step == at:
+            if rank == 1:
+                break
+            ddp._update_process_group(fewer)
+            sync.set_process_group(fewer)
+        optimizer.zero_grad()
+        loss_of(ddp, dist.get_rank(None if step < at else fewer), step).backward()
+        optimizer.step()
+    weights = [p.detach().clone().numpy() for p in model.parameters()]
+    sync.abandon()
+    dist.barrier()
+    del ddp
+    gc.collect()
+    return weights
+
+
+def test_preconditioned_survivors_are_where_they_would_be_had_the_rank_left_as_planned() -> None:
+    """Killed in backward, all undo step 3; or rank 2 is behind, and step 3 counts."""
+    faults = [{1: [("backward", 3, "die")]}, {1: [("after", 3, "die")], 2: [("result", 3, "lose")]}]
+    with ExitStack() as stack:
+        crews = [stack.enter_context(Crew()) for _ in faults]
+        for crew, fault in zip(crews, faults, strict=True):
+            start(crew, 3, steps=7, faults=fault, adam=True, **ADAM)
+        for crew, at in zip(crews, (3, 4), strict=True):
+            first, _, last = crew.results()
+            planned = World.once(3, case_planned, at=at, steps=7)
+            assert planned[0][0], planned
+            assert [change.steps for change in first["changes"]] == [at]
+            for own, other, expected in zip(first["weights"], last["weights"], planned[0][1], strict=True):
+                assert (own == other).all()
+                assert (own == expected).all()
+
+
+def test_a_loss_in_an_exchange_of_another_is_one_too() -> None:
+    """Rank 0 dies when DDP sends the model's buffers from it."""
+    with Crew() as crew:
+        start(crew, 3, steps=5, faults={0: [("forward", 2, "die")]}, normed=True)
+        died, first, last = crew.results()
+        assert died == DIED
+        assert (first["steps"], first["workers"], last["workers"]) == (5, 2, 2)
+        for own, other in zip(first["weights"], last["weights"], strict=True):
+            assert (own == other).all()
+
+
+def test_an_error_that_is_no_loss_ends_all() -> None:
+    with Crew() as crew:
+        start(crew, 2, steps=5, faults={1: [("result", 2, "raise")]})
+        for member in range(2):
+            with pytest.raises(AssertionError, match="rank 1: bucket 3: MemoryError: no room"):
+                crew.result(member)
+
+
+def follow(crew: Crew, expected: Reference, steps: int) -> int:
+    """Let the reference go through all generations that anybody has trained in; return how many there were."""
+    survivors, number, changes = PrefixStore("sparsync survivors", crew.store), 1, 0
+    while survivors.check([f"{number + 1}/decision"]):
+        number += 1
+        decided = Generation.of(bytes(survivors.get(f"{number}/decision")).decode())
+        before = {}
+        for member in decided.members:
+            key = f"{number}/went on/{member}"
+            if crew.store.check([key]):
+                before[member] = int(crew.store.get(key))
+        if before:
+            changes += 1
+            expected.until(decided.steps)
+            expected.go_on(decided.members, before)
+    expected.until(steps)
+    return changes
+
+
+def among_kills(steps: int, workers: int, pause: tuple[float, float], seed: int) -> dict[str, int]:
+    """Kill or freeze a process after random times, and let another come, until so many steps are made."""
+    rng, options = random.Random(seed), {"steps": steps, "deadline": 8.0}
+    counts = {"steps": steps, "killed": 0, "frozen": 0, "joined": 0}
+    with Crew() as crew:
+        lives = [crew.start(case_among_kills, rank, workers, **options) for rank in range(workers)]
+        crew.wait_for("steps")
+        while not any(crew.answered(member) for member in lives):
+            time.sleep(rng.uniform(*pause))
+            lives = [member for member in lives if not crew.answered(member)]
+            if int(crew.wait_for("steps")) > 0.9 * steps or not lives:
+                break
+            if len(lives) == workers or (len(lives) > 1 and rng.random() < 0.3):
+                victim = lives.pop(rng.randrange(len(lives)))
+                frozen = rng.random() < 0.2
+                crew.signal(victim, signal.SIGSTOP if frozen else signal.SIGKILL)
+                counts["frozen" if frozen else "killed"] += 1
+            else:
+                lives.append(crew.start(case_among_kills, 0, 1, **options))
+                counts["joined"] += 1
+        for process, _ in crew.members:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGCONT)
+        found = [answer for answer in crew.results() if isinstance(answer, dict) and "weights" in answer]
+        assert found
+        first = Generation.of(bytes(PrefixStore("sparsync survivors", crew.store).get("1/decision")).decode())
+        expected = Reference(first.members)
+        counts["changes"] = follow(crew, expected, steps)
+        for own in found:
+            expected.assert_same(own)
+        return counts | {"at the end": len(found)}
+
+
+def test_kills_at_random_points_leave_equal_replicas_and_lose_nothing_else() -> None:
+    counts = among_kills(150, 3, (0.5, 2.0), seed=0)
+    assert counts["changes"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_kills_at_random_points_over_2000_steps() -> None:
+    counts = among_kills(2000, 4, (0.5, 4.0), seed=1)
+    print(counts)
+    assert counts["changes"] >= 20

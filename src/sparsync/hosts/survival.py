@@ -2,10 +2,10 @@
 
 Every step can be undone, so that a step that failed leaves no trace. When a rank is lost, the survivors agree on the
 newest weights that any of them has (``membership.py``). Whoever has not got these was about to make the same step: what
-it had sent is in them, so its residual goes on as if the step had been completed, and weights and optimizer come from one
-that has completed it. On all others the step is undone. Then the process group is made anew, and DDP's buckets with it:
-a bucket that was on its way cannot be used again, and one who has just joined would not know how the others have
-rebuilt theirs.
+it had sent is in them, so its residual goes on as if the step had been completed, and weights and optimizer come from
+one that has completed it. On all others the step under way is undone. Then the process group is made anew, and DDP's
+buckets with it: one that was on its way cannot be used again, and who has just joined could not know how the others
+have rebuilt theirs.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class Change:
     Args:
         rank, workers: from now on.
         old_rank, old_workers: before; ``None`` on a rank that has just joined.
-        lost: old ranks whose share of the work is to be done by the others.
-        joined: new ranks that have come.
+        lost: old ranks whose share of the work is to be done by the others; nobody knows of them on one that has just
+            joined.
+        joined: new ranks that have come; on one that has just joined, all.
         steps: that all have made.
     """
 
@@ -82,6 +83,7 @@ class Survival:
         self.optimizer, self.states, self._on_change = handle.plan.optimizer, list(states), on_change
         self.members = Membership(_root(ddp.process_group.get_group_store()), handle.plan.deadline)
         self._steps, self._undone, self._looked = 0, False, 0.0
+        self._former: tuple[int, ...] = ()  # whom this rank has trained with, last
         handle.on_detach(self.members.close)
         handle.on_detach(self.optimizer.register_step_post_hook(lambda *_: self._note_steps()).remove)
 
@@ -90,7 +92,8 @@ class Survival:
         under way."""
         try:
             if dist.get_world_size() == 1 and self.members.find_training():
-                self._go_on(self.members.join(), None)
+                self.members.join()
+                self._go_on_with(self.members.now, None)
                 return
             channel = self.handle.start().channel
             if channel.backend == "nccl":
@@ -100,6 +103,7 @@ class Survival:
             numbers = [int(number) for number in channel.share(str(self.members.number))]
             text = self.members.begin(numbers) if channel.rank == 0 else ""
             self.members.enter(channel.share(text)[0])
+            self._former = self.members.now.members
         except BaseException:
             self.handle.detach()
             raise
@@ -146,71 +150,72 @@ class Survival:
         return isinstance(reducer.error, PeerLost | Regroup)
 
     def _recover(self) -> None:
-        """Agree with the other ranks and go on with them, however many more are lost meanwhile."""
+        """Agree with the other ranks, and go on with them."""
         old = self.handle._running()
         if old.error is not None:
             log.warning("%s", old.error)
-        workers = old.channel.size
+        self._go_on_with(self.members.agree(self._steps, self._undone), old)
+
+    def _go_on_with(self, generation: Generation, old: Reducer | None) -> None:
+        """Train with a generation from now on, or with a later one, however many more are lost meanwhile.
+
+        Args:
+            old: has what this rank keeps; ``None`` on one that has just come.
+        """
         while True:
-            generation = self.members.agree(self._steps, self._undone)
             try:
-                self._go_on(generation, old, workers)
+                self._try(generation, old)
                 return
             except RuntimeError as error:
                 if isinstance(error, SparsyncError) and not isinstance(error, PeerLost):
                     raise
                 log.warning("another rank was lost meanwhile: %s", str(error).splitlines()[0])
+            generation = self.members.agree(None if old is None else self._steps, self._undone)
 
-    def _go_on(self, generation: Generation, old: Reducer | None, old_workers: int = 0) -> None:
-        """Train with a generation from now on.
-
-        Args:
-            old: has what this rank keeps; ``None`` on one that has just come.
-        """
+    def _try(self, generation: Generation, old: Reducer | None) -> None:
         handle, number = self.handle, self.members.number
         rank, workers = generation.members.index(number), len(generation.members)
-        behind, like = number in generation.behind, dict[str, Any]()
+        behind, newest = number in generation.behind, dict[str, Any]()
         if old is not None and not behind:
             _settle(old, generation.steps, old.completion.bad)
         handle._stop()
         self._make_group(generation, rank, workers)
         if generation.behind:
-            state = None if behind else self._kept(old, old_workers, generation)
-            sent = _broadcast(self._newest(state), generation.members.index(generation.source))
-            if behind:
-                like = self._take(sent)
-                if old is not None:
-                    _settle(old, generation.steps, generation.undone)
-                self._steps, self._undone = generation.steps, generation.undone
+            if number == generation.source:
+                newest = self._newest(self._kept(old, generation.steps))
+            newest = _broadcast(newest, generation.members.index(generation.source))
+        if behind:
+            self._take(newest)
+            self._steps, self._undone = generation.steps, generation.undone
+            if old is not None:
+                _settle(old, generation.steps, generation.undone)
         self._build_buckets()
         reducer = handle.start()
-        own = [] if old is None else [self._kept(old, old_workers, generation)]
-        handle._load(checkpoint.share_of(own, own[0] if own else like, rank, workers))
+        own = [] if old is None else [self._kept(old, generation.steps)]
+        handle._load(checkpoint.share_of(own, own[0] if own else newest["sync"], rank, workers))
         reducer.channel.assert_consistent("model after a change of ranks", _digest(handle.module))
-        self._tell(generation, reducer, old, old_workers)
+        self._tell(generation, reducer, old)
 
-    def _kept(self, old: Reducer | None, workers: int, generation: Generation) -> dict[str, Any]:
-        """Return what this rank keeps after the steps that count."""
+    def _kept(self, old: Reducer | None, steps: int) -> dict[str, Any]:
+        """Return what this rank keeps after so many steps."""
         assert old is not None
-        return checkpoint.state_dict(old.worker, workers, generation.steps, old.origin.training)
+        return checkpoint.state_dict(old.worker, len(self._former), steps, old.origin.training)
 
-    def _newest(self, kept: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _newest(self, kept: Mapping[str, Any]) -> dict[str, Any]:
         """Return what another rank has to take over from this one."""
         return {
             "model": self.handle.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "states": [state.state_dict() for state in self.states],
-            "sync": {**kept, "residuals": {}, "velocities": {}} if kept else {},
+            "sync": {**kept, "residuals": {}, "velocities": {}},
         }
 
-    def _take(self, newest: dict[str, Any]) -> dict[str, Any]:
-        """Take over what another rank has; return what all keep alike."""
+    def _take(self, newest: dict[str, Any]) -> None:
+        """Take over what another rank has."""
         self.handle.module.load_state_dict(newest["model"])
         self.optimizer.load_state_dict(newest["optimizer"])
         for state, own in zip(self.states, newest["states"], strict=True):
             state.load_state_dict(own)
-        like: dict[str, Any] = newest["sync"]
-        return like
 
     def _make_group(self, generation: Generation, rank: int, workers: int) -> None:
         """Make the default process group anew."""
@@ -226,30 +231,30 @@ class Survival:
     def _build_buckets(self) -> None:
         """Let DDP begin anew in the new group, as when it was made, or loaded from a file."""
         ddp, hooks = self.ddp, self.ddp._comm_hooks
-        ddp.process_group, ddp._comm_hooks, self.handle.group = dist.group.WORLD, [], None
+        ddp.process_group, ddp._comm_hooks, self.handle.group = dist.group.WORLD, [], None  # type: ignore[assignment]
         ddp.__setstate__(ddp.__getstate__())  # type: ignore[no-untyped-call]
         for hook, state in hooks:
             ddp.register_comm_hook(state, hook)
         self.optimizer.zero_grad()
 
-    def _tell(self, generation: Generation, reducer: Reducer, old: Reducer | None, old_workers: int) -> None:
-        """Count what was lost, and tell the user."""
-        former, members = generation.former, generation.members
+    def _tell(self, generation: Generation, reducer: Reducer, old: Reducer | None) -> None:
+        """Count who was lost, and tell the user."""
+        former, members, rank = self._former, generation.members, reducer.channel.rank
+        self._former = members
         lost = tuple(rank for rank, number in enumerate(former) if number not in members)
         joined = tuple(rank for rank, number in enumerate(members) if number not in former)
         if old is not None:
             reducer.stats.total = total = old.stats.total
             total.lost_ranks += len(lost)
             total.joined_ranks += len(joined)
-        rank = reducer.channel.rank
-        if lost and rank == 0:
-            log.warning(
-                "rank %s of %d was lost, and with it what its residual held; %d go on after step %d",
-                ", ".join(map(str, lost)), len(former), len(members), generation.steps,
-            )  # fmt: skip
+        if rank == 0 and lost:
+            ranks = ", ".join(map(str, lost))
+            log.warning("rank %s of %d is lost, and with it what it had kept back", ranks, len(former))
+        if rank == 0:
+            log.warning("%d ranks go on after step %d", len(members), generation.steps)
         if self._on_change is not None:
-            was = former.index(self.members.number) if old is not None else None
-            self._on_change(Change(rank, len(members), was, old_workers or None, lost, joined, generation.steps))
+            before = (None, None) if old is None else (former.index(self.members.number), len(former))
+            self._on_change(Change(rank, len(members), *before, lost, joined, generation.steps))
 
 
 def _settle(reducer: Reducer, steps: int, bad: bool) -> None:

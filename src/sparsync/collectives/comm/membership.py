@@ -1,10 +1,10 @@
 """Who trains together after a rank was lost, or has come back: agreed on through a store that outlives all of them.
 
-Every process has a number of its own, for life. Those that train together are a generation. The next one is agreed on in
-a round: whoever takes part writes that he is here, and how many steps his weights have made. As soon as every member of
-the last generation is here, or his heart has stopped, or the deadline is over, anybody proposes who is in. The first
+Every process has a number of its own, for life. Those that train together are a generation. The next one is agreed on
+in a round: whoever takes part writes that it is here, and how many steps its weights have made. As soon as every member
+of the last generation is here, or its heart has stopped, or the deadline is over, anybody proposes who is in. The first
 proposal stands, whoever makes another reads that one: so there is never more than one generation of a number. Whoever
-is not in it, because he was frozen meanwhile, can only join as a new one.
+is not in it, because it was frozen meanwhile, can only join as a new process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 
@@ -41,7 +41,6 @@ class Generation:
         source: the number of a member that has these weights.
         behind: numbers of those who have not, and of those who have just come.
         undone: the last of these steps was not finite, and is undone.
-        former: who the members of the generation before were.
     """
 
     number: int
@@ -50,7 +49,6 @@ class Generation:
     source: int
     behind: tuple[int, ...] = ()
     undone: bool = False
-    former: tuple[int, ...] = ()
 
     def text(self) -> str:
         """Return it as it is written into the store."""
@@ -80,7 +78,8 @@ class Membership:
         self.root, self.deadline = store, deadline
         self._store = BoundedStore(PrefixStore(PREFIX, store))
         self.number = self._ask(lambda s: s.add("processes", 1))
-        self._hearts = Heartbeats(PrefixStore(PREFIX, store.clone()), self.number, max(GRACE, min(LONG, deadline / 10)))
+        another: Store = store.clone()  # type: ignore[attr-defined]
+        self._hearts = Heartbeats(PrefixStore(PREFIX, another), self.number, max(GRACE, min(LONG, deadline / 10)))
         self.now = Generation(0, (), 0, 0)
 
     def begin(self, members: Iterable[int]) -> str:
@@ -125,7 +124,7 @@ class Membership:
             if steps is not None and (not late or time.monotonic() - began > self.deadline):
                 text = self._decide(_proposal(last, {m: v for m, v in here.items() if not self._hearts.stopped(m)}))
                 break
-            if steps is None and all(map(self._hearts.stopped, last.members)):
+            if steps is None and all(self._hearts.stopped(m) for m in last.members if m != self.number):
                 raise PeerLost("there is nobody left to join: all ranks of the training have ended, or are frozen")
             if self._read(f"{last.number}/over"):
                 raise PeerLost("the training is over")
@@ -249,4 +248,4 @@ def _proposal(last: Generation, here: dict[int, tuple[int | None, bool]]) -> Gen
     steps = max(own for own, _ in said.values() if own is not None)
     source = next(m for m in members if said[m][0] == steps)
     behind = tuple(m for m in members if said[m][0] != steps)
-    return Generation(last.number + 1, tuple(members), steps, source, behind, said[source][1], last.members)
+    return Generation(last.number + 1, tuple(members), steps, source, behind, said[source][1])
