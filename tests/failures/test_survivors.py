@@ -118,12 +118,12 @@ def test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_fr
 
 
 def test_another_rank_joins_with_weights_and_an_empty_residual() -> None:
-    """Rank 1 dies, and another process comes while rank 0 goes on alone; when that dies, it was the last of the first."""
+    """Rank 1 dies, and another process comes while rank 0 goes on alone; then that dies, too."""
     with Crew() as crew:
         start(crew, 2, steps=120, faults={1: [("backward", 3, "die")], 0: [("forward", 100, "die")]}, pause=0.02)
         crew.start(case_training, 0, 1, steps=120)
-        assert crew.results()[:2] == [DIED, DIED]
-        found = crew.result(2)
+        *died, found = crew.results()
+        assert died == [DIED, DIED]
         joined, last = found["changes"]
         assert (joined.old_rank, joined.rank, joined.workers, joined.joined) == (None, 1, 2, (0, 1))
         assert (last.old_rank, last.rank, last.workers, last.lost, last.steps) == (1, 0, 1, (0,), 100)

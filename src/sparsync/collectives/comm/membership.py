@@ -57,9 +57,9 @@ class Generation:
     @classmethod
     def of(cls, text: str) -> Generation:
         """Return what was written."""
-        return cls(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()}
-        )
+        said: dict[str, Any] = json.loads(text)
+        made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in said.items()}
+        return cls(**made)
 
 
 class Membership:
@@ -96,11 +96,10 @@ class Membership:
     def find_training(self) -> bool:
         """Return whether others train here, whom this process may join."""
         newest = self._newest()
-        if newest is None or self._read(f"{newest.number}/over"):
-            return False
-        self.now = newest
-        self._hearts.watch(newest.members)
-        return True
+        if newest is not None:
+            self.now = newest
+            self._hearts.watch(newest.members)
+        return newest is not None
 
     def join(self) -> Generation:
         """Wait until the others let this process in."""
@@ -124,10 +123,10 @@ class Membership:
             if steps is not None and (not late or time.monotonic() - began > self.deadline):
                 text = self._decide(_proposal(last, {m: v for m, v in here.items() if not self._hearts.stopped(m)}))
                 break
-            if steps is None and all(self._hearts.stopped(m) for m in last.members if m != self.number):
-                raise PeerLost("there is nobody left to join: all ranks of the training have ended, or are frozen")
             if self._read(f"{last.number}/over"):
                 raise PeerLost("the training is over")
+            if steps is None and all(self._hearts.stopped(m) for m in last.members if m != self.number):
+                raise PeerLost("there is nobody left to join: all ranks of the training are dead, or frozen")
             time.sleep(POLL)
         self.now = Generation.of(text)
         self._hearts.watch(self.now.members)
