@@ -96,12 +96,12 @@ def lead(given):
     workers, killed = [start(rank) for rank in range(given.workers)], 0
     while workers:
         time.sleep(0.1)
-        if killed < given.kills and store.check(["steps"]) and len(workers) == given.workers:
-            if int(store.get("steps")) > (killed + 1) * given.steps // (given.kills + 2):
-                victim = random.choice(workers)
-                print(f"killing process {victim.pid} at step {int(store.get('steps'))}", flush=True)
-                victim.send_signal(signal.SIGKILL)
-                killed += 1
+        steps = int(store.get("steps")) if store.check(["steps"]) else 0
+        if killed < given.kills and steps > (killed + 1) * given.steps // (given.kills + 2):
+            victim = random.choice(workers)
+            print(f"killing process {victim.pid} at step {steps}", flush=True)
+            victim.send_signal(signal.SIGKILL)
+            killed += 1
         for worker in [worker for worker in workers if worker.poll() is not None]:
             workers.remove(worker)
             if worker.returncode and workers:  # others go on, and another one joins them

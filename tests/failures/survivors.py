@@ -83,9 +83,9 @@ class Normed(Chain):
 class Run:
     """A training of one process."""
 
-    def __init__(self, adam: bool = False, normed: bool = False, cap: float = 0.002, **options: Any) -> None:
+    def __init__(self, adam: bool = False, normed: bool = False, **options: Any) -> None:
         self.model = Normed() if normed else Chain(SIZES)
-        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=cap)
+        self.ddp = DistributedDataParallel(self.model, find_unused_parameters=adam, **SMALL_BUCKETS)
         parameters = self.model.parameters()
         self.optimizer = torch.optim.AdamW(parameters, 1e-3) if adam else torch.optim.SGD(parameters, RATE)
         self.changes: list[Any] = []
@@ -180,8 +180,9 @@ def case_among_kills(store: Any, steps: int, **options: Any) -> dict[str, Any]:
             store.set("steps", str(run.sync.steps))
         return run.end()
     except (sparsync.Excluded, sparsync.PeerLost) as error:
-        assert "went on without this one" in str(error) or "is over" in str(error), error
-        return {"out": str(error)}
+        if "went on without this one" in str(error) or "is over" in str(error):
+            return {"out": str(error)}
+        raise
 
 
 class Reference:

@@ -152,7 +152,8 @@ def test_two_are_lost_in_a_row_and_one_while_the_others_go_on() -> None:
 def case_planned(rank: int, size: int, at: int, steps: int) -> list[Any]:
     """Rank 1 leaves as planned, between two steps."""
     model, fewer = Chain(SIZES), dist.new_group([0, 2])
-    ddp = DistributedDataParallel(model, **SMALL_BUCKETS)
+    # Which never rebuilds its buckets: where the results of a bucket are rounded depends on what it holds.
+    ddp = DistributedDataParallel(model, find_unused_parameters=True, **SMALL_BUCKETS)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     sync = sparsync.attach(ddp, optimizer=optimizer, transactional=True, **{**TOPK, **ADAM})
     for step in range(steps):
@@ -206,6 +207,46 @@ def test_an_error_that_is_no_loss_ends_all() -> None:
         for member in range(2):
             with pytest.raises(AssertionError, match="rank 1: bucket 3: MemoryError: no room"):
                 crew.result(member)
+
+
+def test_a_killed_rank_is_not_waited_for_until_the_deadline() -> None:
+    with Crew() as crew:
+        start(crew, 2, steps=5, faults={0: [("backward", 2, "die")]}, deadline=200.0)
+        began = time.monotonic()
+        died, last = crew.results()
+        assert died == DIED
+        assert (last["steps"], last["workers"]) == (5, 1)
+        assert time.monotonic() - began < 60
+
+
+def case_refused(rank: int, size: int) -> None:
+    model = Chain(SIZES)
+    ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), 0.1)
+    for options, why in [
+        ({"on_loss": "go on"}, "on_loss must be one of raise, continue"),
+        ({"on_loss": "continue"}, "needs optimizer="),
+        ({"optimizer": optimizer, "transactional": False}, "needs steps that can be undone"),
+        ({"optimizer": optimizer, "per_node": 2}, "does not go with"),
+        ({"optimizer": optimizer, "recipe": "auto"}, "does not go with"),
+        ({"optimizer": optimizer, "scaler": torch.amp.GradScaler("cpu")}, "does not go with"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            sparsync.attach(ddp, **{"on_loss": "continue", **options})
+    with pytest.raises(ValueError, match=r"needs attach\(\)"):
+        sparsync.comm_hook(model, on_loss="continue", optimizer=optimizer)
+    own = DistributedDataParallel(model, process_group=dist.new_group([0, 1]))
+    with pytest.raises(ValueError, match="default process group"):
+        sparsync.attach(own, on_loss="continue", optimizer=optimizer)
+    sync = sparsync.attach(ddp, optimizer=optimizer)
+    with pytest.raises(sparsync.SparsyncError, match="this needs attach"):
+        sync.surviving()
+    sync.detach()
+    del ddp, own
+    gc.collect()
+
+
+def test_what_cannot_go_on_is_refused(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_refused)
 
 
 def follow(crew: Crew, expected: Reference, steps: int) -> int:

@@ -205,4 +205,19 @@ MUTANTS = [
         "        if False:  # an exchange that the others left",
         "tests/test_collectives.py::test_law_4_closing_after_an_alarm_waits_for_no_exchange",
     ),
+    Mutant(
+        "a rank that the others took for lost mixes in when it wakes up",
+        "src/sparsync/collectives/comm/membership.py",
+        "        if self.number not in self.now.members:",
+        "        if False:",
+        "tests/failures/test_survivors.py::"
+        "test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out",
+    ),
+    Mutant(
+        "a rank whose heart has stopped is waited for until the deadline",
+        "src/sparsync/collectives/comm/membership.py",
+        "self._looked - last[1] > self._patience",
+        "False",
+        "tests/failures/test_survivors.py::test_a_killed_rank_is_not_waited_for_until_the_deadline",
+    ),
 ]

@@ -549,4 +549,12 @@ MUTANTS = [
         "            pass  # which",
         "tests/test_auto.py::test_one_worker_alone_sends_nothing",
     ),
+    Mutant(
+        "what a survivor that is behind has rejected for others is lost",
+        "src/sparsync/engine/reducer.py",
+        "            if commit and self.channel.left_out is not None:",
+        "            if False:",
+        "tests/failures/test_survivors.py::"
+        "test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out",
+    ),
 ]

@@ -105,7 +105,7 @@ class Survival:
             self.members.enter(channel.share(text)[0])
             self._former = self.members.now.members
         except BaseException:
-            self.handle.detach()
+            self.handle.abandon()
             raise
 
     @contextmanager
@@ -192,7 +192,10 @@ class Survival:
         self._build_buckets()
         reducer = handle.start()
         own = [] if old is None else [self._kept(old, generation.steps)]
-        handle._load(checkpoint.share_of(own, own[0] if own else newest["sync"], rank, workers))
+        state = checkpoint.share_of(own, own[0] if own else newest["sync"], rank, workers)
+        # Some may have been in a generation that others have missed: what it has decided is of no account.
+        handle._load({**state, "options": checkpoint.digest_of(reducer.plan)})
+        reducer.origin.training = state["training"]
         reducer.channel.assert_consistent("model after a change of ranks", _digest(handle.module))
         self._tell(generation, reducer, old)
 
