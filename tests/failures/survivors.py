@@ -128,6 +128,8 @@ class Run:
             "changes": self.changes,
             "lost": self.sync.stats().total.lost_ranks,
             "joined": self.sync.stats().total.joined_ranks,
+            "threads": len(os.listdir("/proc/self/task")),
+            "files": len(os.listdir("/proc/self/fd")),
         }
 
 

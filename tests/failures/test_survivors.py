@@ -118,11 +118,15 @@ def test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_fr
 
 
 def test_another_rank_joins_with_weights_and_an_empty_residual() -> None:
-    """Rank 1 dies, and another process comes while rank 0 goes on alone; then that dies, too."""
+    """Rank 1 dies, and another process comes while rank 0 goes on alone; then that dies, too. One that would train
+    something else is kept out."""
     with Crew() as crew:
         start(crew, 2, steps=120, faults={1: [("backward", 3, "die")], 0: [("forward", 100, "die")]}, pause=0.02)
         crew.start(case_training, 0, 1, steps=120)
-        *died, found = crew.results()
+        other = crew.start(case_training, 0, 1, steps=120, seed=1)
+        with pytest.raises(AssertionError, match="Mismatch: this process cannot join the others"):
+            crew.result(other)
+        *died, found = (crew.result(member) for member in range(3))
         assert died == [DIED, DIED]
         joined, last = found["changes"]
         assert (joined.old_rank, joined.rank, joined.workers, joined.joined) == (None, 1, 2, (0, 1))
@@ -298,7 +302,8 @@ def among_kills(steps: int, workers: int, pause: tuple[float, float], seed: int)
         counts["changes"] = follow(crew, expected, steps)
         for own in found:
             expected.assert_same(own)
-        return counts | {"at the end": len(found)}
+        most = {what: max(own[what] for own in found) for what in ("threads", "files")}
+        return counts | {"at the end": len(found)} | most
 
 
 def test_kills_at_random_points_leave_equal_replicas_and_lose_nothing_else() -> None:

@@ -296,7 +296,7 @@ def attach(
     else:
         handle.start()
     if slot is None:
-        slot = Slot(ddp.process_group)
+        slot = Slot(ddp.process_group if handle.survival is None else None)  # the default one, which may change
         try:
             ddp.register_comm_hook(slot, hook)
         except RuntimeError as error:

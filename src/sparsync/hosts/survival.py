@@ -23,14 +23,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsync.collectives.comm.membership import Generation, Membership
 from sparsync.engine import checkpoint
 from sparsync.engine.reducer import Reducer
-from sparsync.errors import PeerLost, Regroup, SparsyncError
+from sparsync.errors import PeerLost, Regroup
 from sparsync.hosts.handle import Handle
+from sparsync.version import __version__
 
 log = logging.getLogger("sparsync")
 
@@ -81,7 +82,8 @@ class Survival:
         assert handle.plan.optimizer is not None
         self.handle, self.ddp = handle, ddp
         self.optimizer, self.states, self._on_change = handle.plan.optimizer, list(states), on_change
-        self.members = Membership(_root(ddp.process_group.get_group_store()), handle.plan.deadline)
+        store = _root(ddp.process_group.get_group_store())
+        self.members = Membership(store, handle.plan.deadline, _fingerprint(handle))
         self._steps, self._undone, self._looked = 0, False, 0.0
         self._former: tuple[int, ...] = ()  # whom this rank has trained with, last
         handle.on_detach(self.members.close)
@@ -144,7 +146,7 @@ class Survival:
     def _is_loss(self, error: Exception) -> bool:
         """Return whether a step failed because a rank was lost, or waits to join."""
         reducer = self.handle._running()
-        if reducer.error is None and isinstance(error, RuntimeError) and "gloo" in str(error).lower():
+        if reducer.error is None and _is_backend_error(error):
             # An exchange that is not ours, of DDP's buffers or of the user's; the other ranks may wait in ours.
             self.handle.fail(PeerLost(str(error).splitlines()[0]))
         return isinstance(reducer.error, PeerLost | Regroup)
@@ -152,7 +154,7 @@ class Survival:
     def _recover(self) -> None:
         """Agree with the other ranks, and go on with them."""
         old = self.handle._running()
-        if old.error is not None:
+        if isinstance(old.error, PeerLost):
             log.warning("%s", old.error)
         self._go_on_with(self.members.agree(self._steps, self._undone), old)
 
@@ -164,15 +166,17 @@ class Survival:
         """
         while True:
             try:
-                self._try(generation, old)
-                return
+                reducer = self._build(generation, old)
+                break
             except RuntimeError as error:
-                if isinstance(error, SparsyncError) and not isinstance(error, PeerLost):
+                if not isinstance(error, PeerLost) and not _is_backend_error(error):
                     raise
                 log.warning("another rank was lost meanwhile: %s", str(error).splitlines()[0])
             generation = self.members.agree(None if old is None else self._steps, self._undone)
+        self._tell(generation, reducer, old)
 
-    def _try(self, generation: Generation, old: Reducer | None) -> None:
+    def _build(self, generation: Generation, old: Reducer | None) -> Reducer:
+        """Return the reducer of a generation: with its process group, newest weights, and what this rank keeps."""
         handle, number = self.handle, self.members.number
         rank, workers = generation.members.index(number), len(generation.members)
         behind, newest = number in generation.behind, dict[str, Any]()
@@ -183,7 +187,7 @@ class Survival:
         if generation.behind:
             if number == generation.source:
                 newest = self._newest(self._kept(old, generation.steps))
-            newest = _broadcast(newest, generation.members.index(generation.source))
+            newest = _broadcast(newest, generation.members.index(generation.source), behind)
         if behind:
             self._take(newest)
             self._steps, self._undone = generation.steps, generation.undone
@@ -197,7 +201,7 @@ class Survival:
         handle._load({**state, "options": checkpoint.digest_of(reducer.plan)})
         reducer.origin.training = state["training"]
         reducer.channel.assert_consistent("model after a change of ranks", _digest(handle.module))
-        self._tell(generation, reducer, old)
+        return reducer
 
     def _kept(self, old: Reducer | None, steps: int) -> dict[str, Any]:
         """Return what this rank keeps after so many steps."""
@@ -256,8 +260,9 @@ class Survival:
         if rank == 0:
             log.warning("%d ranks go on after step %d", len(members), generation.steps)
         if self._on_change is not None:
-            before = (None, None) if old is None else (former.index(self.members.number), len(former))
-            self._on_change(Change(rank, len(members), *before, lost, joined, generation.steps))
+            old_rank = None if old is None else former.index(self.members.number)
+            change = Change(rank, len(members), old_rank, len(former) or None, lost, joined, generation.steps)
+            self._on_change(change)
 
 
 def _settle(reducer: Reducer, steps: int, bad: bool) -> None:
@@ -265,8 +270,19 @@ def _settle(reducer: Reducer, steps: int, bad: bool) -> None:
     reducer.settle_as_agreed(reducer.vote.step < steps and not bad)
 
 
-def _broadcast(own: dict[str, Any], source: int) -> dict[str, Any]:
-    """Return what the rank ``source`` has."""
+def _is_backend_error(error: Exception) -> bool:
+    """Return whether an exchange failed, or the making of a process group."""
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+
+
+def _fingerprint(handle: Handle) -> str:
+    """Return a text that differs when options, model or version do."""
+    parts = [__version__, handle.plan.configuration(frozenset()), *map(str, handle.parameters)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _broadcast(own: dict[str, Any], source: int, wanted: bool) -> dict[str, Any]:
+    """Return what the rank ``source`` has, where that is wanted."""
     buffer = io.BytesIO()
     if dist.get_rank() == source:
         torch.save(own, buffer)
@@ -274,6 +290,8 @@ def _broadcast(own: dict[str, Any], source: int) -> dict[str, Any]:
     dist.broadcast(size, source)
     data = torch.frombuffer(bytearray(buffer.getvalue() or int(size)), dtype=torch.uint8)
     dist.broadcast(data, source)
+    if not wanted:
+        return {}
     found: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
     return found
 

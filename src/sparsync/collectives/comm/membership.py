@@ -21,11 +21,11 @@ from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr
 
 from sparsync.collectives.comm.bounded_store import BoundedStore, StoreSilent
 from sparsync.collectives.comm.store_monitor import GONE, GRACE, SILENT
-from sparsync.errors import Excluded, PeerLost
+from sparsync.errors import Excluded, Mismatch, PeerLost
 
 T = TypeVar("T")
 PREFIX = "sparsync survivors"
-BEAT = 0.25  # seconds between two heartbeats
+BEAT = 0.5  # seconds between two heartbeats
 LONG = 10.0  # seconds, or a tenth of the deadline, without a heartbeat after which a rank counts as dead
 POLL = 0.05  # seconds between two looks at a round
 
@@ -41,6 +41,7 @@ class Generation:
         source: the number of a member that has these weights.
         behind: numbers of those who have not, and of those who have just come.
         undone: the last of these steps was not finite, and is undone.
+        fingerprint: of what they train.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Generation:
     source: int
     behind: tuple[int, ...] = ()
     undone: bool = False
+    fingerprint: str = ""
 
     def text(self) -> str:
         """Return it as it is written into the store."""
@@ -72,10 +74,11 @@ class Membership:
     Args:
         store: reached by all, and on none of them.
         deadline: seconds that a member may take to come to a round.
+        fingerprint: of options, model and version, which are the same for all.
     """
 
-    def __init__(self, store: Store, deadline: float) -> None:
-        self.root, self.deadline = store, deadline
+    def __init__(self, store: Store, deadline: float, fingerprint: str = "") -> None:
+        self.root, self.deadline, self.fingerprint = store, deadline, fingerprint
         self._store = BoundedStore(PrefixStore(PREFIX, store))
         self.number = self._ask(lambda s: s.add("processes", 1))
         another: Store = store.clone()  # type: ignore[attr-defined]
@@ -85,7 +88,8 @@ class Membership:
     def begin(self, members: Iterable[int]) -> str:
         """Begin a training, as its first member; return the generation, for the others to ``enter``."""
         newest, all_ = self._newest(), tuple(members)
-        return Generation(newest.number + 1 if newest else 1, all_, 0, all_[0]).text()
+        number = newest.number + 1 if newest else 1
+        return Generation(number, all_, 0, all_[0], fingerprint=self.fingerprint).text()
 
     def enter(self, text: str) -> None:
         """Belong to a generation that all its members know of."""
@@ -94,9 +98,11 @@ class Membership:
         self._hearts.watch(self.now.members)
 
     def find_training(self) -> bool:
-        """Return whether others train here, whom this process may join."""
+        """Return whether others train here, whom this process may join; raise if it would train something else."""
         newest = self._newest()
         if newest is not None:
+            if newest.fingerprint != self.fingerprint:  # found out later, it would end the training of all
+                raise Mismatch("this process cannot join the others: its options, model or version differ from theirs")
             self.now = newest
             self._hearts.watch(newest.members)
         return newest is not None
@@ -233,11 +239,17 @@ class Heartbeats:
                 self._store.set(f"beat/{self._number}", str(beat))
                 if now - last > 4 * BEAT:  # we were frozen ourselves: the others get another chance
                     self._seen = {m: (value, seen + now - last) for m, (value, seen) in self._seen.items()}
-                for number in self._watched:
-                    value = bytes(self._store.get(f"beat/{number}"))
+                for number, value in self._look(self._watched):
                     if number not in self._seen or self._seen[number][0] != value:
                         self._seen[number] = value, now
                 self._looked = now
+
+    def _look(self, numbers: tuple[int, ...]) -> list[tuple[int, bytes]]:
+        """Return the last beats of processes, by one question where the store takes that."""
+        names = [f"beat/{number}" for number in numbers]
+        many = bool(names) and self._store.has_extended_api()  # type: ignore[attr-defined]
+        values = self._store.multi_get(names) if many else [self._store.get(name) for name in names]
+        return list(zip(numbers, map(bytes, values), strict=True))
 
 
 def _proposal(last: Generation, here: dict[int, tuple[int | None, bool]]) -> Generation:
@@ -247,4 +259,4 @@ def _proposal(last: Generation, here: dict[int, tuple[int | None, bool]]) -> Gen
     steps = max(own for own, _ in said.values() if own is not None)
     source = next(m for m in members if said[m][0] == steps)
     behind = tuple(m for m in members if said[m][0] != steps)
-    return Generation(last.number + 1, tuple(members), steps, source, behind, said[source][1])
+    return Generation(last.number + 1, tuple(members), steps, source, behind, said[source][1], last.fingerprint)
