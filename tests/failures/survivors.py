@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,11 +46,12 @@ def once(action: Callable[[], None], due: Callable[[], bool], then: Callable[...
 
 def fail_at(stage: str, step: int, run: Run, action: Callable[[], None]) -> None:
     """Let something happen to this process at a stage of a step."""
-    sync, reducer, units = run.sync, run.sync._running(), 4
+    sync, reducer, calls = run.sync, run.sync._running(), Counter[int]()  # in each step
 
-    def at_exchange(number: int) -> Callable[[], bool]:  # of the step's
-        seen: list[int] = []
-        return lambda: reducer.vote.step == step and (seen.append(1) or len(seen) == number)  # type: ignore[func-returns-value]
+    def at_call(last: bool) -> bool:
+        """Count a call, and return whether it is the step's first, or as the step before had it, its last."""
+        calls[reducer.vote.step] += 1
+        return reducer.vote.step == step and calls[step] == (calls[step - 1] if last else 1)
 
     channel, completion = reducer.channel, reducer.completion
     if stage == "forward":
@@ -58,11 +60,11 @@ def fail_at(stage: str, step: int, run: Run, action: Callable[[], None]) -> None
         weight = run.model.get_parameter("layer1.weight")
         weight.register_hook(once(action, lambda: sync.steps == step, lambda _: None))  # type: ignore[no-untyped-call]
     elif stage == "first exchange":  # all messages are there
-        channel.verify = once(action, at_exchange(1), channel.verify)  # type: ignore[method-assign]
+        channel.verify = once(action, lambda: at_call(False), channel.verify)  # type: ignore[method-assign]
     elif stage == "last exchange":
-        channel.verify = once(action, at_exchange(units), channel.verify)  # type: ignore[method-assign]
+        channel.verify = once(action, lambda: at_call(True), channel.verify)  # type: ignore[method-assign]
     elif stage == "result":  # of the last exchange, which never gets written
-        completion.finish = once(action, at_exchange(units), completion.finish)  # type: ignore[method-assign]
+        completion.finish = once(action, lambda: at_call(True), completion.finish)  # type: ignore[method-assign]
     elif stage == "optimizer":
         run.optimizer.register_step_pre_hook(once(action, lambda: sync.steps == step + 1, lambda *_: None))
     elif stage == "after":
@@ -165,7 +167,7 @@ def case_training(
     return run.end()
 
 
-def case_among_kills(store: Any, steps: int, **options: Any) -> dict[str, Any]:
+def case_among_kills(store: Any, steps: int, name: int, **options: Any) -> dict[str, Any]:
     """Train, and write down with how many others this process had trained before each change."""
     tell = Survival._tell
 
@@ -177,12 +179,13 @@ def case_among_kills(store: Any, steps: int, **options: Any) -> dict[str, Any]:
     Survival._tell = told  # type: ignore[method-assign]
     try:
         run = Run(**options)
+        store.set(f"{name} is in", "")
         while run.sync.steps < steps:
             run.step(remember=False)
             store.set("steps", str(run.sync.steps))
         return run.end()
     except (sparsync.Excluded, sparsync.PeerLost) as error:
-        if "went on without this one" in str(error) or "is over" in str(error):
+        if any(text in str(error) for text in ("went on without this one", "is over", "nobody left to join")):
             return {"out": str(error)}
         raise
 

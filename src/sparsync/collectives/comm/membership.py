@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from sparsync.collectives.comm.bounded_store import BoundedStore, StoreSilent
-from sparsync.collectives.comm.store_monitor import GONE, GRACE, SILENT
+from sparsync.collectives.comm.store_monitor import GONE, SILENT
 from sparsync.errors import Excluded, Mismatch, PeerLost
 
 T = TypeVar("T")
 PREFIX = "sparsync survivors"
 BEAT = 0.5  # seconds between two heartbeats
-LONG = 10.0  # seconds, or a tenth of the deadline, without a heartbeat after which a rank counts as dead
+LONG = 10.0  # seconds, or a quarter of the deadline, without a heartbeat after which a rank counts as dead
 POLL = 0.05  # seconds between two looks at a round
 
 
@@ -82,7 +82,7 @@ class Membership:
         self._store = BoundedStore(PrefixStore(PREFIX, store))
         self.number = self._ask(lambda s: s.add("processes", 1))
         another: Store = store.clone()  # type: ignore[attr-defined]
-        self._hearts = Heartbeats(PrefixStore(PREFIX, another), self.number, max(GRACE, min(LONG, deadline / 10)))
+        self._hearts = Heartbeats(PrefixStore(PREFIX, another), self.number, min(LONG, deadline / 4))
         self.now = Generation(0, (), 0, 0)
 
     def begin(self, members: Iterable[int]) -> str:
@@ -94,7 +94,8 @@ class Membership:
     def enter(self, text: str) -> None:
         """Belong to a generation that all its members know of."""
         self.now = Generation.of(text)
-        self._decide(self.now)
+        if self._decide(self.now) != text:
+            raise Mismatch("another training has begun in this store at the same time: give each a store of its own")
         self._hearts.watch(self.now.members)
 
     def find_training(self) -> bool:
