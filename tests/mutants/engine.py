@@ -652,4 +652,12 @@ MUTANTS = [
         "pass",
         "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[list-3]",
     ),
+    Mutant(
+        "what a survivor that is behind has rejected for others is lost",
+        "src/sparsync/engine/reducer.py",
+        "            if commit and self.channel.left_out is not None:",
+        "            if False:",
+        "tests/failures/test_survivors.py::"
+        "test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out",
+    ),
 ]

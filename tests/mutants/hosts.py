@@ -18,6 +18,10 @@ LIGHTNING = "tests/frameworks/test_lightning.py"
 LIGHTNING_GOES_ON = f"{LIGHTNING}::test_the_callback_makes_training_sparse_and_goes_on_to_the_same_bits"
 LIGHTNING_TELLS = f"{LIGHTNING}::test_what_cannot_be_exchanged_is_told"
 
+SURVIVORS = "tests/failures/test_survivors.py"
+STAGES = f"{SURVIVORS}::test_survivors_of_a_kill_at_any_stage_go_on_with_equal_replicas"
+BEHIND = f"{SURVIVORS}::test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out"
+
 MUTANTS = [
     Mutant(
         "an attach that fails on one rank is told to nobody",
@@ -517,5 +521,33 @@ MUTANTS = [
         'if state["loss_scale"] is not None:',
         "if False:",
         "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[distributed-2]",
+    ),
+    Mutant(
+        "a survivor that is behind undoes the step that others have applied",
+        "src/sparsync/hosts/survival.py",
+        "            if old is not None:\n                _settle(old, generation.steps, generation.undone)",
+        "            if old is not None:\n                _settle(old, 0, generation.undone)",
+        BEHIND,
+    ),
+    Mutant(
+        "a survivor that is behind keeps its own weights",
+        "src/sparsync/hosts/survival.py",
+        '        self.handle.module.load_state_dict(newest["model"])',
+        "        pass",
+        BEHIND,
+    ),
+    Mutant(
+        "survivors' residuals are not scaled to their new number",
+        "src/sparsync/hosts/survival.py",
+        "        return checkpoint.state_dict(old.worker, len(self._former), steps, old.origin.training)",
+        "        return checkpoint.state_dict(old.worker, dist.get_world_size(), steps, old.origin.training)",
+        STAGES,
+    ),
+    Mutant(
+        "the loss of a rank in an exchange of DDP's buffers ends all",
+        "src/sparsync/hosts/survival.py",
+        "        if reducer.error is None and _is_backend_error(error):",
+        "        if False:",
+        f"{SURVIVORS}::test_a_loss_in_an_exchange_of_another_is_one_too",
     ),
 ]
