@@ -60,7 +60,7 @@ def case_blocks(rank: int, size: int, folder: str, blocks: list[str]) -> None:
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
         loader = [(torch.randn(8, 64), torch.randint(10, (8,))) for _ in range(8)]
         names = {"contextlib": contextlib, "torch": torch, "dist": dist, "sparsync": sparsync, "ddp": ddp}
-        names |= {"optimizer": optimizer, "loader": loader, "loss_fn": nn.functional.cross_entropy}
+        names |= {"optimizer": optimizer, "loader": loader, "loss_fn": nn.functional.cross_entropy, "model": ddp.module}
         before = [p.detach().clone() for p in ddp.parameters()]
         exec(compile(code, f"block {number}", "exec"), names)
         trained = any(not torch.equal(a, b) for a, b in zip(before, ddp.parameters(), strict=True))

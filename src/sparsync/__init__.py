@@ -28,6 +28,7 @@ from sparsync.config.recipes import RECIPES
 from sparsync.errors import Damaged, Excluded, Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.hosts.ddp import attach, comm_hook
 from sparsync.hosts.handle import Handle
+from sparsync.hosts.outer_loop import OuterLoop
 from sparsync.hosts.planning import plan
 from sparsync.hosts.survival import Change
 from sparsync.layout import Layout
@@ -57,6 +58,7 @@ __all__ = [
     "Layout",
     "Mismatch",
     "NoCompression",
+    "OuterLoop",
     "PeerFailed",
     "PeerLost",
     "RandomK",
