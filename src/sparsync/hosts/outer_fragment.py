@@ -62,7 +62,7 @@ class Fragment:
     ) -> None:
         self.own, self.offset, self.due = dict(own), offset, 0
         self.weights, self.shared = list(own.values()), SharedWeights(own)
-        self.parameters = list(self.shared.parameters())
+        self.parameters: list[Tensor] = list(self.shared.parameters())
         self.buffer = torch.cat([torch.zeros_like(p).view(-1) for p in self.parameters])
         parts = torch.split(self.buffer, [p.numel() for p in self.parameters])
         self.grads = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
@@ -141,7 +141,8 @@ class Fragment:
         if self.sent is None:
             torch._foreach_copy_(self.weights, self.parameters)
         else:
-            torch._foreach_add_(self.weights, torch._foreach_sub(self.parameters, self.sent))
+            for weight, shared, sent in zip(self.weights, self.parameters, self.sent, strict=True):
+                weight.add_(shared - sent)
             self.sent = None
 
     def wait(self) -> None:
@@ -154,7 +155,7 @@ class Fragment:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it, this worker's weights included; what is on its way is waited for."""
-        kinds = {"own": self.weights, "shared": self.parameters, "momentum": self._momentum()}
+        kinds: dict[str, list[Tensor]] = {"own": self.weights, "shared": self.parameters, "momentum": self._momentum()}
         if self.future is not None:
             self.wait()
             assert self.sent is not None  # there is something on its way only while local steps are made

@@ -206,12 +206,8 @@ def cut(
 ) -> list[tuple[dict[str, Tensor], ExchangePlan]]:
     """Cut tensors, in their order, into so many fragments of about the same size, none of them empty; return each with
     its plan. What follows from a budget follows from the whole model."""
-    found, names, total = (
-        list[tuple[dict[str, Tensor], ExchangePlan]](),
-        list(own),
-        sum(p.numel() for p in own.values()),
-    )
-    done, at = 0, 0
+    found = list[tuple[dict[str, Tensor], ExchangePlan]]()
+    names, total, done, at = list(own), sum(p.numel() for p in own.values()), 0, 0
     if parts > 1:
         plan = replace(plan_for(plan, own, workers), budget=None, spending=None)
     for part in range(1, parts + 1):
@@ -229,7 +225,7 @@ def _trained(model: Module) -> dict[str, Tensor]:
     """Return the parameters that are trained, by name; refuse those that local steps do not know."""
     if type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
         raise ValueError("OuterLoop takes the plain model: its workers step by themselves, and DDP would sum gradients")
-    own = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    own: dict[str, Tensor] = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     if not own:
         raise ValueError("there is nothing to exchange: no parameter of the model is trained")
     for name, p in own.items():
@@ -260,16 +256,23 @@ def round_plan(
     for name in REFUSED:
         if options.get(name) is not None:
             raise ValueError(f"{name}= is of gradients, which OuterLoop does not exchange; leave it out")
-    if budget is None and compressor is None and options.get("density") is None and options.get("recipe") is None:
-        budget = ROUND / every
-    given = {**options, "compressor": compressor, "joined": "freeze", "momentum": "keep"}
+    given = {**options, "compressor": compressor, "joined": "freeze", "momentum": "keep", "total_steps": steps}
+    asked = budget is not None
     if budget is not None:
-        given |= {"budget": min(1.0, every * budget - beside), "total_steps": max(1, steps // every) if steps else None}
-    elif steps is not None:
-        given["total_steps"] = steps
+        share: float | None = min(1.0, every * budget - beside)
+        if share <= 0:
+            raise ValueError(f"budget must be above {beside / every:.2g}, what second moments take, got {budget!r}")
+    elif compressor is None and options.get("density") is None and options.get("recipe") is None:
+        share = ROUND
+    else:
+        share = None
+    if share is not None:
+        given |= {"budget": share, "total_steps": max(1, steps // every) if steps else None}
     plan = resolve(**given)
     if plan.auto:
         raise ValueError("recipe='auto' times single steps, and a round has many: leave it out")
+    if plan.budget is not None and not asked:  # it gives way to a small model, as a recipe's does
+        plan = replace(plan, budget=replace(plan.budget, asked=False))
     return plan
 
 

@@ -45,7 +45,7 @@ class VirtualFragment:
     def send(self, weights: Tensor) -> None:
         """Exchange how far the workers went; ``weights``: their own, a row each."""
         rows, sizes = (self.common - weights).unbind(), [mean.numel() for mean in self._means]
-        parts = [[part.view(s) for part, s in zip(row.split(sizes), self._shapes, strict=True)] for row in rows]
+        parts = [[part.view(s) for part, s in zip(torch.split(row, sizes), self._shapes, strict=True)] for row in rows]
         torch._foreach_copy_(self._grads, [part for parts_of in zip(*parts, strict=True) for part in parts_of])
         self.exchange.reduce()
         assert self.common.grad is not None
