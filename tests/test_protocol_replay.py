@@ -112,7 +112,7 @@ def modelled(trace: Trace, ranks: int) -> list[Any]:
             rank.completed,
             rank.residual,
             total(rank.weights),
-            describe(rank.known, ranks, frozenset(model.lost)) if model.alarm else "",
+            describe(rank.known, ranks, frozenset(model.lost)) if model.alarm and rank.known else "",
         )
         for rank in model.ranks
     ]
