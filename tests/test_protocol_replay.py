@@ -112,7 +112,7 @@ def modelled(trace: Trace, ranks: int) -> list[Any]:
             rank.completed,
             rank.residual,
             total(rank.weights),
-            describe(rank.known, ranks, frozenset(model.lost)) if model.alarm else "",
+            describe(rank.known, ranks, frozenset(model.lost)) if model.alarm and rank.known else "",
         )
         for rank in model.ranks
     ]
@@ -139,7 +139,8 @@ def replayed(trace: Trace, rank: int, size: int) -> list[Any]:
     def started() -> Any:
         options = {"transactional": trace.transactional, "density": Constant(K / SIZE), "deadline": 40.0}
         reducer = make_reducer({"a": torch.zeros(SIZE, 1)}, TopK(K / SIZE), **options)
-        reducer.channel.monitor.patience = 0.05  # to hear of an alarm soon
+        if trace.fault != KILLED:  # which the backend notices by itself
+            reducer.channel.monitor.patience = 0.5  # seconds, to hear of an alarm soon
         return reducer
 
     def step_of(reducer: Any, step: int, fault: str = "none") -> None:
