@@ -92,6 +92,8 @@ STEPS = [
     Step("write back", f"{ENGINE}.reducer.Reducer.write_back"),
     Step("write dense", f"{FEEDBACK}.preconditioner.Preconditioner.write_dense", ("sketches",), once=True),
     Step("close step", f"{ENGINE}.completion.Immediate.close_step", once=True, deferred=f"{LATER}.close_step"),
+    Step("alarm", f"{STORE}.broadcast_error", once=True),
     Step("vote", f"{STORE}.leave_vote", once=True),
     Step("commit", f"{ENGINE}.worker.WorkerState.commit", when=GOOD + 1, once=True),
 ]
+AFTER_AN_ERROR = ("alarm", "vote")  # what comes of one rank's error: the fault strikes it, or another rank

@@ -132,10 +132,10 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
         told = stack.enter_context(logged())
         if cell.collective == "sketches":
             stack.enter_context(patch("sparsync.engine.reducer.compress_unit", noting(whole)))
+        first = Injection(WRITE, "raise", after=False, last=False, word=0)
+        if rank == cell.starter:
+            stack.enter_context(first.armed())
         if rank == cell.rank:
-            stack.enter_context(injection.armed())
-        elif cell.step == "vote" and rank == cell.starter:
-            injection = Injection(WRITE, "raise", after=False, last=False, word=0)
             stack.enter_context(injection.armed())
         try:
             training = Training(cell, DEADLINES.get(cell.fault, 30.0))
@@ -144,7 +144,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
             return {"struck": injection.struck, "error": raised, "seconds": time.monotonic() - began}
         _left.append(training)
         for step in range(STEPS):
-            began, injection.now = time.monotonic(), step
+            began, injection.now, first.now = time.monotonic(), step, step
             if error_of(training.step, rank, step)[0] != "none":
                 break
         error = error_of(training.handle.check)
