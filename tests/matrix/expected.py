@@ -79,6 +79,7 @@ def _raised(cell: Cell, found: dict[int, Any]) -> list[str]:
     if cell.step == "attach" and cell.fault == "raise":  # this rank has no handle: attach itself raised
         own = errors.pop(cell.rank)
         wrong += [] if own == ("RuntimeError", RAISED) else [f"rank {cell.rank}: {own}"]
+        wrong += [f"it has not voted: {text}" for _, text in errors.values() if "not known" in text]
     lost = cell.fault in LOST
     if lost and cell.rank == 0:  # and with it the store: everybody speaks for himself
         errors.pop(0, None)
