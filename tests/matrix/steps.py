@@ -67,7 +67,7 @@ STEPS = [
     Step("gradient", "tests.matrix.training.gradient"),
     Step("begin step", f"{ENGINE}.worker.WorkerState.begin_step", once=True),
     Step("take bucket", f"{ENGINE}.bucketing.BucketMapper.add"),
-    Step("add part", f"{ENGINE}.reducer.Reducer.add_part", IN_PARTS, deferred=None),
+    Step("add part", "sparsync.kernels.accumulate.parts.AddedParts.add", IN_PARTS, deferred=None),
     Step("sketch", f"{ENGINE}.step_order.sketch_unit", ("sketches",)),
     Step("sum in node", f"{ENGINE}.hierarchy.Nodes.sum", ("nodes",)),
     Step("compress", f"{ENGINE}.reducer.compress_unit", leads=True),

@@ -31,7 +31,7 @@ STEPS = 5
 RATE = 0.125
 SCALE = 2.0**10
 SHAPES = {"a": (40, 30), "b": (25, 20), "c": (30, 10), "small": (60,)}  # the last travels dense
-DEADLINES = {"stop": 3.0, "kill": 8.0}  # seconds; usually 30
+DEADLINES = {"stop": 5.0, "kill": 8.0}  # seconds; usually 30
 NODES = {3: [[0, 1], [2]], 5: [[0, 1], [2, 3, 4]]}
 METHODS: dict[str, dict[str, Any]] = {
     "allgather": {"compressor": "topk"},
