@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 from tests.covering import cover
-from tests.matrix.steps import ALL, DEFERRABLE, STEPS, Step
+from tests.matrix.steps import AFTER_AN_ERROR, ALL, DEFERRABLE, STEPS, Step
 
 SIZES = (2, 3, 5)
 SLOW = ("kill", "stop", "delay")
@@ -43,9 +43,10 @@ class Cell:
         return 0 if self.victim == "first" else self.size - 1
 
     @property
-    def starter(self) -> int:
-        """The rank that raises first, where the fault strikes what comes of that."""
-        return (self.rank + 1) % self.size
+    def starter(self) -> int | None:
+        """The rank that raises first, where the fault strikes what comes of that: an alarm is raised by itself."""
+        starters = {"alarm": self.rank, "vote": (self.rank + 1) % self.size}
+        return starters.get(self.step)
 
     @property
     def spoilt(self) -> str:
@@ -92,9 +93,9 @@ def _ways(step: Step) -> Iterator[tuple[str, bool, bool]]:
         yield from special[step.name]
         return
     for last in counts:
-        for fault in ("raise", *SLOW) if step.name != "vote" else SLOW:
+        for fault in SLOW if step.name in AFTER_AN_ERROR else ("raise", *SLOW):
             yield fault, False, last
-        if step.name not in ("compress", "fill message", "vote"):  # of ours nothing is done behind these
+        if step.name not in ("compress", "fill message", *AFTER_AN_ERROR):  # of ours nothing is done behind these
             yield "raise", True, last
         yield "kill", True, last
         if step.exchanges:

@@ -29,7 +29,7 @@ def outcome_of(cell: Cell) -> str:
     """Return what a cell has to come to: ``"raised"``, ``"survived"``, ``"skipped"`` (the step) or ``"unnoticed"``."""
     if cell.fault in ("nan", "inf"):
         return "skipped"
-    if cell.fault == "delay" and cell.step != "vote":
+    if cell.fault == "delay" and cell.starter is None:
         return "survived"
     if cell.fault == "flip" and not _sealed(cell):
         return "unnoticed"
@@ -79,15 +79,16 @@ def _raised(cell: Cell, found: dict[int, Any]) -> list[str]:
     if cell.step == "attach" and cell.fault == "raise":  # this rank has no handle: attach itself raised
         own = errors.pop(cell.rank)
         wrong += [] if own == ("RuntimeError", RAISED) else [f"rank {cell.rank}: {own}"]
+        wrong += [f"it has not voted: {text}" for _, text in errors.values() if "not known" in text]
     lost = cell.fault in LOST
     if lost and cell.rank == 0:  # and with it the store: everybody speaks for himself
         errors.pop(0, None)
         alone = [text for _, text in errors.values() if not any(said in text for said in WITHOUT_STORE)]
-        wrong += [f"not of the store: {text}" for text in alone if not (cell.step == "vote" and RAISED in text)]
+        wrong += [f"not of the store: {text}" for text in alone if cell.starter is None or RAISED not in text]
     else:
         late = errors.pop(cell.rank) if cell.fault == "stop" else None  # it may have got a step further than all others
         wrong += [f"not the same: {errors}"] if len(set(errors.values())) > 1 else []
-        culprit = cell.starter if cell.step == "vote" else cell.rank
+        culprit = cell.rank if cell.starter is None else cell.starter
         cause = RAISED if cell.fault == "raise" or cell.step == "vote" else ""
         for kind, text in {*errors.values(), late or next(iter(errors.values()))}:
             named = f"rank {culprit}" in text or f"not heard from: {culprit}" in text

@@ -67,7 +67,7 @@ STEPS = [
     Step("gradient", "tests.matrix.training.gradient"),
     Step("begin step", f"{ENGINE}.worker.WorkerState.begin_step", once=True),
     Step("take bucket", f"{ENGINE}.bucketing.BucketMapper.add"),
-    Step("add part", f"{ENGINE}.reducer.Reducer.add_part", IN_PARTS, deferred=None),
+    Step("add part", "sparsync.kernels.accumulate.parts.AddedParts.add", IN_PARTS, deferred=None),
     Step("sketch", f"{ENGINE}.step_order.sketch_unit", ("sketches",)),
     Step("sum in node", f"{ENGINE}.hierarchy.Nodes.sum", ("nodes",)),
     Step("compress", f"{ENGINE}.reducer.compress_unit", leads=True),
@@ -92,6 +92,8 @@ STEPS = [
     Step("write back", f"{ENGINE}.reducer.Reducer.write_back"),
     Step("write dense", f"{FEEDBACK}.preconditioner.Preconditioner.write_dense", ("sketches",), once=True),
     Step("close step", f"{ENGINE}.completion.Immediate.close_step", once=True, deferred=f"{LATER}.close_step"),
+    Step("alarm", f"{STORE}.broadcast_error", once=True),
     Step("vote", f"{STORE}.leave_vote", once=True),
     Step("commit", f"{ENGINE}.worker.WorkerState.commit", when=GOOD + 1, once=True),
 ]
+AFTER_AN_ERROR = ("alarm", "vote")  # what comes of one rank's error: the fault strikes it, or another rank

@@ -31,7 +31,7 @@ STEPS = 5
 RATE = 0.125
 SCALE = 2.0**10
 SHAPES = {"a": (40, 30), "b": (25, 20), "c": (30, 10), "small": (60,)}  # the last travels dense
-DEADLINES = {"stop": 3.0, "kill": 8.0}  # seconds; usually 30
+DEADLINES = {"stop": 5.0, "kill": 8.0}  # seconds; usually 30
 NODES = {3: [[0, 1], [2]], 5: [[0, 1], [2, 3, 4]]}
 METHODS: dict[str, dict[str, Any]] = {
     "allgather": {"compressor": "topk"},
@@ -132,10 +132,10 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
         told = stack.enter_context(logged())
         if cell.collective == "sketches":
             stack.enter_context(patch("sparsync.engine.reducer.compress_unit", noting(whole)))
+        first = Injection(WRITE, "raise", after=False, last=False, word=0)
+        if rank == cell.starter:
+            stack.enter_context(first.armed())
         if rank == cell.rank:
-            stack.enter_context(injection.armed())
-        elif cell.step == "vote" and rank == cell.starter:
-            injection = Injection(WRITE, "raise", after=False, last=False, word=0)
             stack.enter_context(injection.armed())
         try:
             training = Training(cell, DEADLINES.get(cell.fault, 30.0))
@@ -144,7 +144,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
             return {"struck": injection.struck, "error": raised, "seconds": time.monotonic() - began}
         _left.append(training)
         for step in range(STEPS):
-            began, injection.now = time.monotonic(), step
+            began, injection.now, first.now = time.monotonic(), step, step
             if error_of(training.step, rank, step)[0] != "none":
                 break
         error = error_of(training.handle.check)

@@ -198,9 +198,12 @@ class Reducer:
         return sent
 
     def add_part(self, part: BucketSlice, buffer: Tensor, unused: frozenset[str]) -> None:
-        """Add what a unit is given of a bucket to its residual; what goes wrong is heard of when it is compressed."""
+        """Add what a unit is given of a bucket to its residual; all ranks hear of what goes wrong."""
         if self.error is None and part.unit.added is not None:
-            part.unit.added.add(part.there.names, part.here.of(buffer), unused)
+            try:
+                part.unit.added.add(part.there.names, part.here.of(buffer), unused)
+            except Exception as error:  # the communication thread would only log it, and the gradient be lost
+                self.fail(error)
 
     def run(self, device: torch.device, job: Job) -> None:
         """Do a job of the communication thread that sends no message yet, unless the step has failed; all ranks hear of
