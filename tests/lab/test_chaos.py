@@ -18,9 +18,9 @@ from sparsync_lab.cli.commands import app
 
 def test_chaos_keeps_the_laws(tmp_path: Path) -> None:
     out = tmp_path / "chaos.csv"
-    said = CliRunner().invoke(app, ["lab", "chaos", "--steps=150", "--workers=3", "--seed=5", f"--out={out}"])
+    said = CliRunner().invoke(app, ["lab", "chaos", "--steps=150", "--workers=3", "--seed=1388", f"--out={out}"])
     assert said.exit_code == 0, said.output
-    assert "all laws hold (seed 5): step 150 reached" in said.output
+    assert "all laws hold (seed 1388): step 150 reached" in said.output
     lives = out.read_text().splitlines()[1:]
     assert len(lives) > 2
     assert out.with_suffix(".log").read_text().count("\nlife ") == len(lives)

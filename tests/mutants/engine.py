@@ -657,7 +657,7 @@ MUTANTS = [
         "src/sparsync/engine/checkpoint.py",
         'ratio *= (like.get("loss_scale") or 1.0) / (one.get("loss_scale") or 1.0)',
         "pass",
-        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[list-3]",
+        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[list-2]",
     ),
     Mutant(
         "what a survivor that is behind has rejected for others is lost",

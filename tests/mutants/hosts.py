@@ -526,7 +526,7 @@ MUTANTS = [
         "src/sparsync/hosts/sharded_checkpoint.py",
         'if state["loss_scale"] is not None:',
         "if False:",
-        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[distributed-2]",
+        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[distributed-3]",
     ),
     Mutant(
         "a survivor that is behind undoes the step that others have applied",

@@ -32,6 +32,8 @@ class LifeResult:
     Args:
         reached: the last step of any worker.
         broken: which law does not hold; empty if all do.
+        happened: whether the fault has.
+        unplanned: an error that no fault has caused: a deadline was over on a busy machine.
         errors: what survivors were told, and how many of them.
         looks: at the ledger; ``worst`` is its largest error, as a share of the bound.
         compared: steps that were made again, and came to the same bits.
@@ -41,6 +43,7 @@ class LifeResult:
     reached: int
     seconds: float
     broken: str = ""
+    happened: bool = False
     unplanned: bool = False
     errors: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -54,7 +57,8 @@ class LifeResult:
     def describe(self) -> str:
         """Return a line for the log."""
         life = self.life
-        end = "done" if self.reached >= life.last else life.fault.describe()
+        end = life.fault.describe() if self.happened else "restart"
+        end = "done" if self.reached >= life.last else end
         end = f"BROKEN: {self.broken}" if self.broken else end
         told = "; ".join(f"{count} told {_short(error)}" for error, count in self.errors.items())
         return (
@@ -133,13 +137,13 @@ def _run_life(
         max((getattr(o, n) for o in outcomes.values()), default=0.0) for n in ("worst", "drift")
     )
     victim = answers.get(life.fault.rank)
-    happened = life.fault.kind != "restart" and (not isinstance(victim, Outcome) or victim.faulted)
-    result.unplanned = not happened and any(BUSY in error for error in result.errors)
-    result.broken = hangs or _broken(life, answers, result, happened) or _bad_exits(workers, life)
+    result.happened = life.fault.kind != "restart" and (not isinstance(victim, Outcome) or victim.faulted)
+    result.unplanned = not result.happened and any(BUSY in error for error in result.errors)
+    result.broken = hangs or _broken(life, answers, result) or _bad_exits(workers, life)
     return result
 
 
-def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: LifeResult, happened: bool) -> str:
+def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: LifeResult) -> str:
     """Return which law the answers break, if any."""
     fault = life.fault
     dies = {"kill": -signal.SIGKILL}.get(fault.kind, 1 if fault.kind.startswith("raise") else None)
@@ -148,7 +152,7 @@ def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: 
             return f"worker {rank} failed outside of its training: {answer}"
         if isinstance(answer, Outcome) and answer.end == "broken":
             return f"rank {rank}: {answer.error}"
-        if isinstance(answer, Outcome) and answer.end == "failed" and not (happened or result.unplanned):
+        if isinstance(answer, Outcome) and answer.end == "failed" and not (result.happened or result.unplanned):
             return f"rank {rank} failed, though nothing had happened: {answer.error}"
         if not isinstance(answer, Outcome) and (rank != fault.rank or answer != dies):
             return f"worker {rank} ended with exit code {answer}"

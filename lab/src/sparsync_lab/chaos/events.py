@@ -13,6 +13,8 @@ from sparsync_lab.chaos import checkpoint
 from sparsync_lab.chaos.schedule import Event, event_at
 from sparsync_lab.chaos.training import Training
 
+LONG = 60  # steps after which a fault is waited for no longer
+
 
 class EventfulTraining(Training):
     """A training to whose steps something happens now and then."""
@@ -33,7 +35,9 @@ class EventfulTraining(Training):
             self.report(self.step)
 
     def _over(self) -> bool:
-        return self.life.fault.kind == "restart" and self.step >= self.life.fault.step
+        """Return whether it is time for a restart: it was meant, or the fault has found no occasion."""
+        fault = self.life.fault
+        return self.step >= fault.step + (0 if fault.kind == "restart" else LONG)
 
     def plain(self, event: Event) -> None:
         self.make_step()

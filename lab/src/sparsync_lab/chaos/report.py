@@ -98,4 +98,6 @@ def _end(result: LifeResult) -> str:
         return "broken"
     if result.unplanned:
         return "deadline over"
-    return "done" if result.reached >= result.life.last else result.life.fault.kind
+    if result.reached >= result.life.last:
+        return "done"
+    return result.life.fault.kind if result.happened else "restart"

@@ -136,10 +136,13 @@ def draw_life(seed: int, number: int, first: int, last: int, workers: int, befor
         point = "step"
     else:
         point = draw.choice(POINTS)
-    fault = Fault(kind, first + draw.randint(8, 90), draw.randrange(setting.size), point, draw.choice(LAYERS))
+    rank = draw.randrange(setting.size)
+    if kind == "raise in compress" and METHODS[setting.method].nodes:
+        rank -= rank % 2  # a rank that is led compresses nothing
+    fault = Fault(kind, first + draw.randint(10, 220), rank, point, draw.choice(LAYERS))
     return Life(
         number, seed, first, last, setting, fault,
-        deadline=6.0 if kind.startswith("stop") else 30.0,
+        deadline=6.0 if kind.startswith("stop") else 20.0,
         check_every=draw.choice((1, 1, 4, 11)),
         save_every=draw.choice((10, 20, 30)),
         saves=draw.choice(SAVES),

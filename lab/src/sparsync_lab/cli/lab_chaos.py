@@ -54,6 +54,7 @@ def chaos(
             file.write(f"{report.tail()}\n")
     report.write(out)
     table = new_table(report.title, ("what", "how often"))
+    table.columns[0].justify = "left"
     for what, often in report.counts().items():
         table.add_row(what, f"{often:,}")
     console.print(table)
