@@ -399,6 +399,7 @@ def case_shared(rank: int, size: int, **options: Any) -> tuple[Tensors, float]:
     training = Training(rank, **options)
     for _ in range(12):
         training.step()
+    training.outer.state_dict()  # waits for what is on its way
     found = training.shared(), training.outer.stats().total.traffic
     training.outer.detach()
     return found

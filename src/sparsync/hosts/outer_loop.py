@@ -257,15 +257,13 @@ def round_plan(
         if options.get(name) is not None:
             raise ValueError(f"{name}= is of gradients, which OuterLoop does not exchange; leave it out")
     given = {**options, "compressor": compressor, "joined": "freeze", "momentum": "keep", "total_steps": steps}
-    asked = budget is not None
+    asked, share = budget is not None, None
     if budget is not None:
-        share: float | None = min(1.0, every * budget - beside)
-        if share <= 0:
+        if every * budget <= beside:
             raise ValueError(f"budget must be above {beside / every:.2g}, what second moments take, got {budget!r}")
+        share = min(1.0, every * budget - beside)
     elif compressor is None and options.get("density") is None and options.get("recipe") is None:
         share = ROUND
-    else:
-        share = None
     if share is not None:
         given |= {"budget": share, "total_steps": max(1, steps // every) if steps else None}
     plan = resolve(**given)

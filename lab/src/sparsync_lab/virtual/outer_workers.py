@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -131,7 +132,10 @@ class OuterWorkers(LocalWorkers):
 
     def state_dict(self) -> dict[str, Any]:
         exchanges = [fragment.exchange.state_dict() for fragment in self.fragments]
-        own = [(exchange, f.due, f.outer.state_dict()) for exchange, f in zip(exchanges, self.fragments, strict=True)]
+        own = [
+            (exchange, f.due, deepcopy(f.outer.state_dict()))
+            for exchange, f in zip(exchanges, self.fragments, strict=True)
+        ]
         return {**super().state_dict(), "fragments": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
