@@ -301,7 +301,9 @@ def test_of_two_rounds_the_host_hears_of_the_one_that_failed(where):
     status.begin()
     for number, rows in enumerate(words.to(device)):
         status.check_messages(rows, number + 1, again=number == 1)
-    outcome = status.read(status.close_step())
+    report = status.close_step()
+    assert report.there(60)
+    outcome = status.read(report)
     assert outcome.failed_exchange == {"none": 0, "second": 2}.get(where, 1)
     assert len(outcome.exchanges) == 1
     assert [header.entries for header in outcome.exchanges[0]] == ([10, 11] if where == "second" else [0, 1])

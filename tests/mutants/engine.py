@@ -8,9 +8,35 @@ DEFERRED = "tests/test_deferred.py"
 BUDGET = "tests/test_budget.py"
 CLOSED = "tests/failures/test_closed_steps.py"
 NODES = "tests/failures/test_nodes.py"
+MATRIX = "tests/test_fault_matrix"
 
 AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
 MUTANTS = [
+    Mutant(
+        "what fails while a part is added is only logged",
+        "src/sparsync/engine/reducer.py",
+        "except Exception as error:  # the communication thread would only log it, and the gradient be lost",
+        "except ZeroDivisionError as error:",
+        f"{MATRIX}.py::test_every_fault_ends_as_expected[global-raise-before-first-add_part-at-first-of-3]",
+    ),
+    Mutant(
+        "what is sent is noted after its energy",
+        "src/sparsync/engine/reducer.py",
+        "                self.worker.ledger.record_sent(unit, sent, overwritten=True)\n"
+        "                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0\n",
+        "                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0\n"
+        "                self.worker.ledger.record_sent(unit, sent, overwritten=True)\n",
+        f"{MATRIX}.py::test_every_fault_ends_as_expected[allgather-raise-before-last-count_energy-at-last-of-2]",
+    ),
+    Mutant(
+        "rejected entries that a failed end of a step holds are lost",
+        "src/sparsync/engine/reducer.py",
+        "self.worker.ledger.restore_held()",
+        "pass",
+        f"{MATRIX}_deferred.py::test_every_fault_ends_as_expected_where_the_device_decides"
+        "[balanced-raise-before-first-close_step-at-last-of-2-deferred]",
+        interpreted=True,
+    ),
     Mutant(
         "what one rank alone cannot read is told to nobody",
         "src/sparsync/engine/reducer.py",
@@ -56,7 +82,7 @@ MUTANTS = [
     Mutant(
         "loss scale ignored",
         "src/sparsync/engine/worker.py",
-        "self._follow_loss_scale(loss_scale / self.loss_scale)",
+        "self._follow_loss_scale(scale / last)",
         "self._follow_loss_scale(1.0)",
         "tests/failures/test_loss_scaling.py::test_the_residual_follows_the_loss_scale",
     ),
@@ -98,8 +124,8 @@ MUTANTS = [
     Mutant(
         "with another number of workers means change",
         "src/sparsync/engine/checkpoint.py",
-        "tensor if old == workers else tensor * (workers / old)",
-        "tensor",
+        'ratio = workers / like["workers"]',
+        "ratio = 1.0",
         "tests/failures/test_restarts.py::test_a_process_group_may_shrink[budget]",
     ),
     Mutant(
@@ -548,5 +574,97 @@ MUTANTS = [
         "            self.before_step = lambda: None  # which",
         "            pass  # which",
         "tests/test_auto.py::test_one_worker_alone_sends_nothing",
+    ),
+    Mutant(
+        "a parameter that does not exist is looked up",
+        "src/sparsync/engine/unit_step.py",
+        "known = 0 <= where < len(layout.spans)",
+        "known = True",
+        "tests/test_hostile_messages.py::test_a_parameter_that_does_not_exist_is_not_looked_up",
+    ),
+    Mutant(
+        "values of a state may be of any type",
+        "src/sparsync/engine/state_form.py",
+        "if key in state and not fits(state[key]):",
+        "if False:",
+        "tests/test_hostile_checkpoints.py::test_a_value_of_another_type_is_refused",
+    ),
+    Mutant(
+        "a list of as many ranks as a state says is made",
+        "src/sparsync/engine/checkpoint.py",
+        "if len(states) != old or [",
+        "if [",
+        "tests/test_hostile_checkpoints.py::test_a_number_of_workers_is_no_size_to_allocate",
+    ),
+    Mutant(
+        "another compressor's state is loaded",
+        "src/sparsync/engine/checkpoint.py",
+        '    _check_compressor(worker, first["compressor"])\n',
+        "",
+        "tests/test_hostile_checkpoints.py::test_another_compressors_state_is_refused",
+    ),
+    Mutant(
+        "a residual becomes infinite as it is loaded",
+        "src/sparsync/engine/checkpoint.py",
+        '    worker.feedback.check_finite(mine["residuals"], mine["velocities"])\n',
+        "",
+        "tests/test_hostile_checkpoints.py::test_residuals_that_do_not_fit_their_type_are_refused",
+    ),
+    Mutant(
+        "whatever auto finds in a state is taken",
+        "src/sparsync/engine/auto.py",
+        "if found is not None and not (isinstance(found, Mapping) and AutoPolicy.fits(found)):",
+        "if False:",
+        "tests/test_hostile_checkpoints.py::test_what_auto_cannot_go_on_from_is_refused_before_anything_changes",
+    ),
+    Mutant(
+        "a loss scale that a restart brings is not followed",
+        "src/sparsync/engine/worker.py",
+        "scale, last = loss_scale or 1.0, self.loss_scale or 1.0",
+        "scale, last = loss_scale or 1.0, self.loss_scale or loss_scale or 1.0",
+        "tests/failures/test_changed_options.py::test_a_loss_scaler_may_come_and_go[keep]",
+    ),
+    Mutant(
+        "thresholds of another compressor are taken",
+        "src/sparsync/engine/checkpoint.py",
+        'mine["compressor"] = {}  # of which',
+        "pass  # of which",
+        "tests/failures/test_changed_options.py::test_another_compressor_goes_on_with_the_residual",
+    ),
+    Mutant(
+        "who goes on for a rank that was led has no thresholds",
+        "src/sparsync/engine/checkpoint.py",
+        'first = next((one for one in own if one["compressor"]), states[0])',
+        "first = own[0] if own else states[0]",
+        "tests/failures/test_changed_options.py::test_what_was_loaded_can_be_saved_by_all_ranks_together[nodes]",
+    ),
+    Mutant(
+        "who inherits nothing has no rows",
+        "src/sparsync/engine/checkpoint.py",
+        "kept[kind].setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype))",
+        "pass",
+        "tests/failures/test_changed_options.py::test_what_was_loaded_can_be_saved_by_all_ranks_together[fewer ranks]",
+    ),
+    Mutant(
+        "who is led takes a state that its leader refuses",
+        "src/sparsync/engine/checkpoint.py",
+        'bool(first.get("corrected"))',
+        "False",
+        "tests/failures/test_changed_options.py::test_what_is_refused_is_refused_by_all_ranks[nodes]",
+    ),
+    Mutant(
+        "residuals in different loss scales are added up",
+        "src/sparsync/engine/checkpoint.py",
+        'ratio *= (like.get("loss_scale") or 1.0) / (one.get("loss_scale") or 1.0)',
+        "pass",
+        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[list-2]",
+    ),
+    Mutant(
+        "what a survivor that is behind has rejected for others is lost",
+        "src/sparsync/engine/reducer.py",
+        "            if commit and self.channel.left_out is not None:",
+        "            if False:",
+        "tests/failures/test_survivors.py::"
+        "test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out",
     ),
 ]

@@ -9,6 +9,7 @@ ZERO_GRAD = (
     "tests/failures/test_clipping_and_accumulation.py::test_backward_without_zero_grad_loses_nothing_and_is_told_once"
 )
 FSDP = "tests/test_fsdp.py"
+MATRIX = "tests/test_fault_matrix.py::test_every_fault_ends_as_expected"
 BYPASSED = "tests/failures/test_bypassed_hook.py"
 UNWRAP, RANK_FILES = "tests/test_unwrap.py", "tests/test_rank_files.py"
 ACCELERATE, TRAINER = "tests/frameworks/test_accelerate.py", "tests/frameworks/test_transformers.py"
@@ -17,6 +18,9 @@ LIGHTNING = "tests/frameworks/test_lightning.py"
 LIGHTNING_GOES_ON = f"{LIGHTNING}::test_the_callback_makes_training_sparse_and_goes_on_to_the_same_bits"
 LIGHTNING_TELLS = f"{LIGHTNING}::test_what_cannot_be_exchanged_is_told"
 
+SURVIVORS = "tests/failures/test_survivors.py"
+STAGES = f"{SURVIVORS}::test_survivors_of_a_kill_at_any_stage_go_on_with_equal_replicas"
+BEHIND = f"{SURVIVORS}::test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out"
 FRAGMENT, LOOP = "src/sparsync/hosts/outer_fragment.py", "src/sparsync/hosts/outer_loop.py"
 MOMENTS = "src/sparsync/hosts/outer_moments.py"
 OUTER_TESTS = "tests/test_outer_loop.py"
@@ -25,6 +29,20 @@ OUTER_RESUMED = f"{OUTER_TESTS}::test_a_resumed_training_repeats_the_bits"
 OUTER_WORKERS = f"{OUTER_TESTS}::test_another_number_of_workers_keeps_the_means"
 
 MUTANTS = [
+    Mutant(
+        "an attach that fails on one rank is told to nobody",
+        "src/sparsync/hosts/handle.py",
+        "                channel.monitor.broadcast_error(SparsyncError(own))\n",
+        "",
+        f"{MATRIX}[allgather-raise-after-first-attach-at-last-of-2]",
+    ),
+    Mutant(
+        "a rank that could not attach has no vote",
+        "src/sparsync/hosts/handle.py",
+        "                channel.monitor.leave_vote(0)\n",
+        "",
+        f"{MATRIX}[allgather-raise-after-first-attach-at-last-of-3]",
+    ),
     Mutant(
         "an optimizer that was built anew goes unnoticed",
         "src/sparsync/hosts/optimizer_check.py",
@@ -474,6 +492,69 @@ MUTANTS = [
         "(ddp.module, left_out_by(ddp)) if model is ddp else",
         "(ddp.module, left_out_by(ddp)) if True else",
         f"{FSDP}::test_composable_ddp_is_ddp",
+    ),
+    Mutant(
+        "auto's state is looked at when the rest is loaded",
+        "src/sparsync/hosts/handle.py",
+        "            self.check_state(state)  # of both, before either is changed\n",
+        "            pass\n",
+        "tests/test_hostile_checkpoints.py::test_what_auto_cannot_go_on_from_is_refused_before_anything_changes",
+    ),
+    Mutant(
+        "a rank loads what another one cannot",
+        "src/sparsync/hosts/rank_files.py",
+        "        sync.check_state(state)\n",
+        "        sync.load_state_dict(state)\n",
+        "tests/test_rank_files.py::test_files_that_are_not_whole_are_refused_on_every_rank",
+    ),
+    Mutant(
+        "rows of another number of ranks are read",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        "if not _has_rows(room, len(step)) or ",
+        "if ",
+        "tests/test_hostile_checkpoints.py::test_rows_that_do_not_fit_are_refused",
+    ),
+    Mutant(
+        "a torn distributed checkpoint is torch's own error",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        "    except (CheckpointException, Exception) as error:",
+        "    except NotImplementedError as error:",
+        "tests/test_hostile_checkpoints.py::test_any_distributed_checkpoint_is_refused_or_loaded_as_a_whole",
+    ),
+    Mutant(
+        "all ranks have the loss scale of the first",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        'if state["loss_scale"] is not None:',
+        "if False:",
+        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[distributed-3]",
+    ),
+    Mutant(
+        "a survivor that is behind undoes the step that others have applied",
+        "src/sparsync/hosts/survival.py",
+        "            if old is not None:\n                _settle(old, generation.steps, generation.undone)",
+        "            if old is not None:\n                _settle(old, 0, generation.undone)",
+        BEHIND,
+    ),
+    Mutant(
+        "a survivor that is behind keeps its own weights",
+        "src/sparsync/hosts/survival.py",
+        '        self.handle.module.load_state_dict(newest["model"])',
+        "        pass",
+        BEHIND,
+    ),
+    Mutant(
+        "survivors' residuals are not scaled to their new number",
+        "src/sparsync/hosts/survival.py",
+        "        return checkpoint.state_dict(old.worker, len(self._former), steps, old.origin.training)",
+        "        return checkpoint.state_dict(old.worker, dist.get_world_size(), steps, old.origin.training)",
+        STAGES,
+    ),
+    Mutant(
+        "the loss of a rank in an exchange of DDP's buffers ends all",
+        "src/sparsync/hosts/survival.py",
+        "        if reducer.error is None and _is_backend_error(error):",
+        "        if False:",
+        f"{SURVIVORS}::test_a_loss_in_an_exchange_of_another_is_one_too",
     ),
     Mutant(
         "workers of local steps begin different",

@@ -20,7 +20,7 @@ from sparsync.collectives.base import (
     shape_of,
 )
 from sparsync.collectives.comm.channel import Channel
-from sparsync.errors import PeerFailed
+from sparsync.errors import Damaged, PeerFailed
 from sparsync.kernels.message.header import EXTRA
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, NONFINITE, SparseGrad
@@ -63,6 +63,8 @@ class GTopK:
         def receive(source: int, like: Tensor) -> tuple[SparseGrad, int]:
             got = channel.receive(torch.empty_like(like), source)
             header = channel.verify_pair(like, got, source)
+            if not (0 if header.flags else -1) <= header.extra < channel.size:
+                raise Damaged(f"a message was not read: it says that rank {header.extra} failed, of {channel.size}")
             return channel.wire.decode(got, layout.segment_of, shape), header.extra
 
         mine, reach = message(partial), 1
@@ -75,6 +77,7 @@ class GTopK:
                 dropped.append(lost)
                 mine = message(partial)
             reach *= 2
+        channel.left_out = rejected = _stack_rounds(dropped)
         if channel.rank:
             channel.send(mine, channel.rank - reach)
             partial, culprit = receive(channel.rank - reach, mine)
@@ -87,7 +90,7 @@ class GTopK:
         if int(partial.flags) & FAILED:
             raise PeerFailed(channel.monitor.cause(channel.ranks[culprit]))
         bad = [(culprit, int(partial.where))] if int(partial.flags) & NONFINITE else []
-        return Reduced(MeanOf([partial], channel.divisor), _stack_rounds(dropped), bad)
+        return Reduced(MeanOf([partial], channel.divisor), rejected, bad)
 
     def reduce_local(
         self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None

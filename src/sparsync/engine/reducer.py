@@ -198,9 +198,12 @@ class Reducer:
         return sent
 
     def add_part(self, part: BucketSlice, buffer: Tensor, unused: frozenset[str]) -> None:
-        """Add what a unit is given of a bucket to its residual; what goes wrong is heard of when it is compressed."""
+        """Add what a unit is given of a bucket to its residual; all ranks hear of what goes wrong."""
         if self.error is None and part.unit.added is not None:
-            part.unit.added.add(part.there.names, part.here.of(buffer), unused)
+            try:
+                part.unit.added.add(part.there.names, part.here.of(buffer), unused)
+            except Exception as error:  # the communication thread would only log it, and the gradient be lost
+                self.fail(error)
 
     def run(self, device: torch.device, job: Job) -> None:
         """Do a job of the communication thread that sends no message yet, unless the step has failed; all ranks hear of
@@ -270,9 +273,9 @@ class Reducer:
         try:
             with self._on_thread(unit.grad.device):
                 record.started = time.perf_counter()
-                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
                 self.worker.ledger.record_sent(unit, sent, overwritten=True)
-                self.channel.unit = unit.key
+                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
+                self.channel.unit, self.channel.left_out = unit.key, None
                 with exchanging():
                     reduced = self.stage.reduce(unit, sent, layout)
                 record.exchanged = time.perf_counter()
@@ -280,6 +283,7 @@ class Reducer:
                     if self._writes_at_once:
                         unit.places = places_in(unit, self._pending_buckets)
                     self.completion.finish(unit, layout, sent, reduced, record, step)
+                    self.channel.left_out = None  # it is back
                     written = self._order.finish(unit, reduced)
                 self._end_exchange(unit, layout, sent, record, written)
         except Exception as error:  # a future that never completes would hang backward
@@ -400,11 +404,25 @@ class Reducer:
         else:
             self.worker.commit()
 
+    def settle_as_agreed(self, commit: bool) -> None:
+        """End the last step, of which nothing more will come, as the ranks have agreed: it counts, even where its last
+        exchange failed, or is undone."""
+        self._open = False
+        if self._unsettled:
+            self._unsettled = False
+            if commit and self.channel.left_out is not None:
+                self.worker.feedback.restore_to_residual(self.channel.unit, self.channel.left_out)
+            self.worker.commit() if commit else self.worker.undo()
+
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank keeps. The last step is committed first."""
         self.settle()
         steps = self.step if self.error is None else self.vote.completed
         return checkpoint.state_dict(self.worker, self.channel.size, steps, self.origin.training, self.stage.groups)
+
+    def check_state(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Refuse, with a ``ValueError``, what ``load_state_dict`` cannot go on from."""
+        checkpoint.check_state(self.worker, self.channel.size, state, self.stage.groups)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from a checkpoint, as if nothing had been before."""
@@ -464,8 +482,10 @@ class Reducer:
         """Exchange nothing more; whoever waits for a bucket hears why."""
         error = self.vote.close(error, self._pending_buckets)
         try:
-            if self.vote.undone:  # else it was applied
+            if self.vote.undone:
                 self.worker.ledger.restore(cause)
+            else:  # it was applied, but for what was rejected
+                self.worker.ledger.restore_held()
         finally:
             for bucket in self._pending_buckets:
                 if not bucket.future.done():

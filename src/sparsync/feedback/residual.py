@@ -185,15 +185,28 @@ class Feedback:
         """Return copies of what is committed, by kind and parameter name, in logical order."""
         return {"residuals": self._residuals.state_dict(), "velocities": self._velocities.state_dict()}
 
-    def check_state(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
-        """Refuse what ``load_state_dict`` cannot take."""
-        if velocities and self.correction is None and not self.preconditioned:
+    def check_state(
+        self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor], corrected: bool = False
+    ) -> None:
+        """Refuse what ``load_state_dict`` cannot take.
+
+        Args:
+            corrected: other ranks have velocities, though this one may have none.
+        """
+        if (velocities or corrected) and self.correction is None and not self.preconditioned:
             raise ValueError(
                 "the checkpoint holds velocities: it was made with momentum='correct', or preconditioned, so load it "
                 "with that"
             )
         self._residuals.check(residuals)
         self._velocities.check(velocities)
+
+    def check_finite(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
+        """Refuse what would not be finite as it is kept."""
+        for kind, state in (("residual", residuals), ("velocity", velocities)):
+            for name, tensor in state.items():
+                if not tensor.to(accumulation_dtype(self.parameters[name].dtype)).isfinite().all():
+                    raise ValueError(f"the checkpoint's {kind} for {name!r} does not fit: it is not finite here")
 
     def load_state_dict(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
         """Replace all that is kept; what is not named starts from zero."""
@@ -257,7 +270,7 @@ class ParameterBuffers:
         for name, tensor in state.items():
             parameter = self.parameters[name]
             flat = torch.empty(parameter.numel, dtype=accumulation_dtype(parameter.dtype), device=tensor.device)
-            flat.as_strided(parameter.shape, parameter.stride).copy_(tensor)
+            flat.as_strided(parameter.shape, parameter.stride).copy_(tensor.detach())
             self._loaded[name] = flat
 
     def _view(self, name: str, newest: bool = False) -> Tensor:

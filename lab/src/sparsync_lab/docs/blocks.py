@@ -11,6 +11,7 @@ from sparsync_lab.docs import (
     adamw,
     demo,
     examples,
+    faults,
     items,
     network,
     outer,
@@ -66,6 +67,7 @@ BLOCKS: Mapping[str, Block] = {
     "traffic": traffic.measured,
     "traffic of recipes": traffic.of_recipes,
     "index codec": traffic.index_codec,
+    "fault matrix": faults.matrix,
     "example of a compressor": examples.compressor,
     "example of a collective": examples.collective,
 }

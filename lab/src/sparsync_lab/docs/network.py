@@ -10,8 +10,10 @@ from sparsync_lab.docs.sources import Line, Sources, table
 from sparsync_lab.network.train import method_name
 from sparsync_lab.papers.run import model_title
 
-TRAIN, STEPS = "lab-train.csv", "lab-collectives.csv"
-AUTO = ("lab-auto-16cores.csv", "lab-auto-adamw.csv", "lab-auto.csv")  # one is there at least
+TRAIN = ("lab-train.csv", "lab-train-vgg16.csv")
+STEPS = ("lab-collectives.csv", "lab-collectives-plain.csv")
+AUTO = ("lab-auto.csv", "lab-auto-plain.csv", "lab-auto-adamw.csv")
+WITHOUT_NUMBA = ("lab-collectives-plain.csv", "lab-auto-plain.csv", "lab-auto-adamw.csv")  # on a machine that has none
 PREDICT, REAL = "lab-predict.csv", "lab-real.csv"
 OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
 DENSE = "dense"
@@ -51,7 +53,7 @@ class Setting:
     def goal(self) -> str:
         """The score to reach, in words."""
         shown = f"{100 * self.target:.1f} %" if self.sign > 0 else f"{self.target:.1f}"
-        return f"a {self.first['score']} of {shown}"
+        return f"{'an' if self.first['score'] == 'accuracy' else 'a'} {self.first['score']} of {shown}"
 
     def of(self, label: str, rate: str) -> list[list[Line]]:
         """Return the lines of each training of a method on links of one rate."""
@@ -81,15 +83,15 @@ class Setting:
         return [label, f"{scale * mean(best):.1f} ± {scale * stdev(best):.1f}", *cells]
 
 
-def settings(sources: Sources) -> list[Setting]:
+def settings(sources: Sources, name: str) -> list[Setting]:
     """Return what was trained, model by model."""
-    lines = sorted(sources.lines(TRAIN), key=_kind)
+    lines = sorted(sources.lines(name), key=_kind)
     return [Setting(list(own)) for _, own in groupby(lines, key=_kind)]
 
 
 def gains(sources: Sources) -> str:
     """Return the minutes that are saved on the slowest link, and lost on the fastest, in a sentence."""
-    own = settings(sources)[0]
+    own = settings(sources, TRAIN[0])[0]
     ours = [label for label in own.labels if label != "auto"][-1]
     slow, fast = own.rates[0], own.rates[-1]
 
@@ -103,23 +105,44 @@ def gains(sources: Sources) -> str:
         f"{_minutes(sparse)} minutes instead of {_minutes(dense)}** ({_minutes(half)} in bf16), with AdamW and a 40th "
         f"of the bytes. On {rate_text(fast)} it takes {_minutes(sparse_fast)} minutes instead of "
         f"{_minutes(dense_fast)} (bf16: {_minutes(half_fast)}), as four workers share two cores there: "
-        '`attach(model, "auto", optimizer=optimizer)` measures, and stays dense where that is faster.'
+        '`attach(model, "auto", optimizer=optimizer)` measures, and stays dense where that is faster. '
+        f"{_really(sources)}"
+    )
+
+
+def _really(sources: Sources) -> str:
+    """Return what real steps took with every method, in a sentence."""
+    lines = sources.lines(REAL)
+    first = lines[0]
+    own = [line for line in lines if line["rate_mbit"] == first["rate_mbit"]]
+    took = {
+        m: sum(float(line["step_ms"]) for line in own if line["method"] == m) / 1e3 for m in (DENSE, "bf16", "default")
+    }
+    return (
+        f"Checked by {own[-1]['step']} real steps of that GPT, {first['workers']} processes that share a GPU, links of "
+        f"{rate_text(first['rate_mbit'])}: {took['default']:.1f} seconds instead of {took[DENSE]:.1f} "
+        f"(bf16: {took['bf16']:.1f})."
     )
 
 
 def minutes(sources: Sources) -> str:
     """Return the minutes until dense's quality, on every link."""
     shown = []
-    for own in settings(sources):
-        headings = ["minutes to " + own.goal, "ends with", *map(rate_text, own.rates)]
-        shown.append(f"**{own.title}**\n\n{table(headings, map(own.row, own.labels))}")
-    made = sources.made(TRAIN, sources.lines(TRAIN)[0], COMMAND)
-    return "\n\n".join([*shown, f"{made} {ABOUT}"])
+    for name in TRAIN:
+        for own in settings(sources, name):
+            headings = ["minutes to " + own.goal, "ends with", *map(rate_text, own.rates)]
+            shown.append(f"**{own.title}**\n\n{table(headings, map(own.row, own.labels))}")
+        shown.append(sources.made(name, sources.lines(name)[0], COMMAND))
+    return "\n\n".join([*shown, ABOUT])
 
 
 def steps(sources: Sources) -> str:
-    """Return how long a step takes with every method, on every link."""
-    lines = sources.lines(STEPS)
+    """Return how long a step takes with every method, on every link, machine by machine."""
+    return "\n\n".join(_steps(sources, name) for name in STEPS)
+
+
+def _steps(sources: Sources, name: str) -> str:
+    lines = sources.lines(name)
     cells = dict[tuple[str, ...], dict[str, float]]()
     for line in lines:
         place = tuple(line[name] for name in ("model", "workers", "rate_mbit", "compute_ms"))
@@ -131,9 +154,15 @@ def steps(sources: Sources) -> str:
         fastest = methods.index(min(times, key=lambda method: times[method]))
         shown[fastest] = f"**{shown[fastest]}**"
         rows.append([f"{_entries(model)}, {workers} workers, {rate_text(rate)}, {float(compute):g} ms", *shown])
-    made = sources.made(STEPS, lines[0], "sparsync lab collectives")
+    made = sources.made(name, lines[0], "sparsync lab collectives")
     shown_table = table(["entries, workers, links, compute", *(f"`{method}`" for method in methods)], rows)
-    return f"{shown_table}\n\nMilliseconds a step, backward and exchange; the fastest in bold. {made}"
+    about = "Milliseconds a step, backward and exchange; the fastest in bold."
+    return f"{_machine(name, lines[0])}\n\n{shown_table}\n\n{about} {made}"
+
+
+def _machine(name: str, line: Line) -> str:
+    """Return what decides how fast messages are made and read."""
+    return f"**{line['cpus']} cores, {'without' if name in WITHOUT_NUMBA else 'with'} numba.**"
 
 
 def _method(line: Line) -> str:
@@ -148,7 +177,7 @@ def _trainings(lines: Sequence[Line]) -> list[list[Line]]:
 
 def never_slower(sources: Sources) -> str:
     """Return how `auto` did beside the better of dense bf16 and the best sparse method, machine by machine."""
-    return "\n\n".join(_never_slower(sources, name) for name in AUTO if sources.has(name))
+    return "\n\n".join(_never_slower(sources, name) for name in AUTO)
 
 
 def _never_slower(sources: Sources, name: str) -> str:
@@ -180,7 +209,7 @@ def _never_slower(sources: Sources, name: str) -> str:
         f"({within} are within 1.02)."
     )
     made = f"{sources.made(name, own[0], 'sparsync lab auto')} With {OPTIMIZERS[own[0]['optimizer']]}."
-    return f"**{own[0]['cpus']} cores.** {said}\n\n{table(headings, rows)}\n\n{made}"
+    return f"{_machine(name, own[0])} {said}\n\n{table(headings, rows)}\n\n{made}"
 
 
 def predictions(sources: Sources) -> str:
