@@ -272,7 +272,7 @@ def test_all_hear_of_an_error_on_one_rank(worlds: dict[int, World]) -> None:
     assert all("rank 1" in said[rank] for rank in (0, 2)), said
 
 
-def case_not_finite(rank: int, size: int) -> tuple[Tensors, Tensors, bool]:
+def case_not_finite(rank: int, size: int) -> tuple[Tensors, Tensors, bool, Tensors]:
     training = Training(rank, every=3, moments=True, **SPARSE)
     training.step()
     training.step()
@@ -284,14 +284,15 @@ def case_not_finite(rank: int, size: int) -> tuple[Tensors, Tensors, bool]:
     for _ in range(3):
         training.step()
     finite = all(bool(p.isfinite().all()) for p in training.own().values())
-    return own, training.result()["shared"], finite
+    return own, training.result()["shared"], finite, training.first
 
 
 def test_weights_that_are_not_finite_miss_the_round(worlds: dict[int, World]) -> None:
     answers = worlds[3].run(case_not_finite)
-    for own, shared, finite in answers:
+    for own, shared, finite, first in answers:
         assert finite
         for name in own:
+            assert not torch.equal(own[name], first[name])  # the round counts
             assert torch.equal(own[name], answers[0][0][name])
             assert torch.equal(shared[name], answers[0][1][name])
 

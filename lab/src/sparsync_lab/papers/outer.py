@@ -21,7 +21,6 @@ DILOCO = {values: f"DiLoCo, {values}, every {steps} steps" for values, steps in 
 OUTER = {steps: f"OuterLoop, every {steps} steps, 1/40" for steps in (2, 4, 8, 15)}
 OWN = "OuterLoop, every 8 steps, own moments, 1/40"
 STREAMED = "OuterLoop, every 8 steps in 4 fragments, applied 2 later, 1/40"
-LEVELS = "OuterLoop, every 8 steps, levels, 1/40"
 
 
 LOW = 400  # a budget below what sketches of every step take
@@ -48,7 +47,6 @@ OUTER_ROWS: Mapping[str, Method] = {
             Method(STREAMED, OUTER_LOOP, _shared(8, fragments=4, overlap=2), like=OUTER[8]),
             Method(LOW_OUTER, OUTER_LOOP, _shared(30, budget=1 / LOW)),
             Method(LOW_LOCO, "sparse-loco", {"budget": 1 / LOW, "local_steps": 30}),
-            Method(LEVELS, OUTER_LOOP, _shared(8, options={"values": "levels"}), like=OUTER[8]),
         )
     },
 }
@@ -61,7 +59,7 @@ OUTER_STAGES = (
     Stage("gpt", 0, FIRST, (OUTER[4], OWN)),
     Stage("gpt-w4-own", 0, FIRST, ("dense", MAIN, OUTER[8], DILOCO["fp32"], LOCO[15])),
     Stage("gpt", 0, OTHERS, (*STORED, OUTER[8], DILOCO["fp32"])),
-    Stage("gpt", 0, FIRST, (STREAMED, LEVELS)),
+    Stage("gpt", 0, FIRST, (STREAMED,)),
     Stage("gpt", 0, FIRST, (LOW_OUTER, LOW_LOCO)),
     Stage("gpt", 0, FIRST, (OUTER[2],)),
     Stage("gpt", 0, FIRST, (OUTER[15], DILOCO["bf16"])),
@@ -76,11 +74,12 @@ NOTES = (
     "All rows but dense, and those that say so, send the same bytes in all: a 40th of dense's. DiLoCo sends every "
     "entry, in fp32 every 40 steps, in bf16 every 20; its outer optimizer is the published one. SparseLoCo is as "
     "published, written from its paper; every 30 steps it sends every entry, in two bits, and does not use all bytes.",
-    "OuterLoop: the largest entries of the whole model as signs, with feedback, more of them in the first rounds; an "
+    "OuterLoop: the largest entries of the whole model with feedback, as many and as exact as a round's budget has room "
+    "for, summed in parts: with 16 workers every 8 steps all of them, three bits each, every 4 steps three in ten; an "
     "outer rate of 1 without momentum. Adam's second moments are shared in every round, as means of rows and columns, "
     "whose bytes are within the budget; own moments: each worker keeps its own, as DiLoCo's and SparseLoCo's do.",
     "Rates are searched for alike: 0.5 to 2 times the same rate (4 workers: once to twice), further at the edge, with "
-    "the first seed. Fragments and levels take the rate of what they change.",
+    "the first seed. Fragments take the rate of what they change.",
     f"A {LOW}th is less than preconditioned feedback can send here: its sketches alone take a 210th.",
     "16 workers have 4 sequences a step each, 4 workers 16: the more a worker has, the more it learns by itself.",
 )
