@@ -1,8 +1,8 @@
 """What the site takes from outside of docs/, and what it makes of pictures and formulas.
 
 Links are written as they work in the repository (``../results/demo.csv``); the site has these files in its own tree.
-Pictures of docs/pictures become part of their page, so that they take its colours, light or dark; formulas become MathML,
-which browsers draw by themselves. Nothing is loaded from elsewhere.
+Pictures of docs/pictures become part of their page, so that they take its colours, light or dark; formulas become
+MathML, which browsers draw by themselves. Nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations

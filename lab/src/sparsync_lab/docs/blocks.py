@@ -12,7 +12,9 @@ from sparsync_lab.docs import (
     demo,
     examples,
     items,
+    method_costs,
     network,
+    paying,
     planner,
     selection,
     sketches,
@@ -46,6 +48,9 @@ BLOCKS: Mapping[str, Block] = {
     "cost of sketches": sketches.cost,
     "papers": items.papers,
     "verdicts": items.judged,
+    "GPT on 1 Gbit/s": paying.gpt_on_1_gbit,
+    "GPT-2 on paper": paying.gpt2_on_paper,
+    "by link": paying.by_link,
     "plan, network alone": planner.network_alone,
     "planner check": planner.check,
     "demo": demo.demo_table,
@@ -66,6 +71,7 @@ BLOCKS: Mapping[str, Block] = {
     "index codec": traffic.index_codec,
     "example of a compressor": examples.compressor,
     "example of a collective": examples.collective,
+    **method_costs.COSTS,
 }
 MARKED = re.compile(r"<!-- generated: (?P<name>[^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
 
