@@ -44,14 +44,14 @@ def blocks_of(page: str, kind: str) -> list[Block]:
 
 
 def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
 def common_names() -> dict[str, Any]:
     """Return what every page may speak of: a model in DDP, its optimizer, data and a loss."""
     ddp = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
-    loader = [(torch.randn(8, 64), torch.randint(10, (8,))) for _ in range(8)]
+    loader = [(torch.randn(8, 256), torch.randint(10, (8,))) for _ in range(8)]
     names = {"contextlib": contextlib, "torch": torch, "dist": dist, "sparsync": sparsync, "ddp": ddp}
     return names | {"optimizer": optimizer, "loader": loader, "loss_fn": nn.functional.cross_entropy}
 
@@ -104,6 +104,7 @@ def _transformers() -> dict[str, Any]:
 def _accelerate() -> dict[str, Any]:
     from torch.utils.data import DataLoader
 
+    os.environ["ACCELERATE_USE_CPU"] = "true"  # as `accelerate launch --cpu` does
     model = net()
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "batches": DataLoader([0.0] * 8)}
 
@@ -123,7 +124,7 @@ def _lightning() -> dict[str, Any]:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters())
 
-    data = TensorDataset(torch.randn(64, 64), torch.arange(64) % 10)
+    data = TensorDataset(torch.randn(64, 256), torch.arange(64) % 10)
     return {"model": Classifier(), "data": DataLoader(data, batch_size=8)}
 
 

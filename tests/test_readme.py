@@ -11,6 +11,7 @@ import pytest
 
 from sparsync_lab.docs.__main__ import main
 from sparsync_lab.docs.blocks import BLOCKS, MARKED, fill
+from sparsync_lab.docs.pictures import PLACE
 from tests.page_blocks import PAGES, ROOT, blocks_of
 from tests.world import run_forked
 
@@ -65,8 +66,8 @@ def test_a_page_that_is_out_of_date_is_written_anew(tmp_path: Path, capsys: pyte
         (tmp_path / page).write_text(MARKED.sub(r"<!-- generated: \g<name> -->\n1234\n<!-- end -->", text))
     main(["--root", str(tmp_path)])
     assert "results.md written" in capsys.readouterr().out
-    for page in PAGES:
-        assert (tmp_path / page).read_text(encoding="utf-8") == (ROOT / page).read_text(encoding="utf-8")
+    for name in (*PAGES, *(path.relative_to(ROOT).as_posix() for path in (ROOT / PLACE).iterdir())):
+        assert (tmp_path / name).read_text(encoding="utf-8") == (ROOT / name).read_text(encoding="utf-8"), name
     main(["--root", str(tmp_path)])
     assert not capsys.readouterr().out
 

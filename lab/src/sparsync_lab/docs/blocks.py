@@ -12,6 +12,7 @@ from sparsync_lab.docs import (
     demo,
     examples,
     items,
+    messages,
     method_costs,
     network,
     paying,
@@ -71,6 +72,7 @@ BLOCKS: Mapping[str, Block] = {
     "index codec": traffic.index_codec,
     "example of a compressor": examples.compressor,
     "example of a collective": examples.collective,
+    "refused": messages.refused,
     **method_costs.COSTS,
 }
 MARKED = re.compile(r"<!-- generated: (?P<name>[^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
