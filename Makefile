@@ -4,10 +4,12 @@ BIN := .venv/bin
 COMMIT ?= $(shell git describe --always --dirty)
 STAMP := .venv/.installed
 # The tests that run kernels: by Triton's interpreter, or on a GPU as they are.
-KERNELS := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
+DEFERRED_MATRIX := tests/test_fault_matrix_deferred.py
+INTERPRETED := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
+KERNELS := $(filter-out $(DEFERRED_MATRIX),$(INTERPRETED))
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-compile test-triton \
-  test-frameworks test-install lint format bench docs papers-quick clean
+  test-frameworks test-install fuzz lint format bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -25,21 +27,21 @@ TWO := -n 2 --dist worksteal
 # The laws, the failure cases and whole trainings on real processes; then the kernels, run by Triton's interpreter. What
 # is marked slow is left to test-full.
 test: install
-	$(BIN)/python -m pytest $(TWO) -m "not slow" $(addprefix --ignore=,$(KERNELS))
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) -m "not slow" $(KERNELS)
+	$(BIN)/python -m pytest $(TWO) -m "not slow" $(addprefix --ignore=,$(INTERPRETED))
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) -m "not slow" $(INTERPRETED)
 
-# The same one after another, with the coverage of all of them.
+# The same one after another, with the coverage of all of them; without the fault matrix, which takes half an hour.
 coverage: install
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest $(addprefix --ignore=,tests/test_fault_matrix.py $(DEFERRED_MATRIX))
 	TRITON_INTERPRET=1 $(BIN)/coverage run -m pytest $(KERNELS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
 # Every test, and many more examples of every law.
 test-full: install
-	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) $(addprefix --ignore=,$(KERNELS))
-	HYPOTHESIS_PROFILE=full TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) $(KERNELS)
+	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) $(addprefix --ignore=,$(INTERPRETED))
+	HYPOTHESIS_PROFILE=full TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) $(INTERPRETED)
 
 # Seeded defects: each must turn a named test red. SINCE=commit: only those of rooms that changed since then.
 test-mutants: install
@@ -105,6 +107,18 @@ test-sanitizer:
 	  grep -E "SUMMARY|passed|failed" runs/sanitizer/*.txt | sed 's|^runs/sanitizer/||' >> results/test-sanitizer.txt; \
 	  cat results/test-sanitizer.txt; exit $$status
 
+# Hostile messages, by atheris, which looks for those that reach new code; MINUTES for each of TARGETS. What it has found
+# is kept in .fuzz/corpus, beside atheris itself; a failure's input in .fuzz.
+MINUTES ?= 5
+TARGETS ?= messages owners peer parts lengths
+fuzz: install
+	[ -d .fuzz/atheris ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .fuzz atheris
+	for target in $(TARGETS); do \
+	  mkdir -p .fuzz/corpus/$$target; \
+	  PYTHONPATH=$(CURDIR)/.fuzz $(BIN)/python -m tests.fuzz $$target -len_control=0 -max_total_time=$$(($(MINUTES) * 60)) \
+	    -artifact_prefix=.fuzz/$$target- .fuzz/corpus/$$target || exit 1; \
+	done
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -130,4 +144,4 @@ papers-quick: install
 	$(BIN)/sparsync papers report --output runs/papers-quick
 
 clean:
-	rm -rf .venv .triton .frameworks .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs
+	rm -rf .venv .triton .frameworks .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* runs

@@ -60,6 +60,18 @@ def test_after_the_first_steps_it_is_hardly_ever_the_k_largest():
     assert fallbacks(plain) <= first + 2
 
 
+@pytest.mark.parametrize(("above", "falls"), [(80, False), (79, True), (107, False)])
+def test_of_equal_entries_all_or_none_go(above, falls):
+    """k is 120: as many as no message has room for are equal, and more than two thirds of k lie above them, or not."""
+    fused, plain = pair_of(HELD, [6000], hole=0)
+    grad = gradient("normal", 6000, torch.float32, 0) / 1000
+    grad[:200] = 3.0
+    grad[1000 : 1000 + above] = 4.0 + torch.arange(above) / 1000
+    sent = assert_alike(fused, plain, grad)
+    assert int(sent.count) == (120 if falls else above)
+    assert fallbacks(fused) == fallbacks(plain) == falls
+
+
 @pytest.mark.parametrize("values", ["fp16", "sign", "levels"])
 def test_values_momentum_and_clipping(values):
     fused, plain = pair_of(HELD, [1500, 129], values=values, correction=Correction(0.7, True), clip=0.5)

@@ -86,3 +86,4 @@ def test_files_that_are_not_whole_are_refused_on_every_rank(
             kind, text = found["error"]
             assert kind == "ValueError"
             assert words in text
+            assert not found["residuals"], "a rank has loaded what another one cannot"

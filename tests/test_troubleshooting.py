@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sparsync_lab.docs.messages import GAP, OWN, REFUSED, WARNING, messages
+from sparsync_lab.docs.messages import GAP, OWN, WARNING, messages
 from tests.page_blocks import ROOT
 
 PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
@@ -32,10 +32,10 @@ def test_every_row_is_a_message_of_the_source() -> None:
 
 
 def test_rows_are_as_sharp_as_messages_allow() -> None:
-    """A row must not be the answer to everything: none matches messages of several modules' kinds."""
+    """A row must not be the answer to everything: messages that it matches say the same."""
     for text, row in entries().items():
-        kinds = {message.kind for message in messages() if row.fullmatch(message.text)}
-        assert len(kinds) == 1 or kinds <= set(REFUSED), (text, kinds)
+        found = {message.text for message in messages() if row.fullmatch(message.text)}
+        assert len(found) <= 2, (text, found)
 
 
 def test_what_is_read_from_the_source_is_what_is_said() -> None:

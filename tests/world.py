@@ -7,6 +7,7 @@ back as a list. A case that ends processes or leaves them waiting runs in a worl
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
@@ -49,13 +50,21 @@ class World:
             raise CaseFailed(f"{case.__name__} failed on {len(broken)} of {self.size} ranks\n" + "\n".join(broken))
         return [value for _, value in answers]
 
-    def outcome(self, case: Callable[..., Any], *, timeout: float = LIMIT, **arguments: Any) -> list[tuple[bool, Any]]:
-        """Return ``(finished, result or traceback)`` of every rank; one that died or never answers has not finished."""
+    def outcome(
+        self, case: Callable[..., Any], *, timeout: float = LIMIT, thaw: int | None = None, **arguments: Any
+    ) -> list[tuple[bool, Any]]:
+        """Return ``(finished, result or traceback)`` of every rank; one that died or never answers has not finished.
+
+        Args:
+            thaw: a rank that may stop itself (SIGSTOP); it goes on when all others have answered.
+        """
         self.workers.call(_run_case, case, arguments)
         answers: dict[int, tuple[bool, Any]] = {}
         until = time.monotonic() + timeout
         while len(answers) < self.size:
             missing = [rank for rank in range(self.size) if rank not in answers]
+            if missing == [thaw]:
+                os.kill(self.workers.processes[thaw].pid or 0, signal.SIGCONT)
             messages = self.workers.receive(missing, max(0.0, until - time.monotonic()))
             for rank, kind, value in messages:
                 if kind == "ended":

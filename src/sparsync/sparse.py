@@ -86,7 +86,7 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
     if len(terms) == 1:  # which has every index once, so that each is divided as it comes
         quotients = cast_finite(terms[0].values / divisor, out.dtype)
         replace(terms[0], values=quotients).add_to(out)
-        return quotients
+        return out[terms[0].indices]  # of a message that names one twice, too
     touched = torch.cat([term.indices for term in terms if term.indices is not None])
     if out.dtype == terms[0].values.dtype:
         for term in terms:

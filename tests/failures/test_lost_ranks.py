@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync import PeerLost, SparsyncError, TopK
 from sparsync.collectives import Channel
+from sparsync.collectives.comm.store_monitor import StoreMonitor
 from sparsync.wire import Wire
 from tests.failures.checked_training import inputs, mlp, square, train
 from tests.failures.ddp_training import (
@@ -170,6 +171,25 @@ def test_a_rank_that_wakes_after_the_deadline_gets_the_same_error():
     finished, late = answers[1]  # the one that slept finds out too, and with the same words
     assert finished, late
     assert late["error"] == answers[0][1]["error"] == answers[2][1]["error"]
+
+
+class GoneInBetween:
+    """A store that is gone when the alarm is read that it was just asked for."""
+
+    def set(self, name: str, value: str) -> None: ...
+
+    def check(self, names: list[str]) -> bool:
+        return True
+
+    def compare_set(self, *names: str) -> bytes:
+        raise dist.DistNetworkError("gone")  # type: ignore[attr-defined]
+
+
+def test_an_alarm_that_cannot_be_read_any_more_says_so() -> None:
+    monitor = StoreMonitor(GoneInBetween(), 1, 2, 8.0)  # type: ignore[arg-type]
+    with pytest.raises(PeerLost, match=r"exchange 7: an error was broadcast.* the store is gone, and with it rank 0"):
+        monitor.wait(lambda seconds: False, "exchange 7")
+    monitor.close()
 
 
 UNUSABLE = [float("inf"), float("nan"), 0, -1.0, 1e12, "soon"]

@@ -13,7 +13,7 @@ import torch
 
 from sparsync_lab.bench import bench_methods as flat_methods
 from sparsync_lab.bench import select as selectbench
-from sparsync_lab.bench.baselines import BASELINES
+from sparsync_lab.bench.baselines import ALONE, BASELINES
 from sparsync_lab.bench.model_shapes import MODELS, shape_spans
 from sparsync_lab.bench.select import Budget, SelectBench, measure
 from sparsync_lab.cli.app import run
@@ -178,3 +178,18 @@ def test_gaussian_is_the_printed_algorithm() -> None:
     indices, values = BASELINES["gaussian"](normal, torch.zeros(numel), 1000)
     assert indices.numel() == pytest.approx(510, abs=10)
     assert values.abs().min() >= normal.abs().sort(descending=True).values[indices.numel() - 1]
+
+
+def test_the_authors_form_needs_one_mask_of_a_normal_vector() -> None:
+    numel = 1_000_000
+    normal = torch.special.ndtri((torch.arange(numel, dtype=torch.float64) + 0.5) / numel).float()
+    assert ALONE["gaussian, authors' code"](normal, 1000).numel() == pytest.approx(1000, abs=20)
+
+
+def test_selection_alone_is_that_of_the_gradient(brisk: None) -> None:
+    bench = selectbench.SelectBench(size=5000, density=0.01, rounds=3, alone=True)
+    rows, _ = selectbench.measure(bench, selectbench.Budget(60))
+    assert [row.method for row in rows] == [*FLOORS, *(f"{name} (PyTorch)" for name in ALONE)]
+    counts = {row.method: row.count for row in rows}
+    assert counts["topk (PyTorch)"] == counts["trimmed (PyTorch)"] == 1
+    assert 0.6 < (counts["gaussian, authors' code (PyTorch)"] or 0) < 1.4

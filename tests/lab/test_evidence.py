@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers import RunContext, evidence, store
+from sparsync_lab.papers import RunContext, evidence, store, vgg16_gap
+from sparsync_lab.papers.claim import NOT, PARTLY, REPRODUCED
 from sparsync_lab.papers.density_stages import DensityStages
-from sparsync_lab.papers.p1 import AUTHORS, CARRIED, training
-from sparsync_lab.papers.run import History, Run, file_of, read
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, training
+from sparsync_lab.papers.run import History, Run, file_of, read, write
 from sparsync_lab.papers.trainings import run_options, train_run
+from sparsync_lab.papers.verdicts import verdicts
 from tests.lab.test_papers import task
 
 
@@ -48,7 +50,7 @@ def test_what_has_not_run_is_shown_as_that(tmp_path: Path) -> None:
 
 
 def test_densities_fall_in_stages() -> None:
-    density = DensityStages(evidence.densities(120), 1200, 0.001)
+    density = DensityStages(vgg16_gap.densities(120), 1200, 0.001)
     assert [density(step) for step in (0, 9, 10, 19, 20, 1199)] == [1 / 64, 1 / 64, 0.004, 0.004, 0.001, 0.001]
     with pytest.raises(ValueError, match="densities must be left out with front"):
         Run("a", "lenet5", "topk", {"density": 0.1}, densities=((0.1, 0.2),), front=2.0, steps=5)
@@ -65,7 +67,7 @@ def trained(run: Run, folder: Path) -> History:
 
 
 def test_more_is_sent_at_first(tmp_path: Path) -> None:
-    run = small(evidence.cause("topk", "density warm-up", densities=((0.25, 1 / 4), (0.5, 0.04))))
+    run = small(vgg16_gap.cause("topk", "density warm-up", densities=((0.25, 1 / 4), (0.5, 0.04))))
     history = trained(run, tmp_path)
     sent = history.sent
     assert sent[0] == sent[1] > sent[2] == sent[3] > sent[4] == sent[7]
@@ -89,3 +91,43 @@ def test_counts_are_stored(form: str, tmp_path: Path) -> None:
     assert [snapshot["step"] for snapshot in seen] == [4, 8]
     assert all(0 <= s["least"] <= s["mean"] <= s["most"] for s in seen)
     assert seen[-1]["fallbacks"] >= seen[0]["fallbacks"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "word", "says"),
+    [
+        ({}, "", ""),
+        ({("topk", "clipped at 1"): 77.4}, PARTLY, "single large gradients"),
+        ({("topk", "clipped at 1"): 77.4, ("dense", "clipped at 1"): 78.0}, REPRODUCED, "clipped at 1 -0.6"),
+        ({("topk", "rate 0.025"): 61.5, ("topk", "weight decay"): 25.0}, PARTLY, "rate 0.025 is most of the cause"),
+        ({("topk", "weight decay"): 25.0}, NOT, "none of these is the cause"),
+        ({("topk", "weight decay"): 25.0, ("topk", "as in figure 6"): 83.5}, REPRODUCED, "no gap to explain"),
+    ],
+)
+def test_the_cause_of_the_gap_follows_the_numbers(changed: dict[tuple[str, str], float], word: str, says: str) -> None:
+    scores = {("topk", "as in figure 6"): 23.4, ("dense", "as in figure 6"): 83.9, **changed}
+    if not changed:
+        with pytest.raises(LookupError):
+            vgg16_gap.judge_gap(scores)
+        return
+    told, found = vgg16_gap.judge_gap(scores)
+    assert found == word
+    assert says in told
+
+
+def test_the_gap_is_read_from_stored_trainings(tmp_path: Path) -> None:
+    """Its note says "not run" until they are there."""
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    assert "not run" in vgg16_gap.gap_note(context)[0]
+    for run in vgg16_gap.causes():
+        if run.label.startswith(("cause: topk, as", "cause: dense, as", "cause: topk, clipped")):
+            score = 0.2 if run.label == "cause: topk, as in figure 6" else 0.8
+            about = {"name": "cifar10", "size": "1", "sha256": "0"}
+            write(
+                file_of(context, run), History(run, "accuracy", [1], [score], [1], [1.0], [1], 1.0, 1.0, 1, [], about)
+            )
+    (note,) = vgg16_gap.gap_note(context)
+    assert "clipped at 1 +0.0" in note
+    result = evidence.evidence(context.read_only())
+    verdict = next(one for one in verdicts({"beyond/evidence": result}) if one.item == "beyond/evidence")
+    assert verdict.word == REPRODUCED

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsync_lab.cli.app import run as command
-from sparsync_lab.papers import ITEMS, RunContext, beyond, p1, store, tasks, trainings
+from sparsync_lab.papers import ITEMS, RunContext, beyond, p1, p1_runs, store, tasks, trainings
 from sparsync_lab.papers import run_queue as run_queue
 from sparsync_lab.papers import tables as tables
 from sparsync_lab.papers.curves import base_result
@@ -42,7 +42,7 @@ def history_of(run: Run, last: float = 0.5) -> History:
 def test_a_word_that_fits_no_training_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s", only=("vgg61",), log=said.append)
-    runs = [p1.training("vgg16", "dense"), p1.training("vgg16", "topk")]
+    runs = [p1_runs.training("vgg16", "dense"), p1_runs.training("vgg16", "topk")]
     words = "no training has 'vgg61' in its name; one of them is vgg16-dense-"
     with pytest.raises(NoMatchingRun, match=words):
         train_missing(context, runs)
@@ -163,14 +163,14 @@ def test_a_training_that_fails_does_not_stop_the_others(
     assert len(list((tmp_path / "results" / "runs").glob("*.json.gz"))) == 2
     context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s")
     with pytest.raises(RuntimeError, match="out of memory"):  # where nothing is done, as it is
-        train_missing(context, [p1.training("vgg16", "topk")])
+        train_missing(context, [p1_runs.training("vgg16", "topk")])
 
 
 def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "p1-fig3.json"
     path.write_text('{"run": "topk')
     with pytest.raises(ValueError, match=r"p1-fig3.json is damaged .*: delete it and run it again"):
-        read(path, p1.training("vgg16", "dense"))
+        read(path, p1_runs.training("vgg16", "dense"))
     assert command(["papers", "list", "--output", str(tmp_path)]) == 2
     assert "p1-fig3.json is damaged" in capsys.readouterr().err
 
@@ -213,7 +213,7 @@ def test_a_loss_beyond_all_bounds_is_an_infinite_perplexity() -> None:
 
 def test_only_trainings_that_are_shortened_are_said_to_be() -> None:
     context = RunContext(epochs=3)
-    fixed, epochs = p1.watched(context, "fnn3", "topk"), p1.training("vgg16", "dense")
+    fixed, epochs = p1.watched(context, "fnn3", "topk"), p1_runs.training("vgg16", "dense")
     assert not [note for note in base_result(context, [history_of(fixed)], []).notes if "Trained for" in note]
     notes = base_result(context, [history_of(fixed), history_of(epochs)], []).notes
     assert [note for note in notes if note.startswith("Trained for 3 epochs (2 steps)")]
@@ -421,7 +421,7 @@ def test_a_training_s_file_that_is_damaged_stops_no_other(
 def test_an_item_of_several_models_says_where_all_of_them_were_trained(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s")
     for model, commit in (("resnet20", "one, two"), ("vgg16", "two, three")):
-        run = p1.training(model, "dense")
+        run = p1_runs.training(model, "dense")
         write(file_of(context, run), replace(history_of(run), where={"commit": commit}))
     result = p1.figure_1(context.read_only())
     assert len(result.tables) == len(result.figures) == 2

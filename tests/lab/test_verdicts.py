@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sparsync_lab.cli.papers import verify
+from sparsync_lab.cli.papers import redraw, verify
 from sparsync_lab.papers import ITEMS
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, first_number
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.report_page import write_report
 from sparsync_lab.papers.store import results_of
-from sparsync_lab.papers.verdicts import MISSING, NOT, PARTLY, REPRODUCED, first_number, verdicts
+from sparsync_lab.papers.verdicts import verdicts
 from sparsync_lab.report import Row, Table
 
 RESULTS = Path("results/papers")
@@ -92,3 +93,19 @@ def test_the_report_opens_with_all_verdicts(tmp_path):
     first = page.index("Verdicts: ")
     assert first < page.index("<h2")
     assert page.count("Reproduced: ") == 4
+
+
+def test_what_was_measured_is_redrawn_without_measuring(tmp_path, capsys):
+    source = RESULTS / "p1-table2.json"
+    plain = json.loads(source.read_text(encoding="utf-8"))
+    plain["tables"][0]["rows"][0]["cells"][2] = "0.1 s"
+    place = tmp_path / source.name
+    place.write_text(json.dumps(plain), encoding="utf-8")
+    with pytest.raises(ValueError, match="1 statements do not follow"):
+        verify(output=tmp_path)
+    redraw("p1/table2", output=tmp_path)
+    verify(output=tmp_path)
+    assert "p1/table2: as stated" in capsys.readouterr().out
+    assert json.loads(place.read_text(encoding="utf-8"))["environment"] == plain["environment"]
+    redraw("p3/density", output=tmp_path)
+    assert not (tmp_path / "p3-density.json").exists()  # no training is stored there

@@ -9,6 +9,13 @@ FROZEN = "tests/failures/test_frozen_ranks.py"
 
 MUTANTS = [
     Mutant(
+        "an alarm that cannot be read is an error without text",
+        "src/sparsync/collectives/comm/store_monitor.py",
+        'PeerLost(f"{place}: {UNREAD}")',
+        'PeerLost("")',
+        "tests/failures/test_lost_ranks.py::test_an_alarm_that_cannot_be_read_any_more_says_so",
+    ),
+    Mutant(
         "a sum that no entry has is kept",
         "src/sparsync/collectives/partition.py",
         'home, _ = within(self.place(rows, owner), self.layout.numel, "index")',
@@ -204,5 +211,12 @@ MUTANTS = [
         "        if self.monitor.alarmed:  # an exchange that the others left",
         "        if False:  # an exchange that the others left",
         "tests/test_collectives.py::test_law_4_closing_after_an_alarm_waits_for_no_exchange",
+    ),
+    Mutant(
+        "a culprit that does not exist is looked up",
+        "src/sparsync/collectives/gtopk.py",
+        "            if not (0 if header.flags else -1) <= header.extra < channel.size:\n",
+        "            if False:\n",
+        "tests/test_hostile_messages.py::test_a_culprit_that_does_not_exist_is_not_looked_up",
     ),
 ]

@@ -13,6 +13,13 @@ RANGE = "tests/failures/test_value_range.py"
 
 MUTANTS = [
     Mutant(
+        "what was taken out is lost where there is no memory for its message",
+        "src/sparsync/compressors/selecting.py",
+        "        residual.index_add_(0, indices, sent)\n",
+        "",
+        "tests/test_fault_matrix.py::test_every_fault_ends_as_expected[shared-raise-before-first-fill_message-at-last-of-2]",
+    ),
+    Mutant(
         "kinds with shared indices send from unused parameters",
         "src/sparsync/compressors/selecting.py",
         "if span.name in ctx.unused] if ctx.whole else []",

@@ -8,9 +8,28 @@ DEFERRED = "tests/test_deferred.py"
 BUDGET = "tests/test_budget.py"
 CLOSED = "tests/failures/test_closed_steps.py"
 NODES = "tests/failures/test_nodes.py"
+MATRIX = "tests/test_fault_matrix"
 
 AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
 MUTANTS = [
+    Mutant(
+        "what is sent is noted after its energy",
+        "src/sparsync/engine/reducer.py",
+        "                self.worker.ledger.record_sent(unit, sent, overwritten=True)\n"
+        "                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0\n",
+        "                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0\n"
+        "                self.worker.ledger.record_sent(unit, sent, overwritten=True)\n",
+        f"{MATRIX}.py::test_every_fault_ends_as_expected[allgather-raise-before-last-count_energy-at-last-of-2]",
+    ),
+    Mutant(
+        "rejected entries that a failed end of a step holds are lost",
+        "src/sparsync/engine/reducer.py",
+        "self.worker.ledger.restore_held()",
+        "pass",
+        f"{MATRIX}_deferred.py::test_every_fault_ends_as_expected_where_the_device_decides"
+        "[balanced-raise-before-first-close_step-at-last-of-2-deferred]",
+        interpreted=True,
+    ),
     Mutant(
         "what one rank alone cannot read is told to nobody",
         "src/sparsync/engine/reducer.py",
@@ -548,5 +567,47 @@ MUTANTS = [
         "            self.before_step = lambda: None  # which",
         "            pass  # which",
         "tests/test_auto.py::test_one_worker_alone_sends_nothing",
+    ),
+    Mutant(
+        "a parameter that does not exist is looked up",
+        "src/sparsync/engine/unit_step.py",
+        "known = 0 <= where < len(layout.spans)",
+        "known = True",
+        "tests/test_hostile_messages.py::test_a_parameter_that_does_not_exist_is_not_looked_up",
+    ),
+    Mutant(
+        "values of a state may be of any type",
+        "src/sparsync/engine/state_form.py",
+        "if key in state and not fits(state[key]):",
+        "if False:",
+        "tests/test_hostile_checkpoints.py::test_a_value_of_another_type_is_refused",
+    ),
+    Mutant(
+        "a list of as many ranks as a state says is made",
+        "src/sparsync/engine/checkpoint.py",
+        "if len(states) != old or [",
+        "if [",
+        "tests/test_hostile_checkpoints.py::test_a_number_of_workers_is_no_size_to_allocate",
+    ),
+    Mutant(
+        "another compressor's state is loaded",
+        "src/sparsync/engine/checkpoint.py",
+        '    _check_compressor(worker, first["compressor"])\n',
+        "",
+        "tests/test_hostile_checkpoints.py::test_another_compressors_state_is_refused",
+    ),
+    Mutant(
+        "a residual becomes infinite as it is loaded",
+        "src/sparsync/engine/checkpoint.py",
+        '    worker.feedback.check_finite(mine["residuals"], mine["velocities"])\n',
+        "",
+        "tests/test_hostile_checkpoints.py::test_residuals_that_do_not_fit_their_type_are_refused",
+    ),
+    Mutant(
+        "whatever auto finds in a state is taken",
+        "src/sparsync/engine/auto.py",
+        "if found is not None and not (isinstance(found, Mapping) and AutoPolicy.fits(found)):",
+        "if False:",
+        "tests/test_hostile_checkpoints.py::test_what_auto_cannot_go_on_from_is_refused_before_anything_changes",
     ),
 ]

@@ -219,4 +219,18 @@ MUTANTS = [
         "return None",
         f"{FSDP}::test_a_resumed_training_has_the_same_bits[adamw]",
     ),
+    Mutant(
+        "moments of another shape are loaded",
+        "src/sparsync/feedback/second_moment.py",
+        "            if any(key not in bag or tuple(bag[key].shape) != shape for key, shape in sizes.items()):\n",
+        "            if False:\n",
+        "tests/test_hostile_checkpoints.py::test_moments_of_another_form_are_refused",
+    ),
+    Mutant(
+        "moments below 0 are loaded",
+        "src/sparsync/feedback/second_moment.py",
+        "if not above or not (finite or",
+        "if not (finite or",
+        "tests/test_hostile_checkpoints.py::test_moments_of_another_form_are_refused",
+    ),
 ]

@@ -9,6 +9,7 @@ ZERO_GRAD = (
     "tests/failures/test_clipping_and_accumulation.py::test_backward_without_zero_grad_loses_nothing_and_is_told_once"
 )
 FSDP = "tests/test_fsdp.py"
+MATRIX = "tests/test_fault_matrix.py::test_every_fault_ends_as_expected"
 BYPASSED = "tests/failures/test_bypassed_hook.py"
 UNWRAP, RANK_FILES = "tests/test_unwrap.py", "tests/test_rank_files.py"
 ACCELERATE, TRAINER = "tests/frameworks/test_accelerate.py", "tests/frameworks/test_transformers.py"
@@ -18,6 +19,20 @@ LIGHTNING_GOES_ON = f"{LIGHTNING}::test_the_callback_makes_training_sparse_and_g
 LIGHTNING_TELLS = f"{LIGHTNING}::test_what_cannot_be_exchanged_is_told"
 
 MUTANTS = [
+    Mutant(
+        "an attach that fails on one rank is told to nobody",
+        "src/sparsync/hosts/handle.py",
+        "                channel.monitor.broadcast_error(SparsyncError(own))\n",
+        "",
+        f"{MATRIX}[allgather-raise-after-first-attach-at-last-of-2]",
+    ),
+    Mutant(
+        "a rank that could not attach has no vote",
+        "src/sparsync/hosts/handle.py",
+        "                channel.monitor.leave_vote(0)\n",
+        "",
+        f"{MATRIX}[allgather-raise-after-first-attach-at-last-of-3]",
+    ),
     Mutant(
         "an optimizer that was built anew goes unnoticed",
         "src/sparsync/hosts/optimizer_check.py",
@@ -467,5 +482,33 @@ MUTANTS = [
         "(ddp.module, left_out_by(ddp)) if model is ddp else",
         "(ddp.module, left_out_by(ddp)) if True else",
         f"{FSDP}::test_composable_ddp_is_ddp",
+    ),
+    Mutant(
+        "auto's state is looked at when the rest is loaded",
+        "src/sparsync/hosts/handle.py",
+        "            self.check_state(state)  # of both, before either is changed\n",
+        "            pass\n",
+        "tests/test_hostile_checkpoints.py::test_what_auto_cannot_go_on_from_is_refused_before_anything_changes",
+    ),
+    Mutant(
+        "a rank loads what another one cannot",
+        "src/sparsync/hosts/rank_files.py",
+        "        sync.check_state(state)\n",
+        "        sync.load_state_dict(state)\n",
+        "tests/test_rank_files.py::test_files_that_are_not_whole_are_refused_on_every_rank",
+    ),
+    Mutant(
+        "rows of another number of ranks are read",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        "if not _has_rows(room, len(step)) or ",
+        "if ",
+        "tests/test_hostile_checkpoints.py::test_rows_that_do_not_fit_are_refused",
+    ),
+    Mutant(
+        "a torn distributed checkpoint is torch's own error",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        "    except (CheckpointException, Exception) as error:",
+        "    except NotImplementedError as error:",
+        "tests/test_hostile_checkpoints.py::test_any_distributed_checkpoint_is_refused_or_loaded_as_a_whole",
     ),
 ]

@@ -266,9 +266,17 @@ MUTANTS = [
     Mutant(
         "a held threshold takes the upper neighbour however few lie above it",
         "src/sparsync/kernels/gaussian/held_triton.py",
-        "10 * few >= 9 * k",
-        "10 * few >= 0 * k",
+        "3 * few >= 2 * k",
+        "3 * few >= 0 * k",
         "tests/test_kernel_gaussian_held.py::test_the_same_entries_step_after_step",
+        interpreted=True,
+    ),
+    Mutant(
+        "a held mask is given up on the device when it lacks a tenth",
+        "src/sparsync/kernels/gaussian/triton.py",
+        "3 * many.to(tl.int64) < 2 * k if CARRIED else",
+        "10 * many.to(tl.int64) < 9 * k if CARRIED else",
+        "tests/test_kernel_gaussian_held.py::test_of_equal_entries_all_or_none_go",
         interpreted=True,
     ),
     Mutant(

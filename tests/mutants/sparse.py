@@ -27,4 +27,11 @@ MUTANTS = [
         "tests/test_kernel_value_range.py::test_a_mean_that_was_rounded_beyond_its_range_is_finite[65536.0]",
         interpreted=True,
     ),
+    Mutant(
+        "an index that stands twice hides an overflow",
+        "src/sparsync/sparse.py",
+        "return out[terms[0].indices]",
+        "return quotients",
+        "tests/test_hostile_messages.py::test_an_index_that_stands_twice_hides_no_overflow",
+    ),
 ]

@@ -96,4 +96,18 @@ MUTANTS = [
         "",
         "tests/test_host_messages.py::test_a_flipped_bit_leads_nowhere_and_means_the_same[fp32-int-2]",
     ),
+    Mutant(
+        "a message of another length is read",
+        "src/sparsync/wire/message.py",
+        "    if messages.shape[-1] != words:\n",
+        "    if False:\n",
+        "tests/test_hostile_messages.py::test_a_message_of_another_length_is_refused",
+    ),
+    Mutant(
+        "loops read messages of another length",
+        "src/sparsync/wire/host.py",
+        "    if rows.shape[-1] != wire.bytes(shape) // WORD:",
+        "    if False:",
+        "tests/test_hostile_messages.py::test_a_message_of_another_length_is_refused",
+    ),
 ]

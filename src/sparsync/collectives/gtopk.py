@@ -20,7 +20,7 @@ from sparsync.collectives.base import (
     shape_of,
 )
 from sparsync.collectives.comm.channel import Channel
-from sparsync.errors import PeerFailed
+from sparsync.errors import Damaged, PeerFailed
 from sparsync.kernels.message.header import EXTRA
 from sparsync.layout import Layout
 from sparsync.sparse import FAILED, NONFINITE, SparseGrad
@@ -63,6 +63,8 @@ class GTopK:
         def receive(source: int, like: Tensor) -> tuple[SparseGrad, int]:
             got = channel.receive(torch.empty_like(like), source)
             header = channel.verify_pair(like, got, source)
+            if not (0 if header.flags else -1) <= header.extra < channel.size:
+                raise Damaged(f"a message was not read: it says that rank {header.extra} failed, of {channel.size}")
             return channel.wire.decode(got, layout.segment_of, shape), header.extra
 
         mine, reach = message(partial), 1

@@ -11,7 +11,7 @@ from sparsync.compressors.selecting import Selecting, segment_scales
 from sparsync.kernels import Memory
 from sparsync.kernels.accumulate import Rows
 from sparsync.kernels.gaussian.launch import GaussianKind, select
-from sparsync.kernels.gaussian.reference import CARRIED, MASKS, hold, search
+from sparsync.kernels.gaussian.reference import CARRIED, MASKS, enough, hold, search
 from sparsync.kernels.path import UNLIMITED
 from sparsync.kernels.topk import above, largest, limit
 from sparsync.kernels.topk.launch import ENTRIES
@@ -32,8 +32,10 @@ class GaussianK(Selecting):
         two_sided: take the quantile 1 - k/(2d), as magnitudes ask for, instead of the printed 1 - k/d.
         refine: when the last count is more than 10 % off k (rounded up), send exactly the k largest instead, which in
             training is nearly always so. ``"carried"``: the quantile is multiplied by a factor that the counts of the
-            step before gave, and looked for around that, so that it is hardly ever so. On a GPU a segment whose k
-            largest go is read several times more, and nothing waits for the host. State counts these ``fallbacks``.
+            step before gave, and looked for around that, so that it is hardly ever so; as of many equal entries a
+            threshold takes all or none, two thirds of k are enough then, as in the paper's loop. On a GPU a segment
+            whose k largest go is read several times more, and nothing waits for the host. State counts these
+            ``fallbacks``.
         masks: how many the loop makes at most, 3 or 4.
     """
 
@@ -79,7 +81,8 @@ class GaussianK(Selecting):
             last.fill_(factor)
         else:
             found, _ = search(u, rows, runs, segment.k, self.two_sided, self.masks)
-        if self.refine and not 0.9 * segment.k <= found.numel() <= segment.capacity:
+        right = enough(found.numel(), segment.k, self.refine == CARRIED) and found.numel() <= segment.capacity
+        if self.refine and not right:
             state[segment.name]["fallbacks"].add_(1)
             return largest(u, rows, segment.k)
         return limit(found, segment.capacity, ctx.step)

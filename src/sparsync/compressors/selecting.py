@@ -151,19 +151,24 @@ def send_chosen(
         return SparseGrad(places, travel, torch.tensor(real), layout.numel, flags, where)
     unused = [(span.start, span.stop) for span in layout.spans if span.name in ctx.unused] if ctx.whole else []
     sent = take(residual, indices, segments, *how, unused)
-    goes = sent != 0
-    if memory.velocity is not None and memory.velocity.masking:
-        speed = memory.velocity.after
-        speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))
-    room = torch.zeros(capacity + 1, dtype=torch.int64, device=residual.device)
-    values = torch.zeros(capacity + 1, dtype=residual.dtype, device=residual.device)
-    if ctx.whole:
-        room[:chosen], values[:chosen] = indices, sent
-        count = torch.full((), chosen, device=residual.device)
-    else:
-        number = goes.cumsum(0)
-        count = number[-1:].sum()
-        place = torch.where(goes, number - 1, capacity)  # what stays goes behind the end
-        room.scatter_(0, place, indices)
-        values.scatter_(0, place, sent)
-    return SparseGrad(room[:capacity], values[:capacity], count, layout.numel, flags, where)
+    try:
+        goes = sent != 0
+        room = torch.zeros(capacity + 1, dtype=torch.int64, device=residual.device)
+        values = torch.zeros(capacity + 1, dtype=residual.dtype, device=residual.device)
+        if ctx.whole:
+            room[:chosen], values[:chosen] = indices, sent
+            count = torch.full((), chosen, device=residual.device)
+        else:
+            number = goes.cumsum(0)
+            count = number[-1:].sum()
+            place = torch.where(goes, number - 1, capacity)  # what stays goes behind the end
+            room.scatter_(0, place, indices)
+            values.scatter_(0, place, sent)
+        message = SparseGrad(room[:capacity], values[:capacity], count, layout.numel, flags, where)
+        if memory.velocity is not None and memory.velocity.masking:
+            speed = memory.velocity.after
+            speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))
+        return message
+    except Exception:  # no memory for a message: what was taken out is not sent
+        residual.index_add_(0, indices, sent)
+        raise

@@ -205,6 +205,12 @@ class AutoSwitch:
         """Return what a resumed training goes on with."""
         return {**self.policy.state_dict(), "workers": self.reducer.channel.size}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what ``load_state_dict`` cannot go on from."""
+        found = state.get("auto")
+        if found is not None and not (isinstance(found, Mapping) and AutoPolicy.fits(found)):
+            raise ValueError(f"the state is damaged: 'auto' is not what a state has there: {found!r:.200}")
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, which the reducer has loaded; one of a training without ``auto`` says nothing."""
         for way in self._ways.values():

@@ -241,6 +241,16 @@ class AutoPolicy:
             "on": on, "times": dict(self.times), "waited": self._waited, "probe": self._probe, "density": self._density,
         }  # fmt: skip
 
+    @staticmethod
+    def fits(state: Mapping[str, Any]) -> bool:
+        """Return whether a state has all that ``load_state_dict`` asks for."""
+        times = state.get("times", {})
+        figures = [state.get(key) for key in ("workers", "waited", "probe", "density")]
+        if not (isinstance(times, Mapping) and isinstance(state.get("on"), str)):
+            return False
+        numbers = [*figures, *times.values()]
+        return {*map(type, times)} <= {str} and all(type(one) in (int, float) and one >= 0 for one in numbers)
+
     def load_state_dict(self, state: Mapping[str, Any], step: int, same: bool) -> None:
         """Go on from a checkpoint.
 

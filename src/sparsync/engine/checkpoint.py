@@ -16,10 +16,10 @@ from torch import Tensor
 
 from sparsync.config import ExchangePlan
 from sparsync.config.nodes import Groups, nodes_text
+from sparsync.engine.state_form import SCHEMA, check_form
 from sparsync.engine.worker import WorkerState
+from sparsync.layout import Layout, Span
 
-SCHEMA = 2
-KEYS = ("rank", "workers", "step", "training", "options", "holds", "residuals", "velocities", "compressor", "rates")
 TENSORS = ("residuals", "velocities", "compressor", "moments")  # keys under which a state holds tensors
 ALIKE = {
     "step": "steps",
@@ -97,11 +97,30 @@ def load_state_dict(
     Returns:
         The step to go on from.
     """
+    mine = check_state(worker, workers, state, nodes)
+    if worker.preconditioner is not None:
+        worker.preconditioner.load_state_dict(mine["moments"])
+    loss_scale, highest = mine.get("loss_scale"), mine.get("highest_rates", mine["rates"])
+    kept = {key: mine[key] for key in ("residuals", "velocities", "compressor", "rates")}
+    worker.load(**kept, loss_scale=loss_scale, highest_rates=highest)
+    if origin is not None:
+        origin.resume(mine)
+    step: int = mine["step"]
+    return step
+
+
+def check_state(
+    worker: WorkerState, workers: int, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], nodes: Groups = ()
+) -> dict[str, Any]:
+    """Return the state that a worker would go on from, as ``load_state_dict`` does; refuse what it cannot, whatever it
+    is, before anything is changed."""
+    if not isinstance(state, Mapping | list | tuple):
+        raise ValueError(f"a state is a dictionary, or a list of those of all ranks, not {type(state).__name__}")
     states = [state] if isinstance(state, Mapping) else list(state)
     if not states:
         raise ValueError("no state to load: the list is empty")
     for one in states:
-        _check_keys(one)
+        check_form(one)
     old = states[0]["workers"]
     if isinstance(state, Mapping):
         if (state["rank"], old) != (worker.rank, workers):
@@ -117,7 +136,7 @@ def load_state_dict(
             )
         own = states
     else:
-        if [one["rank"] for one in states] != list(range(old)):
+        if len(states) != old or [one["rank"] for one in states] != list(range(old)):
             raise ValueError(f"the list must hold the states of ranks 0 to {old - 1}, in order")
         _check_alike(states)
         own = _own_share(states, worker.rank, workers, nodes)
@@ -128,16 +147,12 @@ def load_state_dict(
     for one in states:
         worker.feedback.check_state(one["residuals"], one["velocities"])
         _check_tensors(one)
-    mine = share_of(own, first, worker.rank, workers, nodes)
+    _check_compressor(worker, first["compressor"])
     if worker.preconditioner is not None:
-        worker.preconditioner.load_state_dict(mine["moments"])
-    loss_scale, highest = mine.get("loss_scale"), mine.get("highest_rates", mine["rates"])
-    kept = {key: mine[key] for key in ("residuals", "velocities", "compressor", "rates")}
-    worker.load(**kept, loss_scale=loss_scale, highest_rates=highest)
-    if origin is not None:
-        origin.resume(mine)
-    step: int = mine["step"]
-    return step
+        worker.preconditioner.check_state(first["moments"])
+    mine = share_of(own, first, worker.rank, workers, nodes)
+    worker.feedback.check_finite(mine["residuals"], mine["velocities"])
+    return mine
 
 
 def _own_share(states: Sequence[Mapping[str, Any]], rank: int, workers: int, nodes: Groups) -> list[Mapping[str, Any]]:
@@ -191,14 +206,6 @@ def digest_of(plan: ExchangePlan) -> str:
     return hashlib.sha256(plan.configuration(frozenset()).encode()).hexdigest()[:16]
 
 
-def _check_keys(state: Mapping[str, Any]) -> None:
-    if state.get("schema") != SCHEMA:
-        raise ValueError(f"this is not a sparsync state of schema {SCHEMA}: it says {state.get('schema')!r}")
-    missing = [key for key in KEYS if key not in state]
-    if missing:
-        raise ValueError(f"the state is not whole: it lacks {', '.join(map(repr, missing))}")
-
-
 def _check_alike(states: Sequence[Mapping[str, Any]]) -> None:
     """Refuse states that were not saved together."""
     for key, many in ALIKE.items():
@@ -206,6 +213,17 @@ def _check_alike(states: Sequence[Mapping[str, Any]]) -> None:
         if len({*said}) > 1:
             listing = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(said))
             raise ValueError(f"the states are of different {many}, and cannot be loaded together ({listing})")
+
+
+def _check_compressor(worker: WorkerState, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Refuse state that lacks what this compressor is going to look up, or has it in another form."""
+    one = Layout.cut([Span("one", 0, 1)], numel=1, scope="layer", density=1.0)
+    for expected in worker.plan.compressor.init(one).values():
+        for name, bag in state.items():
+            for key, like in expected.items():
+                found = bag.get(key)
+                if found is None or (found.dtype, found.shape) != (like.dtype, like.shape):
+                    raise ValueError(f"the checkpoint's {key!r} of {name!r} is not that of this compressor")
 
 
 def _check_tensors(state: Mapping[str, Any]) -> None:

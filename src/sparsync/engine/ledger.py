@@ -111,6 +111,13 @@ class Ledger:
                         self.feedback.restore_to_residual(entry.unit.key, entry.owed())
         self.clear()
 
+    def restore_held(self) -> None:
+        """Put back what was rejected and is still held: the step was applied, and nobody is going to end it."""
+        for entry in self._in_flight:
+            if entry.held and entry.unit.keeps and not self.feedback.transactional:
+                self.feedback.restore_to_residual(entry.unit.key, entry.entries)
+        self._in_flight = [entry for entry in self._in_flight if not entry.held]
+
     def restore_on_device(self, status: DeviceStatus) -> None:
         """Put back what the device knows not to be applied: all of a bad step, or all since an exchange failed; of the
         others, what was rejected."""

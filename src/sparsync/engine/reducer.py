@@ -270,8 +270,8 @@ class Reducer:
         try:
             with self._on_thread(unit.grad.device):
                 record.started = time.perf_counter()
-                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
                 self.worker.ledger.record_sent(unit, sent, overwritten=True)
+                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
                 self.channel.unit = unit.key
                 with exchanging():
                     reduced = self.stage.reduce(unit, sent, layout)
@@ -406,6 +406,10 @@ class Reducer:
         steps = self.step if self.error is None else self.vote.completed
         return checkpoint.state_dict(self.worker, self.channel.size, steps, self.origin.training, self.stage.groups)
 
+    def check_state(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Refuse, with a ``ValueError``, what ``load_state_dict`` cannot go on from."""
+        checkpoint.check_state(self.worker, self.channel.size, state, self.stage.groups)
+
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on from a checkpoint, as if nothing had been before."""
         if self._open:
@@ -464,8 +468,10 @@ class Reducer:
         """Exchange nothing more; whoever waits for a bucket hears why."""
         error = self.vote.close(error, self._pending_buckets)
         try:
-            if self.vote.undone:  # else it was applied
+            if self.vote.undone:
                 self.worker.ledger.restore(cause)
+            else:  # it was applied, but for what was rejected
+                self.worker.ledger.restore_held()
         finally:
             for bucket in self._pending_buckets:
                 if not bucket.future.done():

@@ -195,5 +195,7 @@ def poison(result: Tensor, spans: Sequence[Span]) -> None:
 
 
 def warn_of_non_finite(step: int, layout: Layout, rank: int, where: int) -> None:
-    """Log whose gradient was not finite; ``where``: the number of the parameter."""
-    log.warning("step %d: the gradient of %s was not finite on rank %d", step, layout.spans[where].name, rank)
+    """Log whose gradient was not finite; ``where``: the number of the parameter, as that rank says."""
+    known = 0 <= where < len(layout.spans)
+    name = layout.spans[where].name if known else f"a parameter that does not exist ({where})"
+    log.warning("step %d: the gradient of %s was not finite on rank %d", step, name, rank)

@@ -123,7 +123,7 @@ class WorkerState:
         self.loss_scale, self.rates, self.highest_rates = loss_scale, dict(rates), dict(highest_rates)
         # On the host: memory of the caller's stream would be free again before ours has read it.
         self.compressor_state = {
-            n: {k: t.to("cpu", copy=True) for k, t in bag.items()} for n, bag in compressor.items()
+            n: {k: t.detach().to("cpu", copy=True) for k, t in bag.items()} for n, bag in compressor.items()
         }
 
     def commit(self) -> None:

@@ -194,6 +194,10 @@ class Preconditioner:
         """Return copies of the moments by parameter name."""
         return self.moment.state_dict()
 
+    def check_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Refuse what ``load_state_dict`` cannot take."""
+        self.moment.check_state(state)
+
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on from the moments of a checkpoint; a ``clip`` that is not the checkpoint's holds."""
         self.moment.load_state_dict(state)

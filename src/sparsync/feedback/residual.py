@@ -195,6 +195,13 @@ class Feedback:
         self._residuals.check(residuals)
         self._velocities.check(velocities)
 
+    def check_finite(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
+        """Refuse what would not be finite as it is kept."""
+        for kind, state in (("residual", residuals), ("velocity", velocities)):
+            for name, tensor in state.items():
+                if not tensor.to(accumulation_dtype(self.parameters[name].dtype)).isfinite().all():
+                    raise ValueError(f"the checkpoint's {kind} for {name!r} does not fit: it is not finite here")
+
     def load_state_dict(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
         """Replace all that is kept; what is not named starts from zero."""
         self.check_state(residuals, velocities)
@@ -257,7 +264,7 @@ class ParameterBuffers:
         for name, tensor in state.items():
             parameter = self.parameters[name]
             flat = torch.empty(parameter.numel, dtype=accumulation_dtype(parameter.dtype), device=tensor.device)
-            flat.as_strided(parameter.shape, parameter.stride).copy_(tensor)
+            flat.as_strided(parameter.shape, parameter.stride).copy_(tensor.detach())
             self._loaded[name] = flat
 
     def _view(self, name: str, newest: bool = False) -> Tensor:

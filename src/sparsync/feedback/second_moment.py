@@ -266,13 +266,32 @@ class SecondMoment:
                 state[name]["mean"] = self.means[place].clone()
         return {**state, "": {"max_norm": self.max_norm / self._part, "draws": torch.tensor(self.draws)}}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Replace all moments; what is not named starts from zero."""
+    def check_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Refuse what ``load_state_dict`` cannot take."""
         for name in state:
             if name and name not in self.tensors:
                 raise ValueError(f"the checkpoint holds moments for {name!r}, which this model does not have")
-            if name and state[name]["squares"].numel() != self.tensors[name].size:
-                raise ValueError(f"the checkpoint's moments for {name!r} are of another shape, or of another kind")
+        for name in ("", *(name for name in state if name)):
+            size = self.tensors[name].size if name else 0
+            sizes: dict[str, tuple[int, ...]] = (
+                {"squares": (size,), "numbers": (3,)} if name else {"max_norm": (), "draws": ()}
+            )
+            if name in self.dense:
+                sizes["mean"] = (size,)
+            bag = state.get(name, {})
+            if any(key not in bag or tuple(bag[key].shape) != shape for key, shape in sizes.items()):
+                what = f"moments for {name!r}" if name else "moments"
+                raise ValueError(f"the checkpoint's {what} are of another shape, or of another kind")
+            for key in sizes:
+                above, finite = key == "mean" or bool((bag[key] >= 0).all()), bool(bag[key].isfinite().all())
+                if not above or not (finite or key == "max_norm"):
+                    raise ValueError(
+                        f"the checkpoint's moments for {name!r} are damaged: {key} is below 0 or not finite"
+                    )
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Replace all moments; what is not named starts from zero."""
+        self.check_state(state)
         for name, tensor in self.tensors.items():
             bag, own = state.get(name), self.squares[tensor.place : tensor.place + tensor.size]
             own.copy_(bag["squares"]) if bag else own.zero_()

@@ -208,7 +208,15 @@ class Handle:
         reducer = self.start()
         self._load(share_of([state], state, reducer.channel.rank, reducer.channel.size))
 
+    def check_state(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Refuse, with a ``ValueError``, what ``load_state_dict`` cannot continue from; changes nothing."""
+        self._running().check_state(state)
+        if self._auto is not None:
+            self._auto.check_state(state if isinstance(state, Mapping) else state[0])
+
     def _load(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        if self._auto is not None:
+            self.check_state(state)  # of both, before either is changed
         self._running().load_state_dict(state)
         if self._auto is not None:
             self._auto.load_state_dict(state if isinstance(state, Mapping) else state[0])
@@ -307,37 +315,19 @@ class Handle:
             raise ValueError("precondition=True needs all parameters on one device")
         channel = Channel(self._peers(), asked.wire, asked.deadline, device)
         try:
-            if asked.per_node == LOCAL and dist.is_initialized() and channel.size != dist.get_world_size():
-                raise ValueError(
-                    "per_node='local' is for models whose process group has all ranks: give the ranks of each machine"
-                )
-            nodes = groups_of(asked.per_node, channel.share(local_size()))
-            plan = self.plan = plan_for(asked, self._trained, channel.size, nodes)
-            self.dense_names, channel.wire = plan.dense_names(self._trained), plan.wire
-            channel.assert_consistent("configuration", plan.configuration(self.dense_names))
-            channel.assert_consistent("model", "\n".join(map(str, self.parameters)))
-            stage = choose_stage(channel, nodes)
-        except (SparsyncError, ValueError):
-            channel.close()
-            raise
-        # What is decided on a device is decided for that device, and for exchanges in one stage, alone.
-        channel.may_defer = channel.may_defer and one_device and not nodes
-        rates = None
-        if plan.follow_lr:
-            assert plan.optimizer is not None
-            rates = partial(rates_by_name, plan.optimizer, self._names)
-        self._reducer = Reducer(
-            self.parameters, plan, channel, dense_names=self.dense_names, may_skip=self._may_skip, rates=rates,
-            device=device, stage=stage,
-        )  # fmt: skip
-        beta = plan.correction.beta if plan.correction else 0.0
-        try:
+            self._reducer = self._make_reducer(channel, device, one_device)
+            plan = self.plan
             if plan.precondition:
                 self._take_optimizer(self._reducer)
             else:
+                beta = plan.correction.beta if plan.correction else 0.0
                 self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0), self._names)
-        except Exception:
-            self._reducer.close()
+        except Exception as error:
+            if not isinstance(error, SparsyncError | ValueError):  # these are the same on all ranks; others wait for us
+                own = f"rank {channel.rank}: attach: {type(error).__name__}: {error}"
+                channel.monitor.broadcast_error(SparsyncError(own))
+                channel.monitor.leave_vote(0)
+            (self._reducer or channel).close()
             self._reducer = None
             raise
         if plan.auto:
@@ -358,6 +348,30 @@ class Handle:
             self._tell(told)
         self._told = True
         return self._reducer
+
+    def _make_reducer(self, channel: Channel, device: torch.device, one_device: bool) -> Reducer:
+        """Compare with the other ranks, and return what exchanges gradients with them."""
+        asked = self._asked
+        if asked.per_node == LOCAL and dist.is_initialized() and channel.size != dist.get_world_size():
+            raise ValueError(
+                "per_node='local' is for models whose process group has all ranks: give the ranks of each machine"
+            )
+        nodes = groups_of(asked.per_node, channel.share(local_size()))
+        plan = self.plan = plan_for(asked, self._trained, channel.size, nodes)
+        self.dense_names, channel.wire = plan.dense_names(self._trained), plan.wire
+        channel.assert_consistent("configuration", plan.configuration(self.dense_names))
+        channel.assert_consistent("model", "\n".join(map(str, self.parameters)))
+        stage = choose_stage(channel, nodes)
+        # What is decided on a device is decided for that device, and for exchanges in one stage, alone.
+        channel.may_defer = channel.may_defer and one_device and not nodes
+        rates = None
+        if plan.follow_lr:
+            assert plan.optimizer is not None
+            rates = partial(rates_by_name, plan.optimizer, self._names)
+        return Reducer(
+            self.parameters, plan, channel, dense_names=self.dense_names, may_skip=self._may_skip, rates=rates,
+            device=device, stage=stage,
+        )  # fmt: skip
 
     def _refuse_shards(self, asked: str, instead: str) -> None:
         if self.shards:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,18 +53,20 @@ def load_ranks(sync: Handle, folder: str | os.PathLike[str], name: str = NAME) -
     if channel.size not in common and len(common) > 1:
         sizes = " and of ".join(map(str, sorted(common)))
         raise ValueError(f"{folder} holds the states of {sizes} ranks: leave those of one training there")
-    error = ""
+    error, state = "", list[Any]()
     try:
         if channel.size in common:
-            sync.load_state_dict(_read(own))
+            state = _read(own)
         else:
             workers = common.pop()
-            sync.load_state_dict([_read(_file(folder, name, rank, workers)) for rank in range(workers)])
+            state = [_read(_file(folder, name, rank, workers)) for rank in range(workers)]
+        sync.check_state(state)
     except Exception as raised:
         error = f"the state of rank {channel.rank} in {folder} cannot be loaded: {raised}"
     errors = [text for text in channel.share(error) if text]
     if errors:
         raise ValueError(errors[0])
+    sync.load_state_dict(state)  # only now: what one rank cannot load, none does
     return True
 
 
@@ -77,6 +80,6 @@ def _saved(folder: Path, name: str) -> set[int]:
     return {int(match[1]) for match in found if match}
 
 
-def _read(path: Path) -> dict[str, object]:
-    state: dict[str, object] = torch.load(path, map_location="cpu", weights_only=True)
+def _read(path: Path) -> Any:
+    state = torch.load(path, map_location="cpu", weights_only=True)
     return state

@@ -60,11 +60,17 @@ def read_rows(
         keepers: of those that keep something, if this rank is one.
         nodes: the ranks of each, if there are any.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    reader = reader_of(checkpoint)
-    room = make_room(reader, key, device, keepers, nodes)
-    load({key: room}, storage_reader=reader, process_group=group)
+    try:
+        reader = reader_of(checkpoint)
+        room = make_room(reader, key, device, keepers, nodes)
+        load({key: room}, storage_reader=reader, process_group=group)
+    except (ValueError, SparsyncError):
+        raise
+    except (CheckpointException, Exception) as error:  # the first is none of the second
+        raise ValueError(f"the checkpoint {checkpoint} cannot be loaded: {type(error).__name__}: {error}") from error
     return own_state(room, group, nodes)
 
 
@@ -112,7 +118,12 @@ def own_state(room: dict[str, Any], group: dist.ProcessGroup | None, nodes: Grou
     """Return this rank's state, or its share of others', from a room that was filled."""
     for kind in (*KEPT, "compressor", "rates", "highest_rates"):  # of which empty ones are not saved
         room.setdefault(kind, {})
-    steps, rank, workers = room["step"].tolist(), dist.get_rank(group), dist.get_world_size(group)
+    step = room.get("step")
+    if not isinstance(step, Tensor) or step.dim() != 1 or step.dtype != torch.int64 or not step.numel():
+        raise ValueError("the checkpoint is not whole: it does not say at which step every rank was saved")
+    if not _has_rows(room, len(step)) or type(room.get("workers")) is not int or room["workers"] < 1:
+        raise ValueError(f"the checkpoint is not whole: not everything in it is of {len(step)} ranks")
+    steps, rank, workers = step.tolist(), dist.get_rank(group), dist.get_world_size(group)
     heirs = heirs_of(workers, nodes)
     if len(set(steps)) > 1:
         raise ValueError(f"the ranks were saved at different steps: {', '.join(map(str, steps))}")
@@ -188,6 +199,13 @@ def _row(value: Any, number: int, first: int | None, kept: bool = False) -> Any:
     if kept:
         return None if first is None else value.to_local()[number - first]  # type: ignore[attr-defined]
     return value[number]
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    """Return whether all tensors have so many rows."""
+    if isinstance(value, Mapping):
+        return all(_has_rows(part, rows) for part in value.values())
+    return not isinstance(value, Tensor) or (value.dim() > 0 and len(value) == rows)
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:

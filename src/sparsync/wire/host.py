@@ -20,7 +20,7 @@ from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
 from sparsync.wire.bits import on_host, words_for
 from sparsync.wire.indices import ef_width, ef_words
-from sparsync.wire.shape import Shape
+from sparsync.wire.shape import WORD, Shape
 
 if TYPE_CHECKING:
     from sparsync.wire.message import Wire
@@ -109,6 +109,8 @@ def write_mean(
         parts: all of the flat tensor in ascending order: where each starts, and the part.
     """
     outs = [out for _, out in parts]
+    if rows.shape[-1] != wire.bytes(shape) // WORD:  # no loop may read beyond
+        return None
     if not (carries(wire, shape, rows, *outs) and all(out.dtype in KINDS and out.is_contiguous() for out in outs)):
         return None
     from sparsync.kernels.message import cpu as loops

@@ -113,6 +113,7 @@ class Wire:
     def _decode(
         self, message: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape, compiled: bool
     ) -> SparseGrad:
+        check_length(message, self.bytes(shape) // WORD)
         split = HEADER + self.index_codec.words(shape)
         count, flags, where = message[..., ENTRIES].long(), message[..., FLAGS], message[..., WHERE]
         count, misfit = within(count, shape.capacity + 1, "entries")
@@ -141,12 +142,19 @@ def seal(messages: Tensor) -> Tensor:
 
 def read_headers(messages: Tensor) -> list[Header]:
     """Return the headers of messages that were received, a row each; of each, whether it was damaged."""
+    check_length(messages[..., :HEADER], HEADER)
     if bits.on_host(messages):
         headers, sums = messages.numpy()[:, :HEADER].copy(), checksum_on_host(messages.numpy())
     else:
         headers, sums = messages[:, :HEADER].cpu().numpy(), checksum(messages).cpu().numpy()
     headers[:, SUM : SUM + 2] ^= sums.view(np.int32).reshape(-1, 2)
     return [Header(*words) for words in headers.tolist()]
+
+
+def check_length(messages: Tensor, words: int) -> None:
+    """Refuse messages, or a header alone, of another length than the layout fixes: what readers rely on."""
+    if messages.shape[-1] != words:
+        raise Damaged(f"a message was not read: it has {messages.shape[-1]} words, not {words}")
 
 
 def within(numbers: Tensor, limit: int, what: str) -> tuple[Tensor, Tensor | None]:

@@ -14,7 +14,7 @@ from sparsync.kernels import Memory
 from sparsync.kernels.threshold.launch import select
 from sparsync.layout import Layout, Span, entries_for
 from sparsync.workspace import Workspace
-from sparsync_lab.bench.baselines import BASELINES, Baseline
+from sparsync_lab.bench.baselines import ALONE, BASELINES, Baseline, Selection
 
 OURS: dict[str, Callable[[float], Compressor]] = {
     "topk": TopK,
@@ -93,6 +93,24 @@ class PyTorchMethod(BenchMethod):
     def step(self, grad: Tensor) -> Sent:
         _, values = self.baseline(grad, self.residual, self.wanted)
         return values, values.numel()
+
+
+class AloneMethod(BenchMethod):
+    """Selection of a gradient's entries in plain PyTorch, without error feedback."""
+
+    family = "PyTorch, alone"
+
+    def __init__(self, name: str, select: Selection, density: float, numel: int, device: torch.device) -> None:
+        super().__init__(name, numel, device)
+        self.select, self.wanted = select, entries_for(density, numel)
+
+    @property
+    def k(self) -> int:
+        return self.wanted
+
+    def step(self, grad: Tensor) -> Sent:
+        indices = self.select(grad, self.wanted)
+        return grad[indices], indices.numel()
 
 
 class CompressorMethod(BenchMethod):
@@ -182,6 +200,12 @@ def flat_methods(numel: int, density: float, device: torch.device) -> list[Metho
     for name, compressor in OURS.items():
         entries.append((name, partial(CompressorMethod, name, compressor(density), spans, "global", device)))
     return entries
+
+
+def methods_alone(numel: int, density: float, device: torch.device) -> list[MethodEntry]:
+    """Return selection in plain PyTorch without error feedback."""
+    named = {f"{name} (PyTorch)": select for name, select in ALONE.items()}
+    return [(name, partial(AloneMethod, name, select, density, numel, device)) for name, select in named.items()]
 
 
 def scoped_methods(spans: Sequence[Span], density: float, device: torch.device) -> list[MethodEntry]:

@@ -10,7 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sparsync_lab.bench.bench_methods import BenchMethod, MethodEntry, Sent, flat_methods, floors, scoped_methods
+from sparsync_lab.bench.bench_methods import (
+    BenchMethod,
+    MethodEntry,
+    Sent,
+    flat_methods,
+    floors,
+    methods_alone,
+    scoped_methods,
+)
 from sparsync_lab.bench.clock import FLUSH, Clock, allocations, synchronizes
 from sparsync_lab.bench.model_shapes import MODELS, shape_spans
 from sparsync_lab.bench.preconditioned_methods import PreconditionedFloor, preconditioned_methods
@@ -37,6 +45,7 @@ class SelectBench:
         rounds: how often every method is timed.
         model: compare scopes over this model's tensors, instead of methods over one flat gradient.
         threads: on a CPU; one is what a worker has that shares its machine.
+        alone: selection in plain PyTorch without error feedback, instead of all methods with it.
     """
 
     device: str = "cpu"
@@ -46,6 +55,7 @@ class SelectBench:
     rounds: int = 30
     model: str = ""
     threads: int = 1
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in ("cpu", "cuda"):
@@ -75,6 +85,8 @@ class SelectBench:
         device = torch.device(self.device)
         if self.model:
             return scoped_methods(shape_spans(self.model), self.density, device)
+        if self.alone:
+            return methods_alone(self.size, self.density, device)
         return [
             *flat_methods(self.size, self.density, device),
             *preconditioned_methods(self.size, self.density, device),

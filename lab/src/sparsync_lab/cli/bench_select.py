@@ -46,6 +46,9 @@ def select(
     rounds: Annotated[int, typer.Option(help="How often every method is timed.")] = 30,
     threads: Annotated[int, typer.Option(help="Threads of torch, on a CPU.")] = 1,
     shapes: Annotated[bool, typer.Option(help="Also compare scopes over the tensors of two models.")] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Time selection alone, in plain PyTorch and without error feedback.")
+    ] = False,
     budget: Annotated[float, typer.Option(help="Seconds after which no new method is started.")] = 3600,
     out: Out = None,
 ) -> None:
@@ -54,14 +57,16 @@ def select(
     require("matplotlib")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     benches = [
-        SelectBench(device, n, share, kind, rounds, threads=threads)
+        SelectBench(device, n, share, kind, rounds, threads=threads, alone=alone)
         for n in size or [*SIZES, *(n for n in GPU_SIZES if device == "cuda" and fits(n))]
         for kind in dtype
         for share in density
     ]
+    if alone and shapes:
+        raise ValueError("shapes must be left out with alone")
     for model in MODELS if shapes else ():
         benches += [SelectBench(device, 1000, d, t, rounds, model, threads) for t in dtype for d in density]
-    out = bench_file(out, f"bench-select-{'gpu' if device == 'cuda' else 'cpu'}.csv")
+    out = bench_file(out, f"bench-select-{'alone-' if alone else ''}{'gpu' if device == 'cuda' else 'cpu'}.csv")
     where, console = _where(device, threads), Console()
     measured: list[SelectRow] = []
     lines: list[dict[str, Any]] = []
@@ -77,7 +82,7 @@ def select(
             _write(out, lines)  # after every table: a run that is broken off leaves what it has
     for note in _notes(missed):
         console.print(note, highlight=False)
-    flat = [row for row in measured if not row.bench.model]
+    flat = [row for row in measured if not (row.bench.model or row.bench.alone)]
     if flat:
         draw(flat, out.with_suffix(".png"), f"{where['device']}, torch {where['torch']}, {where['date']}")
         print(f"figure: {out.with_suffix('.png')}")

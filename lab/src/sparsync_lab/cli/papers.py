@@ -217,6 +217,26 @@ def run(
     others.check()
 
 
+@papers.command("redraw")
+def redraw(
+    item: Annotated[str, typer.Argument(help="A key of 'sparsync papers list', a paper ('p1'), or 'all'.")],
+    output: Output = OUTPUT,
+    seed: Annotated[int, typer.Option(help="As in 'run'.")] = 0,
+) -> None:
+    """Make tables and figures anew from what is stored; train and measure nothing."""
+    from sparsync_lab.papers import RunContext, chosen
+    from sparsync_lab.papers.run_queue import redraw_result
+    from sparsync_lab.papers.store import place
+
+    context = RunContext(output=output, seed=seed).read_only()
+    for one in chosen(item):
+        if not (one.trains or one.redraw):
+            print(f"{one.key}: made by 'sparsync papers run' alone")
+        elif place(context, one).is_file() or (one.trains and one.run(context).runs):
+            path, result = redraw_result(context, one)
+            print(f"{one.key}: {path}{unfinished(result.missing)}", flush=True)
+
+
 @papers.command("report")
 def report(
     output: Output = OUTPUT,
@@ -240,7 +260,7 @@ def verify(output: Output = OUTPUT) -> None:
     """Make every stated number anew from the stored trainings, and fail on any that differs.
 
     Where README.md and docs/ are here, their numbers are compared with the results, too. What was measured, not
-    trained, is taken as it is stored.
+    trained, is taken as it is stored, and the tables of P1's iteration times are made anew from that.
     """
     from sparsync_lab.papers import ITEMS, RunContext
     from sparsync_lab.papers.verify import differences, stale_pages

@@ -33,11 +33,6 @@ IMAGES = {
 }
 
 
-def auto_file(sources: Sources) -> str:
-    """Return the file with the steps of `auto` beside others."""
-    return next(name for name in reversed(AUTO) if sources.has(name))
-
-
 def minutes_on(rate: str) -> Callable[[Sources], Chart]:
     """Return what draws a GPT's perplexity over minutes on links of ``rate`` Mbit/s: the first seed of each method."""
 
@@ -59,9 +54,7 @@ def step_of(model: str) -> Callable[[Sources], Chart]:
     """Return what draws a model's step over the rate of links: dense, bf16, and what `auto` settles on."""
 
     def chart(sources: Sources) -> Chart:
-        lines = [
-            line for line in sources.lines(auto_file(sources)) if (line["model"], line["workers"]) == (model, WORKERS)
-        ]
+        lines = [line for line in sources.lines(AUTO[0]) if (line["model"], line["workers"]) == (model, WORKERS)]
         curves = [_over_rates(label, lines, (name,)) for name, label in
                   (("dense", "dense"), ("bf16", "dense, bf16"), ("auto", "auto"))]  # fmt: skip
         title = f"{MODELS[model]}: a step, {WORKERS} workers"
@@ -72,7 +65,7 @@ def step_of(model: str) -> Callable[[Sources], Chart]:
 
 def speed_up(sources: Sources) -> Chart:
     """Return how many times faster than dense bf16 `auto` is, over the rate of links, a curve a model."""
-    lines, curves = sources.lines(auto_file(sources)), []
+    lines, curves = sources.lines(AUTO[0]), []
     for number, (model, name) in enumerate(MODELS.items()):
         own = [line for line in lines if (line["model"], line["workers"]) == (model, WORKERS)]
         times = {(line["rate_mbit"], line["method"]): float(line["step_p50_ms"]) for line in own}

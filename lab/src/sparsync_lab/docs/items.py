@@ -5,10 +5,11 @@ from __future__ import annotations
 from sparsync_lab.docs import accuracy
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
 from sparsync_lab.papers import ITEMS
+from sparsync_lab.papers.claim import Verdict
 from sparsync_lab.papers.item import Item
 from sparsync_lab.papers.report_page import PARTS, made_by, needs
 from sparsync_lab.papers.store import Stored
-from sparsync_lab.papers.verdicts import HEADINGS, Verdict, verdict_table, verdicts
+from sparsync_lab.papers.verdicts import HEADINGS, verdict_table, verdicts
 from sparsync_lab.report import Table
 
 LONG = 12  # rows; a longer table is folded

@@ -74,7 +74,7 @@ def _selection(line: Line) -> list[str]:
 
 def _steps(sources: Sources, method: str) -> str:
     """Return a method's steps on slow links beside dense's."""
-    lines = sources.lines(STEPS)
+    lines = sources.lines(STEPS[0])
     places: dict[tuple[str, ...], dict[str, str]] = {}
     for line in lines:
         place = tuple(line[key] for key in ("model", "workers", "rate_mbit"))
@@ -85,7 +85,7 @@ def _steps(sources: Sources, method: str) -> str:
         for (model, workers, rate), own in places.items()
     ]
     shown = table(["a step without compute", *(f"`{name}`" for name in compared)], rows)
-    return f"{shown}\n\n{sources.made(STEPS, lines[0], 'sparsync lab collectives')}"
+    return f"{shown}\n\n{sources.made(STEPS[0], lines[0], 'sparsync lab collectives')}"
 
 
 COSTS: Mapping[str, Block] = {

@@ -10,8 +10,10 @@ from sparsync_lab.docs.sources import Line, Sources, table
 from sparsync_lab.network.train import method_name
 from sparsync_lab.papers.run import model_title
 
-TRAIN, STEPS = "lab-train.csv", "lab-collectives.csv"
-AUTO = ("lab-auto-16cores.csv", "lab-auto-adamw.csv", "lab-auto.csv")  # one is there at least
+TRAIN = "lab-train.csv"
+STEPS = ("lab-collectives.csv", "lab-collectives-plain.csv")
+AUTO = ("lab-auto.csv", "lab-auto-plain.csv", "lab-auto-adamw.csv")
+WITHOUT_NUMBA = ("lab-collectives-plain.csv", "lab-auto-plain.csv", "lab-auto-adamw.csv")  # on a machine that has none
 PREDICT, REAL = "lab-predict.csv", "lab-real.csv"
 OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
 DENSE = "dense"
@@ -118,8 +120,12 @@ def minutes(sources: Sources) -> str:
 
 
 def steps(sources: Sources) -> str:
-    """Return how long a step takes with every method, on every link."""
-    lines = sources.lines(STEPS)
+    """Return how long a step takes with every method, on every link, machine by machine."""
+    return "\n\n".join(_steps(sources, name) for name in STEPS)
+
+
+def _steps(sources: Sources, name: str) -> str:
+    lines = sources.lines(name)
     cells = dict[tuple[str, ...], dict[str, float]]()
     for line in lines:
         place = tuple(line[name] for name in ("model", "workers", "rate_mbit", "compute_ms"))
@@ -131,9 +137,15 @@ def steps(sources: Sources) -> str:
         fastest = methods.index(min(times, key=lambda method: times[method]))
         shown[fastest] = f"**{shown[fastest]}**"
         rows.append([f"{_entries(model)}, {workers} workers, {rate_text(rate)}, {float(compute):g} ms", *shown])
-    made = sources.made(STEPS, lines[0], "sparsync lab collectives")
+    made = sources.made(name, lines[0], "sparsync lab collectives")
     shown_table = table(["entries, workers, links, compute", *(f"`{method}`" for method in methods)], rows)
-    return f"{shown_table}\n\nMilliseconds a step, backward and exchange; the fastest in bold. {made}"
+    about = "Milliseconds a step, backward and exchange; the fastest in bold."
+    return f"{_machine(name, lines[0])}\n\n{shown_table}\n\n{about} {made}"
+
+
+def _machine(name: str, line: Line) -> str:
+    """Return what decides how fast messages are made and read."""
+    return f"**{line['cpus']} cores, {'without' if name in WITHOUT_NUMBA else 'with'} numba.**"
 
 
 def _method(line: Line) -> str:
@@ -148,7 +160,7 @@ def _trainings(lines: Sequence[Line]) -> list[list[Line]]:
 
 def never_slower(sources: Sources) -> str:
     """Return how `auto` did beside the better of dense bf16 and the best sparse method, machine by machine."""
-    return "\n\n".join(_never_slower(sources, name) for name in AUTO if sources.has(name))
+    return "\n\n".join(_never_slower(sources, name) for name in AUTO)
 
 
 def _never_slower(sources: Sources, name: str) -> str:
@@ -180,7 +192,7 @@ def _never_slower(sources: Sources, name: str) -> str:
         f"({within} are within 1.02)."
     )
     made = f"{sources.made(name, own[0], 'sparsync lab auto')} With {OPTIMIZERS[own[0]['optimizer']]}."
-    return f"**{own[0]['cpus']} cores.** {said}\n\n{table(headings, rows)}\n\n{made}"
+    return f"{_machine(name, own[0])} {said}\n\n{table(headings, rows)}\n\n{made}"
 
 
 def predictions(sources: Sources) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sparsync.planner import FixedCosts, Link, ModelShape, Network, Plan, Planner
 from sparsync.planner.quantities import bytes_text, seconds_text
 from sparsync_lab.docs import adamw
-from sparsync_lab.docs.charts import MODELS, WORKERS, auto_file
-from sparsync_lab.docs.network import DENSE, TRAIN, minutes_text, rate_text, settings
+from sparsync_lab.docs.charts import MODELS, WORKERS
+from sparsync_lab.docs.network import AUTO, DENSE, OPTIMIZERS, TRAIN, minutes_text, rate_text, settings
 from sparsync_lab.docs.sources import Sources, table
 
 GIGABIT, COMPUTE = 1e9, 0.3  # bits a second; seconds of a step's passes
@@ -31,7 +31,7 @@ def gpt_on_1_gbit(sources: Sources) -> str:
 
 def by_link(sources: Sources) -> str:
     """Return how many times faster than dense in bf16 `auto` is, by model and rate of the links."""
-    lines = [line for line in sources.lines(auto_file(sources)) if line["workers"] == WORKERS]
+    lines = [line for line in sources.lines(AUTO[0]) if line["workers"] == WORKERS]
     times = {(line["model"], line["rate_mbit"], line["method"]): float(line["step_p50_ms"]) for line in lines}
     rates = sorted({line["rate_mbit"] for line in lines}, key=float)
     rows = []
@@ -39,7 +39,7 @@ def by_link(sources: Sources) -> str:
         pairs = [(times.get((model, rate, "bf16")), times.get((model, rate, "auto"))) for rate in rates]
         cells = [f"{half / ours:.2f} ×" if half and ours else "–" for half, ours in pairs]
         rows.append([name, *cells])
-    made = sources.made(auto_file(sources), lines[0], "sparsync lab auto")
+    made = sources.made(AUTO[0], lines[0], "sparsync lab auto")
     return f"{table([f'{WORKERS} workers', *map(rate_text, rates)], rows)}\n\n{made}"
 
 
@@ -73,14 +73,17 @@ def _on_a_gpu(sources: Sources) -> str:
 
 
 def _steps(sources: Sources, model: str, rate: str) -> str:
-    name = auto_file(sources)
-    lines = [line for line in sources.lines(name) if (line["model"], line["rate_mbit"]) == (model, rate)]
-    times = {(line["workers"], line["method"]): float(line["step_p50_ms"]) for line in lines}
-    rows = [
-        [workers, *(f"{times[workers, method]:.0f} ms" for method in ("dense", "bf16", "auto")),
-         f"{times[workers, 'bf16'] / times[workers, 'auto']:.2f} ×"]
-        for workers in sorted({line["workers"] for line in lines}, key=int)
-    ]  # fmt: skip
+    """Return a model's steps on links of a rate, on every machine that measured them."""
+    rows, made = [], []
+    for name in AUTO:
+        lines = [line for line in sources.lines(name) if (line["model"], line["rate_mbit"]) == (model, rate)]
+        times = {(line["workers"], line["method"]): float(line["step_p50_ms"]) for line in lines}
+        own = [line for line in lines if line["method"] == "auto"]
+        for line in own:
+            found = [times[line["workers"], method] for method in ("dense", "bf16", "auto")]
+            place = f"{line['workers']}, {OPTIMIZERS[line['optimizer']]}, {line['cpus']} cores"
+            rows.append([place, *(f"{time:.0f} ms" for time in found), f"{found[1] / found[2]:.2f} ×"])
+        made += [sources.made(name, own[0], "sparsync lab auto")] if own else []
     shown = table(["workers", "dense", "dense in bf16", "`auto`", "than bf16"], rows)
-    compute = f"{float(lines[0]['compute_ms']):g} ms of compute"
-    return f"A step of the same shapes, {compute}:\n\n{shown}\n\n{sources.made(name, lines[0], 'sparsync lab auto')}"
+    compute = f"{float(own[0]['compute_ms']):g} ms of compute"
+    return "\n\n".join([f"A step of the same shapes, {compute}:", shown, *made])

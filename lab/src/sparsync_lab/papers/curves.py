@@ -73,16 +73,22 @@ def base_result(context: RunContext, histories: Sequence[History], missing: Sequ
 def by_epoch(
     title: str, histories: Mapping[str, History], caption: str, looks: Mapping[str, int] | None = None
 ) -> Figure:
-    """Draw scores over epochs; accuracies in %.
+    """Draw scores over epochs; accuracies in %. Of several seeds their mean, and the band from the lowest to the
+    highest.
 
     Args:
         looks: as in ``Curve``, by label.
     """
     curves = []
-    for label, history in histories.items():
-        epochs = [step / history.epoch for step in history.points]
-        values = [display_score(score, history.score) for score in history.scores]
-        curves.append(Curve(label, epochs, values, look=(looks or {}).get(label)))
+    for label, seeds in by_seed(histories).items():
+        first = seeds[0]
+        alike = [history for history in seeds if history.points == first.points]
+        epochs = [step / first.epoch for step in first.points]
+        own = [[display_score(score, history.score) for score in history.scores] for history in alike]
+        values = [statistics.mean(at) for at in zip(*own, strict=True)]
+        band = {} if len(own) == 1 else {"low": [min(at) for at in zip(*own, strict=True)],
+                                         "high": [max(at) for at in zip(*own, strict=True)]}  # fmt: skip
+        curves.append(Curve(label, epochs, values, look=(looks or {}).get(label), **band))
     kinds = {history.score for history in histories.values()}
     unit = "%" if "accuracy" in kinds else ""
     return Figure(LineChart(title, "epochs", curves, y_unit=unit, log_y=kinds == {"perplexity"}), caption)
@@ -150,6 +156,12 @@ def by_seed(histories: Mapping[str, History]) -> dict[str, list[History]]:
     for label, history in histories.items():
         found.setdefault(label.partition(SEED)[0], []).append(history)
     return found
+
+
+def spread_caption(histories: Mapping[str, History]) -> str:
+    """Return how seeds are drawn, in words."""
+    most = max((len(own) for own in by_seed(histories).values()), default=1)
+    return f"the mean of up to {most} seeds, and from the lowest to the highest" if most > 1 else "one seed of each"
 
 
 def first_seed(histories: Mapping[str, History]) -> dict[str, History]:

@@ -11,13 +11,15 @@ from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers.curves import base_result, display_score, quick_changes
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
-from sparsync_lab.papers.p1 import AUTHORS, CARRIED, COUNTED, HELD, training
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, training
 from sparsync_lab.papers.p2 import long_training
 from sparsync_lab.papers.p3 import gtopk_on
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.sweep import ALSO
+from sparsync_lab.papers.vgg16_gap import ASKED, causes, densities
 from sparsync_lab.report import Row, Table
+from sparsync_lab.virtual.signed_gtopk import SIGNED_GTOPK
 
 JOBS = 12  # trainings beside one another, for which the times below are
 # Seconds of a step beside as many others on one H200, by model and images of a worker's batch; from stored trainings.
@@ -26,8 +28,8 @@ STEP_SECONDS = {
     ("resnet18", 128): 0.06, ("lstm-ptb", 20): 0.2,
 }  # fmt: skip
 IMAGES = {"mnist": 60_000, "cifar10": 50_000}
-AUTHORS_DENSITIES = (1 / 64, 0.004)  # for an epoch each, in the code of P1's authors
-SHORT = 40  # epochs of VGG-16 in which causes are told apart
+# Of gTop-k on ResNet-20, with Elias-Fano indices, in the bytes that 0.1 % take with 32 + 32 bits.
+FEWER_BITS = {"sign": 0.0062, "levels": 0.0051, "bf16": 0.0024}
 LEARNS = "with trainings that learn: no momentum, a rate that grows over 5 epochs, 30 epochs, ResNet-18"
 
 
@@ -56,17 +58,6 @@ def priced(run: Run) -> Run:
     return replace(run, seconds=round(20 + each * steps))
 
 
-def densities(epochs: float) -> tuple[tuple[float, float], ...]:
-    """Return the authors' density warm-up in a training of so many epochs."""
-    return tuple((number / epochs, density) for number, density in enumerate(AUTHORS_DENSITIES, 1))
-
-
-def cause(method: str, what: str, **changes: Any) -> Run:
-    """Return a short training of VGG-16 with one thing changed."""
-    run = training("vgg16", method, label=f"cause: {method}, {what}", epochs=SHORT)
-    return replace(run, **changes)
-
-
 def authors_settings(model: str, method: str) -> Run:
     """Return a training with weight decay and density warm-up of the code of P1's authors."""
     staged = {} if method == "dense" else {"densities": densities(120)}
@@ -89,6 +80,14 @@ def recipe_of_gtopk(density: float, **changes: Any) -> Run:
     return replace(run, label=label, options=options, watch="", **changes)
 
 
+def gtopk_in_fewer_bits(values: str, density: float) -> Run:
+    """Return the same with as many bytes as 0.1 % take in fp32: shorter values and indices, and so more entries."""
+    run = recipe_of_gtopk(density)
+    method = "topk+gtopk" if values == "bf16" else f"topk+{SIGNED_GTOPK}"
+    label = f"gTop-k, {values}, {density:g}, momentum corrected, 0.5"
+    return replace(run, label=label, method=method, options={**run.options, "values": values, "indices": "ef"})
+
+
 @cache
 def questions() -> tuple[Question, ...]:
     """Return all questions, the most valuable first."""
@@ -108,20 +107,8 @@ def questions() -> tuple[Question, ...]:
         ),
         Question(
             "cause",
-            f"P1, figure 6: why does TopK-SGD lose 13 points on VGG-16? One change at a time, {SHORT} epochs.",
-            (
-                *(cause(method, "as in figure 6") for method in (*both, AUTHORS, CARRIED)),
-                *(cause(method, "rate 0.025", rate=0.025) for method in both),
-                *(cause(method, "weight decay", weight_decay=1e-4) for method in both),
-                cause("topk", "density warm-up", densities=densities(SHORT)),
-                cause("topk", "clipped at 1", clip=1.0),
-                cause("topk", "no warm-up of the rate", warmup=0.0),
-                cause("topk", "long warm-up of the rate", warmup=0.25),
-                cause("topk", "rate 0.0125", rate=0.0125),
-                cause("topk", "rate 0.05", rate=0.05),
-                cause("dense", "clipped at 1", clip=1.0),
-                cause("dense", "no warm-up of the rate", warmup=0.0),
-            ),
+            ASKED,
+            causes(),
         ),
         Question(
             "no momentum",
@@ -163,13 +150,15 @@ def questions() -> tuple[Question, ...]:
         ),
         Question(
             "gTop-k",
-            "P3: its condition and its accuracy on VGG-16 and LSTM-PTB, and what momentum before the residual brings.",
+            "P3: its condition and its accuracy on VGG-16 and LSTM-PTB; what momentum before the residual brings, and "
+            "values of fewer bits in the bytes of 0.1 %, signs too, made anew of every partial sum.",
             (
                 recipe_of_gtopk(0.001),
                 gtopk_on("lstm-ptb", 0.001),
                 recipe_of_gtopk(0.001, front=8.0, steps=11_640),
                 gtopk_on("vgg16", 0.001),
                 recipe_of_gtopk(0.001, beta=0.9),
+                *(gtopk_in_fewer_bits(values, density) for values, density in FEWER_BITS.items()),
             ),
             (
                 *(training("resnet20", method) for method in both),

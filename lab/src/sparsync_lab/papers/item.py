@@ -114,6 +114,7 @@ class Item:
         order: of an item with many trainings, the order in which they are made and what of them is done.
         by_epochs: the length of its trainings is given in epochs, which ``RunContext.epochs`` changes.
         trains: it is made of trainings, which several processes can share; else it should run alone.
+        redraw: of an item that measures, makes its result again from what was measured, by ``Result.rows``.
     """
 
     key: str
@@ -126,6 +127,7 @@ class Item:
     order: Callable[[RunContext], Table] | None = None
     trains: bool = False
     by_epochs: bool = False
+    redraw: Callable[[Mapping[str, Column]], Result] | None = None
 
     @property
     def file(self) -> str:

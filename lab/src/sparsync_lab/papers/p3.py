@@ -7,9 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from sparsync_lab.papers import traffic
-from sparsync_lab.papers.curves import by_epoch, first_seed, loss_by_step, quick_changes, scores, train_runs, with_seeds
+from sparsync_lab.papers.curves import (
+    by_epoch,
+    first_seed,
+    loss_by_step,
+    quick_changes,
+    scores,
+    spread_caption,
+    train_runs,
+    with_seeds,
+)
 from sparsync_lab.papers.item import Item, Result, RunContext
-from sparsync_lab.papers.p1 import SPARSE, repeats, training
+from sparsync_lab.papers.p1_runs import SPARSE, repeats, training
 from sparsync_lab.papers.run import History, Run
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
@@ -53,8 +62,8 @@ def convergence(context: RunContext) -> Result:
     done, result = train_runs(context, tiny(context, runs))
     first = first_seed(done)
     figures = [
-        by_epoch("Test accuracy", first, "ResNet-20 on CIFAR-10, 16 workers, density 0.001; the first seed of each."),
-        loss_by_step("Training loss", first, "The same, the loss."),
+        by_epoch("Test accuracy", done, f"ResNet-20 on CIFAR-10, 16 workers, density 0.001; {spread_caption(done)}."),
+        loss_by_step("Training loss", first, "The same, the loss of the first seed."),
         *_condition(first),
     ]
     tables = [scores("ResNet-20", done), *_ratios(done)]
@@ -68,8 +77,8 @@ def density(context: RunContext) -> Result:
     done, result = train_runs(context, tiny(context, runs))
     first = first_seed(done)
     figures = [
-        by_epoch("Test accuracy", first, "gTop-k at three densities; the first seed of each."),
-        loss_by_step("Training loss", first, "The same, the loss."),
+        by_epoch("Test accuracy", done, f"gTop-k at three densities; {spread_caption(done)}."),
+        loss_by_step("Training loss", first, "The same, the loss of the first seed."),
         *_condition(first),
     ]
     tables = [scores("gTop-k at three densities", done), *_ratios(done)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from sparsync_lab.papers import store
@@ -110,6 +111,15 @@ def write_result(context: RunContext, item: Item) -> tuple[Path, Result]:
     with wait_for_lock(context.scratch / f"{store.place(context, item).stem}.lock"):
         result = item.run(context.read_only())
         return store.save(context, item, result, result.seconds), result
+
+
+def redraw_result(context: RunContext, item: Item) -> tuple[Path, Result]:
+    """Write an item's files anew from what is stored: trainings, or what was measured."""
+    if item.redraw is None:
+        return write_result(context, item)
+    stored = store.load(store.place(context, item))
+    result = replace(item.redraw(stored.result.rows), where=stored.where)
+    return store.save(context, item, result, stored.seconds), result
 
 
 def matches_only(context: RunContext, run: Run) -> bool:

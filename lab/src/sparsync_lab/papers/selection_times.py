@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
-MEASURED = "bench-select-gpu.csv"
+WITH_FEEDBACK, ALONE = "bench-select-gpu.csv", "bench-select-alone-gpu.csv"
+MEASURE_ALONE = (
+    "sparsync bench select --alone --device cuda --density 0.001 --dtype fp32 --out results/bench-select-alone-gpu.csv"
+)
 WHERE = ("device", "cpus", "system", "python", "torch", "sparsync", "commit", "load", "date")
 DENSITY = 0.001
 # As in P1's figure, in plain PyTorch; then ours.
@@ -17,66 +20,116 @@ METHODS = {
     "topk (PyTorch)": "Top_k (torch.topk)",
     "dgc (PyTorch)": "DGC_k (PyTorch)",
     "gaussian (PyTorch)": "Gaussian_k (PyTorch)",
+    "gaussian, authors' code (PyTorch)": "Gaussian_k, authors' code (PyTorch)",
+    "trimmed (PyTorch)": "trimmed Top_k (PyTorch)",
     "topk": "ours: topk",
     "dgc": "ours: dgc",
     "gaussian": "ours: gaussian",
+    "trimmed": "ours: trimmed",
     "threshold": "ours: threshold",
 }
+Times = Mapping[tuple[str, int], float]  # milliseconds by method and size
 
 
 def figure_4(context: RunContext) -> Result:
-    """Draw the time of selection on the GPU over d."""
-    places = [context.output.parent / MEASURED, Path("results") / MEASURED]
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
+    """Draw the time of selection on the GPU over d: alone, as P1 times it, where that was measured, and with error
+    feedback."""
+    places = [context.output.parent, Path("results")]
+    lines = _lines(WITH_FEEDBACK, places)
+    if lines is None:
         raise ValueError(
-            f"p1/fig4 is drawn from {MEASURED}, and there is none in {places[0].parent} or {places[1].parent}: run "
+            f"p1/fig4 is drawn from {WITH_FEEDBACK}, and there is none in {places[0]} or {places[1]}: run "
             "'sparsync bench select --device cuda' on a machine with a GPU"
         )
+    if not lines:
+        raise ValueError(f"{WITH_FEEDBACK} has no fp32 rows at density {DENSITY}: run 'sparsync bench select' again")
+    alone = _lines(ALONE, places) or []
+    kept = _times(lines)
+    parts = [("Time of selection with error feedback", kept)]
+    if alone:
+        parts.insert(0, ("Time of selection alone, as P1 times it", _times(alone)))
+    told = (
+        [f"Selection alone was measured by '{MEASURE_ALONE}' on {alone[0]['device']}, commit {alone[0]['commit']}."]
+        if alone
+        else [f"Not measured: selection alone, as P1 times it. On a machine with a GPU: '{MEASURE_ALONE}'."]
+    )
+    both = [("no", line) for line in alone] + [("yes", line) for line in lines]
+    return Result(
+        [_table(caption, times) for caption, times in parts],
+        [_figure(caption, times) for caption, times in parts],
+        [
+            "Measured by 'sparsync bench select', where and when the line below says. With error feedback, times "
+            "include adding the gradient to the residual and taking out what is sent; ours do all of it in one go and "
+            "have no selection alone.",
+            *told,
+            "P1 prints no numbers with its figure but says that torch.topk takes 0.4 s for the 25.6 million entries of "
+            f"ResNet-50 on a V100 with PyTorch 1.1{_today(kept)}.",
+            *(order_note(caption, times) for caption, times in parts),
+        ],
+        {
+            "method": [line["method"] for _, line in both],
+            "entries": [int(line["size"]) for _, line in both],
+            "error_feedback": [feedback for feedback, _ in both],
+            "ms": [float(line["p50_ms"]) for _, line in both],
+        },
+        where={name: lines[0][name] for name in WHERE},
+    )
+
+
+def order_note(caption: str, times: Times) -> str:
+    """Return for how many sizes P1's order holds in plain PyTorch: Top_k the slowest, then DGC_k, then Gaussian_k."""
+    sizes = sorted({size for _, size in times})
+    form = "gaussian, authors' code (PyTorch)"
+    names = ("topk (PyTorch)", "dgc (PyTorch)", form if (form, sizes[-1]) in times else "gaussian (PyTorch)")
+    found = [{name: times[name, size] for name in names} for size in sizes]
+    held = sum(list(own.values()) == sorted(own.values(), reverse=True) for own in found)
+    slowest = sorted(names, key=lambda name: -found[-1][name])
+    order = ", ".join(f"{METHODS[name]} {found[-1][name]:.3g} ms" for name in slowest)
+    word = "holds" if held == len(sizes) else "does not hold"
+    return (
+        f"{caption}: the V100's order (Top_k the slowest, then DGC_k, Gaussian_k the fastest) {word} here: it does for "
+        f"{held} of {len(sizes)} sizes. For {sizes[-1] / 1e6:g} million entries, the slowest first: {order}."
+    )
+
+
+def _lines(name: str, places: Sequence[Path]) -> list[dict[str, str]] | None:
+    """Return the rows of a file that are drawn; ``None`` if there is no such file."""
+    path = next((place / name for place in places if (place / name).is_file()), None)
+    if path is None:
+        return None
     with path.open(encoding="utf-8", newline="") as file:
-        lines = [
+        return [
             line
             for line in csv.DictReader(file)
             if line["method"] in METHODS and line["dtype"] == "fp32" and float(line["density"]) == DENSITY
         ]
-    if not lines:
-        raise ValueError(f"{path} has no fp32 rows at density {DENSITY}: run 'sparsync bench select' again")
-    sizes = sorted({int(line["size"]) for line in lines})
-    found = {(line["method"], int(line["size"])): float(line["p50_ms"]) for line in lines}
-    methods = [method for method in METHODS if any((method, n) in found for n in sizes)]
-    curves = []
-    for method in methods:
-        mine = [n for n in sizes if (method, n) in found]
-        curves.append(Curve(METHODS[method], [n / 1e6 for n in mine], [found[method, n] for n in mine]))
+
+
+def _times(lines: Sequence[Mapping[str, str]]) -> Times:
+    return {(line["method"], int(line["size"])): float(line["p50_ms"]) for line in lines}
+
+
+def _table(caption: str, times: Times) -> Table:
+    sizes = sorted({size for _, size in times})
+    methods = [method for method in METHODS if any((method, n) in times for n in sizes)]
     rows = [
-        Row([f"{n / 1e6:g} M", *(f"{found[m, n]:.3g} ms" if (m, n) in found else "–" for m in methods)]) for n in sizes
+        Row([f"{n / 1e6:g} M", *(f"{times[m, n]:.3g} ms" if (m, n) in times else "–" for m in methods)]) for n in sizes
     ]
-    first = lines[0]
-    return Result(
-        [Table("Time of selection with error feedback", ["entries", *(METHODS[m] for m in methods)], rows)],
-        [
-            Figure(
-                LineChart("Selection, k = 0.001 d", "million entries", curves, y_unit="ms", log_x=True, log_y=True),
-                "Milliseconds, medians. P1 measures selection alone on a V100, for 20 to 400 million entries.",
-            )
-        ],
-        [
-            "Measured by 'sparsync bench select', where and when the line below says.",
-            "P1 prints no numbers with its figure but says that torch.topk takes 0.4 s for the 25.6 million entries of "
-            f"ResNet-50 on a V100 with PyTorch 1.1{_today(found)}. All times here include adding the gradient to the "
-            "residual and taking out what is sent.",
-        ],
-        {
-            "method": [line["method"] for line in lines],
-            "entries": [int(line["size"]) for line in lines],
-            "ms": [float(line["p50_ms"]) for line in lines],
-        },
-        where={name: first[name] for name in WHERE},
-    )
+    return Table(caption, ["entries", *(METHODS[method] for method in methods)], rows)
 
 
-def _today(found: Mapping[tuple[str, int], float]) -> str:
+def _figure(caption: str, times: Times) -> Figure:
+    curves = []
+    for look, (method, title) in enumerate(METHODS.items()):
+        mine = sorted(n for own, n in times if own == method)
+        if mine:
+            curves.append(Curve(title, [n / 1e6 for n in mine], [times[method, n] for n in mine], look=look))
+    chart = LineChart(caption, "million entries", curves, y_unit="ms", log_x=True, log_y=True)
+    return Figure(chart, "k = 0.001 d, milliseconds, medians. P1: selection alone, a V100, 20 to 400 million entries.")
+
+
+def _today(found: Times) -> str:
     plain, fitted = (found.get((f"{name} (PyTorch)", 25_600_000)) for name in ("topk", "gaussian"))
     if plain is None or fitted is None:
         return ""
-    return f"; here it takes {plain:.2g} ms, and Gaussian_k written in PyTorch {fitted:.2g} ms"
+    return f"; here it takes {plain:.2g} ms, and Gaussian_k written in PyTorch {fitted:.2g} ms, with error feedback"

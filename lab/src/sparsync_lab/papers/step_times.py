@@ -1,4 +1,4 @@
-"""Where the time of a step goes: P1's table 2 and P2's table 2."""
+"""Where the time of a step goes: P2's table 2; and how long passes take."""
 
 from __future__ import annotations
 
@@ -11,134 +11,25 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from sparsync.collectives import AllGather, DenseAllReduce
+from sparsync.collectives import DenseAllReduce
 from sparsync.collectives.base import shape_of
-from sparsync.compressors import Compressor, Context, GaussianK, ThresholdK
+from sparsync.compressors import Compressor, Context
 from sparsync.config import registry
-from sparsync.layout import Layout, Span, entries_for
+from sparsync.layout import Layout, Span
 from sparsync.planner import Link, Network
 from sparsync.sparse import SparseGrad, write_mean
 from sparsync.wire import Wire
 from sparsync_lab import models
-from sparsync_lab.bench.baselines import BASELINES
 from sparsync_lab.bench.bench_methods import CompressorMethod
 from sparsync_lab.bench.clock import Clock
 from sparsync_lab.models import CATALOGUE, IMAGENET
 from sparsync_lab.papers.item import Result, RunContext
-from sparsync_lab.papers.published import P1_STEP_TIMES, P2_ACCURACY
+from sparsync_lab.papers.published import P2_ACCURACY
 from sparsync_lab.report import Bar, BarChart, Figure, Row, Table
 
 ROUNDS = 15
 WARM_UPS = 3
 TEN_GIGABIT = Network(Link(50e-6, 8 / 10e9))  # the papers' Ethernet: seconds of a round, and of a byte
-DENSITY = 0.001  # of P1's table
-# P1's, selected in PyTorch and sent as the library sends them; then ours.
-THEIRS = {"TopK": "topk", "DGC": "dgc", "Gaussian": "gaussian"}
-OURS: dict[str, Compressor] = {
-    "ours: Gaussian, count held": GaussianK(DENSITY, refine=True),
-    "ours: threshold": ThresholdK(DENSITY),
-}
-
-
-def table_2_of_p1(context: RunContext) -> Result:
-    """Measure compute and selection, predict the exchange by the bytes that the collectives send: 16 workers, 10
-    Gbit/s."""
-    workers, network, rounds = 16, TEN_GIGABIT, 3 if context.quick else ROUNDS
-    clock = Clock(context.device)
-    ours: list[Row] = []
-    theirs: list[Row] = []
-    columns: dict[str, list[float | int | str | None]] = {
-        name: [] for name in ("model", "method", "entries", "compute_s", "selection_s", "exchange_s")
-    }
-    notes = []
-    for name, title, *_, published, efficiencies in P1_STEP_TIMES:
-        key, batch = ("lenet5", 4) if context.quick else (name, 128)
-        title = f"LeNet-5 for {title}" if context.quick else title
-        numel = CATALOGUE[key].parameters if key in CATALOGUE else IMAGENET[key][2]
-        context.log(f"{title}: {numel:,} entries")
-        try:
-            compute: float | None = sum(pass_seconds(key, batch, context.device, rounds))
-        except ValueError as error:
-            compute = None
-            notes.append(f"{title} was not timed: {error}.")
-        selection = {"Dense": 0.0, **selection_seconds(numel, clock, rounds)}
-        exchange = {method: exchange_seconds(numel, method, workers, network) for method in selection}
-        for method in selection:
-            values = title, method, numel, compute, selection[method], exchange[method]
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
-        overhead = {method: selection[method] + exchange[method] for method in selection}
-        v100 = published[0] * efficiencies[0] / 100
-        theirs.append(Row([title, f"{v100:.3f} s", *_cells(v100, overhead, published)]))
-        if compute is not None:
-            ours.append(Row([title, f"{compute:.4f} s", *_cells(compute, overhead, None)]))
-    methods = [heading for method in overhead for heading in (method, "efficiency")]
-    tables = [
-        Table(
-            "Iteration time with P1's compute time of a V100 and our time of selection; published in brackets",
-            ["model", "compute, P1", *methods],
-            theirs,
-            ["P1's compute time is its dense iteration time times the efficiency printed beside it."],
-        )
-    ]
-    if ours:
-        caption = "Iteration time with the compute time measured here"
-        tables.insert(0, Table(caption, ["model", "compute, measured", *methods], ours))
-    return Result(
-        tables,
-        notes=[
-            *notes,
-            "Nobody here has 16 GPUs in 4 machines. Compute is forward and backward of one worker, selection is one "
-            "worker's over the whole gradient with error feedback, both measured; exchange is what the "
-            "collectives send, around a ring, at 10 Gbit/s and 50 µs a round, with nothing overlapped.",
-            "A message has the room that its method may need and travels whole: k entries of Top-k and of threshold, "
-            "three tenths more of DGC, a tenth more of Gaussian-k with its count held, and eight times as many of "
-            "Gaussian-k as printed, whose count is anything. P1 does not say how it exchanged counts that differ.",
-            "Convolutions run in TF32 where torch does so by itself; P1's V100 computed in fp32.",
-            "From P1's numbers its dense exchange ran at 64 to 88 % of 10 Gbit/s, so that its dense iterations are "
-            "longer than ours of the first table; its Top-k took 0.4 s for ResNet-50, which today's GPUs do in "
-            "a millisecond (see p1/fig4), which is why P1's gap between Top-k and the others is gone.",
-        ],
-        rows=columns,
-    )
-
-
-def _cells(compute: float, overhead: dict[str, float], published: Sequence[float] | None) -> list[str]:
-    cells = []
-    for i, (_, seconds) in enumerate(overhead.items()):
-        whole = compute + seconds
-        beside = f" ({published[i]:.3f})" if published is not None and i < len(published) else ""
-        cells += [f"{whole:.4f} s{beside}", f"{100 * compute / whole:.1f} %"]
-    return cells
-
-
-def selection_seconds(numel: int, clock: Clock, rounds: int) -> dict[str, float]:
-    """Return the seconds of P1's three methods in PyTorch, and of the library's own."""
-    device, k = clock.device, entries_for(DENSITY, numel)
-    grad = torch.randn(numel, device=device)
-    found = {}
-    for title, name in THEIRS.items():
-        residual = torch.zeros_like(grad)
-        found[title] = _median(clock, lambda baseline=BASELINES[name], r=residual: baseline(grad, r, k), rounds)  # type: ignore[misc]
-    for title, compressor in OURS.items():
-        worker = CompressorMethod(title, compressor, [Span("gradient", 0, numel)], "global", device)
-        for _ in range(20):  # a threshold settles
-            worker.step(grad)
-        found[title] = _median(clock, lambda worker=worker: worker.step(grad), rounds)  # type: ignore[misc]
-    return found
-
-
-def exchange_seconds(numel: int, method: str, workers: int, network: Network) -> float:
-    """Return the seconds of a dense all-reduce, or of an all-gather of a method's messages."""
-    spans = [Span("all", 0, numel)]
-    if method == "Dense":
-        layout = Layout.cut(spans, numel=numel, scope="global", density=1.0)
-        cost = DenseAllReduce().traffic(layout, Wire(), workers)
-    else:
-        sender = OURS[method] if method in OURS else registry.compressors()[THEIRS[method]](DENSITY)
-        layout = Layout.cut(spans, numel=numel, scope="global", density=DENSITY, capacity=sender.capacity)
-        cost = AllGather().traffic(layout, Wire(), workers)
-    return network.seconds(cost, workers)
 
 
 def table_2_of_p2(context: RunContext) -> Result:
@@ -215,7 +106,7 @@ def coding_seconds(
         write_mean(out, [wire.decode(message, layout.segment_of, shape) for _ in range(workers)], workers)
 
     cost = collective.traffic(layout, wire, workers)
-    return _median(clock, step, rounds), network.seconds(cost, workers)
+    return median_seconds(clock, step, rounds), network.seconds(cost, workers)
 
 
 def pass_seconds(name: str, batch: int, device: torch.device, rounds: int) -> tuple[float, float]:
@@ -247,7 +138,8 @@ def spans_of(name: str) -> list[Span]:
     return spans
 
 
-def _median(clock: Clock, call: Callable[[], object], rounds: int) -> float:
+def median_seconds(clock: Clock, call: Callable[[], object], rounds: int) -> float:
+    """Return the median time of a call."""
     for _ in range(WARM_UPS):
         call()
     return statistics.median(clock.time(call)[0] for _ in range(rounds)) / 1e3

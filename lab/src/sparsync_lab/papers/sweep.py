@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparsync_lab.papers.p1 import METHODS as NAMES
-from sparsync_lab.papers.p1 import SPARSE
+from sparsync_lab.papers.p1_runs import METHODS as NAMES
+from sparsync_lab.papers.p1_runs import SPARSE
 from sparsync_lab.papers.run import SEEDS
 
 FACTORS = (0.5, 1.0, 2.0)  # of a setting's rate, tried for every method ...

@@ -36,6 +36,7 @@ from sparsync_lab.training.durable import replace_file
 from sparsync_lab.training.methods import DENSE, method_options
 from sparsync_lab.virtual import BatchedPasses, SequentialPasses, VirtualWorkers, can_be_batched
 from sparsync_lab.virtual.feedback_variants import FeedbackVariant, VariantExchange
+from sparsync_lab.virtual.signed_gtopk import SIGNED_GTOPK, SignedGTopK
 
 POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
 STREAMS = 8  # of a GPU: as many workers run side by side
@@ -267,8 +268,11 @@ def run_options(run: Run) -> dict[str, Any]:
     extra = {} if run.clip is None else {"clip": run.clip}
     if run.method == DENSE:
         return {"compressor": "none", **extra}
-    options = method_options(run.method, **run.options)
+    compressor, _, collective = run.method.partition("+")
+    options = method_options(compressor if collective == SIGNED_GTOPK else run.method, **run.options)
     assert options is not None
+    if collective == SIGNED_GTOPK:
+        options["collective"] = SignedGTopK()
     if "budget" in run.options:
         options["total_steps"] = run.steps
     elif run.method == "default":

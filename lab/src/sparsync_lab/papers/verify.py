@@ -14,16 +14,18 @@ from sparsync_lab.papers.store import place, read_json, rounded
 def differences(items: Iterable[Item], context: RunContext) -> Iterator[tuple[Item, list[str]]]:
     """Make the result of every item anew from its stored trainings; yields what is stated otherwise in its file.
 
-    An item that is measured, not trained, has nothing to be made from, and is left out, as is one without a result.
+    An item that measures is made from what it measured, as that is stored. One that can do neither is left out, as is
+    one without a result.
     """
     for item in items:
         path = place(context, item)
-        if item.trains and path.is_file():
+        if (item.trains or item.redraw) and path.is_file():
             yield item, list(_compare(item, path, context))
 
 
 def _compare(item: Item, path: Path, context: RunContext) -> Iterator[str]:
-    stated, result = read_json(path), item.run(context.read_only())
+    stated = read_json(path)
+    result = item.redraw(stated["rows"]) if item.redraw else item.run(context.read_only())
     if list(result.runs) != stated["runs"]:
         odd = sorted(set(result.runs) ^ set(stated["runs"]))
         yield f"it names other trainings: {', '.join(odd[:3])}{' …' if len(odd) > 3 else ''}"

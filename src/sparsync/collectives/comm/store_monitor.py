@@ -25,6 +25,7 @@ PATIENCE = 1.0  # seconds, or an eighth of the deadline, of waiting after which 
 GRACE = 3.0  # seconds, or a quarter of the deadline, that whoever raises the alarm leaves the others to do so
 GONE = "the store is gone, and with it rank 0 or the launcher"
 SILENT = "the store does not answer: rank 0, or the launcher, may be frozen"
+UNREAD = f"an error was broadcast, and cannot be read any more: {GONE}, or does not answer"
 
 
 class StoreMonitor:
@@ -199,7 +200,7 @@ class StoreMonitor:
             return bool(store.check(["alarm"]))
 
         if self.store.ask(look, self.patience):
-            raise self.broadcast_error(SparsyncError(""))  # which is not the first
+            raise self.broadcast_error(PeerLost(f"{place}: {UNREAD}"))  # which is not the first
 
     def _find_lost(self, place: str) -> tuple[dict[int, str], list[int]]:
         """Return the ranks that do not wait at ``place``, with where they last waited, and those of them that do not

@@ -22,6 +22,7 @@ MOST_REGIONS = 128
 BLOCKS = 4  # of a strip, 8 at most
 PASS_WARPS = 4
 CHUNK = 512  # candidates looked at at once
+COUNTED, COUNT_WARPS = 2 * BLOCK, 8  # candidates counted at once, and how
 TAKE = 256  # candidates a program takes out at once
 CANDIDATES_A_REGION = 512
 
@@ -85,6 +86,7 @@ class Candidates(EntryLists):
         parts = len(rows)
         self.state = torch.zeros(parts, len(STATE), device=device, dtype=torch.int64)
         self.histogram = torch.zeros(parts * BINS, device=device, dtype=torch.int32)
+        self.tickets = torch.zeros(parts, device=device, dtype=torch.int32)  # regions that are counted
         self.scales = torch.ones(parts, device=device)
         self._names = [segment.name for segment in layout.segments]
         self._bags: list[dict[str, Tensor]] = []
@@ -145,8 +147,7 @@ def candidates_of(memory: Memory, layout: Layout, device: torch.device) -> Candi
 
 
 def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | None, zero: bool) -> None:
-    """Launch the pass over the gradient, which makes the update that ``memory`` asks for, and the histogram of its
-    candidates.
+    """Launch the pass over the gradient, which makes the update that ``memory`` asks for, and collects candidates.
 
     Args:
         scales: of every segment, what its gradient is multiplied by.
@@ -172,8 +173,14 @@ def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | No
         BLOCK=BLOCK, BLOCKS=space.blocks, MOMENTUM=velocity is not None, SCALED=scales is not None, ZERO=zero,
         UPDATE=update is not None, STACKED=stacked, num_warps=PASS_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def count(space: Candidates) -> None:
+    """Make the histogram of the candidates that ``collect`` has found."""
+    from sparsync.kernels.candidates import triton as kernels
+
     space.launch(
         kernels.make_histogram, (space.regions,),
         space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
-        BLOCK=2 * BLOCK, num_warps=8,
+        BLOCK=COUNTED, num_warps=COUNT_WARPS,
     )  # fmt: skip

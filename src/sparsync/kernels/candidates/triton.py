@@ -248,11 +248,9 @@ def collect(
 
 
 @triton.jit
-def make_histogram(values, counts, owners, segments, state, histogram, BLOCK: tl.constexpr):
-    """Make the histogram of every segment's candidates: one region a program. (Made by ``collect``, entry by entry, it
-    would cost several times as much.)"""
-    region = tl.program_id(0)
-    segment = tl.load(owners + region)
+def add_histogram(values, counts, segments, state, histogram, region, segment, BLOCK: tl.constexpr):
+    """Add a region's candidates to the histogram of their segment. (Made by ``collect``, entry by entry, it would cost
+    several times as much.)"""
     row = segments + segment * SEGMENT
     room = tl.load(row + ROOM).to(tl.int32)
     first = tl.load(row + FIRST_ENTRY) + (region - tl.load(row + FIRST_REGION)) * room
@@ -265,6 +263,13 @@ def make_histogram(values, counts, owners, segments, state, histogram, BLOCK: tl
         up = bits_of(tl.load(values + first + spot, mask=real, other=0.0)) - threshold
         sums += tl.histogram(tl.where(real, _bin_of(up), 0), BINS, mask=real)
     tl.atomic_add(histogram + segment * BINS + tl.arange(0, BINS), sums, mask=sums > 0, sem="relaxed")
+
+
+@triton.jit
+def make_histogram(values, counts, owners, segments, state, histogram, BLOCK: tl.constexpr):
+    """Make the histogram of every segment's candidates: one region a program."""
+    region = tl.program_id(0)
+    add_histogram(values, counts, segments, state, histogram, region, tl.load(owners + region), BLOCK)
 
 
 @triton.jit

@@ -69,7 +69,7 @@ def settle(segments, fitted, counts_above, ladder, brackets, carried, choice, st
     inside = (at > 0) & (at < RUNGS)
     share = (many - k).to(tl.float64) / tl.where(inside, many - few, 1).to(tl.float64)
     t = low + (high - low) * tl.where(inside, share, 0.5)
-    t = tl.where((at < RUNGS) & (10 * few >= 9 * k), high, t)
+    t = tl.where((at < RUNGS) & (3 * few >= 2 * k), high, t)
     t = tl.where((at > 0) & (many <= capacity), low, t)
     fit = tl.load(fitted + segment)
     factor = tl.minimum(tl.maximum(t / tl.where(fit > 0, fit, 1.0), 1 / MOST), MOST)

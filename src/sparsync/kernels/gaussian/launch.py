@@ -41,7 +41,7 @@ class GaussianKind:
     Args:
         two_sided: which quantile of the normal distribution.
         refine: the k largest go instead of a mask that is more than 10 % off.
-        carried: the mask is that of a threshold which is looked for around the last one.
+        carried: the mask is that of a threshold which is looked for around the last one; it may lack a third of k.
         masks: that the loop makes at most.
     """
 
@@ -227,7 +227,7 @@ def _gather(after: Tensor, space: GaussianLists) -> None:
         search.ranges if search else space.choice, search.fallbacks if search else space.choice,
         space.fallen,
         search.index_bits if search else 0,
-        BLOCK=256, REFINE=search is not None, num_warps=4,
+        BLOCK=256, REFINE=search is not None, CARRIED=space.kind.carried, num_warps=4,
     )  # fmt: skip
 
 

@@ -52,6 +52,8 @@ def hold(
     of six, and then, three times, at six between the two of these that k is between. Return ascending indices of what
     lies above it, however many, and the factor that the next step begins from.
 
+    Where more entries are equal than there is room for, none of them lies above it, as long as two thirds of k do.
+
     Args:
         factor: of the step before; 1 at first.
         most: entries that may be sent.
@@ -66,13 +68,19 @@ def hold(
     low, high = ends[at], ends[at + 1]
     if at > 0 and counts[at - 1] <= most:
         threshold = low
-    elif at < len(counts) and 10 * counts[at] >= 9 * k:
+    elif at < len(counts) and 3 * counts[at] >= 2 * k:
         threshold = high
     else:
         inside = 0 < at < len(counts)
         share = (counts[at - 1] - k) / (counts[at - 1] - counts[at]) if inside else 0.5
         threshold = low + (high - low) * share
     return _beyond(u, rows, threshold), min(max(threshold / fitted, 1 / MOST), MOST) if fitted > 0 else factor
+
+
+def enough(count: int, k: int, carried: bool) -> bool:
+    """Return whether a mask is not too short to go: 0.9 k; of a threshold that is carried on, what the paper's loop
+    accepts, as of many equal entries it takes all or none."""
+    return 3 * count >= 2 * k if carried else 10 * count >= 9 * k
 
 
 def _fitted(u: Tensor, runs: Sequence[tuple[int, int]], k: int, two_sided: bool) -> float:

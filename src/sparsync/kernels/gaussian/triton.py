@@ -263,7 +263,7 @@ def gather(
 @triton.jit(do_not_specialize=["index_bits"])
 def close_list(
     segments, counts, found, choice, given, peaks, shares, rotation, ranges, fallbacks, fallen, index_bits,
-    BLOCK: tl.constexpr, REFINE: tl.constexpr,
+    BLOCK: tl.constexpr, REFINE: tl.constexpr, CARRIED: tl.constexpr,
 ):  # fmt: skip
     """Tell how many entries every region of the list holds: one segment a program. Counters start again."""
     segment = tl.program_id(0)
@@ -273,7 +273,8 @@ def close_list(
     listed = tl.minimum(many, capacity)
     if REFINE:
         k = tl.load(row + K)
-        if (k < tl.load(row + NUMEL)) & ((10 * many.to(tl.int64) < 9 * k) | (many > capacity)):
+        short = 3 * many.to(tl.int64) < 2 * k if CARRIED else 10 * many.to(tl.int64) < 9 * k
+        if (k < tl.load(row + NUMEL)) & (short | (many > capacity)):
             listed = tl.zeros_like(listed)
             store_range(ranges + segment * RANGE, 0, index_bits + MAGNITUDE, k, FROM_RESIDUAL, k)
             tl.atomic_add(fallbacks, 1, sem="relaxed")

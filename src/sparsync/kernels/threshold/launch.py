@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsync.kernels.candidates.launch import CHUNK, TAKE, Candidates, EntryLists, State, candidates_of, collect
+from sparsync.kernels.candidates.launch import (
+    CHUNK,
+    COUNT_WARPS,
+    COUNTED,
+    TAKE,
+    Candidates,
+    EntryLists,
+    State,
+    candidates_of,
+    collect,
+)
 from sparsync.kernels.codecs import CODECS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.memory import Memory
@@ -41,9 +51,10 @@ def select(
             _first_thresholds(grad, memory, space, scales)
         collect(grad, memory, space, scales, zero)
         space.launch(
-            kernels.decide, (len(layout.segments),),
-            memory.after, space.counts, space.found, space.segments, space.samples, space.state, space.histogram,
-            space.given, space.choice, space.peaks, space.shares, space.rotation, BLOCK=CHUNK, num_warps=4,
+            kernels.decide, (space.regions,),
+            memory.after, space.values, space.counts, space.found, space.owners, space.segments, space.samples,
+            space.state, space.histogram, space.tickets, space.given, space.choice, space.peaks, space.shares,
+            space.rotation, BLOCK=COUNTED, SAMPLED=CHUNK, num_warps=COUNT_WARPS,
         )  # fmt: skip
         take_out(memory, space, codec, space.takers, TAKE, TAKE // 32)
         return space.sent

@@ -1,6 +1,6 @@
 """About the k largest of every segment, as Triton kernels.
 
-``candidates`` come first. ``decide`` tells from where on they go, and the threshold for the next step; ``take_out``
+``candidates`` come first. ``decide`` counts them and tells from where on they go, and the threshold for the next step; ``take_out``
 takes them out of the residual. ``threshold/reference.py`` is the specification.
 """
 
@@ -27,6 +27,7 @@ from sparsync.kernels.candidates.triton import (
     SEGMENT,
     STATE,
     K,
+    add_histogram,
     bits_of,
     edge_bits,
     next_threshold,
@@ -38,14 +39,28 @@ from sparsync.kernels.candidates.triton import (
 
 @triton.jit
 def decide(
-    after, counts, found, segments, samples, state, histogram, given, choice, peaks, shares, rotation,
+    after, values, counts, found, owners, segments, samples, state, histogram, tickets, given, choice, peaks, shares,
+    rotation,
+    BLOCK: tl.constexpr, SAMPLED: tl.constexpr,
+):  # fmt: skip
+    """Count the candidates, one region a program; the program that counts the last of a segment's decides for it."""
+    region = tl.program_id(0)
+    segment = tl.load(owners + region)
+    add_histogram(values, counts, segments, state, histogram, region, segment, BLOCK)
+    tl.debug_barrier()  # whoever sees the ticket sees all that was counted before it
+    ticket = tl.atomic_add(tickets + segment, 1, sem="acq_rel")
+    if ticket == tl.load(segments + segment * SEGMENT + REGIONS) - 1:
+        tl.store(tickets + segment, 0)
+        _decide(after, counts, found, segments, samples, state, histogram, given, choice, peaks, shares, rotation,
+                segment, SAMPLED)  # fmt: skip
+
+
+@triton.jit
+def _decide(
+    after, counts, found, segments, samples, state, histogram, given, choice, peaks, shares, rotation, segment,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Decide from where on a segment's candidates go, and its next threshold: one segment a program.
-
-    Counters start again.
-    """
-    segment = tl.program_id(0)
+    """Decide from where on a segment's candidates go, and its next threshold. Counters start again."""
     row, own = segments + segment * SEGMENT, state + segment * STATE
     regions, lane = tl.load(row + FIRST_REGION), tl.arange(0, MOST_REGIONS)
     there = lane < tl.load(row + REGIONS)

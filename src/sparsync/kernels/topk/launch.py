@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsync.kernels.candidates.launch import CHUNK, Candidates, EntryLists, State, candidates_of, collect
+from sparsync.kernels.candidates.launch import CHUNK, Candidates, EntryLists, State, candidates_of, collect, count
 from sparsync.kernels.codecs import CODECS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.memory import Memory
@@ -107,6 +107,7 @@ def begin(
     if space.adopt(state):
         search.forget_thresholds()
     collect(grad, memory, space, scales, False)
+    count(space)
     return space, search
 
 

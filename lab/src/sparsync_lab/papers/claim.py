@@ -1,0 +1,91 @@
+"""A claim of a paper, and the stored numbers by which it is judged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+from sparsync_lab.papers.item import Result
+from sparsync_lab.report import Table
+
+REPRODUCED, PARTLY, NOT, MISSING = "reproduced", "partly", "not", "not run"
+POINT = 1.0  # points of accuracy: so near to dense is "like dense"
+SCORE, TO_DENSE = "accuracy, %, last", "to dense"  # columns of tables of trainings
+
+
+class Stored:
+    """The tables of stored results, by their captions, rows and headings. What is not there is a ``LookupError``."""
+
+    def __init__(self, results: Mapping[str, Result]) -> None:
+        self.results = results
+
+    def table(self, item: str, caption: str) -> Table:
+        """Return the first table of an item whose caption begins so."""
+        return next((t for t in self.results[item].tables if t.caption.startswith(caption)), None) or none(caption)
+
+    def cell(self, item: str, caption: str, row: str, heading: str) -> str:
+        found = self.table(item, caption)
+        at = {cells.cells[0]: cells.cells for cells in found.rows}[row]
+        return at[list(found.headings).index(heading)] if heading in found.headings else none(heading)
+
+    def number(self, item: str, caption: str, row: str, heading: str) -> float:
+        """Return a cell's first number."""
+        return first_number(self.cell(item, caption, row, heading))
+
+
+class Verdict(NamedTuple):
+    """A claim, and what became of it."""
+
+    item: str
+    claim: str
+    published: str
+    here: str
+    word: str
+
+    @property
+    def sentence(self) -> str:
+        """Return it in a sentence, with the two numbers."""
+        return f"{self.word.capitalize()}: {self.claim}. Published: {self.published}. Here: {self.here}."
+
+    @property
+    def cells(self) -> list[str]:
+        command = f"sparsync papers run {self.item}"
+        return [f"{self.item}: {self.claim}", self.published, self.here, self.word, command]
+
+
+Judge = Callable[[Stored], tuple[str, str]]  # what is so here, and the verdict
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and how that is judged."""
+
+    item: str
+    text: str
+    published: str
+    judge: Judge
+
+    def verdict(self, stored: Stored) -> Verdict:
+        try:
+            here, word = self.judge(stored)
+        except LookupError:
+            here, word = "trainings are missing", MISSING
+        return Verdict(self.item, self.text, self.published, here, word)
+
+
+def first_number(text: str) -> float:
+    """Return the first number of a text."""
+    found = re.search(r"[-+−]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?", text)
+    return float(found[0].replace(",", "").replace("−", "-")) if found else none(text)
+
+
+def none(what: str) -> NoReturn:
+    """Raise, as what was looked for is not stored."""
+    raise LookupError(what)
+
+
+def word_for(held: int, of: int) -> str:
+    """Return the verdict on a claim that held so often."""
+    return REPRODUCED if held == of else PARTLY if held else NOT

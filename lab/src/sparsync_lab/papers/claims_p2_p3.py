@@ -1,0 +1,74 @@
+"""What P2 and P3 claim, and how that is judged."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from sparsync_lab.papers.claim import MISSING, POINT, SCORE, TO_DENSE, Claim, Stored, first_number, word_for
+
+FIRST, ALONE = "Test accuracy in %", "The same without momentum"  # tables of P2
+
+
+def _layers(stored: Stored) -> tuple[str, str]:
+    rows = [row.cells for row in stored.table("p2/table1", ALONE).rows[1:]]
+    pairs = [(cells[0], first_number(cells[1]), first_number(cells[2])) for cells in rows]
+    held = sum(layer > whole for _, layer, whole in pairs)
+    return ", ".join(f"{name} {layer:.1f} and {whole:.1f}" for name, layer, whole in pairs), word_for(held, len(pairs))
+
+
+def _block_sums(stored: Stored) -> tuple[str, str]:
+    scores = [stored.number("p2/table1", FIRST, "Block-random-k (allReduce)", f"layer, W = {w}") for w in (1, 2, 4, 8)]
+    told = ", ".join(f"{score:.1f}" for score in scores)
+    if max(scores) < 20:
+        return f"{told}: at chance, which tests nothing", MISSING
+    return told, word_for(all(a >= b for a, b in pairwise(scores)), True)
+
+
+def _only_blocks_are_faster(stored: Stored) -> tuple[str, str]:
+    rows = stored.table("p2/table2", "A step").rows
+    steps = {row.cells[0]: first_number(row.cells[-1]) for row in rows}
+    dense = steps.pop("Standard SGD")
+    faster = [name for name, ms in steps.items() if ms < dense]
+    told = f"{len(faster)} of {len(steps)} are: the fastest {min(steps.values()):.1f} ms against {dense:.1f} dense"
+    return told, word_for(all(name.startswith("Block") for name in faster) and bool(faster), True)
+
+
+def _condition(stored: Stored) -> tuple[str, str]:
+    rows = stored.table("p3/density", "P3's condition").rows
+    looks, above = (sum(int(first_number(row.cells[at])) for row in rows) for at in (1, 4))
+    worst = max(first_number(row.cells[2]) for row in rows)
+    return f"holds at {looks - above} of {looks} looks, the largest ratio {worst:.4f}", word_for(looks - above, looks)
+
+
+def _like_dense(stored: Stored) -> tuple[str, str]:
+    gaps = {
+        density: stored.number("p3/density", "gTop-k", f"gTop-k, {density}", TO_DENSE)
+        for density in ("0.001", "0.005", "0.01")
+    }
+    near = sum(gap > -POINT for gap in gaps.values())
+    return ", ".join(f"{gap:+.2f} at {density}" for density, gap in gaps.items()) + " points to dense", word_for(
+        near, len(gaps)
+    )
+
+
+def _more_is_better(stored: Stored) -> tuple[str, str]:
+    scores = [stored.number("p3/density", "gTop-k", f"gTop-k, {d}", SCORE) for d in ("0.001", "0.005", "0.01")]
+    told = ", ".join(f"{score:.2f}" for score in scores) + " % at 0.1, 0.5 and 1 %"
+    return told, word_for(scores == sorted(scores), True)
+
+
+def _growth(stored: Stored) -> tuple[str, str]:
+    rows = {row.cells[0].split(" (")[0]: row.cells for row in stored.table("p3/traffic", "Bytes a worker").rows}
+    top, tree = (first_number(rows["0.001, 128 workers"][at]) for at in (3, 5))
+    return f"128 workers: {top:.0f} k and, at the root, {tree:.0f} k entries", word_for(top == 127 and tree == 7, True)
+
+
+CLAIMS = (
+    Claim("p2/table1", "layer by layer is better than globally (no momentum, W = 1)", "93.6 and 91.5 (Top-k)", _layers),
+    Claim("p2/table1", "block-random-k by all-reduce degrades with W", "93.2, 92.5, 90.8, 90.6", _block_sums),
+    Claim("p2/table2", "only block-random-k is faster than dense", "K80, by eye", _only_blocks_are_faster),
+    Claim("p3/density", "gTop-k is no worse than random-k on the sum", "assumed", _condition),
+    Claim("p3/density", "so it converges like dense SGD", "in the abstract", _like_dense),
+    Claim("p3/density", "more entries, faster convergence", "in the abstract", _more_is_better),
+    Claim("p3/traffic", "O(k log P) against O(k P) entries", "the orders", _growth),
+)  # fmt: skip

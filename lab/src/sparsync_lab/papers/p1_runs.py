@@ -1,0 +1,56 @@
+"""The trainings of P1's convergence, with its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparsync_lab.models import CATALOGUE
+from sparsync_lab.papers.curves import with_seeds
+from sparsync_lab.papers.item import RunContext
+from sparsync_lab.papers.run import Run
+
+# k = 0.001 d of the whole model, fp32, nothing travels dense, momentum stays in the optimizer.
+SPARSE: Mapping[str, Any] = {
+    "density": 0.001,
+    "scope": "global",
+    "momentum": "keep",
+    "dense_below": 0,
+    "dense_1d": False,
+}
+METHODS = {"dense": "dense", "topk": "topk", "randk": "random+allgather", "gaussiank": "gaussian"}
+HELD = "gaussiank, count held"
+# Other forms of Gaussian-k, with their counts over the training; the first is the printed one once more.
+COUNTED, AUTHORS, CARRIED = "gaussiank, its counts", "gaussiank, authors' code", "gaussiank, count carried"
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    COUNTED: {}, AUTHORS: {"two_sided": True, "masks": 3}, CARRIED: {"refine": "carried"}
+}  # fmt: skip
+COUNT_EVERY = 60  # steps
+# Close to one another: three seeds of each.
+CLOSE = {"lenet5": ("dense", "topk", "gaussiank", HELD), "resnet20": ("dense", "topk", HELD)}
+
+
+def training(model: str, method: str, **changes: Any) -> Run:
+    """Return a training with P1's settings."""
+    options = {} if method == "dense" else SPARSE
+    if method in FORMS:
+        own = {"label": method, "settings": FORMS[method], "watch": "count", "watch_every": COUNT_EVERY}
+        return replace(training(model, "gaussiank", **own), **changes)
+    if method == HELD:
+        return replace(training(model, "gaussiank", label=HELD, settings={"refine": True}), **changes)
+    if model == "resnet50":
+        run = Run(method, model, METHODS[method], options, rate=0.2, weight_decay=1e-4, epochs=70, warmup=5 / 70)
+        return replace(run, decay=(30 / 70, 60 / 70), **changes)
+    spec = CATALOGUE[model]
+    made = Run(
+        method, model, METHODS[method], options, batch=spec.batch, rate=spec.rate, momentum=spec.momentum,
+        clip=spec.clip, autocast=model == "vgg16",
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def repeats(context: RunContext, model: str, method: str) -> list[Run]:
+    """Return a training of the convergence, with all seeds if it is close to others."""
+    run = training(model, method)
+    return with_seeds(context, run) if method in CLOSE.get(model, ()) else [run]

@@ -1,0 +1,109 @@
+"""Why TopK-SGD ends far below dense SGD on VGG-16: one setting changed at a time, and what the trainings say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparsync_lab.papers.claim import NOT, PARTLY, POINT, REPRODUCED
+from sparsync_lab.papers.curves import display_score
+from sparsync_lab.papers.item import RunContext
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, training
+from sparsync_lab.papers.run import Run
+from sparsync_lab.papers.run_queue import train_missing
+
+SHORT = 40  # epochs in which causes are told apart
+AUTHORS_DENSITIES = (1 / 64, 0.004)  # for an epoch each, in the code of P1's authors
+ASKED = f"P1, figure 6: why does TopK-SGD lose 13 points on VGG-16? One change at a time, {SHORT} epochs."
+PLAIN, CLIPPED = "as in figure 6", "clipped at 1"
+MEANING = {
+    CLIPPED: "single large gradients, which stay in the residual and come again with momentum, are most of the cause",
+    "density warm-up": "the first two epochs are most of the cause",
+    "weight decay": "weight decay is most of what P1's text leaves out",
+}  # of a change that brings it nearest to dense
+KNOWN = (
+    "TopK-SGD, and GaussianK-SGD with it, loses 13 points on VGG-16, of which P1 says 0.6 to 0.8, too. That entries "
+    "wait for long is no explanation: as printed Gaussian-k sends 23 times fewer, and ends where TopK-SGD does."
+)
+Scores = Mapping[tuple[str, str], float]  # last accuracy in %, by method and what is changed
+
+
+def densities(epochs: float) -> tuple[tuple[float, float], ...]:
+    """Return the authors' density warm-up in a training of so many epochs."""
+    return tuple((number / epochs, density) for number, density in enumerate(AUTHORS_DENSITIES, 1))
+
+
+def cause(method: str, what: str, **changes: Any) -> Run:
+    """Return a short training of VGG-16 with one thing changed."""
+    run = training("vgg16", method, label=cause_label(method, what), epochs=SHORT)
+    return replace(run, **changes)
+
+
+def cause_label(method: str, what: str) -> str:
+    return f"cause: {method}, {what}"
+
+
+def causes() -> tuple[Run, ...]:
+    """Return the trainings, the most valuable first."""
+    both = ("topk", "dense")
+    return (
+        *(cause(method, PLAIN) for method in (*both, AUTHORS, CARRIED)),
+        *(cause(method, "rate 0.025", rate=0.025) for method in both),
+        *(cause(method, "weight decay", weight_decay=1e-4) for method in both),
+        cause("topk", "density warm-up", densities=densities(SHORT)),
+        cause("topk", CLIPPED, clip=1.0),
+        cause("topk", "no warm-up of the rate", warmup=0.0),
+        cause("topk", "long warm-up of the rate", warmup=0.25),
+        cause("topk", "rate 0.0125", rate=0.0125),
+        cause("topk", "rate 0.05", rate=0.05),
+        cause("dense", CLIPPED, clip=1.0),
+        cause("dense", "no warm-up of the rate", warmup=0.0),
+    )
+
+
+def judge_gap(scores: Scores) -> tuple[str, str]:
+    """Return what the trainings say, and whether TopK-SGD ends like dense with a change. Without the two of figure 6
+    and a change of TopK-SGD there is a ``LookupError``.
+
+    A change that dense was not trained with is compared with dense as in figure 6.
+    """
+    dense = scores["dense", PLAIN]
+    gap = scores["topk", PLAIN] - dense
+    changed = {what: score - scores.get(("dense", what), dense) for (method, what), score in scores.items()
+               if method == "topk" and what != PLAIN}  # fmt: skip
+    if not changed:
+        raise LookupError("no change was trained")
+    order = sorted(changed, key=lambda what: -changed[what])
+    best = order[0]
+    listed = ", ".join(f"{what} {changed[what]:+.1f}" for what in order)
+    told = f"{SHORT} epochs: {gap:+.1f} points to dense {PLAIN}; {listed}"
+    if gap > -POINT:
+        return f"{told}: in so few there is no gap to explain", REPRODUCED
+    if changed[best] > gap / 2:
+        meaning = MEANING.get(best, f"{best} is most of the cause")
+        return f"{told}: {meaning}", REPRODUCED if changed[best] > -POINT else PARTLY
+    return f"{told}: none of these is the cause", NOT
+
+
+def scores_by_cause(scores: Mapping[str, float]) -> dict[tuple[str, str], float]:
+    """Return scores of TopK-SGD and dense by what is changed, from scores by the labels of their trainings."""
+    found: dict[tuple[str, str], float] = {}
+    for method in ("topk", "dense"):
+        begins = cause_label(method, "")
+        found |= {(method, label.removeprefix(begins)): score for label, score in scores.items()
+                  if label.startswith(begins)}  # fmt: skip
+    return found
+
+
+def gap_note(context: RunContext) -> list[str]:
+    """Return what is known of the gap, from the trainings that are stored; nothing of another setting."""
+    if context.quick or context.seed or context.epochs is not None:
+        return []
+    done, _ = train_missing(replace(context.read_only(), only=()), causes())
+    scores = {label: display_score(history.last, history.score) for label, history in done.items()}
+    try:
+        told, _ = judge_gap(scores_by_cause(scores))
+    except LookupError:
+        told = "what its cause is, the trainings of beyond/evidence are to say, and they are not run"
+    return [f"{KNOWN} Of VGG-16 with one setting changed at a time, {told}."]

@@ -1,0 +1,125 @@
+"""The cells of the matrix: which fault strikes whom, at which step, in which training."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+
+from tests.covering import cover
+from tests.matrix.steps import ALL, DEFERRABLE, STEPS, Step
+
+SIZES = (2, 3, 5)
+SLOW = ("kill", "stop", "delay")
+LOST = ("kill", "stop")  # faults after which survivors wait for a rank
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training that a fault strikes.
+
+    Args:
+        after: it strikes after the step's call; else before.
+        last: it strikes at the last such call of a training step; else at the first.
+        victim: who is struck: ``"first"``, the rank that hosts the store, or ``"last"``.
+        size: number of ranks.
+        scaled: with a ``GradScaler``, so that steps can be undone.
+        deferred: the device decides, and the host hears of it later; by interpreted kernels.
+    """
+
+    collective: str
+    fault: str
+    step: str
+    after: bool
+    last: bool
+    victim: str
+    size: int
+    scaled: bool
+    deferred: bool = False
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.victim == "first" else self.size - 1
+
+    @property
+    def starter(self) -> int:
+        """The rank that raises first, where the fault strikes what comes of that."""
+        return (self.rank + 1) % self.size
+
+    @property
+    def spoilt(self) -> str:
+        """The parameter whose gradient is not finite."""
+        return "small" if self.last else "a"
+
+    @property
+    def place(self) -> Step:
+        step = next(one for one in STEPS if one.name == self.step and self.collective in one.collectives)
+        return replace(step, target=step.deferred_target or "") if self.deferred else step
+
+    def __str__(self) -> str:
+        side, which = "after" if self.after else "before", "last" if self.last else "first"
+        words = (self.collective, self.fault, side, which, self.step, "at", self.victim, "of", self.size)
+        return "-".join(map(str, words)).replace(" ", "_") + "-scaled" * self.scaled + "-deferred" * self.deferred
+
+
+def all_cells(deferred: bool = False) -> list[Cell]:
+    """Return the cells of the matrix. Faults that take long are met once at every place, with ranks, victim and scaler
+    drawn; the others by all of them. Where the device decides all take long."""
+    whole, cells = list(product(("first", "last"), SIZES, (False, True))), []
+    for collective, step in product(DEFERRABLE if deferred else ALL, STEPS):
+        if collective not in step.collectives or (deferred and step.deferred_target is None):
+            continue
+        for fault, after, last in _ways(step):
+            found = [Cell(collective, fault, step.name, after, last, *trained, deferred) for trained in whole]
+            found = [cell for cell in found if _makes_sense(cell)]
+            if deferred or fault in SLOW:
+                drawn = zlib.crc32(repr((collective, fault, step.name, after, last)).encode())
+                found = [found[drawn % len(found)]]
+            cells += found
+    return cells
+
+
+def _ways(step: Step) -> Iterator[tuple[str, bool, bool]]:
+    """Return what may happen at a step: fault, before or after its call, and at the first or the last one."""
+    counts = (False,) if step.once or step.when <= 0 else (False, True)
+    special = {
+        "options": [("config", True, False)],
+        "gradient": [("nan", True, False), ("inf", True, True)],
+        "count energy": [("raise", False, True)],
+    }
+    if step.name in special:
+        yield from special[step.name]
+        return
+    for last in counts:
+        for fault in ("raise", *SLOW) if step.name != "vote" else SLOW:
+            yield fault, False, last
+        if step.name not in ("compress", "fill message", "vote"):  # of ours nothing is done behind these
+            yield "raise", True, last
+        yield "kill", True, last
+        if step.exchanges:
+            yield "flip", True, last
+        if step.name == "exchange":
+            yield "order", False, last
+
+
+def _makes_sense(cell: Cell) -> bool:
+    """Return whether there is such a training: nodes need ranks to exchange with, and some calls their leaders make."""
+    return cell.collective != "nodes" or (
+        cell.size > 2 and not (cell.place.leads and cell.victim == "last" and cell.size == 5)
+    )
+
+
+def sample(cells: list[Cell]) -> list[Cell]:
+    """Return few cells: of what is quick, those that meet every pair of values; of what takes long, every collective.
+    Where the device decides, every collective and every fault."""
+    quick = "collective", "fault", "step", "victim", "size", "scaled"
+    ways = {"": (2, quick), **dict.fromkeys(("kill", "delay"), (1, ("collective",))), "stop": (1, ("victim", "scaled"))}
+    if cells[0].deferred:
+        ways = {"": (1, ("collective", "fault"))}
+    chosen = []
+    for fault, (strength, names) in ways.items():
+        some = [cell for cell in cells if fault == (cell.fault if cell.fault in ways else "")]
+        met = [set(combinations([(name, getattr(cell, name)) for name in names], strength)) for cell in some]
+        chosen += [some[number] for number in sorted(cover(met, set()))]
+    return chosen

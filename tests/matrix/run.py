@@ -1,0 +1,40 @@
+"""Runs cells on real processes, which stay for the next cell unless one of them was killed or hangs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.matrix.cells import Cell
+from tests.matrix.expected import complaints
+from tests.matrix.training import case_end, case_struck, case_undisturbed
+from tests.world import World
+
+LIMIT = 60.0  # seconds, for a rank that hangs
+
+
+class Matrix:
+    """Worlds by their size, and what undisturbed trainings come to."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, World] = {}
+        self._undisturbed: dict[tuple[str, int, bool, bool], list[Any]] = {}
+
+    def run(self, cell: Cell) -> list[str]:
+        """Run a cell and return what was wrong."""
+        known = cell.collective, cell.size, cell.scaled, cell.deferred
+        if known not in self._undisturbed:
+            self._undisturbed[known] = self._world(cell.size).run(case_undisturbed, cell=cell)
+        world, thaw = self._world(cell.size), cell.rank if cell.fault == "stop" else None
+        outcomes = world.outcome(case_struck, timeout=LIMIT, thaw=thaw, cell=cell)
+        if not all(ok for ok, _ in outcomes) or not all(ok for ok, _ in world.outcome(case_end, timeout=LIMIT)):
+            self._worlds.pop(cell.size).workers.kill()
+        return complaints(cell, outcomes, self._undisturbed[known])
+
+    def close(self) -> None:
+        for world in self._worlds.values():
+            world.close()
+
+    def _world(self, size: int) -> World:
+        if size not in self._worlds:
+            self._worlds[size] = World(size)
+        return self._worlds[size]
