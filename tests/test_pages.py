@@ -152,6 +152,12 @@ def test_no_block_of_another_kind_is_on_a_page() -> None:
     assert kinds <= {"python", "sh", "toml", "diff", "text"}
 
 
+def test_every_page_is_listed_in_the_site() -> None:
+    listed = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(set(listed)) == len(listed)
+    assert {f"docs/{page}" for page in listed} == {*DOCS, "docs/contributing.md", "docs/changelog.md"}
+
+
 def test_every_method_has_a_page_with_formula_cost_and_source() -> None:
     for folder, methods in {"compressors": COMPRESSORS, "collectives": COLLECTIVES}.items():
         for name in methods:
