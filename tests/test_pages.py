@@ -26,6 +26,8 @@ from tests.world import World, run_forked
 
 DOCS = [page for page in PAGES if page != "README.md"]
 NOT_RUN = {"docs/frameworks/ray.md": 2}  # blocks of each page; the lines of Ray's are in its example, which is run
+FRAMEWORKS = ("docs/frameworks/transformers.md", "docs/frameworks/lightning.md")  # take long to import
+SLOW = pytest.mark.slow  # tests/frameworks guards the same lines
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 
 
@@ -47,7 +49,7 @@ def test_blocks_of_a_page_run(alone: World, page: str, tmp_path: Path) -> None:
     alone.run(case_each_by_itself, folder=str(tmp_path), blocks=python_of(page))
 
 
-@pytest.mark.parametrize("page", SETUPS)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=SLOW if page in FRAMEWORKS else ()) for page in SETUPS])
 def test_blocks_of_a_framework_run_on_two_ranks(page: str, tmp_path: Path) -> None:
     if Path(page).stem in ("transformers", "accelerate", "lightning"):
         pytest.importorskip(Path(page).stem)

@@ -10,6 +10,7 @@ from sparsync_lab.docs import accuracy, adamw
 from sparsync_lab.docs.network import AUTO, PREDICT, rate_text, settings
 from sparsync_lab.docs.sources import Line, Sources
 from sparsync_lab.papers.adamw_tables import AGAINST_BUDGET
+from sparsync_lab.papers.sweep import BALANCED, EARLY
 from sparsync_lab.report.plots import Bar, BarChart, Chart, Curve, LineChart
 
 MODELS = {"gpt": "GPT, 4 layers", "vit": "ViT", "vgg16": "VGG-16", "resnet50": "ResNet-50", "resnet20": "ResNet-20"}
@@ -25,8 +26,8 @@ EQUAL = {
 }
 IMAGES = {
     "dense": "dense, all bytes",
-    accuracy.EARLY: "default",
-    accuracy.BALANCED: "balanced",
+    EARLY: "default",
+    BALANCED: "balanced",
     "TopK-SGD": "TopK-SGD",
     "GaussianK-SGD": "GaussianK-SGD",
     "DGC": "DGC",
