@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import sparsync
-from sparsync_lab.docs.sources import Sources, plain, table
+from sparsync_lab.docs.sources import Sources, plain
 
 GAP = "…"  # what is put in when it is said
 OWN = ("SparsyncError", "PeerFailed", "PeerLost", "Mismatch", "Damaged", "StepFailed")
@@ -78,14 +78,18 @@ def messages() -> tuple[Message, ...]:
 
 
 def refused(sources: Sources) -> str:
-    """Return a table of what is refused, as sentences."""
-    rows: dict[str, list[str]] = {}
+    """Return what is refused, as sentences under the page that says more."""
+    found: dict[str, set[str]] = {}
     for message in messages():
-        if message.kind in REFUSED and message.text not in rows:
+        if message.kind in REFUSED:
             page = next(page for part, page in READ_ON.items() if message.module.startswith(part))
-            name = page.split("#")[-1].split("/")[-1].removesuffix(".md").replace("-", " ")
-            rows[message.text] = [plain(message.text), f"[{name}]({page})"]
-    return table(["sentence", "read on"], [rows[text] for text in sorted(rows, key=str.lower)])
+            found.setdefault(page, set()).add(message.text)
+    parts = []
+    for page in dict.fromkeys(page for page in reversed(READ_ON.values()) if page in found):
+        name = page.split("#")[-1].split("/")[-1].removesuffix(".md").replace("-", " ")
+        lines = "\n".join(f"- {plain(text)}" for text in sorted(found[page], key=str.lower))
+        parts.append(f"**More in [{name}]({page})**\n\n{lines}")
+    return "\n\n".join(parts)
 
 
 def _said(body: list[ast.stmt], names: dict[str, str]) -> Iterator[tuple[str, str]]:
