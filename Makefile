@@ -9,7 +9,7 @@ INTERPRETED := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARK
 KERNELS := $(filter-out $(DEFERRED_MATRIX),$(INTERPRETED))
 
 .PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-compile test-triton \
-  test-frameworks test-install fuzz lint format bench docs papers-quick clean
+  test-frameworks test-install fuzz lint format chaos chaos-quick bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -128,6 +128,17 @@ lint: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Thousands of steps under faults and restarts, half an hour on two cores; other STEPS, SEED and OUT if you like.
+STEPS ?= 10000
+SEED ?= 0
+OUT ?= results/lab-chaos.csv
+chaos: install
+	$(BIN)/sparsync lab chaos --steps $(STEPS) --seed $(SEED) --out $(OUT)
+
+# Two minutes of it.
+chaos-quick: install
+	$(BIN)/sparsync lab chaos --minutes 2 --seed $(SEED) --out runs/lab-chaos.csv
 
 bench: install
 	$(BIN)/sparsync bench step --out results

@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-RESULTS = (".csv", ".json", ".png", ".txt")
+RESULTS = (".csv", ".json", ".log", ".png", ".txt")
 PICTURE = re.compile(r'<img alt="(?P<alt>[^"]*)" src="[^"]*pictures/(?P<name>[\w-]+)\.svg"[^>]*>')
 STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)  # the colours of a picture that stands alone
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)

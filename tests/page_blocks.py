@@ -53,7 +53,8 @@ def common_names() -> dict[str, Any]:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
     loader = [(torch.randn(8, 256), torch.randint(10, (8,))) for _ in range(8)]
     names = {"contextlib": contextlib, "torch": torch, "dist": dist, "sparsync": sparsync, "ddp": ddp}
-    return names | {"optimizer": optimizer, "loader": loader, "loss_fn": nn.functional.cross_entropy}
+    names |= {"optimizer": optimizer, "loader": loader, "loss_fn": nn.functional.cross_entropy}
+    return names | {"model": ddp.module}
 
 
 def case_each_by_itself(rank: int, size: int, folder: str, blocks: list[str]) -> None:

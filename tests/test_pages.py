@@ -14,6 +14,7 @@ import click
 import pytest
 import typer
 
+import sparsync
 from sparsync.cli.plan import make_parser
 from sparsync.config.registry import COLLECTIVES, COMPRESSORS
 from sparsync_lab.cli.commands import app
@@ -158,6 +159,14 @@ def test_every_page_is_listed_in_the_site() -> None:
     listed = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(set(listed)) == len(listed)
     assert {f"docs/{page}" for page in listed} == {*DOCS, "docs/contributing.md", "docs/changelog.md"}
+
+
+def test_everything_public_is_in_the_reference() -> None:
+    named = {
+        name for page in DOCS if "/reference/" in page for name in re.findall(r"^::: sparsync\.(\w+)", TEXT[page], re.M)
+    }
+    public = {name for name in sparsync.__all__ if not hasattr(sparsync.errors, name)} - {"RECIPES", "__version__"}
+    assert public <= named
 
 
 def test_every_method_has_a_page_with_formula_cost_and_source() -> None:

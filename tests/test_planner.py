@@ -420,6 +420,25 @@ def test_a_gain_that_nobody_would_notice_is_no_advice() -> None:
     assert made.sentence().startswith("don't: dense bf16 takes 102 ms")
 
 
+def test_local_steps_by_hand(planner: Planner) -> None:
+    slow, fast = (Network(Link.at(bits)) for bits in (1e7, 1e12))
+    own = planner.forecasts["default"]
+    local, busy = own.local_seconds, own.network_seconds(slow)
+    assert planner.outer_seconds(slow, 10, beside=False) == pytest.approx(planner.compute + (local + busy) / 10)
+    assert planner.outer_seconds(slow, 10**6, beside=True) == pytest.approx(planner.compute, rel=1e-3)
+    assert planner.outer_seconds(slow, 1, beside=True) == pytest.approx(max(planner.compute + local, busy))
+    bits = planner.outer_break_even(slow, 100)
+    assert bits is not None
+    for factor, faster in ((0.9, True), (1.1, False)):
+        at = slow.with_bandwidth(factor * bits)
+        best = planner.fastest(at, lambda method: method.accurate)
+        assert best is not None
+        assert (1.02 * planner.outer_seconds(at, 100, beside=True) < best.seconds) is faster
+    said = Plan(planner, fast, every=100).local_steps()
+    assert said.startswith("Local steps, OuterLoop(every=100), with ")
+    assert f"below {bandwidth_text(bits)}. That is another algorithm" in said
+
+
 def test_ten_thousand_workers_on_paper() -> None:
     planner = Planner(ModelShape.named("gpt2"), 10_000, 1.0, FREE, "adamw")
     rings, trees = (Network(Link.at(10e9), 8, trees=trees) for trees in (False, True))

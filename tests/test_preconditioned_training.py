@@ -19,6 +19,7 @@ from sparsync.layout import Layout, Span
 from sparsync.simulate import VirtualWorkers
 from sparsync.sparse import SparseGrad
 from sparsync.wire import Wire
+from tests.failures.checked_training import assert_same_on_all_ranks
 from tests.test_preconditioned import EXACT, attached, weights
 from tests.world import World
 
@@ -227,6 +228,34 @@ def case_skipped(rank: int, size: int) -> None:
 
 def test_gradients_may_be_zeroed_after_the_forward_pass(worlds: dict[int, World]) -> None:
     worlds[2].run(case_skipped)
+
+
+def case_left_out_then_accumulated(rank: int, size: int) -> None:
+    """What is accumulated after a step that was left out is gradients, however those of that step were zeroed."""
+    results = []
+    for zeroed in ("to none", "in place", "after forward"):
+        model = Layers()
+        optimizer = adamw(model)
+        with attached(model, optimizer, **TOPK) as (ddp, _):
+            for step in range(4):
+                for part in range(3):
+                    with ddp.no_sync() if part < 2 else nullcontext():
+                        if part == 0 and zeroed != "after forward":
+                            optimizer.zero_grad(set_to_none=zeroed == "to none")
+                        loss = loss_of(ddp, rank, 10 * step + part)
+                        if part == 0 and zeroed == "after forward":
+                            optimizer.zero_grad()
+                        loss.backward()
+                if step != 1:
+                    optimizer.step()
+        results.append(weights(model))
+        assert_same_on_all_ranks([results[-1]])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_accumulation_after_a_step_that_is_left_out(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_left_out_then_accumulated)
 
 
 def case_accumulated(rank: int, size: int) -> None:

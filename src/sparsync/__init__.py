@@ -25,10 +25,12 @@ from sparsync.compressors import (
     TrimmedK,
 )
 from sparsync.config.recipes import RECIPES
-from sparsync.errors import Damaged, Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
+from sparsync.errors import Damaged, Excluded, Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.hosts.ddp import attach, comm_hook
 from sparsync.hosts.handle import Handle
+from sparsync.hosts.outer_loop import OuterLoop
 from sparsync.hosts.planning import plan
+from sparsync.hosts.survival import Change
 from sparsync.layout import Layout
 from sparsync.schedule import Constant, ExponentialWarmup, FrontLoaded
 from sparsync.sparse import SparseGrad
@@ -40,12 +42,14 @@ __all__ = [
     "AllGather",
     "Balanced",
     "BlockRandomK",
+    "Change",
     "Collective",
     "Compressor",
     "Constant",
     "Context",
     "Damaged",
     "DenseAllReduce",
+    "Excluded",
     "ExponentialWarmup",
     "FrontLoaded",
     "GTopK",
@@ -54,6 +58,7 @@ __all__ = [
     "Layout",
     "Mismatch",
     "NoCompression",
+    "OuterLoop",
     "PeerFailed",
     "PeerLost",
     "RandomK",

@@ -23,3 +23,11 @@ class Damaged(SparsyncError):
 
 class StepFailed(SparsyncError):
     """An earlier step failed, so this model cannot be trained on without building it anew."""
+
+
+class Regroup(SparsyncError):
+    """The ranks stop between two steps so that another can join them; ``Handle.surviving`` catches it."""
+
+
+class Excluded(SparsyncError):
+    """The other ranks have gone on without this one, which they took for lost; it may join anew."""

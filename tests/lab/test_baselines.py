@@ -15,6 +15,7 @@ from sparsync_lab.baselines.demo import cosines
 from sparsync_lab.baselines.sparse_loco import two_bits
 from sparsync_lab.models import ViT
 from sparsync_lab.virtual import BatchedPasses, SequentialPasses
+from sparsync_lab.virtual.outer_workers import OuterWorkers
 
 CPU = torch.device("cpu")
 
@@ -167,6 +168,8 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "demo": (DeMo, {"rate": 0.002}),
     "sparse-loco": (SparseLoCo, {"rate": 0.01, "local_steps": 3}),
 }
+OURS = {"outer-loop": (OuterWorkers, {"rate": 0.01, "every": 3, "fragments": 2, "overlap": 1, "share_moments": True,
+                                      "outer_momentum": 0.5})}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -180,9 +183,9 @@ def test_budgets_hold_and_are_used(name: str) -> None:
         kind(model(), loss, 3, weight_decay=0.0, budget=1e-5, **own)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", KINDS | OURS)
 def test_training_goes_on_from_a_checkpoint(name: str) -> None:
-    kind, own = KINDS[name]
+    kind, own = (KINDS | OURS)[name]
     made = [kind(model(), loss, 3, weight_decay=0.1, budget=1 / 10, clip=1.0, **own) for _ in range(2)]
     train(made[0], 4)
     made[1].load_state_dict(made[0].state_dict())

@@ -219,4 +219,19 @@ MUTANTS = [
         "            if False:\n",
         "tests/test_hostile_messages.py::test_a_culprit_that_does_not_exist_is_not_looked_up",
     ),
+    Mutant(
+        "a rank that the others took for lost mixes in when it wakes up",
+        "src/sparsync/collectives/comm/membership.py",
+        "        if self.number not in self.now.members:",
+        "        if False:",
+        "tests/failures/test_survivors.py::"
+        "test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out",
+    ),
+    Mutant(
+        "a rank whose heart has stopped is waited for until the deadline",
+        "src/sparsync/collectives/comm/membership.py",
+        "self._looked - last[1] > self._patience",
+        "False",
+        "tests/failures/test_survivors.py::test_a_killed_rank_is_not_waited_for_until_the_deadline",
+    ),
 ]

@@ -75,7 +75,7 @@ MUTANTS = [
     Mutant(
         "loss scale ignored",
         "src/sparsync/engine/worker.py",
-        "self._follow_loss_scale(loss_scale / self.loss_scale)",
+        "self._follow_loss_scale(scale / last)",
         "self._follow_loss_scale(1.0)",
         "tests/failures/test_loss_scaling.py::test_the_residual_follows_the_loss_scale",
     ),
@@ -117,8 +117,8 @@ MUTANTS = [
     Mutant(
         "with another number of workers means change",
         "src/sparsync/engine/checkpoint.py",
-        "tensor if old == workers else tensor * (workers / old)",
-        "tensor",
+        'ratio = workers / like["workers"]',
+        "ratio = 1.0",
         "tests/failures/test_restarts.py::test_a_process_group_may_shrink[budget]",
     ),
     Mutant(
@@ -609,5 +609,55 @@ MUTANTS = [
         "if found is not None and not (isinstance(found, Mapping) and AutoPolicy.fits(found)):",
         "if False:",
         "tests/test_hostile_checkpoints.py::test_what_auto_cannot_go_on_from_is_refused_before_anything_changes",
+    ),
+    Mutant(
+        "a loss scale that a restart brings is not followed",
+        "src/sparsync/engine/worker.py",
+        "scale, last = loss_scale or 1.0, self.loss_scale or 1.0",
+        "scale, last = loss_scale or 1.0, self.loss_scale or loss_scale or 1.0",
+        "tests/failures/test_changed_options.py::test_a_loss_scaler_may_come_and_go[keep]",
+    ),
+    Mutant(
+        "thresholds of another compressor are taken",
+        "src/sparsync/engine/checkpoint.py",
+        'mine["compressor"] = {}  # of which',
+        "pass  # of which",
+        "tests/failures/test_changed_options.py::test_another_compressor_goes_on_with_the_residual",
+    ),
+    Mutant(
+        "who goes on for a rank that was led has no thresholds",
+        "src/sparsync/engine/checkpoint.py",
+        'first = next((one for one in own if one["compressor"]), states[0])',
+        "first = own[0] if own else states[0]",
+        "tests/failures/test_changed_options.py::test_what_was_loaded_can_be_saved_by_all_ranks_together[nodes]",
+    ),
+    Mutant(
+        "who inherits nothing has no rows",
+        "src/sparsync/engine/checkpoint.py",
+        "kept[kind].setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype))",
+        "pass",
+        "tests/failures/test_changed_options.py::test_what_was_loaded_can_be_saved_by_all_ranks_together[fewer ranks]",
+    ),
+    Mutant(
+        "who is led takes a state that its leader refuses",
+        "src/sparsync/engine/checkpoint.py",
+        'bool(first.get("corrected"))',
+        "False",
+        "tests/failures/test_changed_options.py::test_what_is_refused_is_refused_by_all_ranks[nodes]",
+    ),
+    Mutant(
+        "residuals in different loss scales are added up",
+        "src/sparsync/engine/checkpoint.py",
+        'ratio *= (like.get("loss_scale") or 1.0) / (one.get("loss_scale") or 1.0)',
+        "pass",
+        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[list-3]",
+    ),
+    Mutant(
+        "what a survivor that is behind has rejected for others is lost",
+        "src/sparsync/engine/reducer.py",
+        "            if commit and self.channel.left_out is not None:",
+        "            if False:",
+        "tests/failures/test_survivors.py::"
+        "test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out",
     ),
 ]

@@ -233,4 +233,11 @@ MUTANTS = [
         "if not (finite or",
         "tests/test_hostile_checkpoints.py::test_moments_of_another_form_are_refused",
     ),
+    Mutant(
+        "what is accumulated after a step that was left out is taken for its update",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "self._dropped.add(id(parameter))",
+        "pass",
+        "tests/test_preconditioned_training.py::test_accumulation_after_a_step_that_is_left_out",
+    ),
 ]

@@ -18,6 +18,16 @@ LIGHTNING = "tests/frameworks/test_lightning.py"
 LIGHTNING_GOES_ON = f"{LIGHTNING}::test_the_callback_makes_training_sparse_and_goes_on_to_the_same_bits"
 LIGHTNING_TELLS = f"{LIGHTNING}::test_what_cannot_be_exchanged_is_told"
 
+SURVIVORS = "tests/failures/test_survivors.py"
+STAGES = f"{SURVIVORS}::test_survivors_of_a_kill_at_any_stage_go_on_with_equal_replicas"
+BEHIND = f"{SURVIVORS}::test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out"
+FRAGMENT, LOOP = "src/sparsync/hosts/outer_fragment.py", "src/sparsync/hosts/outer_loop.py"
+MOMENTS = "src/sparsync/hosts/outer_moments.py"
+OUTER_TESTS = "tests/test_outer_loop.py"
+OUTER_LAWS = f"{OUTER_TESTS}::test_nothing_is_lost_and_shared_weights_are_equal"
+OUTER_RESUMED = f"{OUTER_TESTS}::test_a_resumed_training_repeats_the_bits"
+OUTER_WORKERS = f"{OUTER_TESTS}::test_another_number_of_workers_keeps_the_means"
+
 MUTANTS = [
     Mutant(
         "an attach that fails on one rank is told to nobody",
@@ -353,7 +363,7 @@ MUTANTS = [
     Mutant(
         "replicas of shards begin different",
         "src/sparsync/hosts/fsdp.py",
-        "        _copy_first_replica(model, channel)\n",
+        "        copy_first_replica(model, channel)\n",
         "",
         f"{FSDP}::test_nothing_is_lost_and_replicas_stay_equal[topk]",
     ),
@@ -510,5 +520,110 @@ MUTANTS = [
         "    except (CheckpointException, Exception) as error:",
         "    except NotImplementedError as error:",
         "tests/test_hostile_checkpoints.py::test_any_distributed_checkpoint_is_refused_or_loaded_as_a_whole",
+    ),
+    Mutant(
+        "all ranks have the loss scale of the first",
+        "src/sparsync/hosts/sharded_checkpoint.py",
+        'if state["loss_scale"] is not None:',
+        "if False:",
+        "tests/failures/test_changed_options.py::test_ranks_may_be_saved_in_different_loss_scales[distributed-2]",
+    ),
+    Mutant(
+        "a survivor that is behind undoes the step that others have applied",
+        "src/sparsync/hosts/survival.py",
+        "            if old is not None:\n                _settle(old, generation.steps, generation.undone)",
+        "            if old is not None:\n                _settle(old, 0, generation.undone)",
+        BEHIND,
+    ),
+    Mutant(
+        "a survivor that is behind keeps its own weights",
+        "src/sparsync/hosts/survival.py",
+        '        self.handle.module.load_state_dict(newest["model"])',
+        "        pass",
+        BEHIND,
+    ),
+    Mutant(
+        "survivors' residuals are not scaled to their new number",
+        "src/sparsync/hosts/survival.py",
+        "        return checkpoint.state_dict(old.worker, len(self._former), steps, old.origin.training)",
+        "        return checkpoint.state_dict(old.worker, dist.get_world_size(), steps, old.origin.training)",
+        STAGES,
+    ),
+    Mutant(
+        "the loss of a rank in an exchange of DDP's buffers ends all",
+        "src/sparsync/hosts/survival.py",
+        "        if reducer.error is None and _is_backend_error(error):",
+        "        if False:",
+        f"{SURVIVORS}::test_a_loss_in_an_exchange_of_another_is_one_too",
+    ),
+    Mutant(
+        "workers of local steps begin different",
+        LOOP,
+        "        copy_first_replica(unwrap_model(model), channel)\n",
+        "",
+        f"{OUTER_LAWS}[2-whole]",
+    ),
+    Mutant(
+        "what was learned beside a round is lost",
+        FRAGMENT,
+        "        if overlap or (miss and not bad):",
+        "        if miss and not bad:",
+        f"{OUTER_RESUMED}[streams]",
+    ),
+    Mutant(
+        "who misses a round does not hear what the others did",
+        FRAGMENT,
+        "[t.clone() for t in (start if",
+        "[t for t in (start if",
+        f"{OUTER_TESTS}::test_who_misses_a_round_is_given_what_the_others_did",
+    ),
+    Mutant(
+        "who misses a round sends all the same",
+        FRAGMENT,
+        "            self.buffer.zero_()\n",
+        "            pass\n",
+        f"{OUTER_LAWS}[2-missed]",
+    ),
+    Mutant(
+        "what a cast cut off is taken for learned",
+        FRAGMENT,
+        "p.to(w.dtype).float()",
+        "p.clone()",
+        f"{OUTER_LAWS}[2-bf16]",
+    ),
+    Mutant(
+        "weights that are not finite are sent",
+        FRAGMENT,
+        "bad = not bool(self.buffer.isfinite().all())",
+        "bad = False",
+        f"{OUTER_TESTS}::test_weights_that_are_not_finite_miss_the_round",
+    ),
+    Mutant(
+        "other workers keep what was learned as it was, and not its mean",
+        FRAGMENT,
+        "alpha=workers / old",
+        "alpha=1",
+        f"{OUTER_WORKERS}[whole-5-2]",
+    ),
+    Mutant(
+        "the outer momentum begins anew with a checkpoint",
+        FRAGMENT,
+        """self.optimizer.state[parameter]["momentum_buffer"] = """,
+        """_ = """,
+        f"{OUTER_RESUMED}[sign]",
+    ),
+    Mutant(
+        "an error before a round is not told to the others",
+        LOOP,
+        "                fragment.handle.fail(error)\n",
+        "",
+        f"{OUTER_TESTS}::test_all_hear_of_an_error_on_one_rank",
+    ),
+    Mutant(
+        "shared moments are a sum, not a mean",
+        MOMENTS,
+        "        self.flat.div_(workers)\n",
+        "",
+        f"{OUTER_TESTS}::test_virtual_workers_train_as_processes_do[moments]",
     ),
 ]

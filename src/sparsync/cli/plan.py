@@ -79,6 +79,7 @@ def make_parser(models: Mapping[str, Shapes]) -> argparse.ArgumentParser:
     add("--local-bandwidth", help="between the workers of a machine; 100Gbit")
     add("--trees", action="store_true", help="the backend sums in log2 P rounds (NCCL), not in rings (Gloo)")
     add("--compute", help="forward and backward of one worker: 0.46s, 460ms")
+    add("--every", type=int, default=30, help="local steps of a round of OuterLoop; 30")
     add("--optimizer", default="sgd", help=f"one of {', '.join(OPTIMIZERS)}; sgd")
     add("--device", default="cpu", help="on which choosing and coding entries is measured: cpu, cuda; cpu")
     add("--costs", type=Path, metavar="FILE", help="what that takes, from a file measured elsewhere")
@@ -133,7 +134,9 @@ def make_plan(
         local = Link.at(bandwidth_of(given.local_bandwidth, "local-bandwidth"), LOCAL.latency)
     network = Network(link, given.per_node, local, given.trees)
     planner = Planner(model, workers, compute, book, given.optimizer, per_node=given.per_node)
-    return Plan(planner, network, book.name)
+    if given.every < 1:
+        raise ValueError(f"every must be 1 or more local steps, got {given.every}")
+    return Plan(planner, network, book.name, given.every)
 
 
 def show(made: Plan, plot: Path | None, draw: Draw | None) -> None:

@@ -92,9 +92,9 @@ class Balanced:
         rows = channel.all_to_all(messages.scatter_messages(parts, channel.sequence))
         headers = channel.verify(rows)
         largest, left = messages.gather_message(rows, channel.rank, channel.sequence)
+        channel.left_out = rejected = messages.partition.rejected(stays, *left)
         rows = channel.all_gather(largest)
         channel.verify(rows, again=True)
-        rejected = messages.partition.rejected(stays, *left)
         return Reduced(messages.mean(rows, channel.divisor), rejected, bad_ranks(headers))
 
     def _by_kernels(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
@@ -108,9 +108,9 @@ class Balanced:
         own.scatter.add_up(rows, rank, failed, number, sums.values, sums.rows)
         sums.choose(rank, *own.left, failed, number)
         message = own.gather.pack_sums(sums.rows, sums.values, sums.count, sent, rank, number)
+        channel.left_out = rejected = replace(sent, indices=own.indices, values=own.values, count=own.count)
         rows = channel.all_gather(message, own.gathered)
         channel.verify(rows, again=True)
-        rejected = replace(sent, indices=own.indices, values=own.values, count=own.count)
         return Reduced(MeanOfMessages(own.gather, rows, failed, channel.number(device)), rejected, bad_ranks(headers))
 
     def reduce_local(

@@ -77,6 +77,7 @@ class GTopK:
                 dropped.append(lost)
                 mine = message(partial)
             reach *= 2
+        channel.left_out = rejected = _stack_rounds(dropped)
         if channel.rank:
             channel.send(mine, channel.rank - reach)
             partial, culprit = receive(channel.rank - reach, mine)
@@ -89,7 +90,7 @@ class GTopK:
         if int(partial.flags) & FAILED:
             raise PeerFailed(channel.monitor.cause(channel.ranks[culprit]))
         bad = [(culprit, int(partial.where))] if int(partial.flags) & NONFINITE else []
-        return Reduced(MeanOf([partial], channel.divisor), _stack_rounds(dropped), bad)
+        return Reduced(MeanOf([partial], channel.divisor), rejected, bad)
 
     def reduce_local(
         self, sents: Sequence[SparseGrad], layout: Layout, wire: Wire, divisor: int | None = None

@@ -23,6 +23,7 @@ from sparsync.schedule import Schedule, as_schedule
 from sparsync.wire import Wire
 
 JOINED = ("drain", "freeze")  # what a rank without data does with its residual
+ON_LOSS = ("raise", "continue")  # what the others do when a rank is lost
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class ExchangePlan:
     deadline: float = 300.0
     seed: int = 0
     debug: bool = False
+    on_loss: str = "raise"
     recipe: str | None = None
     budget: Budget | None = None
     spending: Spending | None = None
@@ -71,6 +73,8 @@ class ExchangePlan:
             raise ValueError(f"joined must be one of {', '.join(JOINED)}, got {self.joined!r}")
         if self.dense_below < 0:
             raise ValueError(f"dense_below must be 0 or more entries, got {self.dense_below!r}")
+        if self.on_loss not in ON_LOSS:
+            raise ValueError(f"on_loss must be one of {', '.join(ON_LOSS)}, got {self.on_loss!r}")
         check_deadline(self.deadline)
         object.__setattr__(self, "per_node", check_per_node(self.per_node))
         if self.per_node != 1 and not self.collective.node_sums:
@@ -170,6 +174,7 @@ class ExchangePlan:
             "seed": self.seed,
             "debug": self.debug,
             **({AUTO: True} if self.auto else {}),
+            **({"on_loss": self.on_loss} if self.on_loss != "raise" else {}),
         }
         return "\n".join(f"{key}={value}" for key, value in lines.items())
 
@@ -232,7 +237,10 @@ def resolve(recipe: str | None = None, **given: Any) -> ExchangePlan:
     usual = "int" if budget is None else "ef"
     blocks = _sends_blocks(compressor, collective, filled.get("values", "fp32"))
     indices = filled.pop("indices", "block" if blocks else usual)
-    transactional = bool(filled.pop("transactional", False)) or filled.get("scaler") is not None
+    survives = filled.get("on_loss") == "continue"
+    if survives:
+        _refuse_to_survive(filled, recipe)
+    transactional = bool(filled.pop("transactional", False)) or filled.get("scaler") is not None or survives
     return ExchangePlan(compressor, collective, density, indices, transactional=transactional, budget=budget, **filled)
 
 
@@ -244,6 +252,16 @@ def _refuse_with_auto(filled: Mapping[str, Any]) -> None:
             raise ValueError(f"'auto' does not go with {name}= yet: take recipe='default', or leave {name}= out")
     if filled.get("per_node", 1) != 1:
         raise ValueError("'auto' does not go with per_node= yet: take recipe='default', or leave per_node= out")
+
+
+def _refuse_to_survive(filled: Mapping[str, Any], recipe: str | None) -> None:
+    """Refuse options with which a training cannot go on without a rank."""
+    if filled.get("optimizer") is None:
+        raise ValueError("on_loss='continue' needs optimizer=: whoever is behind takes its state from another rank")
+    if filled.get("transactional") is False:
+        raise ValueError("on_loss='continue' needs steps that can be undone: leave transactional out")
+    if filled.get("scaler") is not None or filled.get("per_node", 1) != 1 or recipe == AUTO:
+        raise ValueError("on_loss='continue' does not go with scaler=, per_node= and 'auto' yet")
 
 
 def _sends_blocks(compressor: Compressor, collective: Collective, values: str) -> bool:

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from sparsync.config import ExchangePlan
 from sparsync.config.nodes import Groups, nodes_text
+from sparsync.config.recipes import AUTO
 from sparsync.engine.state_form import SCHEMA, check_form
 from sparsync.engine.worker import WorkerState
 from sparsync.layout import Layout, Span
 
+KEPT = ("residuals", "velocities")  # as large as the model
 TENSORS = ("residuals", "velocities", "compressor", "moments")  # keys under which a state holds tensors
 ALIKE = {
     "step": "steps",
@@ -69,6 +71,8 @@ def state_dict(worker: WorkerState, workers: int, step: int, training: str, node
         "nodes": nodes_text(nodes),
         "options": digest_of(worker.plan),
         **worker.feedback.state_dict(),
+        "method": _method_of(worker.plan),
+        "corrected": worker.plan.correction is not None,
         "compressor": {n: {key: t.clone() for key, t in bag.items()} for n, bag in worker.compressor_state.items()},
         "loss_scale": worker.loss_scale,
         "rates": dict(worker.rates),
@@ -140,17 +144,22 @@ def check_state(
             raise ValueError(f"the list must hold the states of ranks 0 to {old - 1}, in order")
         _check_alike(states)
         own = _own_share(states, worker.rank, workers, nodes)
-    first = own[0] if own else states[0]
+    first = next((one for one in own if one["compressor"]), states[0])  # who was led had no thresholds, the first had
     if ("moments" in first) != (worker.preconditioner is not None):
         made = "with" if "moments" in first else "without"
         raise ValueError(f"the checkpoint was made {made} preconditioned feedback; load it {made} precondition=True")
     for one in states:
-        worker.feedback.check_state(one["residuals"], one["velocities"])
+        worker.feedback.check_state(one["residuals"], one["velocities"], bool(first.get("corrected")))
         _check_tensors(one)
-    _check_compressor(worker, first["compressor"])
+    known = first.get("method", _method_of(worker.plan)) == _method_of(worker.plan)
+    if known:
+        _check_compressor(worker, first["compressor"])
     if worker.preconditioner is not None:
         worker.preconditioner.check_state(first["moments"])
-    mine = share_of(own, first, worker.rank, workers, nodes)
+    every = {kind: {name: kept for one in states for name, kept in one[kind].items()} for kind in KEPT}
+    mine = share_of(own, first, worker.rank, workers, nodes, every)
+    if not known:
+        mine["compressor"] = {}  # of which this one would understand nothing
     worker.feedback.check_finite(mine["residuals"], mine["velocities"])
     return mine
 
@@ -169,7 +178,12 @@ def heirs_of(workers: int, nodes: Groups) -> Sequence[int]:
 
 
 def share_of(
-    own: Sequence[Mapping[str, Any]], like: Mapping[str, Any], rank: int, workers: int, nodes: Groups = ()
+    own: Sequence[Mapping[str, Any]],
+    like: Mapping[str, Any],
+    rank: int,
+    workers: int,
+    nodes: Groups = (),
+    every: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> dict[str, Any]:
     """Return the state of a worker that goes on for others: the sum of what they kept, so scaled that the mean over all
     workers is what it was.
@@ -178,17 +192,25 @@ def share_of(
         own: states of the old workers, none of which anybody else goes on for.
         like: has all that is the same on every worker, and their old number.
         nodes: the ranks of each, if there are any.
+        every: something of each shape that any of the old workers kept, by kind and name: all new ones have the same
+            names, so that all refuse what one does, and a distributed checkpoint has every row.
     """
-    kept: dict[str, dict[str, Any]] = {"residuals": {}, "velocities": {}}
-    old = like["workers"]
+    kept: dict[str, dict[str, Any]] = {kind: {} for kind in KEPT}
     for one in own:
+        ratio = workers / like["workers"]
+        if "moments" not in like:  # a rank that had joined was in the loss scale of before
+            ratio *= (like.get("loss_scale") or 1.0) / (one.get("loss_scale") or 1.0)
         for kind, sums in kept.items():
             for name, tensor in one[kind].items():
-                share = tensor if old == workers else tensor * (workers / old)
+                share = tensor if ratio == 1 else tensor * ratio
                 sums[name] = sums[name] + share if name in sums else share
     about = {"rank": rank, "workers": workers, "nodes": nodes_text(nodes)}
     if rank not in heirs_of(workers, nodes):  # nor does it choose entries
         about["compressor"] = {}
+    else:
+        for kind, tensors in (every or {}).items():
+            for name, tensor in tensors.items():
+                kept[kind].setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype))
     return _whole({**like, **kept, **about})
 
 
@@ -199,6 +221,11 @@ def _in_nodes(text: str) -> str:
 def _whole(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state that knows which tensors it has to hold."""
     return {**state, "holds": "\n".join(name for name, _ in _tensors(state))}
+
+
+def _method_of(plan: ExchangePlan) -> str:
+    """Return whose state compressors' states are; with ``"auto"`` of those among which it changes."""
+    return AUTO if plan.recipe == AUTO else type(plan.compressor).__qualname__
 
 
 def digest_of(plan: ExchangePlan) -> str:

@@ -272,7 +272,7 @@ class Reducer:
                 record.started = time.perf_counter()
                 self.worker.ledger.record_sent(unit, sent, overwritten=True)
                 record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0
-                self.channel.unit = unit.key
+                self.channel.unit, self.channel.left_out = unit.key, None
                 with exchanging():
                     reduced = self.stage.reduce(unit, sent, layout)
                 record.exchanged = time.perf_counter()
@@ -280,6 +280,7 @@ class Reducer:
                     if self._writes_at_once:
                         unit.places = places_in(unit, self._pending_buckets)
                     self.completion.finish(unit, layout, sent, reduced, record, step)
+                    self.channel.left_out = None  # it is back
                     written = self._order.finish(unit, reduced)
                 self._end_exchange(unit, layout, sent, record, written)
         except Exception as error:  # a future that never completes would hang backward
@@ -399,6 +400,16 @@ class Reducer:
             self.stats.total.skipped += 1
         else:
             self.worker.commit()
+
+    def settle_as_agreed(self, commit: bool) -> None:
+        """End the last step, of which nothing more will come, as the ranks have agreed: it counts, even where its last
+        exchange failed, or is undone."""
+        self._open = False
+        if self._unsettled:
+            self._unsettled = False
+            if commit and self.channel.left_out is not None:
+                self.worker.feedback.restore_to_residual(self.channel.unit, self.channel.left_out)
+            self.worker.commit() if commit else self.worker.undo()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank keeps. The last step is committed first."""

@@ -52,6 +52,8 @@ NEEDED: dict[str, Callable[[Any], bool]] = {
 }
 OPTIONAL: dict[str, Callable[[Any], bool]] = {
     "nodes": _text,
+    "method": _text,
+    "corrected": lambda value: isinstance(value, bool),
     "loss_scale": lambda value: value is None or (_number(value) and value > 0),
     "highest_rates": _by_name(_number),
     "moments": _by_name(_by_name(_tensor)),

@@ -41,6 +41,8 @@ class Totals:
         numel: entries it could have sent: all, compressed or not.
         compress_s, exchange_s, decode_s: seconds; exchanges run beside backward, so these do not add up to step time.
         skipped: steps that were undone.
+        lost_ranks, joined_ranks: ranks that were lost while the others went on, with all that their residuals held; and
+            that have joined them.
         energy_sent, energy: squared norm of what was sent, and of gradient plus residual. Tensors that travel dense
             without a residual are not counted here.
     """
@@ -56,6 +58,8 @@ class Totals:
     energy_sent: float = 0.0
     energy: float = 0.0
     skipped: int = 0
+    lost_ranks: int = 0
+    joined_ranks: int = 0
 
     @property
     def density(self) -> float:
@@ -111,6 +115,7 @@ class Stats:
             "total_traffic": total.traffic,
             "total_density": total.density,
             "total_skipped": float(total.skipped),
+            "total_lost_ranks": float(total.lost_ranks),
         }
         return {prefix + name: figure for name, figure in figures.items() if math.isfinite(figure)}
 

@@ -59,10 +59,10 @@ class WorkerState:
             rates: learning rates by parameter name, if the residual is divided by their changes, or holds updates.
         """
         self.rounding.begin_step()
-        if loss_scale is not None:
-            if self.loss_scale is not None and loss_scale != self.loss_scale:
-                self._follow_loss_scale(loss_scale / self.loss_scale)
-            self.loss_scale = loss_scale
+        scale, last = loss_scale or 1.0, self.loss_scale or 1.0  # a loaded state may be of a training with or without
+        if scale != last:
+            self._follow_loss_scale(scale / last)
+        self.loss_scale = loss_scale
         if self.preconditioner is None and rates is not None:
             self.rates = self.feedback.follow(self.rates, self._bounded(rates))
         if self.plan.transactional:  # saved in the new scale, which the residual keeps if the step is undone

@@ -185,9 +185,15 @@ class Feedback:
         """Return copies of what is committed, by kind and parameter name, in logical order."""
         return {"residuals": self._residuals.state_dict(), "velocities": self._velocities.state_dict()}
 
-    def check_state(self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor]) -> None:
-        """Refuse what ``load_state_dict`` cannot take."""
-        if velocities and self.correction is None and not self.preconditioned:
+    def check_state(
+        self, residuals: Mapping[str, Tensor], velocities: Mapping[str, Tensor], corrected: bool = False
+    ) -> None:
+        """Refuse what ``load_state_dict`` cannot take.
+
+        Args:
+            corrected: other ranks have velocities, though this one may have none.
+        """
+        if (velocities or corrected) and self.correction is None and not self.preconditioned:
             raise ValueError(
                 "the checkpoint holds velocities: it was made with momentum='correct', or preconditioned, so load it "
                 "with that"

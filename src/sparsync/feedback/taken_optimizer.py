@@ -67,6 +67,7 @@ class TakenOptimizer:
         self._names = names
         self._unapplied: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what its gradient showed, the factor
         self._kept_back: dict[int, Tensor] = {}
+        self._dropped: set[int] = set()  # parameters whose gradients were zeroed while an update waited
         self._stepped = False
         self._said: list[tuple[AdamRule, list[int]]] = []
         self._rule_of: dict[str, AdamRule] = {}
@@ -114,15 +115,24 @@ class TakenOptimizer:
         if not (self.preconditioner.pending and torch.is_grad_enabled()):
             return
         for parameter in self._tracked():
-            if parameter.grad is not None and parameter.requires_grad and id(parameter) not in self._watched:
+            if parameter.grad is None:
+                self._drop(parameter)
+            elif parameter.requires_grad and id(parameter) not in self._watched and id(parameter) not in self._dropped:
                 watch = parameter.register_hook(partial(self._keep_back, parameter))  # type: ignore[no-untyped-call]
                 self._watched[id(parameter)] = watch
+
+    def _drop(self, parameter: Tensor) -> None:
+        """Note that the update which waits was zeroed: until the next exchange, what is there is gradients."""
+        self._kept_back.pop(id(parameter), None)
+        self._dropped.add(id(parameter))
 
     def _keep_back(self, parameter: Tensor, _: Tensor) -> None:
         """Keep what a parameter's gradient shows just before another is added to it; nothing, if it was zeroed since
         or is kept already."""
         self._watched.pop(id(parameter)).remove()
-        if parameter.grad is None or not self.preconditioner.pending:
+        if parameter.grad is None:
+            self._drop(parameter)
+        elif not self.preconditioner.pending:
             self._kept_back.pop(id(parameter), None)
         elif id(parameter) not in self._kept_back:
             self._kept_back[id(parameter)] = parameter.grad.clone()
@@ -137,6 +147,7 @@ class TakenOptimizer:
             buffer: holds the gradients of ``parameters``, one after another.
             may_skip: parameters may be unused: those whose gradient is all zero do not decay.
         """
+        self._dropped.difference_update(map(id, parameters))
         decays, start = self.decays(), 0
         for parameter in parameters if decays or self._kept_back else ():
             own = self._parameters[self._names[id(parameter)]]

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with types, not with text.
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
 from sparsync.hosts.coverage import ignored_in, left_out_by
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.registration_check import notice_unregistered_hook
+from sparsync.hosts.survival import Change, Survival
 from sparsync.hosts.unwrap import unwrap_model, unwrap_optimizer
 from sparsync.schedule import Schedule
 
@@ -144,6 +146,8 @@ def comm_hook(
     module = unwrap_model(module)
     options["optimizer"], options["scaler"] = unwrap_optimizer(options.get("optimizer"), options.get("scaler"))
     plan = resolve(recipe, compressor=compressor, **options)
+    if plan.on_loss != "raise":
+        raise ValueError("on_loss='continue' needs attach(), which knows the DDP model")
     handle = Handle(module, plan, process_group, may_skip=True, left_out=ignored_in(module))
     notice_unregistered_hook(handle)
     return handle, hook
@@ -179,6 +183,9 @@ def attach(
     deadline: float = 300.0,
     seed: int = 0,
     debug: bool = False,
+    on_loss: str = "raise",
+    on_change: Callable[[Change], None] | None = None,
+    states: Sequence[Any] = (),
 ) -> Handle:
     """Exchange the gradients of ``ddp`` sparsely from now on. All ranks call this, with the same arguments.
 
@@ -247,15 +254,25 @@ def attach(
         deadline: seconds an exchange may take before all ranks stop with an error.
         seed: of the random kinds; the same on every rank.
         debug: compare results over the ranks after every exchange.
+        on_loss: what the others do when a rank is killed, or frozen beyond the deadline: ``"raise"`` the same error; or
+            ``"continue"`` without it, if steps are made within ``sync.surviving()``. That takes a store that is not on
+            the lost rank, Gloo, the default process group and one more residual of memory, and ``optimizer``.
+        on_change: is called with a ``Change`` (old and new rank and number of workers) when the training has gone on
+            without a rank, or with another one: to share out the data anew.
+        states: of a scheduler, ...: what a rank that is behind, or joins, takes from another beside weights and
+            optimizer; anything with ``state_dict`` and ``load_state_dict``.
 
     Returns:
         The handle: ``stats()``, ``state_dict()``, ``describe()``, ``detach()``, ...
     """
-    given = {name: value for name, value in locals().items() if name not in ("ddp", "replicate")}  # before all else
+    hosts = ("ddp", "replicate", "on_change", "states")
+    given = {name: value for name, value in locals().items() if name not in (*hosts, "hosts")}  # before all else
     optimizer, scaler = unwrap_optimizer(optimizer, scaler)
     plan = resolve(**{**given, "optimizer": optimizer, "scaler": scaler})
     model = unwrap_model(ddp)
     if replicate is not None or any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__):
+        if plan.on_loss != "raise":
+            raise ValueError("on_loss='continue' does not know models of fully_shard: shards are lost with their rank")
         from sparsync.hosts.fsdp import attach_fsdp
 
         return attach_fsdp(model, replicate, plan)
@@ -273,9 +290,13 @@ def attach(
     may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
     module, left_out = (ddp.module, left_out_by(ddp)) if model is ddp else (model, left_out_of(model, ddp))
     handle = Handle(module, plan, ddp.process_group, may_skip, left_out)
-    handle.start()
+    if plan.on_loss == "continue":
+        handle.survival = Survival(handle, ddp, states, on_change)
+        handle.survival.begin()
+    else:
+        handle.start()
     if slot is None:
-        slot = Slot(ddp.process_group)
+        slot = Slot(ddp.process_group if handle.survival is None else None)  # the default one, which may change
         try:
             ddp.register_comm_hook(slot, hook)
         except RuntimeError as error:

@@ -26,6 +26,7 @@ from torch.nn import Module
 from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
 from sparsync.errors import SparsyncError, StepFailed
+from sparsync.hosts.first_replica import copy_first_replica
 from sparsync.hosts.fsdp_checks import check_model, check_plan, group_of
 from sparsync.hosts.handle import Handle
 from sparsync.local_shard import local_shard
@@ -216,7 +217,7 @@ def attach_fsdp(model: Module, replicate: Any, plan: ExchangePlan) -> Handle:
         if preconditioner is not None and shards.size > 1:
             preconditioner.moment.gather_shards = shards.all_gather
         channel.assert_consistent("shard", f"shard {mesh.get_local_rank()} of {mesh.size()}")
-        _copy_first_replica(model, channel)
+        copy_first_replica(model, channel)
         shards.assert_consistent("configuration", plan.configuration(frozenset()))
     except Exception as error:
         shards.monitor.broadcast_error(SparsyncError(f"shard {mesh.get_local_rank()}: {error}"))
@@ -229,14 +230,3 @@ def attach_fsdp(model: Module, replicate: Any, plan: ExchangePlan) -> Handle:
     handle.on_detach(model.register_forward_pre_hook(lambda *_: exchange.check_start(), prepend=True).remove)
     log.log(logging.INFO if channel.rank == 0 else logging.DEBUG, "%s", handle.describe())
     return handle
-
-
-def _copy_first_replica(model: Module, channel: Channel) -> None:
-    """Make all parameters and buffers those of the first replica, as HSDP's users have to do by themselves."""
-    with torch.no_grad():
-        for tensor in map(local_shard, [*model.parameters(), *model.buffers()]):
-            if tensor.numel():
-                raw = tensor.contiguous().view(-1)
-                channel.broadcast(raw.view(torch.uint8))
-                tensor.copy_(raw.view(tensor.shape))
-    channel.take_count()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,9 @@ from sparsync.hosts.unwrap import plain_name
 from sparsync.hosts.zero_grad_check import notice_old_gradients
 from sparsync.layout import Parameter
 from sparsync.local_shard import local_shard
+
+if TYPE_CHECKING:
+    from sparsync.hosts.survival import Survival
 
 log = logging.getLogger("sparsync")
 
@@ -101,6 +105,7 @@ class Handle:
         self._on_stop: list[Callable[[], None]] = []
         self._on_detach: list[Callable[[], None]] = []
         self._restarts, self._told = restarts(), False
+        self.survival: Survival | None = None  # with on_loss="continue"
 
     # ---- what a user calls ----------------------------------------------------------------------------------------
 
@@ -117,6 +122,28 @@ class Handle:
     def check(self) -> None:
         """Raise, with its full text, the error that ended an exchange; ``backward`` raises it mangled by DDP."""
         self._running().check()
+
+    @property
+    def steps(self) -> int:
+        """Steps that this training has made, those of a checkpoint that was loaded included."""
+        return self._running().step
+
+    def surviving(self) -> AbstractContextManager[None]:
+        """Return a context for one whole step, from ``zero_grad`` to ``optimizer.step``, with ``on_loss="continue"``.
+
+        When a rank is lost meanwhile, the others go on after it with equal weights: the step counts for all of them, or
+        for none, so look at ``steps``. Ranks that wait to join do so at its beginning.
+        """
+        return self._survival().step()
+
+    def finish(self) -> None:
+        """End a training with ``on_loss="continue"``: wait for the others' last step; whoever missed it catches up."""
+        self._survival().finish()
+
+    def _survival(self) -> Survival:
+        if self.survival is None:
+            raise SparsyncError('this needs attach(..., on_loss="continue")')
+        return self.survival
 
     def commit(self) -> None:
         """Keep what the last step did to the residual; happens by itself when the next step begins."""
@@ -362,8 +389,9 @@ class Handle:
         channel.assert_consistent("configuration", plan.configuration(self.dense_names))
         channel.assert_consistent("model", "\n".join(map(str, self.parameters)))
         stage = choose_stage(channel, nodes)
-        # What is decided on a device is decided for that device, and for exchanges in one stage, alone.
-        channel.may_defer = channel.may_defer and one_device and not nodes
+        # What is decided on a device is decided for that device, and for exchanges in one stage, alone; and heard of
+        # too late by those who want to go on.
+        channel.may_defer = channel.may_defer and one_device and not nodes and plan.on_loss == "raise"
         rates = None
         if plan.follow_lr:
             assert plan.optimizer is not None

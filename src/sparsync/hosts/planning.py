@@ -28,6 +28,7 @@ def plan(
     per_node: int = 1,
     trees: bool = False,
     optimizer: str | torch.optim.Optimizer = "sgd",
+    every: int = 30,
     costs: CostBook | Path | None = None,
     device: torch.device | str | None = None,
 ) -> Plan:
@@ -44,6 +45,7 @@ def plan(
         per_node: workers in each machine, which share its link; methods that sum inside it first are compared, too.
         trees: the backend sums and gathers in log2 P rounds, as NCCL does, where rings take P - 1.
         optimizer: ``"sgd"``, ``"adam"``, ``"adamw"``, or the optimizer: recipes depend on it.
+        every: local steps of a round, of ``OuterLoop``.
         costs: what choosing and coding entries takes: a file that was measured elsewhere; by default it is measured
             here, once, and kept in ``~/.cache/sparsync``.
         device: on which it is measured; the model's, or the CPU.
@@ -63,7 +65,9 @@ def plan(
     book = costs_for(costs, device)
     kind = optimizer if isinstance(optimizer, str) else type(optimizer).__name__.lower()
     planner = Planner(shape, workers, seconds_of(compute), book, kind, per_node=per_node)
-    return Plan(planner, Network(link, per_node, trees=trees), book.name)
+    if every < 1:
+        raise ValueError(f"every must be 1 or more local steps, got {every!r}")
+    return Plan(planner, Network(link, per_node, trees=trees), book.name, every)
 
 
 def shape_of(model: str | float | Module | ModelShape) -> ModelShape:

@@ -12,15 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsync.config.nodes import Groups
-from sparsync.engine.checkpoint import heirs_of, share_of
+from sparsync.engine.checkpoint import KEPT, heirs_of, share_of
 from sparsync.errors import SparsyncError
-
-KEPT = ("residuals", "velocities")  # as large as the model: of these a rank reads its own rows alone
 
 
 def to_rows(state: Mapping[str, Any], group: dist.ProcessGroup | None, device: torch.device) -> dict[str, Any]:
     """Return a rank's state with every tensor as its row of a ``DTensor`` of all ranks; plain values are the same on
-    all, but for the rank, which the row tells, and the step, which is a row of its own.
+    all, but for the rank, which the row tells, and step and loss scale, which are rows of their own.
 
     Args:
         group: of the ranks that keep something, and have a row; ``None`` on a rank of a node that another one leads.
@@ -38,6 +36,8 @@ def to_rows(state: Mapping[str, Any], group: dist.ProcessGroup | None, device: t
         return value
 
     plain = {key: value for key, value in state.items() if key != "rank"} | {"step": torch.tensor(state["step"])}
+    if state["loss_scale"] is not None:
+        plain["loss_scale"] = torch.tensor(state["loss_scale"], dtype=torch.float64)
     if mesh is None:  # the leader's row has what is the same on all ranks
         return {key: value for key, value in plain.items() if not isinstance(value, Tensor | Mapping)}
     return row(plain)  # type: ignore[no-any-return]
@@ -104,7 +104,7 @@ def make_room(
                 dtype = saved.properties.dtype
                 if path[1] in KEPT and mesh is None:
                     continue
-                if path[1] in KEPT:
+                if path[1] in KEPT:  # of these a rank reads its own rows alone
                     value = empty(saved.size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
                 else:
                     value = torch.empty(saved.size, dtype=dtype)
@@ -130,8 +130,9 @@ def own_state(room: dict[str, Any], group: dist.ProcessGroup | None, nodes: Grou
     room["step"] = steps[0]
     per_rank = -(-len(steps) // len(heirs))  # as Shard(0) cuts rows
     first = min(heirs.index(rank) * per_rank, len(steps)) if rank in heirs else len(steps)
-    own = [_row(room, i, first) | {"rank": i} for i in range(first, min(first + per_rank, len(steps)))]
-    return share_of(own, own[0] if own else _row(room, 0, None), rank, workers, nodes)
+    own = [_state(room, i, first) for i in range(first, min(first + per_rank, len(steps)))]
+    every = {kind: {name: _shape_of(rows) for name, rows in room[kind].items()} for kind in KEPT}
+    return share_of(own, own[0] if own else _state(room, 0, None), rank, workers, nodes, every)
 
 
 class StatefulRows:
@@ -189,6 +190,14 @@ def _only_key(paths: Mapping[str, Sequence[str]]) -> str:
     return str(keys[0])
 
 
+def _state(room: Mapping[str, Any], number: int, first: int | None) -> dict[str, Any]:
+    """Return the state of the rank that saved row ``number``."""
+    state: dict[str, Any] = _row(room, number, first) | {"rank": number}
+    if isinstance(state.get("loss_scale"), Tensor):
+        state["loss_scale"] = state["loss_scale"].item()
+    return state
+
+
 def _row(value: Any, number: int, first: int | None, kept: bool = False) -> Any:
     """Return row ``number`` of all tensors; ``first``: the number of the first row of ``KEPT`` that is held here."""
     if isinstance(value, Mapping):
@@ -206,6 +215,11 @@ def _has_rows(value: Any, rows: int) -> bool:
     if isinstance(value, Mapping):
         return all(_has_rows(part, rows) for part in value.values())
     return not isinstance(value, Tensor) or (value.dim() > 0 and len(value) == rows)
+
+
+def _shape_of(rows: Tensor) -> Tensor:
+    """Return a tensor without memory that has the shape of a row."""
+    return torch.empty(rows.shape[1:], dtype=rows.dtype, device="meta")
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -20,6 +20,7 @@ from sparsync.planner.overlap import Job, Timeline
 SETTLED = 10**9  # a step after which densities do not change any more
 SLOWEST, FASTEST = 1e5, 1e14  # bits a second, between which a break-even is looked for
 WORTH = 1.02  # times as fast as dense a sparse method must be to be advised
+ROUND = "default"  # whose bytes of a step a round of local steps is taken to send
 GRID = 12  # bandwidths a decade that are looked at
 
 
@@ -152,18 +153,43 @@ class Planner:
 
         Infinite where latency alone makes it pay.
         """
-        steps = round(GRID * math.log10(FASTEST / SLOWEST))
-        grid = [FASTEST / 10 ** (step / GRID) for step in range(steps + 1)]
-        for step, bits in enumerate(grid):
-            if self.pays(network.with_bandwidth(bits)):
-                if step == 0:
-                    return math.inf
-                low, high = bits, grid[step - 1]
-                while high / low > 1.001:
-                    middle = math.sqrt(low * high)
-                    low, high = (middle, high) if self.pays(network.with_bandwidth(middle)) else (low, middle)
-                return low
-        return None
+        return highest_bandwidth(network, self.pays)
+
+    def outer_seconds(self, network: Network, every: int, beside: bool) -> float:
+        """Return how long a local step of ``OuterLoop`` takes, if a round sends what ``default`` sends in a step.
+
+        Args:
+            every: local steps of a round.
+            beside: rounds travel while local steps are made; else these wait.
+        """
+        own = self.forecasts[ROUND]
+        local, busy = own.local_seconds / every, own.network_seconds(network) / every
+        return max(self.compute + local, busy) if beside else self.compute + local + busy
+
+    def outer_break_even(self, network: Network, every: int) -> float | None:
+        """Return the bandwidth above which local steps are no faster than the fastest exchange of every step."""
+
+        def pays(at: Network) -> bool:
+            best = self.fastest(at, lambda method: method.accurate)
+            return best is not None and WORTH * self.outer_seconds(at, every, beside=True) < best.seconds
+
+        return highest_bandwidth(network, pays)
+
+
+def highest_bandwidth(network: Network, pays: Callable[[Network], bool]) -> float | None:
+    """Return the bandwidth of machines' links above which something does not pay; ``None``: it never does."""
+    steps = round(GRID * math.log10(FASTEST / SLOWEST))
+    grid = [FASTEST / 10 ** (step / GRID) for step in range(steps + 1)]
+    for step, bits in enumerate(grid):
+        if pays(network.with_bandwidth(bits)):
+            if step == 0:
+                return math.inf
+            low, high = bits, grid[step - 1]
+            while high / low > 1.001:
+                middle = math.sqrt(low * high)
+                low, high = (middle, high) if pays(network.with_bandwidth(middle)) else (low, middle)
+            return low
+    return None
 
 
 def forecast(

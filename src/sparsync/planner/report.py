@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsync.planner.forecast import ForecastRow, Planner
+from sparsync.planner.forecast import ROUND, ForecastRow, Planner
 from sparsync.planner.links import Network
 from sparsync.planner.quantities import bandwidth_text, bytes_text, seconds_text
 
@@ -20,11 +20,13 @@ class Plan:
     Attributes:
         planner: can be asked for other networks.
         rows: a method each.
+        every: local steps of a round, of ``OuterLoop``.
     """
 
     planner: Planner
     network: Network
     costs_of: str = ""
+    every: int = 30
 
     @property
     def rows(self) -> list[ForecastRow]:
@@ -95,6 +97,21 @@ class Plan:
             return "A sparse method pays at every bandwidth: the latency of dense's rounds alone takes longer."
         return f"Above {bandwidth_text(bits)} no sparse method pays."
 
+    def local_steps(self) -> str:
+        """Return what local steps would take, and up to which bandwidth they are faster than exchanges every step."""
+        planner, every = self.planner, self.every
+        waited, beside = (planner.outer_seconds(self.network, every, beside) for beside in (False, True))
+        bits = planner.outer_break_even(self.network, every)
+        limit = "at no bandwidth" if bits is None else f"below {bandwidth_text(bits)}"
+        if bits is not None and math.isinf(bits):
+            limit = "at every bandwidth"
+        return (
+            f"Local steps, OuterLoop(every={every}), with {bytes_text(planner.forecasts[ROUND].traffic)} a round: "
+            f"{seconds_text(waited)} a step, {seconds_text(beside)} if rounds travel beside next steps; faster than "
+            f"an exchange in every step {limit}. That is another algorithm, which learns less in a step: "
+            "docs/outer-loop.md."
+        )
+
     def notes(self) -> list[str]:
         """Return what is to be known beside the table."""
         found = []
@@ -106,6 +123,8 @@ class Plan:
         if faster:
             names = ", ".join(f"`{name}`" for name in faster)
             found.append(f"{names}: faster still, but such trainings end below dense's accuracy.")
+        if self.planner.workers > 1 and ROUND in self.planner.forecasts:
+            found.append(self.local_steps())
         if self.costs_of:
             found.append(f"Local: choosing, coding and summing entries, measured on {self.costs_of}.")
         return found

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparsync.simulate.sequential import Batch, Loss, SequentialPasses
-from sparsync_lab.baselines.base import BaselineWorkers
 from sparsync_lab.baselines.blocks import entries_at, largest, mean_of, message_bytes
+from sparsync_lab.baselines.local_workers import LocalWorkers
 
 
-class SparseLoCo(BaselineWorkers):
+class SparseLoCo(LocalWorkers):
     """Every worker trains weights of its own by AdamW. Every so many steps it adds how far it went to its error, which
     decays, and sends the largest entries of every block of that, with two bits each; all go on from the common weights
     less the mean of what was sent.
@@ -22,52 +20,23 @@ class SparseLoCo(BaselineWorkers):
     means of both kinds, in bfloat16, come with the block.
 
     Args:
-        rate, weight_decay, betas: of AdamW.
         local_steps: between exchanges; H in the paper.
         decay: of the error, an exchange.
         outer: learning rate of the common weights.
-        others: as ``BaselineWorkers`` takes them; passes run one worker after another.
+        others: as ``LocalWorkers`` takes them.
     """
 
     value_bits = 2
     block_bits = 32
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: Loss,
-        workers: int,
-        *,
-        rate: float,
-        weight_decay: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        local_steps: int = 15,
-        decay: float = 0.95,
-        outer: float = 1.0,
-        passes: type[SequentialPasses] = SequentialPasses,
-        **others: Any,
+        self, *given: Any, local_steps: int = 15, decay: float = 0.95, outer: float = 1.0, **others: Any
     ) -> None:
-        super().__init__(model, loss_fn, workers, every=local_steps, passes=LocalPasses, **others)
+        super().__init__(*given, every=local_steps, **others)
         self.decay, self.outer = decay, outer
-        self.common = torch.cat([p.detach().flatten() for p in self.parameters])
-        for parameter, view in zip(self.parameters, self.views(self.common), strict=True):
-            parameter.data = view
-        self.weights = self.common.repeat(workers, 1)
-        assert isinstance(self.passes, LocalPasses)
-        for rank, row in enumerate(self.weights):
-            self.passes.give(rank, self.views(row))
-        local = nn.Parameter(self.weights)
-        local.grad = self.rows
         self.errors = torch.zeros_like(self.rows)
-        fused = self.rows.is_cuda or None  # one pass over the weights of all workers
-        self.optimizer = torch.optim.AdamW([local], rate, betas, weight_decay=weight_decay, fused=fused)
-        self.optimizer.register_step_post_hook(self._after_step)
 
-    def exchange(self) -> None:
-        """Do nothing: workers take a step of their own first."""
-
-    @torch.no_grad()
-    def _after_step(self, *_: Any) -> None:
+    def after_step(self) -> None:
         if self.step % self.every:
             return
         self.errors.mul_(self.decay).add_(self.common).sub_(self.weights)
@@ -85,34 +54,6 @@ class SparseLoCo(BaselineWorkers):
 
     def kept(self) -> list[Tensor]:
         return [self.weights, self.errors]
-
-
-class LocalPasses(SequentialPasses):
-    """Passes of workers that have weights of their own."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        model = self.models[0]
-        if any(True for _ in model.buffers()):
-            raise ValueError("workers with weights of their own take no model with buffers, such as batch norm's")
-        self.models = [deepcopy(model) for _ in self.models]
-        self._own = [[p for p in model.parameters() if p.requires_grad] for model in self.models]
-
-    def give(self, rank: int, weights: list[Tensor]) -> None:
-        """Give a worker its weights."""
-        for parameter, own in zip(self._own[rank], weights, strict=True):
-            parameter.data = own
-
-    def _one(self, rank: int) -> None:
-        batch: Batch = self.inputs[rank]
-        loss, _ = self.loss_fn(self.models[rank], batch, ())
-        grads = torch.autograd.grad(loss, self._own[rank])
-        with torch.no_grad():
-            torch._foreach_copy_(self.views[rank], list(grads))
-            self.losses[rank].copy_(loss)
-
-    def _broadcast(self) -> None:
-        """Do nothing: there are no buffers."""
 
 
 def two_bits(values: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from sparsync_lab.cli import (
     demo,
     lab,
     lab_auto,
+    lab_chaos,
     lab_predict,
     lab_real,
     lab_train,
@@ -75,11 +76,12 @@ bench.callback()(lambda: None)
 app.add_typer(bench, name="bench")
 network = typer.Typer(
     cls=CommandList,
-    help="Measure on hosts of this machine whose links are as slow as asked.",
+    help="Measure on hosts of this machine whose links are as slow as asked, or with faults.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 network.command("auto")(lab_auto.auto)
+network.command("chaos")(lab_chaos.chaos)
 network.command("collectives")(lab.collectives)
 network.command("predict")(lab_predict.predict)
 network.command("real")(lab_real.real)

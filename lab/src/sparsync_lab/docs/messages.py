@@ -10,10 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import sparsync
+from sparsync import errors
+from sparsync.errors import SparsyncError
 from sparsync_lab.docs.sources import Sources, plain
 
 GAP = "…"  # what is put in when it is said
-OWN = ("SparsyncError", "PeerFailed", "PeerLost", "Mismatch", "Damaged", "StepFailed")
+OWN = tuple(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SparsyncError))
 REFUSED = ("ValueError", "TypeError", "ImportError")
 WARNING = "warning"
 WARNINGS = ("log.warning", "warnings.warn")
@@ -37,6 +39,8 @@ READ_ON = {
     "feedback/momentum": "guide.md#momentum",
     "feedback/optimizer_rules": "guide.md#adam-and-adamw",
     "feedback/taken_optimizer": "guide.md#adam-and-adamw",
+    "hosts/outer": "outer-loop.md",
+    "hosts/survival": "guide.md#going-on-without-a-lost-rank",
     "engine/budget": "guide.md#byte-budgets",
     "config/budget": "guide.md#byte-budgets",
     "config/nodes": "guide.md#several-gpus-in-a-machine",

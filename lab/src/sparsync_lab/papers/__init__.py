@@ -1,19 +1,20 @@
 """Every figure and table of the papers, by one command: ``sparsync papers``.
 
-``p1.py``, ``p2.py``, ``p3.py``, ``beyond.py``, ``adamw.py`` and ``evidence.py`` hold the items; ``item.py`` says what
-an item is, ``run.py`` what a training is and holds its history, ``trainings.py`` makes it, in pieces, ``run_queue.py``
-shares them between processes. ``sweep.py`` lists what is compared at equal bytes, ``equal_bytes.py`` finds the
-densities for that, ``lr_search.py`` searches learning rates, and ``tables.py`` shows the results; ``adamw_sweep.py``
-and ``adamw_tables.py`` do so for AdamW. ``claims_p1.py`` and ``claims_p2_p3.py`` judge what the papers claim.
+``p1.py``, ``p2.py``, ``p3.py``, ``beyond.py``, ``adamw.py``, ``outer.py`` and ``evidence.py`` hold the items;
+``item.py`` says what an item is, ``run.py`` what a training is and holds its history, ``trainings.py`` makes it, in
+pieces, ``run_queue.py`` shares them between processes. ``sweep.py`` lists what is compared at equal bytes,
+``equal_bytes.py`` finds the densities for that, ``lr_search.py`` searches learning rates, and ``tables.py`` shows the
+results; ``adamw_sweep.py`` and ``adamw_tables.py`` do so for AdamW. ``claims_p1.py`` and ``claims_p2_p3.py`` judge
+what the papers claim.
 """
 
-from sparsync_lab.papers import adamw, beyond, evidence, p1, p2, p3
+from sparsync_lab.papers import adamw, beyond, evidence, outer, p1, p2, p3
 from sparsync_lab.papers.item import Item, Result, RunContext
 
 __all__ = ["ITEMS", "Item", "Result", "RunContext", "chosen"]
 
 ITEMS: dict[str, Item] = {
-    item.key: item for item in (*p1.ITEMS, *p2.ITEMS, *p3.ITEMS, *beyond.ITEMS, *adamw.ITEMS, *evidence.ITEMS)
+    item.key: item for module in (p1, p2, p3, beyond, adamw, outer, evidence) for item in module.ITEMS
 }
 
 

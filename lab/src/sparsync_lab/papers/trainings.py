@@ -36,10 +36,13 @@ from sparsync_lab.training.durable import replace_file
 from sparsync_lab.training.methods import DENSE, method_options
 from sparsync_lab.virtual import BatchedPasses, SequentialPasses, VirtualWorkers, can_be_batched
 from sparsync_lab.virtual.feedback_variants import FeedbackVariant, VariantExchange
+from sparsync_lab.virtual.outer_workers import OuterWorkers
 from sparsync_lab.virtual.signed_gtopk import SIGNED_GTOPK, SignedGTopK
 
 POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
 STREAMS = 8  # of a GPU: as many workers run side by side
+OUTER = "outer-loop"  # the method of ``OuterLoop``
+LOCAL = ("sparse-loco", OUTER)
 MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
 # What the recipe "default" was until it had a budget. Stored trainings are called so, and stay what they were; a run
@@ -149,7 +152,7 @@ class VirtualSession:
     def __init__(self, run: Run, task: Task, steps: int) -> None:
         self.run, self.task, self.steps = run, task, steps
         on_gpu = next(task.model.parameters()).is_cuda
-        shared = run.method != "sparse-loco"  # whose workers have weights of their own
+        shared = run.method not in LOCAL  # whose workers have weights of their own
         batched = on_gpu and shared and task.mean and not run.autocast and can_be_batched(task.model)
         self.passes = "together" if batched else "one worker after another"  # as stored results call them
         self.precision = "bf16 autocast" if run.autocast else "tf32" if on_gpu else "fp32"
@@ -240,10 +243,14 @@ class VirtualSession:
 
 def _workers(run: Run, task: Task, how: Mapping[str, Any]) -> VirtualWorkers | BaselineWorkers:
     """Return the workers of the library, or of a baseline."""
-    if run.method in BASELINES:
+    if run.method in BASELINES or run.method == OUTER:
         if task.carried:
             raise ValueError(f"method {run.method!r} carries nothing on from step to step, as {run.model} must")
         own: dict[str, Any] = {"rate": run.rate, "weight_decay": run.weight_decay, "clip": run.clip}
+        if run.method == OUTER:
+            steps = run.steps if "budget" in run.options else None
+            own |= {"betas": (run.beta1, run.beta2), "total_steps": steps}
+            return OuterWorkers(task.model, task.loss, run.workers, **own, **how, **run.options)
         return BASELINES[run.method](task.model, task.loss, run.workers, **own, **how, **run.options)
     options = run_options(run)
     if run.variant:

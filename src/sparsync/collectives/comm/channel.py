@@ -38,7 +38,8 @@ class Channel:
     looks at headers; the host, unless the engine chooses otherwise when it starts. ``ranks``: the numbers by which the
     monitor, and error messages, know the ranks that exchange here. ``divisor``: what makes a sum over them the mean
     over all workers: their number, unless what each of them sends is a sum itself. ``recording``: what the next
-    exchange is recorded in, if anything.
+    exchange is recorded in, if anything. ``left_out``: what a collective has rejected here before its last round, in
+    which others may complete an exchange that fails here.
 
     Args:
         peers: the process group of the model; ``None`` for a single worker without ``torch.distributed``.
@@ -61,6 +62,7 @@ class Channel:
         self.backend = "none"
         self._bytes = 0
         self.recording: Recording | None = None
+        self.left_out: SparseGrad | None = None
         self._messages: CommThread | None = None  # waits for messages between two ranks
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.

@@ -1,7 +1,7 @@
 """About the k largest of every segment, as Triton kernels.
 
-``candidates`` come first. ``decide`` counts them and tells from where on they go, and the threshold for the next step; ``take_out``
-takes them out of the residual. ``threshold/reference.py`` is the specification.
+``candidates`` come first. ``decide`` counts them and tells from where on they go, and the threshold for the next step;
+``take_out`` takes them out of the residual. ``threshold/reference.py`` is the specification.
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""Beyond the papers: local steps (the outer loop) against per-step exchange, at equal bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparsync_lab.papers.adamw_sweep import GPT, LOCO, MAIN, ROWS, SETTINGS
+from sparsync_lab.papers.adamw_tables import score_table, where
+from sparsync_lab.papers.beyond import Sweep, order_of
+from sparsync_lab.papers.item import Item, Result, RunContext
+from sparsync_lab.papers.sweep import Method, Stage
+from sparsync_lab.papers.tables import columns, rate_search_table
+from sparsync_lab.papers.trainings import OUTER as OUTER_LOOP
+from sparsync_lab.report import Table
+
+# Published: an outer SGD of rate 0.7 with Nesterov momentum of 0.9. With all entries, H follows from the bytes.
+AS_DILOCO = {"compressor": "none", "outer_lr": 0.7, "outer_momentum": 0.9}
+DILOCO = {values: f"DiLoCo, {values}, every {steps} steps" for values, steps in (("fp32", 40), ("bf16", 20))}
+OUTER = {steps: f"OuterLoop, every {steps} steps, 1/40" for steps in (2, 4, 8, 15)}
+OWN = "OuterLoop, every 8 steps, own moments, 1/40"
+STREAMED = "OuterLoop, every 8 steps in 4 fragments, applied 2 later, 1/40"
+LEVELS = "OuterLoop, every 8 steps, levels, 1/40"
+
+
+LOW = 400  # a budget below what sketches of every step take
+LOW_OUTER, LOW_LOCO = (f"{name}, every 30 steps, 1/{LOW}" for name in ("OuterLoop", "SparseLoCo"))
+
+
+def _at(every: int, **options: Any) -> dict[str, Any]:
+    return {"budget": 1 / 40, **options, "every": every}
+
+
+def _shared(every: int, **options: Any) -> dict[str, Any]:
+    return _at(every, share_moments=True, **options)
+
+
+OUTER_ROWS: Mapping[str, Method] = {
+    **{label: ROWS[label] for label in ("dense", MAIN, *LOCO.values())},
+    **{
+        m.label: m
+        for m in (
+            Method(DILOCO["fp32"], OUTER_LOOP, {**AS_DILOCO, "every": 40}),
+            Method(DILOCO["bf16"], OUTER_LOOP, {**AS_DILOCO, "every": 20, "options": {"values": "bf16"}}),
+            *(Method(label, OUTER_LOOP, _shared(every)) for every, label in OUTER.items()),
+            Method(OWN, OUTER_LOOP, _at(8)),
+            Method(STREAMED, OUTER_LOOP, _shared(8, fragments=4, overlap=2), like=OUTER[8]),
+            Method(LOW_OUTER, OUTER_LOOP, _shared(30, budget=1 / LOW)),
+            Method(LOW_LOCO, "sparse-loco", {"budget": 1 / LOW, "local_steps": 30}),
+            Method(LEVELS, OUTER_LOOP, _shared(8, options={"values": "levels"}), like=OUTER[8]),
+        )
+    },
+}
+OUTER_SETTINGS = {name: SETTINGS[name] for name in ("gpt", "gpt-w4-own")}
+FIRST, OTHERS = (0,), (1, 2)
+STORED = ("dense", MAIN, *LOCO.values())  # trained for beyond/adamw
+OUTER_STAGES = (
+    Stage("gpt", 0, FIRST, STORED),
+    Stage("gpt", 0, FIRST, (OUTER[8], DILOCO["fp32"])),
+    Stage("gpt", 0, FIRST, (OUTER[4], OWN)),
+    Stage("gpt-w4-own", 0, FIRST, ("dense", MAIN, OUTER[8], DILOCO["fp32"], LOCO[15])),
+    Stage("gpt", 0, OTHERS, (*STORED, OUTER[8], DILOCO["fp32"])),
+    Stage("gpt", 0, FIRST, (STREAMED, LEVELS)),
+    Stage("gpt", 0, FIRST, (LOW_OUTER, LOW_LOCO)),
+    Stage("gpt", 0, FIRST, (OUTER[2],)),
+    Stage("gpt", 0, FIRST, (OUTER[15], DILOCO["bf16"])),
+    Stage("gpt-w4-own", 0, OTHERS, ("dense", MAIN, OUTER[8])),
+)
+_TINY: dict[str, Any] = {"workers": 2, "batch": 2, "lengths": (24,), "limit": 32, "factors": (1.0,), "further": ()}
+QUICK = {
+    "settings": {"gpt": replace(GPT, **_TINY)},
+    "stages": (Stage("gpt", 0, FIRST, ("dense", OUTER[8], OWN, DILOCO["bf16"], LOCO[15], STREAMED)),),
+}
+NOTES = (
+    "All rows but dense, and those that say so, send the same bytes in all: a 40th of dense's. DiLoCo sends every "
+    "entry, in fp32 every 40 steps, in bf16 every 20; its outer optimizer is the published one. SparseLoCo is as "
+    "published, written from its paper; every 30 steps it sends every entry, in two bits, and does not use all bytes.",
+    "OuterLoop: the largest entries of the whole model as signs, with feedback, more of them in the first rounds; an "
+    "outer rate of 1 without momentum. Adam's second moments are shared in every round, as means of rows and columns, "
+    "whose bytes are within the budget; own moments: each worker keeps its own, as DiLoCo's and SparseLoCo's do.",
+    "Rates are searched for alike: 0.5 to 2 times the same rate (4 workers: once to twice), further at the edge, with "
+    "the first seed. Fragments and levels take the rate of what they change.",
+    f"A {LOW}th is less than preconditioned feedback can send here: its sketches alone take a 210th.",
+    "16 workers have 4 sequences a step each, 4 workers 16: the more a worker has, the more it learns by itself.",
+)
+
+
+def sweep_of(context: RunContext) -> Sweep:
+    """Return the trainings: the full ones, or tiny ones."""
+    compared: dict[str, Any] = {"settings": OUTER_SETTINGS, "stages": OUTER_STAGES, **(QUICK if context.quick else {})}
+    return Sweep(context, rows=OUTER_ROWS, ablations={}, equal_bytes=False, **compared)
+
+
+def outer(context: RunContext) -> Result:
+    """Compare scores at equal bytes, from all that is trained so far."""
+    sweep = sweep_of(context)
+    sweep.train_missing()
+    search, result, tables = sweep.search, sweep.result(), list[Table]()
+    for name, setting in search.settings.items():
+        tables += [
+            score_table(search, name, 0, search.methods(name), where(setting, 0)),
+            rate_search_table(search, name, search.methods(name)),
+        ]
+    tables.append(order_of(sweep))
+    return replace(result, tables=tables, rows=columns(search), notes=[*NOTES, *result.notes])
+
+
+def order(context: RunContext) -> Table:
+    """Return what has been trained and what comes next; train nothing."""
+    sweep = sweep_of(replace(context.read_only(), resume=True))
+    sweep.train_missing()
+    return order_of(sweep)
+
+
+ITEMS = (
+    Item(
+        "beyond/outer",
+        "local steps and per-step exchange at equal bytes",
+        "OuterLoop against DiLoCo, SparseLoCo and preconditioned feedback in every step, tuned alike, with the same "
+        "bytes in all.",
+        outer,
+        ("PTB", "a GPU"),
+        10,
+        order=order,
+        trains=True,
+    ),
+)

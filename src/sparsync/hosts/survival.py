@@ -1,0 +1,311 @@
+"""Going on without a rank that was lost, and with one that has come: ``attach(..., on_loss="continue")``.
+
+Every step can be undone, so that a step that failed leaves no trace. When a rank is lost, the survivors agree on the
+newest weights that any of them has (``membership.py``). Whoever has not got these was about to make the same step: what
+it had sent is in them, so its residual goes on as if the step had been completed, and weights and optimizer come from
+one that has completed it. On all others the step under way is undone. Then the process group is made anew, and DDP's
+buckets with it: one that was on its way cannot be used again, and who has just joined could not know how the others
+have rebuilt theirs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from sparsync.collectives.comm.membership import Generation, Membership
+from sparsync.engine import checkpoint
+from sparsync.engine.reducer import Reducer
+from sparsync.errors import PeerLost, Regroup
+from sparsync.hosts.handle import Handle
+from sparsync.version import __version__
+
+log = logging.getLogger("sparsync")
+
+LOOK = 1.0  # seconds between two looks for ranks that wait to join
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a user's ``on_change`` is told, on every rank, when others train together than before.
+
+    Args:
+        rank, workers: from now on.
+        old_rank, old_workers: before; ``None`` on a rank that has just joined.
+        lost: old ranks whose share of the work is to be done by the others; nobody knows of them on one that has just
+            joined.
+        joined: new ranks that have come; on one that has just joined, all.
+        steps: that all have made.
+    """
+
+    rank: int
+    workers: int
+    old_rank: int | None
+    old_workers: int | None
+    lost: tuple[int, ...]
+    joined: tuple[int, ...]
+    steps: int
+
+
+class Survival:
+    """Lets a training go on when ranks are lost, and when others come.
+
+    Args:
+        handle: of the training, not started yet.
+        ddp: its model.
+        states: of which a rank that is behind takes what another one has: a scheduler, ...
+        on_change: is told of every change, once all can go on.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        ddp: DistributedDataParallel,
+        states: Sequence[Any] = (),
+        on_change: Callable[[Change], None] | None = None,
+    ) -> None:
+        if not dist.is_initialized() or ddp.process_group is not dist.group.WORLD:
+            raise ValueError("on_loss='continue' needs a model of the default process group, which is made anew")
+        assert handle.plan.optimizer is not None
+        self.handle, self.ddp = handle, ddp
+        self.optimizer, self.states, self._on_change = handle.plan.optimizer, list(states), on_change
+        store = _root(ddp.process_group.get_group_store())
+        self.members = Membership(store, handle.plan.deadline, _fingerprint(handle))
+        self._steps, self._undone, self._looked = 0, False, 0.0
+        self._former: tuple[int, ...] = ()  # whom this rank has trained with, last
+        handle.on_detach(self.members.close)
+        handle.on_detach(self.optimizer.register_step_post_hook(lambda *_: self._note_steps()).remove)
+
+    def begin(self) -> None:
+        """Start a training with the ranks of the process group; a process in a group of its own joins one that is
+        under way."""
+        try:
+            if dist.get_world_size() == 1 and self.members.find_training():
+                self.members.join()
+                self._go_on_with(self.members.now, None)
+                return
+            channel = self.handle.start().channel
+            if channel.backend == "nccl":
+                raise ValueError(
+                    "on_loss='continue' works over Gloo alone: NCCL's groups do not end without a lost rank"
+                )
+            numbers = [int(number) for number in channel.share(str(self.members.number))]
+            text = self.members.begin(numbers) if channel.rank == 0 else ""
+            self.members.enter(channel.share(text)[0])
+            self._former = self.members.now.members
+        except BaseException:
+            self.handle.abandon()
+            raise
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Guard a step: see ``Handle.surviving``."""
+        self._note_steps()
+        if self._somebody_waits():
+            self.handle.fail(Regroup("a rank waits to join"))
+            self._recover()
+        try:
+            yield
+        except Exception as error:
+            if not self._is_loss(error):
+                raise
+            self._recover()
+
+    def finish(self) -> None:
+        """See ``Handle.finish``."""
+        self._note_steps()
+        while not self.members.finish():
+            self._recover()
+
+    def _note_steps(self) -> None:
+        """Note how many steps the weights have made: the last one is over, applied or left out."""
+        reducer = self.handle._running()
+        if reducer.error is None:
+            self._steps, self._undone = reducer.step, reducer.completion.bad
+
+    def _somebody_waits(self) -> bool:
+        """Return whether the ranks have to stop here, which the first of them decides."""
+        if self.handle._running().channel.rank or time.monotonic() - self._looked < LOOK:
+            return False
+        self._looked = time.monotonic()
+        return self.members.somebody_waits()
+
+    def _is_loss(self, error: Exception) -> bool:
+        """Return whether a step failed because a rank was lost, or waits to join."""
+        reducer = self.handle._running()
+        if reducer.error is None and _is_backend_error(error):
+            # An exchange that is not ours, of DDP's buffers or of the user's; the other ranks may wait in ours.
+            self.handle.fail(PeerLost(str(error).splitlines()[0]))
+        return isinstance(reducer.error, PeerLost | Regroup)
+
+    def _recover(self) -> None:
+        """Agree with the other ranks, and go on with them."""
+        old = self.handle._running()
+        if isinstance(old.error, PeerLost):
+            log.warning("%s", old.error)
+        self._go_on_with(self.members.agree(self._steps, self._undone), old)
+
+    def _go_on_with(self, generation: Generation, old: Reducer | None) -> None:
+        """Train with a generation from now on, or with a later one, however many more are lost meanwhile.
+
+        Args:
+            old: has what this rank keeps; ``None`` on one that has just come.
+        """
+        while True:
+            try:
+                reducer = self._build(generation, old)
+                break
+            except RuntimeError as error:
+                if not isinstance(error, PeerLost) and not _is_backend_error(error):
+                    raise
+                log.warning("another rank was lost meanwhile: %s", str(error).splitlines()[0])
+            generation = self.members.agree(None if old is None else self._steps, self._undone)
+        self._tell(generation, reducer, old)
+
+    def _build(self, generation: Generation, old: Reducer | None) -> Reducer:
+        """Return the reducer of a generation: with its process group, newest weights, and what this rank keeps."""
+        handle, number = self.handle, self.members.number
+        rank, workers = generation.members.index(number), len(generation.members)
+        behind, newest = number in generation.behind, dict[str, Any]()
+        if old is not None and not behind:
+            _settle(old, generation.steps, old.completion.bad)
+        handle._stop()
+        self._make_group(generation, rank, workers)
+        if generation.behind:
+            if number == generation.source:
+                newest = self._newest(self._kept(old, generation.steps))
+            newest = _broadcast(newest, generation.members.index(generation.source), behind)
+        if behind:
+            self._take(newest)
+            self._steps, self._undone = generation.steps, generation.undone
+            if old is not None:
+                _settle(old, generation.steps, generation.undone)
+        self._build_buckets()
+        reducer = handle.start()
+        own = [] if old is None else [self._kept(old, generation.steps)]
+        state = checkpoint.share_of(own, own[0] if own else newest["sync"], rank, workers)
+        # Some may have been in a generation that others have missed: what it has decided is of no account.
+        handle._load({**state, "options": checkpoint.digest_of(reducer.plan)})
+        reducer.origin.training = state["training"]
+        reducer.channel.assert_consistent("model after a change of ranks", _digest(handle.module))
+        return reducer
+
+    def _kept(self, old: Reducer | None, steps: int) -> dict[str, Any]:
+        """Return what this rank keeps after so many steps."""
+        assert old is not None
+        return checkpoint.state_dict(old.worker, len(self._former), steps, old.origin.training)
+
+    def _newest(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what another rank has to take over from this one."""
+        return {
+            "model": self.handle.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "states": [state.state_dict() for state in self.states],
+            "sync": {**kept, "residuals": {}, "velocities": {}},
+        }
+
+    def _take(self, newest: dict[str, Any]) -> None:
+        """Take over what another rank has."""
+        self.handle.module.load_state_dict(newest["model"])
+        self.optimizer.load_state_dict(newest["optimizer"])
+        for state, own in zip(self.states, newest["states"], strict=True):
+            state.load_state_dict(own)
+
+    def _make_group(self, generation: Generation, rank: int, workers: int) -> None:
+        """Make the default process group anew."""
+        last = [self.ddp.process_group]
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # What waits there for a frozen rank would hold us up until its time is over.
+        threading.Thread(target=last.clear, name="sparsync group", daemon=True).start()
+        store = PrefixStore(f"sparsync generation {generation.number}", self.members.root)
+        limit = timedelta(seconds=self.members.deadline)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=limit)
+
+    def _build_buckets(self) -> None:
+        """Let DDP begin anew in the new group, as when it was made, or loaded from a file."""
+        ddp, hooks = self.ddp, self.ddp._comm_hooks
+        ddp.process_group, ddp._comm_hooks, self.handle.group = dist.group.WORLD, [], None  # type: ignore[assignment]
+        ddp.__setstate__(ddp.__getstate__())  # type: ignore[no-untyped-call]
+        for hook, state in hooks:
+            ddp.register_comm_hook(state, hook)
+        self.optimizer.zero_grad()
+
+    def _tell(self, generation: Generation, reducer: Reducer, old: Reducer | None) -> None:
+        """Count who was lost, and tell the user."""
+        former, members, rank = self._former, generation.members, reducer.channel.rank
+        self._former = members
+        lost = tuple(rank for rank, number in enumerate(former) if number not in members)
+        joined = tuple(rank for rank, number in enumerate(members) if number not in former)
+        if old is not None:
+            reducer.stats.total = total = old.stats.total
+            total.lost_ranks += len(lost)
+            total.joined_ranks += len(joined)
+        if rank == 0 and lost:
+            ranks = ", ".join(map(str, lost))
+            log.warning("rank %s of %d is lost, and with it what it had kept back", ranks, len(former))
+        if rank == 0:
+            log.warning("%d ranks go on after step %d", len(members), generation.steps)
+        if self._on_change is not None:
+            old_rank = None if old is None else former.index(self.members.number)
+            change = Change(rank, len(members), old_rank, len(former) or None, lost, joined, generation.steps)
+            self._on_change(change)
+
+
+def _settle(reducer: Reducer, steps: int, bad: bool) -> None:
+    """Let the last step that a rank began count if it is among the steps that do, unless it was not finite."""
+    reducer.settle_as_agreed(reducer.vote.step < steps and not bad)
+
+
+def _is_backend_error(error: Exception) -> bool:
+    """Return whether an exchange failed, or the making of a process group."""
+    return isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+
+
+def _fingerprint(handle: Handle) -> str:
+    """Return a text that differs when options, model or version do."""
+    parts = [__version__, handle.plan.configuration(frozenset()), *map(str, handle.parameters)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _broadcast(own: dict[str, Any], source: int, wanted: bool) -> dict[str, Any]:
+    """Return what the rank ``source`` has, where that is wanted."""
+    buffer = io.BytesIO()
+    if dist.get_rank() == source:
+        torch.save(own, buffer)
+    size = torch.tensor(buffer.tell())
+    dist.broadcast(size, source)
+    data = torch.frombuffer(bytearray(buffer.getvalue() or int(size)), dtype=torch.uint8)
+    dist.broadcast(data, source)
+    if not wanted:
+        return {}
+    found: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
+    return found
+
+
+def _digest(module: torch.nn.Module) -> str:
+    """Return a text that differs when any bit of a parameter does."""
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _root(store: Any) -> Any:
+    """Return the store that a process group's keys are in."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store

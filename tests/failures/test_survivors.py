@@ -1,0 +1,326 @@
+"""With ``on_loss="continue"`` the survivors of a lost rank go on, and another one joins them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+import sparsync
+from sparsync import Change
+from sparsync.collectives.comm.membership import Generation
+from tests.crew import Crew
+from tests.failures.ddp_training import SIZES, SMALL_BUCKETS, Chain, local_gradients, loss_of
+from tests.failures.survivors import DEADLINE, RATE, TOPK, Reference, case_among_kills, case_training
+from tests.world import World
+
+DIED = "died with exit code 9"
+ADAM: dict[str, Any] = {"precondition": True, "dense_below": 1024, "dense_1d": True}
+
+
+def start(crew: Crew, workers: int, **arguments: Any) -> list[int]:
+    return [crew.start(case_training, rank, workers, **arguments) for rank in range(workers)]
+
+
+STAGES = {  # steps that may be committed when rank 1 dies there in step 3
+    "forward": {3},
+    "backward": {3},
+    "first exchange": {3},
+    "last exchange": {3, 4},
+    "optimizer": {4},
+    "after": {4},
+}
+
+
+def test_survivors_of_a_kill_at_any_stage_go_on_with_equal_replicas() -> None:
+    with ExitStack() as stack:
+        crews = {stage: stack.enter_context(Crew()) for stage in STAGES}
+        for stage, crew in crews.items():
+            start(crew, 3, steps=7, faults={1: [(stage, 3, "die")]})
+        for stage, crew in crews.items():
+            first, victim, last = crew.results()
+            assert victim == DIED
+            changes = first["changes"]
+            assert [(c.lost, c.joined, c.old_workers, c.workers) for c in changes] == [((1,), (), 3, 2)]
+            assert changes[0].steps in STAGES[stage], stage
+            assert (first["rank"], last["rank"], first["lost"], first["steps"]) == (0, 1, 1, 7)
+            expected = Reference(range(3))
+            expected.follow(changes)
+            expected.assert_same(first)
+            expected.assert_same(last)
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "allgather": {},
+    "balanced": {"collective": "balanced"},
+    "gtopk": {"collective": "gtopk"},
+    "shared": {"compressor": "random", "collective": "shared"},
+    "dense": {"compressor": "none", "density": None},
+}
+
+
+def came_in(found: dict[str, Any], changes: list[Any], workers: int) -> list[Tensor]:
+    """Return what all workers' gradients come to, divided by how many there were, in double precision."""
+    total = [torch.zeros_like(p, dtype=torch.float64) for p in Chain(SIZES).parameters()]
+    for step, weights in enumerate(found["trajectory"]):
+        if changes and step == changes[0].steps:
+            workers = changes[0].workers
+        model = Chain(SIZES)
+        for p, own in zip(model.parameters(), weights, strict=True):
+            p.data.copy_(torch.from_numpy(own))
+        for rank in range(workers):
+            grads = local_gradients(model, lambda m, rank=rank, step=step: loss_of(m, rank, step)).values()
+            for sum_, grad in zip(total, grads, strict=True):
+                sum_ += grad.double() / workers
+    return total
+
+
+def test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out() -> None:
+    """Rank 1 freezes when it has completed step 3, whose result rank 2 never gets: rank 0 alone has applied it. Rank 1
+    wakes up when all is over: applied and kept, with what it had kept, is all that came in."""
+    with ExitStack() as stack:
+        crews = {name: stack.enter_context(Crew()) for name in METHODS}
+        for name, crew in crews.items():
+            faults = {1: [("after", 3, "freeze")], 2: [("result", 3, "lose")]}
+            start(crew, 3, steps=7, faults=faults, **METHODS[name])
+        for name, crew in crews.items():
+            first, last = crew.result(0), crew.result(2)
+            crew.signal(1, signal.SIGCONT)
+            frozen = crew.result(1)
+            assert "went on without this one at step 4" in frozen["excluded"], frozen
+            assert not frozen["changes"]
+            (change,) = first["changes"]
+            assert (change.steps, change.lost, change.workers) == (4, (1,), 2), name
+            for own, other in zip(first["weights"], last["weights"], strict=True):
+                assert (own == other).all(), name
+            assert (first["steps"], last["steps"]) == (7, 7)
+            expected = came_in(first, first["changes"], 3)
+            names = [n for n, _ in Chain(SIZES).named_parameters()]
+            began, ended = first["trajectory"][0], first["weights"]
+            for place, n in enumerate(names):
+                applied = (torch.from_numpy(began[place]).double() - torch.from_numpy(ended[place]).double()) / RATE
+                for found in (first, last, frozen):
+                    if n in found["residuals"]:
+                        applied += torch.from_numpy(found["residuals"][n]).double() / (3 if found is frozen else 2)
+                torch.testing.assert_close(applied, expected[place], rtol=1e-4, atol=1e-4, msg=f"{name}: {n}")
+
+
+def test_another_rank_joins_with_weights_and_an_empty_residual() -> None:
+    """Rank 1 dies, and another process comes while rank 0 goes on alone; then that dies, too. One that would train
+    something else is kept out."""
+    with Crew() as crew:
+        start(crew, 2, steps=120, faults={1: [("backward", 3, "die")], 0: [("forward", 100, "die")]}, pause=0.02)
+        crew.wait_for("steps of 0")
+        crew.start(case_training, 0, 1, steps=120)
+        other = crew.start(case_training, 0, 1, steps=120, seed=1)
+        with pytest.raises(AssertionError, match="Mismatch: this process cannot join the others"):
+            crew.result(other)
+        *died, found = (crew.result(member) for member in range(3))
+        assert died == [DIED, DIED]
+        joined, last = found["changes"]
+        assert (joined.old_rank, joined.rank, joined.workers, joined.joined) == (None, 1, 2, (0, 1))
+        assert (last.old_rank, last.rank, last.workers, last.lost, last.steps) == (1, 0, 1, (0,), 100)
+        expected = Reference(range(2))
+        expected.follow([Change(0, 1, 0, 2, (1,), (), 3), replace(joined, joined=(1,)), last])
+        expected.assert_same(found)
+
+
+def test_two_are_lost_in_a_row_and_one_while_the_others_go_on() -> None:
+    """Rank 1 dies; at a stage of going on so does rank 2, whose weights rank 3 may need; rank 0 dies later."""
+    stages = ["_make_group", "_build_buckets", "_tell"]
+    with ExitStack() as stack:
+        crews = {stage: stack.enter_context(Crew()) for stage in stages}
+        for stage, crew in crews.items():
+            faults = {1: [("backward", 3, "die")], 2: [(stage, 0, "die")], 0: [("backward", 8, "die")]}
+            start(crew, 4, steps=12, faults=faults, deadline=10.0)
+        for crew in crews.values():
+            *died, last = crew.results()
+            assert died == 3 * [DIED]
+            assert (last["steps"], last["workers"], last["rank"], last["lost"]) == (12, 1, 0, 3)
+            expected = Reference(range(4))
+            expected.follow(last["changes"])
+            expected.assert_same(last)
+
+
+def case_planned(rank: int, size: int, at: int, steps: int) -> list[Any]:
+    """Rank 1 leaves as planned, between two steps."""
+    model, fewer = Chain(SIZES), dist.new_group([0, 2])
+    # Which never rebuilds its buckets: where the results of a bucket are rounded depends on what it holds.
+    ddp = DistributedDataParallel(model, find_unused_parameters=True, **SMALL_BUCKETS)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    sync = sparsync.attach(ddp, optimizer=optimizer, transactional=True, **{**TOPK, **ADAM})
+    for step in range(steps):
+        if step == at:
+            if rank == 1:
+                break
+            ddp._update_process_group(fewer)
+            sync.set_process_group(fewer)
+        optimizer.zero_grad()
+        loss_of(ddp, dist.get_rank(None if step < at else fewer), step).backward()
+        optimizer.step()
+    weights = [p.detach().clone().numpy() for p in model.parameters()]
+    sync.abandon()
+    dist.barrier()
+    del ddp
+    gc.collect()
+    return weights
+
+
+def test_preconditioned_survivors_are_where_they_would_be_had_the_rank_left_as_planned() -> None:
+    """Killed in backward, all undo step 3; or rank 2 is behind, and step 3 counts."""
+    faults = [{1: [("backward", 3, "die")]}, {1: [("after", 3, "die")], 2: [("result", 3, "lose")]}]
+    with ExitStack() as stack:
+        crews = [stack.enter_context(Crew()) for _ in faults]
+        for crew, fault in zip(crews, faults, strict=True):
+            start(crew, 3, steps=7, faults=fault, adam=True, **ADAM)
+        for crew, at in zip(crews, (3, 4), strict=True):
+            first, _, last = crew.results()
+            planned = World.once(3, case_planned, at=at, steps=7)
+            assert planned[0][0], planned
+            assert [change.steps for change in first["changes"]] == [at]
+            for own, other, expected in zip(first["weights"], last["weights"], planned[0][1], strict=True):
+                assert (own == other).all()
+                assert (own == expected).all()
+
+
+def test_a_loss_in_an_exchange_of_another_is_one_too() -> None:
+    """Rank 0 dies when DDP sends the model's buffers from it."""
+    with Crew() as crew:
+        start(crew, 3, steps=5, faults={0: [("forward", 2, "die")]}, normed=True)
+        died, first, last = crew.results()
+        assert died == DIED
+        assert (first["steps"], first["workers"], last["workers"]) == (5, 2, 2)
+        for own, other in zip(first["weights"], last["weights"], strict=True):
+            assert (own == other).all()
+
+
+def test_an_error_that_is_no_loss_ends_all() -> None:
+    with Crew() as crew:
+        start(crew, 2, steps=5, faults={1: [("result", 2, "raise")]})
+        for member in range(2):
+            with pytest.raises(AssertionError, match="rank 1: bucket 3: MemoryError: no room"):
+                crew.result(member)
+
+
+def test_a_killed_rank_is_not_waited_for_until_the_deadline() -> None:
+    with Crew() as crew:
+        start(crew, 2, steps=5, faults={0: [("backward", 2, "die")]}, deadline=200.0)
+        began = time.monotonic()
+        died, last = crew.results()
+        assert died == DIED
+        assert (last["steps"], last["workers"]) == (5, 1)
+        assert time.monotonic() - began < 60
+
+
+def case_refused(rank: int, size: int) -> None:
+    model = Chain(SIZES)
+    ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), 0.1)
+    for options, why in [
+        ({"on_loss": "go on"}, "on_loss must be one of raise, continue"),
+        ({"on_loss": "continue"}, "needs optimizer="),
+        ({"optimizer": optimizer, "transactional": False}, "needs steps that can be undone"),
+        ({"optimizer": optimizer, "per_node": 2}, "does not go with"),
+        ({"optimizer": optimizer, "recipe": "auto"}, "does not go with"),
+        ({"optimizer": optimizer, "scaler": torch.amp.GradScaler("cpu")}, "does not go with"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            sparsync.attach(ddp, **{"on_loss": "continue", **options})
+    with pytest.raises(ValueError, match=r"needs attach\(\)"):
+        sparsync.comm_hook(model, on_loss="continue", optimizer=optimizer)
+    own = DistributedDataParallel(model, process_group=dist.new_group([0, 1]))
+    with pytest.raises(ValueError, match="default process group"):
+        sparsync.attach(own, on_loss="continue", optimizer=optimizer)
+    sync = sparsync.attach(ddp, optimizer=optimizer)
+    with pytest.raises(sparsync.SparsyncError, match="this needs attach"):
+        sync.surviving()
+    sync.detach()
+    del ddp, own
+    gc.collect()
+
+
+def test_what_cannot_go_on_is_refused(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_refused)
+
+
+def follow(crew: Crew, expected: Reference, steps: int) -> int:
+    """Let the reference go through all generations that anybody has trained in; return how many there were."""
+    survivors, number, changes = PrefixStore("sparsync survivors", crew.store), 1, 0
+    while survivors.check([f"{number + 1}/decision"]):
+        number += 1
+        decided = Generation.of(bytes(survivors.get(f"{number}/decision")).decode())
+        before = {}
+        for member in decided.members:
+            key = f"{number}/went on/{member}"
+            if crew.store.check([key]):
+                before[member] = int(crew.store.get(key))
+        if before:
+            changes += 1
+            expected.until(decided.steps)
+            expected.go_on(decided.members, before)
+    expected.until(steps)
+    return changes
+
+
+def among_kills(steps: int, workers: int, pause: tuple[float, float], seed: int) -> dict[str, int]:
+    """Kill or freeze a process after random times, and let another come, until so many steps are made; print what
+    happens."""
+    rng, options, began = random.Random(seed), {"steps": steps, "deadline": DEADLINE / 2}, time.monotonic()
+    counts = {"steps": steps, "killed": 0, "frozen": 0, "started": 0}
+    with Crew() as crew:
+        lives = [crew.start(case_among_kills, rank, workers, **options, name=rank) for rank in range(workers)]
+        crew.wait_for("steps")
+        while True:
+            time.sleep(rng.uniform(*pause))
+            lives, made = [member for member in lives if not crew.answered(member)], int(crew.wait_for("steps"))
+            if made > 0.9 * steps or not lives:
+                break
+            inside = [member for member in lives if crew.store.check([f"{member} is in"])]
+            if len(inside) > 1 and (len(lives) == workers or rng.random() < 0.3):
+                victim, event = rng.choice(inside), "frozen" if rng.random() < 0.2 else "killed"
+                crew.signal(victim, signal.SIGSTOP if event == "frozen" else signal.SIGKILL)
+                lives.remove(victim)
+            elif len(lives) < workers:
+                victim, event = crew.start(case_among_kills, 0, 1, **options, name=len(crew.members)), "started"
+                lives.append(victim)
+            else:
+                continue
+            counts[event] += 1
+            print(f"{time.monotonic() - began:6.1f} s, step {made:4d}: process {victim} {event}", flush=True)
+        for process, _ in crew.members:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGCONT)
+        found = [answer for answer in crew.results() if isinstance(answer, dict) and "weights" in answer]
+        assert found
+        first = Generation.of(bytes(PrefixStore("sparsync survivors", crew.store).get("1/decision")).decode())
+        expected = Reference(first.members)
+        counts["changes"] = follow(crew, expected, steps)
+        for own in found:
+            expected.assert_same(own)
+        most = {what: max(own[what] for own in found) for what in ("threads", "files")}
+        print(f"{time.monotonic() - began:6.1f} s: weights and residuals of {len(found)} are those of the reference")
+        return counts | {"at the end": len(found)} | most
+
+
+def test_kills_at_random_points_leave_equal_replicas_and_lose_nothing_else() -> None:
+    counts = among_kills(150, 3, (0.5, 2.0), seed=0)
+    assert counts["changes"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_kills_at_random_points_over_2000_steps() -> None:
+    counts = among_kills(2000, 4, (0.2, 6.0), seed=1)
+    print(counts)
+    assert counts["changes"] >= 20

@@ -1,0 +1,425 @@
+"""The outer loop on real processes: nothing is lost over rounds, shared weights are equal bit for bit, no hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsync import OuterLoop, PeerLost, SparsyncError, TopK
+from sparsync.hosts.outer_loop import cut, round_plan
+from sparsync_lab.virtual.outer_workers import OuterWorkers
+from tests.world import World, run_forked
+
+EXAMPLE = Path(__file__).parents[1] / "examples/outer_loop/train.py"
+
+STEPS = 13
+Tensors = dict[str, Tensor]
+
+
+def make_model(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(7, 33), nn.Tanh(), nn.Linear(33, 40), nn.Tanh(), nn.Linear(40, 3)).to(dtype)
+
+
+class Training:
+    """Local AdamW steps on data of this rank's own, with an account of the pseudo-gradients that went in."""
+
+    def __init__(self, rank: int, dtype: torch.dtype = torch.float32, moments: bool = False, **options: Any) -> None:
+        self.model = make_model(rank, dtype)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
+        if moments:
+            options["optimizer"] = self.optimizer
+        self.outer = OuterLoop(self.model, **options)
+        self.random = torch.Generator().manual_seed(100 + rank)
+        self.came = {name: torch.zeros_like(p) for name, p in self.outer.shared().items()}
+        self.first = self.shared()
+
+    def shared(self) -> Tensors:
+        return {name: p.clone() for name, p in self.outer.shared().items()}
+
+    def own(self) -> Tensors:
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def residuals(self) -> Tensors:
+        kept = {name: self.outer.residual(name) for name in self.came}
+        return {name: kept[name] if kept[name] is not None else torch.zeros_like(p) for name, p in self.came.items()}
+
+    def step(self, miss: bool = False) -> None:
+        x = torch.randn(5, 7, generator=self.random).to(next(self.model.parameters()).dtype)
+        self.model(x).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        own = self.own()
+        for part in self.outer.fragments:
+            if (self.outer.steps + 1) % self.outer.every == part.offset and not miss:
+                for name, shared in part.shared.by_name.items():
+                    self.came[name] += shared.detach().to(own[name].dtype).float() - own[name].float()
+        self.outer.step(miss)
+
+    def result(self) -> dict[str, Tensors]:
+        found = {"first": self.first, "own": self.own(), "residuals": self.residuals()}
+        self.outer.detach()  # which applies what is on its way
+        return {**found, "came": self.came, "shared": self.shared(), "left": self.own()}
+
+
+def case_train(rank: int, size: int, misses: tuple[int, ...] = (), **options: Any) -> dict[str, Tensors]:
+    training = Training(rank, **options)
+    for step in range(STEPS):
+        training.step(miss=rank == 1 and step + 1 in misses)
+    return training.result()
+
+
+def case_average(rank: int, size: int) -> tuple[Tensors, Tensors, Tensors]:
+    training = Training(rank, compressor="none", every=4)
+    for _ in range(3):
+        training.step()
+    mine = {name: p.clone() for name, p in training.own().items()}  # one local step before the round
+    training.optimizer.param_groups[0]["lr"] = 0.0
+    training.optimizer.param_groups[0]["weight_decay"] = 0.0
+    training.step()
+    return mine, training.own(), training.result()["shared"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_density_1_and_rate_1_are_parameter_averaging(worlds: dict[int, World], size: int) -> None:
+    answers = worlds[size].run(case_average)
+    for name in answers[0][0]:
+        mean = torch.stack([mine[name] for mine, _, _ in answers]).mean(0)
+        for _, own, shared in answers:
+            torch.testing.assert_close(own[name], mean, rtol=1e-5, atol=1e-6)
+            assert torch.equal(own[name], answers[0][1][name])
+            assert torch.equal(own[name], shared[name])
+
+
+SPARSE = {"compressor": TopK(0.1), "scope": "global"}
+WAYS = {
+    "whole": {"every": 4, **SPARSE},
+    "sign": {"every": 4, "compressor": "topk", "density": 0.2, "values": "sign", "indices": "ef", "dense_1d": False},
+    "levels": {"every": 3, "compressor": "threshold", "density": 0.2, "values": "levels", "dense_below": 0},
+    "budget": {"every": 4, "budget": 0.05, "dense_below": 0, "dense_1d": False},
+    "balanced": {"every": 4, "collective": "balanced", **SPARSE},
+    "streams": {"every": 6, "fragments": 3, "overlap": 2, **SPARSE},
+    "moments": {"every": 4, "moments": True, **SPARSE},
+    "streamed moments": {"every": 6, "fragments": 3, "overlap": 2, "moments": True, "misses": (6,), **SPARSE},
+    "bf16": {"every": 4, "dtype": torch.bfloat16, **SPARSE},
+    "missed": {"every": 4, "misses": (4, 8), **SPARSE},
+    "missed streams": {"every": 6, "fragments": 2, "overlap": 1, "misses": (3, 6, 12), **SPARSE},
+}
+
+
+@pytest.mark.parametrize(("size", "way"), [(2, way) for way in WAYS] + [(3, "streams"), (3, "missed"), (5, "whole")])
+def test_nothing_is_lost_and_shared_weights_are_equal(worlds: dict[int, World], size: int, way: str) -> None:
+    answers = worlds[size].run(case_train, **WAYS[way])
+    whole = "fragments" not in WAYS[way]
+    sparse = 0.0
+    for name, first in answers[0]["first"].items():
+        given = torch.stack([one["came"][name] - one["residuals"][name] for one in answers]).double().mean(0)
+        torch.testing.assert_close((first - answers[0]["shared"][name]).double(), given, rtol=1e-4, atol=2e-6)
+        assert not torch.equal(first, answers[0]["shared"][name])
+        for one in answers:
+            assert torch.equal(one["first"][name], first)
+            assert torch.equal(one["shared"][name], answers[0]["shared"][name])
+            assert torch.equal(one["left"][name], answers[0]["left"][name])
+        sparse += sum(float(one["residuals"][name].abs().sum()) for one in answers)
+    assert sparse > 0
+    assert whole or not torch.equal(answers[0]["own"]["0.weight"], answers[1]["own"]["0.weight"])
+
+
+def case_misses(rank: int, size: int) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+    training = Training(rank, every=2, **SPARSE)
+    training.step()
+    for group in training.optimizer.param_groups:
+        group.update(lr=0.0, weight_decay=0.0)  # the next step changes no weights by itself
+    own, shared = training.own(), training.shared()
+    training.step(miss=rank == 1)
+    return own, shared, training.own(), training.result()["shared"]
+
+
+def test_who_misses_a_round_is_given_what_the_others_did(worlds: dict[int, World]) -> None:
+    answers = worlds[3].run(case_misses)
+    own, shared, own_after, shared_after = answers[1]
+    for name in own:
+        assert not torch.equal(shared_after[name], shared[name])
+        went = shared_after[name] - shared[name]
+        torch.testing.assert_close(own_after[name] - own[name], went, rtol=1e-4, atol=1e-6)
+        assert torch.equal(answers[0][2][name], shared_after[name])
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def case_resume(rank: int, size: int, **options: Any) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+    whole, part = Training(rank, **options), Training(rank, **options)
+    for _ in range(7):
+        part.step()
+    state, optimizer = part.outer.state_dict(), part.optimizer.state_dict()
+    resumed = Training(rank + 50, **options)
+    resumed.outer.load_state_dict(state)
+    resumed.optimizer.load_state_dict(optimizer)
+    resumed.random = part.random
+    for _ in range(7):
+        whole.step()
+    for _ in range(STEPS - 7):
+        whole.step()
+        resumed.step()
+    found = whole.own(), resumed.own(), whole.shared(), resumed.shared()
+    for training in (whole, part, resumed):
+        training.outer.detach()
+    return found
+
+
+@pytest.mark.parametrize("way", ["sign", "streams", "streamed moments", "missed"])
+def test_a_resumed_training_repeats_the_bits(worlds: dict[int, World], way: str) -> None:
+    options = {name: value for name, value in WAYS[way].items() if name != "misses"} | {"outer_momentum": 0.5}
+    for own, resumed, shared, again in worlds[3].run(case_resume, **options):
+        for name in own:
+            assert torch.equal(own[name], resumed[name])
+            assert torch.equal(shared[name], again[name])
+
+
+def case_save(rank: int, size: int, **options: Any) -> tuple[dict[str, Any], Tensors, Tensors]:
+    training = Training(rank, **options)
+    for _ in range(7):
+        training.step()
+    state = training.outer.state_dict()
+    return state, training.residuals(), training.result()["shared"]
+
+
+def case_load(rank: int, size: int, states: list[dict[str, Any]], **options: Any) -> tuple[Tensors, Tensors, Tensors]:
+    training = Training(rank, **options)
+    if size != len(states):
+        with pytest.raises(ValueError, match="pass the states of all old ranks as a list"):
+            training.outer.load_state_dict(states[0])
+    training.outer.load_state_dict(states)
+    own, residuals = training.own(), training.residuals()
+    return own, residuals, training.result()["shared"]
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 3), (5, 2)])
+@pytest.mark.parametrize("way", ["whole", "streams"])
+def test_another_number_of_workers_keeps_the_means(worlds: dict[int, World], old: int, new: int, way: str) -> None:
+    saved = worlds[old].run(case_save, **WAYS[way])
+    loaded = worlds[new].run(case_load, states=[state for state, _, _ in saved], **WAYS[way])
+    for part in saved[0][0]["fragments"]:
+        for name in part["shared"]:
+            before = [one for state, _, _ in saved for one in state["fragments"] if name in one["own"]]
+            learned = torch.stack([one["own"][name] - one.get("sent", one["shared"])[name] for one in before]).mean(0)
+            kept = torch.stack([residuals[name] for _, residuals, _ in saved]).mean(0)
+            for _, _, shared in loaded:
+                assert torch.equal(shared[name], saved[0][2][name])
+            now = torch.stack([own[name] - shared[name] for own, _, shared in loaded]).mean(0)
+            torch.testing.assert_close(now, learned, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(torch.stack([kept_by[name] for _, kept_by, _ in loaded]).mean(0), kept)
+
+
+def case_refused(rank: int, size: int) -> None:
+    training, other = Training(rank, every=4, **SPARSE), Training(rank, every=4, fragments=2, **SPARSE)
+    for state, says in (({"schema": 7}, "schema 1"), (other.outer.state_dict(), "another fragments=")):
+        with pytest.raises(ValueError, match=says):
+            training.outer.load_state_dict(state)
+    training.outer.detach()
+    other.outer.detach()
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+def case_killed(rank: int, size: int, overlap: int) -> tuple[str, str]:
+    training = Training(rank, every=3, overlap=overlap, deadline=20.0, **SPARSE)
+    for _ in range(4):
+        training.step()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for _ in range(2 * STEPS):
+            training.step()
+    except SparsyncError as error:
+        training.outer.detach()
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_killed_rank_is_named_by_the_others(overlap: int) -> None:
+    outcomes = World.once(3, case_killed, overlap=overlap)
+    assert not outcomes[1][0]
+    for rank in (0, 2):
+        kind, said = outcomes[rank][1]
+        assert kind == PeerLost.__name__, outcomes
+        assert said.endswith("ranks not heard from: 1")
+
+
+def case_raises(rank: int, size: int) -> str:
+    training = Training(rank, every=2, deadline=20.0, **SPARSE)
+    training.step()
+    if rank == 1:
+        training.outer.fragments[0].grads[0] = torch.zeros(1)  # whatever goes wrong on a rank before it sends
+    with pytest.raises((SparsyncError, RuntimeError)) as raised:
+        training.step()
+    training.outer.detach()
+    return str(raised.value)
+
+
+def test_all_hear_of_an_error_on_one_rank(worlds: dict[int, World]) -> None:
+    said = worlds[3].run(case_raises)
+    assert all("rank 1" in said[rank] for rank in (0, 2)), said
+
+
+def case_not_finite(rank: int, size: int) -> tuple[Tensors, Tensors, bool]:
+    training = Training(rank, every=3, moments=True, **SPARSE)
+    training.step()
+    training.step()
+    if rank == 1:
+        with torch.no_grad():
+            training.model[0].weight[0, 0] = torch.nan
+    training.step()
+    own = training.own()
+    for _ in range(3):
+        training.step()
+    finite = all(bool(p.isfinite().all()) for p in training.own().values())
+    return own, training.result()["shared"], finite
+
+
+def test_weights_that_are_not_finite_miss_the_round(worlds: dict[int, World]) -> None:
+    answers = worlds[3].run(case_not_finite)
+    for own, shared, finite in answers:
+        assert finite
+        for name in own:
+            assert torch.equal(own[name], answers[0][0][name])
+            assert torch.equal(shared[name], answers[0][1][name])
+
+
+# ---- what is refused, and what is told ------------------------------------------------------------------------------
+
+
+def test_loading_what_does_not_fit_is_refused(worlds: dict[int, World]) -> None:
+    worlds[2].run(case_refused)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"every": 0}, "every must be"),
+        ({"every": 4, "fragments": 5}, "fragments must be from 1 to 4"),
+        ({"every": 4, "overlap": 4}, "overlap must be from 0 to 3"),
+        ({"outer_lr": 0.0}, "outer_lr must be above 0"),
+        ({"outer_momentum": 1.0}, "outer_momentum must be"),
+        ({"momentum": "correct"}, "momentum= is of gradients"),
+        ({"recipe": "auto"}, "'auto'"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)}, "torch's Adam or AdamW, got SGD"),
+        ({"optimizer": torch.optim.Adam([nn.Parameter(torch.zeros(1))])}, "optimizer must be of this model"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        OuterLoop(make_model(0), **options)
+
+
+def test_models_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="fp32, bf16 or fp16"):
+        OuterLoop(make_model(0, torch.float64))
+    with pytest.raises(ValueError, match="nothing to exchange"):
+        OuterLoop(make_model(0).requires_grad_(False))
+
+
+def case_told(rank: int, size: int) -> tuple[str, float, float, int]:
+    training = Training(rank, every=4, fragments=2, moments=True, **SPARSE)
+    for _ in range(8):
+        training.step()
+    stats, text = training.outer.stats(), training.outer.describe()
+    training.outer.detach()
+    return text, stats.total.traffic, stats.total.density, stats.total.steps
+
+
+def test_it_says_what_it_does(worlds: dict[int, World]) -> None:
+    for text, traffic, density, steps in worlds[2].run(case_told):
+        assert text.startswith("Outer loop: a round every 4 local steps, 2 fragments, applied 0 steps later, by SGD of")
+        assert text.count("TopK (scope global, density 0.1 now") == 2
+        assert steps == 2
+        assert 0.1 < density < 0.4  # small tensors travel dense
+        numel = sum(p.numel() for p in make_model(0).parameters())
+        assert 0 < traffic < 0.6 * steps * 4 * numel  # of which dense would take all
+
+
+def test_one_worker_goes_on_from_what_it_has() -> None:
+    model = make_model(0)
+    outer = OuterLoop(model, "none", every=2)
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    now = model[0].weight.detach().clone()
+    outer.step()
+    outer.step()
+    torch.testing.assert_close(model[0].weight, now)
+    assert torch.equal(model[0].weight, outer.shared()["0.weight"])
+    outer.detach()
+
+
+def test_fragments_are_of_about_the_same_size() -> None:
+    tensors = {str(i): torch.empty(size) for i, size in enumerate([100, 1, 1, 50, 50, 90, 10])}
+    plan = round_plan("none", None, None, 4, {})
+    parts = [[*map(int, part)] for part, _ in cut(tensors, 3, plan, 2)]
+    assert parts == [[0, 1], [2, 3, 4], [5, 6]]
+    assert [len(part) for part, _ in cut(tensors, 7, plan, 2)] == [1] * 7
+
+
+# ---- virtual workers ------------------------------------------------------------------------------------------------
+
+
+def mean_square(model: nn.Module, batch: tuple[Tensor, ...], carried: tuple[Tensor, ...]) -> Any:
+    return model(batch[0]).square().mean(), carried
+
+
+@pytest.mark.parametrize("way", ["sign", "moments", "streams"])
+def test_virtual_workers_train_as_processes_do(worlds: dict[int, World], way: str) -> None:
+    options = dict(WAYS[way])
+    own = {name: options.pop(name) for name in ("compressor", "every", "fragments", "overlap") if name in options}
+    moments = options.pop("moments", False)
+    model = make_model(0)
+    virtual = OuterWorkers(
+        model, mean_square, 3, rate=0.01, weight_decay=0.01, share_moments=moments, options=options, **own
+    )
+    drawn = [torch.Generator().manual_seed(100 + rank) for rank in range(3)]
+    for _ in range(12):
+        virtual.backward([(torch.randn(5, 7, generator=one),) for one in drawn])
+        virtual.optimizer.step()
+    shared, traffic = worlds[3].run(case_shared, **WAYS[way])[0]
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), shared[name], rtol=1e-4, atol=1e-6)
+    assert virtual.tally.bytes == pytest.approx(traffic, abs=200)  # each adds the headers of dense sums in its own way
+
+
+def case_shared(rank: int, size: int, **options: Any) -> tuple[Tensors, float]:
+    training = Training(rank, **options)
+    for _ in range(12):
+        training.step()
+    found = training.shared(), training.outer.stats().total.traffic
+    training.outer.detach()
+    return found
+
+
+# ---- the example ----------------------------------------------------------------------------------------------------
+
+
+def run_example(folder: Path, workers: int, *options: str) -> str:
+    arguments = ["train.py", "--folder", str(folder), *options]
+    said, *others = run_forked(f"import sys\nsys.argv = {arguments}\n{EXAMPLE.read_text()}", workers)
+    assert not any(others)
+    return said
+
+
+def test_the_example_learns_and_goes_on_with_more_workers(tmp_path: Path) -> None:
+    said = [run_example(tmp_path, 2, "--steps=60", "--every=10")]
+    said.append(run_example(tmp_path, 3, "--steps=90", "--every=10", "--resume"))
+    found = [re.search(r"(\d) workers, (\d+) steps: loss (\d\.\d+), 1/(\d+) of dense's bytes", text) for text in said]
+    assert all(found), said
+    rows = [[float(number) for number in match.groups()] for match in found if match]
+    assert [row[:2] for row in rows] == [[2, 60], [3, 90]]
+    assert rows[1][2] < rows[0][2] < 4.0  # guessing has 4.16
+    assert rows[0][3] > 50
