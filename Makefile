@@ -143,7 +143,7 @@ chaos-quick: install
 bench: install
 	$(BIN)/sparsync bench step --out results
 
-# The site, into runs/site; first the numbers of README and docs/ from results/.
+# The site, into runs/site; first the numbers of README and docs/, and the pictures, from results/.
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m sparsync_lab.docs

@@ -1,4 +1,4 @@
-"""``python -m sparsync_lab.docs``: write the generated blocks of README.md and docs/ anew."""
+"""``python -m sparsync_lab.docs``: write the generated blocks of README.md and docs/, and the pictures, anew."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparsync_lab.docs.blocks import fill
+from sparsync_lab.docs.pictures import write
 
-PAGES = ("README.md", "docs/*.md")
+PAGES = ("README.md", "docs/**/*.md")
 
 
 def pages(root: Path) -> list[Path]:
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if new != old:
             path.write_text(new, encoding="utf-8")
             print(f"{path} written")
+    for path in write(root):
+        print(f"{path} written")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,11 @@ from sparsync_lab.docs import (
     examples,
     faults,
     items,
+    messages,
+    method_costs,
     network,
     outer,
+    paying,
     planner,
     selection,
     sketches,
@@ -49,6 +52,9 @@ BLOCKS: Mapping[str, Block] = {
     "cost of sketches": sketches.cost,
     "papers": items.papers,
     "verdicts": items.judged,
+    "GPT on 1 Gbit/s": paying.gpt_on_1_gbit,
+    "GPT-2 on paper": paying.gpt2_on_paper,
+    "by link": paying.by_link,
     "plan, network alone": planner.network_alone,
     "planner check": planner.check,
     "demo": demo.demo_table,
@@ -70,6 +76,8 @@ BLOCKS: Mapping[str, Block] = {
     "fault matrix": faults.matrix,
     "example of a compressor": examples.compressor,
     "example of a collective": examples.collective,
+    "refused": messages.refused,
+    **method_costs.COSTS,
 }
 MARKED = re.compile(r"<!-- generated: (?P<name>[^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
 

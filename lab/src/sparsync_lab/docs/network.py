@@ -79,7 +79,7 @@ class Setting:
         for rate in self.rates:
             dense, own = self.minutes_to_target(DENSE, rate), self.minutes_to_target(label, rate)
             factor = f" ({dense / own:.1f} ×)" if own and dense and label != DENSE else ""
-            cells.append("–" if own is None else f"{_minutes(own)}{factor}")
+            cells.append("–" if own is None else f"{minutes_text(own)}{factor}")
         return [label, f"{scale * mean(best):.1f} ± {scale * stdev(best):.1f}", *cells]
 
 
@@ -102,9 +102,9 @@ def gains(sources: Sources) -> str:
     (dense, half, sparse), (dense_fast, half_fast, sparse_fast) = times(slow), times(fast)
     return (
         f"**{own.title}, on links of {rate_text(slow)}: {own.goal}, which dense training ends with, after "
-        f"{_minutes(sparse)} minutes instead of {_minutes(dense)}** ({_minutes(half)} in bf16), with AdamW and a 40th "
-        f"of the bytes. On {rate_text(fast)} it takes {_minutes(sparse_fast)} minutes instead of "
-        f"{_minutes(dense_fast)} (bf16: {_minutes(half_fast)}), as four workers share two cores there: "
+        f"{minutes_text(sparse)} minutes instead of {minutes_text(dense)}** ({minutes_text(half)} in bf16), with AdamW and a 40th "
+        f"of the bytes. On {rate_text(fast)} it takes {minutes_text(sparse_fast)} minutes instead of "
+        f"{minutes_text(dense_fast)} (bf16: {minutes_text(half_fast)}), as four workers share two cores there: "
         '`attach(model, "auto", optimizer=optimizer)` measures, and stays dense where that is faster. '
         f"{_really(sources)}"
     )
@@ -276,5 +276,6 @@ def rate_text(mbit: str) -> str:
     return f"{value / 1000:g} Gbit/s" if value >= 1000 else f"{value:g} Mbit/s"
 
 
-def _minutes(value: float) -> str:
+def minutes_text(value: float) -> str:
+    """Return minutes with as many digits as matter."""
     return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
