@@ -259,8 +259,15 @@ def test_what_cannot_go_on_is_refused(worlds: dict[int, World]) -> None:
 
 
 def follow(crew: Crew, expected: Reference, steps: int) -> int:
-    """Let the reference go through all generations that anybody has trained in; return how many there were."""
-    survivors, number, changes = PrefixStore("sparsync survivors", crew.store), 1, 0
+    """Let the reference go through all generations that anybody has trained in, comparing the weights after every step;
+    return how many there were."""
+    survivors, number, current, changes = PrefixStore("sparsync survivors", crew.store), 1, 1, 0
+
+    def compare(made: int, weights: str) -> None:
+        key = f"{current}/weights/{made}"
+        if crew.store.check([key]):
+            assert bytes(crew.store.get(key)).decode() == weights, f"step {made} of generation {current}"
+
     while survivors.check([f"{number + 1}/decision"]):
         number += 1
         decided = Generation.of(bytes(survivors.get(f"{number}/decision")).decode())
@@ -271,9 +278,11 @@ def follow(crew: Crew, expected: Reference, steps: int) -> int:
                 before[member] = int(crew.store.get(key))
         if before:
             changes += 1
-            expected.until(decided.steps)
+            expected.until(decided.steps, compare)
             expected.go_on(decided.members, before)
-    expected.until(steps)
+            current = number
+            print(f"        step {decided.steps:4d}: generation {number}, processes {decided.members}")
+    expected.until(steps, compare)
     return changes
 
 

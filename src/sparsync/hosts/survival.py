@@ -86,6 +86,7 @@ class Survival:
         self.members = Membership(store, handle.plan.deadline, _fingerprint(handle))
         self._steps, self._undone, self._looked = 0, False, 0.0
         self._former: tuple[int, ...] = ()  # whom this rank has trained with, last
+        self._ended: list[Any] = []  # process groups
         handle.on_detach(self.members.close)
         handle.on_detach(self.optimizer.register_step_post_hook(lambda *_: self._note_steps()).remove)
 
@@ -210,11 +211,9 @@ class Survival:
 
     def _make_group(self, generation: Generation, rank: int, workers: int) -> None:
         """Make the default process group anew."""
-        last = [self.ddp.process_group]
+        self._ended.append(self.ddp.process_group)
         if dist.is_initialized():
             dist.destroy_process_group()
-        # What waits there for a frozen rank would hold us up until its time is over.
-        threading.Thread(target=last.clear, name="sparsync group", daemon=True).start()
         store = PrefixStore(f"sparsync generation {generation.number}", self.members.root)
         limit = timedelta(seconds=self.members.deadline)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=limit)
@@ -226,6 +225,10 @@ class Survival:
         ddp.__setstate__(ddp.__getstate__())  # type: ignore[no-untyped-call]
         for hook, state in hooks:
             ddp.register_comm_hook(state, hook)
+        # Nobody else holds the old group by now. An exchange of DDP's that was left in it may wait for the others, and
+        # the group's end for that.
+        ended, self._ended = self._ended, []
+        threading.Thread(target=ended.clear, name="sparsync group", daemon=True).start()
         self.optimizer.zero_grad()
 
     def _tell(self, generation: Generation, reducer: Reducer, old: Reducer | None) -> None:
