@@ -221,7 +221,8 @@ class Reference:
             kept = self.kept[member]
             for name, grad in local_gradients(self.model, lambda m, rank=rank: loss_of(m, rank, number)).items():  # type: ignore[misc]
                 total = kept[name] + grad
-                top = total.abs().flatten().topk(max(1, round(DENSITY * total.numel()))).indices
+                order = total.abs().flatten().sort(descending=True, stable=True).indices  # of equals, the lower one
+                top = order[: max(1, round(DENSITY * total.numel()))]
                 means[name].view(-1)[top] += total.view(-1)[top]
                 kept[name] = total.clone()
                 kept[name].view(-1)[top] = 0
