@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -31,18 +32,18 @@ def batch(step, rank, teacher):
     return x, (x @ teacher).argmax(1)
 
 
-def join(store, rank, workers):
+def join(store, rank, workers, seconds):
     """Join the first process group; a worker that comes later is in one of its own until ``attach`` lets it join."""
     store = PrefixStore("start" if rank is not None else f"alone {os.getpid()}", store)
     rank, workers = (0, 1) if rank is None else (rank, workers)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=workers)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=timedelta(seconds=seconds))
 
 
 def work(given):
     """Train as one of the workers."""
     host, port = given.store.rsplit(":", 1)
     store = TCPStore(host, int(port), is_master=False)
-    join(store, given.rank, given.workers)
+    join(store, given.rank, given.workers, given.deadline)
     torch.manual_seed(0)
     teacher = torch.randn(32, 4)
     model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 4))

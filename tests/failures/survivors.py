@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.hosts.survival import Survival
-from tests.failures.ddp_training import ALL_SPARSE, SIZES, SMALL_BUCKETS, Chain, local_gradients, loss_of
+from tests.failures.ddp_training import ALL_SPARSE, SIZES, SMALL_BUCKETS, Chain, digest, local_gradients, loss_of
 
 DEADLINE, DENSITY, RATE = 20.0, 0.05, 0.05
 TOPK: dict[str, Any] = {"compressor": "topk", "density": DENSITY, **ALL_SPARSE}
@@ -183,6 +183,9 @@ def case_among_kills(store: Any, steps: int, name: int, **options: Any) -> dict[
         while run.sync.steps < steps:
             run.step(remember=False)
             store.set("steps", str(run.sync.steps))
+            store.set(
+                f"{run.sync.survival.members.now.number}/weights/{run.sync.steps}", digest(run.model.parameters())
+            )
         return run.end()
     except (sparsync.Excluded, sparsync.PeerLost) as error:
         if any(text in str(error) for text in ("went on without this one", "is over", "nobody left to join")):
@@ -205,10 +208,11 @@ class Reference:
     def _zeros(self) -> dict[str, Tensor]:
         return {name: torch.zeros_like(p) for name, p in self.model.named_parameters()}
 
-    def until(self, steps: int) -> None:
-        """Train until so many steps are made."""
+    def until(self, steps: int, compare: Callable[[int, str], None] = lambda steps, weights: None) -> None:
+        """Train until so many steps are made; ``compare``: is given the weights' digest after each."""
         for number in range(self.made, steps):
             self._step(number)
+            compare(number + 1, digest(self.model.parameters()))
         self.made = steps
 
     def _step(self, number: int) -> None:
@@ -217,7 +221,8 @@ class Reference:
             kept = self.kept[member]
             for name, grad in local_gradients(self.model, lambda m, rank=rank: loss_of(m, rank, number)).items():  # type: ignore[misc]
                 total = kept[name] + grad
-                top = total.abs().flatten().topk(max(1, round(DENSITY * total.numel()))).indices
+                order = total.abs().flatten().sort(descending=True, stable=True).indices  # of equals, the lower one
+                top = order[: max(1, round(DENSITY * total.numel()))]
                 means[name].view(-1)[top] += total.view(-1)[top]
                 kept[name] = total.clone()
                 kept[name].view(-1)[top] = 0

@@ -537,8 +537,8 @@ MUTANTS = [
     ),
     Mutant(
         "a survivor that is behind keeps its own weights",
-        "src/sparsync/hosts/survival.py",
-        '        self.handle.module.load_state_dict(newest["model"])',
+        "src/sparsync/hosts/peer_state.py",
+        '        self.module.load_state_dict(newest["model"])',
         "        pass",
         BEHIND,
     ),

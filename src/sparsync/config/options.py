@@ -205,6 +205,8 @@ class ExchangePlan:
         if self.clip is not None:
             whose = "the mean gradient" if self.precondition else "each worker's gradient"
             lines["clipping"] = f"{whose}, at a norm of {self.clip:g}{'' if self.precondition else ' a segment'}"
+        if self.on_loss == "continue":
+            lines["lost ranks"] = "the others go on, within sync.surviving()"
         return lines
 
 

@@ -11,17 +11,15 @@ have rebuilt theirs.
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
@@ -31,6 +29,7 @@ from sparsync.engine import checkpoint
 from sparsync.engine.reducer import Reducer
 from sparsync.errors import PeerLost, Regroup
 from sparsync.hosts.handle import Handle
+from sparsync.hosts.peer_state import PeerState, broadcast, digest_of
 from sparsync.version import __version__
 
 log = logging.getLogger("sparsync")
@@ -81,11 +80,13 @@ class Survival:
             raise ValueError("on_loss='continue' needs a model of the default process group, which is made anew")
         assert handle.plan.optimizer is not None
         self.handle, self.ddp = handle, ddp
-        self.optimizer, self.states, self._on_change = handle.plan.optimizer, list(states), on_change
+        self.optimizer, self._on_change = handle.plan.optimizer, on_change
+        self._peer_state = PeerState(handle.module, self.optimizer, states)
         store = _root(ddp.process_group.get_group_store())
         self.members = Membership(store, handle.plan.deadline, _fingerprint(handle))
         self._steps, self._undone, self._looked = 0, False, 0.0
         self._former: tuple[int, ...] = ()  # whom this rank has trained with, last
+        self._ended: list[Any] = []  # process groups
         handle.on_detach(self.members.close)
         handle.on_detach(self.optimizer.register_step_post_hook(lambda *_: self._note_steps()).remove)
 
@@ -186,10 +187,10 @@ class Survival:
         self._make_group(generation, rank, workers)
         if generation.behind:
             if number == generation.source:
-                newest = self._newest(self._kept(old, generation.steps))
-            newest = _broadcast(newest, generation.members.index(generation.source), behind)
+                newest = self._peer_state.collect(self._kept(old, generation.steps))
+            newest = broadcast(newest, generation.members.index(generation.source), behind)
         if behind:
-            self._take(newest)
+            self._peer_state.load(newest)
             self._steps, self._undone = generation.steps, generation.undone
             if old is not None:
                 _settle(old, generation.steps, generation.undone)
@@ -200,7 +201,7 @@ class Survival:
         # Some may have been in a generation that others have missed: what it has decided is of no account.
         handle._load({**state, "options": checkpoint.digest_of(reducer.plan)})
         reducer.origin.training = state["training"]
-        reducer.channel.assert_consistent("model after a change of ranks", _digest(handle.module))
+        reducer.channel.assert_consistent("model after a change of ranks", digest_of(handle.module))
         return reducer
 
     def _kept(self, old: Reducer | None, steps: int) -> dict[str, Any]:
@@ -208,29 +209,11 @@ class Survival:
         assert old is not None
         return checkpoint.state_dict(old.worker, len(self._former), steps, old.origin.training)
 
-    def _newest(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what another rank has to take over from this one."""
-        return {
-            "model": self.handle.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "states": [state.state_dict() for state in self.states],
-            "sync": {**kept, "residuals": {}, "velocities": {}},
-        }
-
-    def _take(self, newest: dict[str, Any]) -> None:
-        """Take over what another rank has."""
-        self.handle.module.load_state_dict(newest["model"])
-        self.optimizer.load_state_dict(newest["optimizer"])
-        for state, own in zip(self.states, newest["states"], strict=True):
-            state.load_state_dict(own)
-
     def _make_group(self, generation: Generation, rank: int, workers: int) -> None:
         """Make the default process group anew."""
-        last = [self.ddp.process_group]
+        self._ended.append(self.ddp.process_group)
         if dist.is_initialized():
             dist.destroy_process_group()
-        # What waits there for a frozen rank would hold us up until its time is over.
-        threading.Thread(target=last.clear, name="sparsync group", daemon=True).start()
         store = PrefixStore(f"sparsync generation {generation.number}", self.members.root)
         limit = timedelta(seconds=self.members.deadline)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=limit)
@@ -242,6 +225,10 @@ class Survival:
         ddp.__setstate__(ddp.__getstate__())  # type: ignore[no-untyped-call]
         for hook, state in hooks:
             ddp.register_comm_hook(state, hook)
+        # Nobody else holds the old group by now. An exchange of DDP's that was left in it may wait for the others, and
+        # the group's end for that.
+        ended, self._ended = self._ended, []
+        threading.Thread(target=ended.clear, name="sparsync group", daemon=True).start()
         self.optimizer.zero_grad()
 
     def _tell(self, generation: Generation, reducer: Reducer, old: Reducer | None) -> None:
@@ -279,29 +266,6 @@ def _fingerprint(handle: Handle) -> str:
     """Return a text that differs when options, model or version do."""
     parts = [__version__, handle.plan.configuration(frozenset()), *map(str, handle.parameters)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _broadcast(own: dict[str, Any], source: int, wanted: bool) -> dict[str, Any]:
-    """Return what the rank ``source`` has, where that is wanted."""
-    buffer = io.BytesIO()
-    if dist.get_rank() == source:
-        torch.save(own, buffer)
-    size = torch.tensor(buffer.tell())
-    dist.broadcast(size, source)
-    data = torch.frombuffer(bytearray(buffer.getvalue() or int(size)), dtype=torch.uint8)
-    dist.broadcast(data, source)
-    if not wanted:
-        return {}
-    found: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
-    return found
-
-
-def _digest(module: torch.nn.Module) -> str:
-    """Return a text that differs when any bit of a parameter does."""
-    digest = hashlib.sha256()
-    for parameter in module.parameters():
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _root(store: Any) -> Any:
