@@ -83,7 +83,7 @@ class Setting:
         return [label, f"{scale * mean(best):.1f} ± {scale * stdev(best):.1f}", *cells]
 
 
-def settings(sources: Sources, name: str) -> list[Setting]:
+def settings(sources: Sources, name: str = TRAIN[0]) -> list[Setting]:
     """Return what was trained, model by model."""
     lines = sorted(sources.lines(name), key=_kind)
     return [Setting(list(own)) for _, own in groupby(lines, key=_kind)]
@@ -91,7 +91,7 @@ def settings(sources: Sources, name: str) -> list[Setting]:
 
 def gains(sources: Sources) -> str:
     """Return the minutes that are saved on the slowest link, and lost on the fastest, in a sentence."""
-    own = settings(sources, TRAIN[0])[0]
+    own = settings(sources)[0]
     ours = [label for label in own.labels if label != "auto"][-1]
     slow, fast = own.rates[0], own.rates[-1]
 
@@ -102,8 +102,8 @@ def gains(sources: Sources) -> str:
     (dense, half, sparse), (dense_fast, half_fast, sparse_fast) = times(slow), times(fast)
     return (
         f"**{own.title}, on links of {rate_text(slow)}: {own.goal}, which dense training ends with, after "
-        f"{minutes_text(sparse)} minutes instead of {minutes_text(dense)}** ({minutes_text(half)} in bf16), with AdamW and a 40th "
-        f"of the bytes. On {rate_text(fast)} it takes {minutes_text(sparse_fast)} minutes instead of "
+        f"{minutes_text(sparse)} minutes instead of {minutes_text(dense)}** ({minutes_text(half)} in bf16), with AdamW "
+        f"and a 40th of the bytes. On {rate_text(fast)} it takes {minutes_text(sparse_fast)} minutes instead of "
         f"{minutes_text(dense_fast)} (bf16: {minutes_text(half_fast)}), as four workers share two cores there: "
         '`attach(model, "auto", optimizer=optimizer)` measures, and stays dense where that is faster. '
         f"{_really(sources)}"

@@ -25,7 +25,7 @@ def gpt_on_1_gbit(sources: Sources) -> str:
         if minutes is not None and dense is not None
     ]
     shown = table([f"to {own.goal}, which dense ends with", "minutes", "faster"], rows)
-    made = sources.made(TRAIN, sources.lines(TRAIN)[0], "sparsync lab train")
+    made = sources.made(TRAIN[0], sources.lines(TRAIN[0])[0], "sparsync lab train")
     return f"**{own.title}, links of {rate_text(rate)}, AdamW**\n\n{shown}\n\n{made}\n\n{_steps(sources, 'gpt', rate)}"
 
 
