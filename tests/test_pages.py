@@ -123,8 +123,10 @@ def _check(words: list[str], page: str) -> None:
         ]
         assert rest[0] == "install"
         assert set(re.findall(r"sparsync\[(\w+)\]", " ".join(rest))) <= set(extras), rest
+    elif name in ("python", "python3"):
+        assert rest[0] == "-m" or (ROOT / rest[0]).is_file(), rest
     else:
-        assert name in ("python3", ".", "nvidia-cuda-mps-control", "echo"), name
+        assert name in (".", "nvidia-cuda-mps-control", "echo"), name
 
 
 def _parse(arguments: list[str]) -> None:
