@@ -23,7 +23,9 @@ def test_the_others_go_on_and_another_one_joins() -> None:
     assert done.returncode == 0, done.stderr
     (killed,) = re.findall(r"^killing process \d+ at step (\d+)$", done.stdout, re.MULTILINE)
     changes = re.findall(r"^(\d) workers from step (\d+) on$", done.stdout, re.MULTILINE)
-    assert [workers for workers, _ in changes] == ["2", "3"], done.stdout
+    assert [workers for workers, _ in changes] in (["2", "3"], ["3"]), (
+        done.stdout
+    )  # it may come before they have agreed
     assert int(killed) <= int(changes[0][1]) <= int(killed) + 20  # nothing is made again
     ((accuracy, lost),) = re.findall(r"^3 workers, step 300: accuracy ([\d.]+)%, (\d) lost$", done.stdout, re.MULTILINE)
     assert float(accuracy) > 80
