@@ -74,18 +74,10 @@ NOTES = (
     "All rows but dense, and those that say so, send the same bytes in all: a 40th of dense's. DiLoCo sends every "
     "entry, in fp32 every 40 steps, in bf16 every 20; its outer optimizer is the published one. SparseLoCo is as "
     "published, written from its paper; every 30 steps it sends every entry, in two bits, and does not use all bytes.",
-<<<<<<< HEAD
-    "OuterLoop: the largest entries of the whole model with feedback, as many and as exact as a round's budget has "
-    "room for, summed in parts: with 16 workers every 8 steps all of them, three bits each, every 4 steps three in "
-    "ten; an outer rate of 1 without momentum. Adam's second moments are shared in every round, as means of rows "
-    "and columns, whose bytes are within the budget; own moments: each worker keeps its own, as DiLoCo's and "
-    "SparseLoCo's do.",
-=======
     "OuterLoop: the largest entries of the whole model with feedback, as many and as exact as a round has bytes "
     "for, summed in parts: with 16 workers every 8 steps all of them, three bits each, every 4 steps three in ten; an "
     "outer rate of 1 without momentum. Adam's second moments are shared in every round, as means of rows and columns, "
     "whose bytes are within the budget; own moments: each worker keeps its own, as DiLoCo's and SparseLoCo's do.",
->>>>>>> outer
     "Rates are searched for alike: 0.5 to 2 times the same rate (4 workers: once to twice), further at the edge, with "
     "the first seed. Fragments take the rate of what they change.",
     f"A {LOW}th is less than preconditioned feedback can send here: its sketches alone take a 210th.",
