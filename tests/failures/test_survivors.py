@@ -137,9 +137,10 @@ def test_another_rank_joins_with_weights_and_an_empty_residual() -> None:
         expected.assert_same(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stages",
-    [["_make_group"], pytest.param(["_build_buckets", "_tell"], marks=pytest.mark.slow)],
+    [["_make_group"], ["_build_buckets", "_tell"]],
     ids=["group", "later"],
 )
 def test_two_are_lost_in_a_row_and_one_while_the_others_go_on(stages: list[str]) -> None:
@@ -218,6 +219,7 @@ def test_an_error_that_is_no_loss_ends_all() -> None:
                 crew.result(member)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_not_waited_for_until_the_deadline() -> None:
     with Crew() as crew:
         start(crew, 2, steps=5, faults={0: [("backward", 2, "die")]}, deadline=200.0)

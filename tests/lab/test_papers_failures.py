@@ -78,7 +78,7 @@ def test_another_seed_or_length_has_a_result_of_its_own(tmp_path: Path, capsys: 
         "p1-fig1-epochs-20.json", "p1-fig1-quick.json", "p1-fig1-seed-1-epochs-0.5.json", "p1-fig1.json"
     ]  # fmt: skip
     assert command(["papers", "report", "--output", str(tmp_path / "o")]) == 0
-    assert capsys.readouterr().out.splitlines()[-2] == "3 results, 0 quick ones, 18 not run yet"
+    assert capsys.readouterr().out.splitlines()[-2] == "3 results, 0 quick ones, 19 not run yet"
     page = (tmp_path / "o" / "report.html").read_text(encoding="utf-8")
     for words in ("Dense-SGD<", "fig1. Seed 0", "Dense-SGD (--epochs 20)", "fig1 --seed 1 --epochs 0.5. Seed 1"):
         assert words in page

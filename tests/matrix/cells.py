@@ -121,6 +121,8 @@ def sample(cells: list[Cell]) -> list[Cell]:
     chosen = []
     for fault, (strength, names) in ways.items():
         some = [cell for cell in cells if fault == (cell.fault if cell.fault in ways else "")]
+        if fault:  # at steps that differ; who is lost at attach is waited for until the deadline
+            some = sorted(some, key=lambda cell: (cell.step == "attach", zlib.crc32(str(cell).encode())))
         met = [set(combinations([(name, getattr(cell, name)) for name in names], strength)) for cell in some]
         chosen += [some[number] for number in sorted(cover(met, set()))]
     return chosen
