@@ -622,7 +622,7 @@ MUTANTS = [
     Mutant(
         "shared moments are a sum, not a mean",
         MOMENTS,
-        "        self.flat.div_(workers)\n",
+        "        self.flat.div_(max(1, workers))\n",
         "",
         f"{OUTER_TESTS}::test_virtual_workers_train_as_processes_do[moments]",
     ),
