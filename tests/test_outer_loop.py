@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
@@ -427,6 +428,21 @@ def test_detach_ends_all_fragments_whatever_is_on_its_way(caplog: pytest.LogCapt
     assert not any(part.handle.is_attached() for part in outer.fragments)
     with pytest.raises(SparsyncError, match="detach"):
         learn(model, outer, 4)
+
+
+def case_some(rank: int, size: int) -> str:
+    group = dist.new_group([0, 1])
+    if rank == 2:
+        with pytest.raises(ValueError, match="not in process_group") as raised:
+            OuterLoop(make_model(rank), every=2, process_group=group)
+        return str(raised.value)
+    outer = OuterLoop(make_model(rank), every=2, process_group=group)
+    outer.detach()
+    return ""
+
+
+def test_a_rank_outside_of_the_group_is_told(worlds: dict[int, World]) -> None:
+    assert [bool(said) for said in worlds[3].run(case_some)] == [False, False, True]
 
 
 def case_differs(rank: int, size: int) -> tuple[str, int]:

@@ -95,6 +95,8 @@ class OuterLoop:
         self.steps = 0
         self.fragments: list[Fragment] = []
         workers = dist.get_world_size(process_group) if dist.is_initialized() else 1
+        if workers < 1:
+            raise ValueError("this rank is not in process_group=, and has nobody to exchange with")
         parts = cut(own, fragments, plan, workers)
         moments = [SharedMoments(optimizer, part) if optimizer is not None else None for part, _ in parts]
         given = {"every": every, "overlap": overlap, "outer_lr": outer_lr, "outer_momentum": outer_momentum}
