@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.futures import Future
 
-from sparsync import OuterLoop, PeerLost, SparsyncError, TopK
+from sparsync import Mismatch, OuterLoop, PeerLost, SparsyncError, TopK
 from sparsync.hosts.outer_loop import cut, round_plan
 from sparsync_lab.virtual.outer_workers import OuterWorkers
 from tests.world import World, run_forked
@@ -219,9 +223,100 @@ def test_another_number_of_workers_keeps_the_means(worlds: dict[int, World], old
             torch.testing.assert_close(torch.stack([kept_by[name] for _, kept_by, _ in loaded]).mean(0), kept)
 
 
+def learn(model: nn.Module, outer: OuterLoop, steps: int) -> None:
+    """Let a single worker go somewhere."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(outer.steps, outer.steps + steps):
+        x = torch.randn(5, 7, generator=torch.Generator().manual_seed(step)).to(next(model.parameters()).dtype)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        outer.step()
+
+
+def test_a_state_holds_all_that_a_training_goes_on_from() -> None:
+    model = nn.Sequential(nn.Linear(7, 33), nn.BatchNorm1d(33), nn.Linear(33, 40))
+    outer = OuterLoop(model, every=4, outer_momentum=0.9, **SPARSE)
+    learn(model, outer, 3)  # there is no momentum yet
+    state, after = outer.state_dict(), list[Tensors]()
+    for _ in range(2):
+        outer.load_state_dict(state)
+        learn(model, outer, 6)
+        after.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    outer.detach()
+    for name, tensor in after[0].items():
+        assert torch.equal(tensor, after[1][name]), name
+
+
+def test_a_round_on_its_way_is_applied_with_another_every() -> None:
+    outer = OuterLoop(model := make_model(0), "none", every=10, overlap=8)
+    learn(model, outer, 11)
+    state, own = outer.state_dict(), model[0].weight.detach().clone()
+    assert not torch.equal(own, outer.shared()["0.weight"])
+    outer = OuterLoop(model := make_model(1), "none", every=4)
+    outer.load_state_dict(state)
+    outer.step()  # of the twelfth step, before what was on its way is due
+    torch.testing.assert_close(model[0].weight.detach(), own)
+    torch.testing.assert_close(outer.shared()["0.weight"], own)
+    outer.detach()
+
+
+def case_load_in_flight(rank: int, size: int) -> list[tuple[Tensor, Tensor]]:
+    def there() -> tuple[Tensor, Tensor]:
+        moment = training.optimizer.state[training.model[0].weight]["exp_avg_sq"]
+        return training.shared()["0.weight"], moment.clone()
+
+    training = Training(rank, every=3, overlap=2, moments=True, **SPARSE)
+    for _ in range(3):
+        training.step()
+    state = training.outer.state_dict()
+    for _ in range(2):
+        training.step()
+    found = [there()]
+    time.sleep(0.3 * rank)  # so that the other's next round is on its way when it loads
+    training.step()
+    time.sleep(0.3 * rank)
+    training.outer.load_state_dict(state)
+    time.sleep(0.6 - 0.6 * rank)
+    for _ in range(2):
+        training.step()
+    found.append(there())
+    training.outer.detach()
+    return found
+
+
+def test_a_round_on_its_way_does_not_write_over_what_is_loaded(worlds: dict[int, World]) -> None:
+    for first, again in worlds[2].run(case_load_in_flight):
+        assert all(torch.equal(then, now) for then, now in zip(first, again, strict=True))
+
+
+def test_more_workers_begin_from_bf16_weights_as_one_had_them(worlds: dict[int, World]) -> None:
+    outer = OuterLoop(model := make_model(0, torch.bfloat16), "none", every=2, overlap=1, outer_lr=0.7)
+    learn(model, outer, 3)
+    (idle,) = (state := outer.state_dict())["fragments"]
+    idle["own"] = {name: p.bfloat16() for name, p in idle["shared"].items()}  # which has learned nothing since
+    learn(model, outer, 1)
+    (bad,) = (moving := outer.state_dict())["fragments"]
+    bad["mean"]["0.weight"][0, 0] = torch.nan
+    outer.detach()
+    options = {"dtype": torch.bfloat16, "compressor": "none", "every": 2, "overlap": 1}
+    for own, _, shared in worlds[2].run(case_load, states=[state], **options):
+        for name in own:
+            assert torch.equal(own[name], shared[name].bfloat16())
+    for _, _, shared in worlds[2].run(case_load, states=[moving], **options):
+        assert all(bool(p.isfinite().all()) for p in shared.values())  # a mean that is not is not applied
+
+
 def case_refused(rank: int, size: int) -> None:
     training, other = Training(rank, every=4, **SPARSE), Training(rank, every=4, fragments=2, **SPARSE)
-    for state, says in (({"schema": 7}, "schema 1"), (other.outer.state_dict(), "another fragments=")):
+    wider = training.outer.state_dict()
+    wider["fragments"][0]["shared"]["0.bias"] = torch.zeros(5)
+    for state, says in (
+        ({"schema": 7}, "schema 1"),
+        (other.outer.state_dict(), "another fragments="),
+        (wider, "of another model"),
+        ([], "the list is empty"),
+    ):
         with pytest.raises(ValueError, match=says):
             training.outer.load_state_dict(state)
     training.outer.detach()
@@ -297,6 +392,74 @@ def test_weights_that_are_not_finite_miss_the_round(worlds: dict[int, World]) ->
             assert torch.equal(shared[name], answers[0][1][name])
 
 
+def case_bad_moment(rank: int, size: int) -> tuple[bool, bool]:
+    training = Training(rank, every=2, moments=True, **SPARSE)
+    training.step()
+    if rank == 1:  # a gradient whose square is too large: no weight is changed by it
+        training.optimizer.state[training.model[0].weight]["exp_avg_sq"][0, 0] = torch.inf
+    training.step()
+    moments = [state["exp_avg_sq"] for state in training.optimizer.state.values()]
+    kept = [bool((moment.isfinite() & (moment > 0)).all()) for moment in moments]
+    same = torch.equal(training.own()["0.weight"], training.shared()["0.weight"])
+    training.outer.detach()
+    return all(kept), same
+
+
+def test_moments_that_are_not_finite_are_not_shared(worlds: dict[int, World]) -> None:
+    assert worlds[2].run(case_bad_moment) == [(True, True)] * 2
+
+
+def test_a_single_worker_goes_on_after_weights_that_were_not_finite() -> None:
+    training = Training(0, every=2, moments=True, **SPARSE)
+    training.step()
+    training.model(torch.full((5, 7), torch.nan)).sum().backward()
+    for _ in range(4):
+        training.step()
+    assert all(bool(p.isfinite().all()) for p in training.own().values())
+    training.outer.detach()
+
+
+def test_detach_ends_all_fragments_whatever_is_on_its_way(caplog: pytest.LogCaptureFixture) -> None:
+    outer = OuterLoop(model := make_model(0), every=4, fragments=2, overlap=1, **SPARSE)
+    failed: Future[Tensor] = Future()
+    failed.set_exception(RuntimeError("no room"))  # type: ignore[arg-type]
+    outer.fragments[0].future = failed
+    outer.detach()
+    assert "what was on its way is not applied: no room" in caplog.text
+    assert not any(part.handle.is_attached() for part in outer.fragments)
+    with pytest.raises(SparsyncError, match="detach"):
+        learn(model, outer, 4)
+
+
+def case_some(rank: int, size: int) -> str:
+    group = dist.new_group([0, 1])
+    if rank == 2:
+        with pytest.raises(ValueError, match="not in process_group") as raised:
+            OuterLoop(make_model(rank), every=2, process_group=group)
+        return str(raised.value)
+    outer = OuterLoop(make_model(rank), every=2, process_group=group)
+    outer.detach()
+    return ""
+
+
+def test_a_rank_outside_of_the_group_is_told(worlds: dict[int, World]) -> None:
+    assert [bool(said) for said in worlds[3].run(case_some)] == [False, False, True]
+
+
+def case_differs(rank: int, size: int) -> tuple[str, int]:
+    before = {*threading.enumerate()}
+    with pytest.raises(Mismatch) as raised:
+        Training(rank, every=4 + rank, fragments=2, **SPARSE)
+    return str(raised.value), len({*threading.enumerate()} - before)
+
+
+def test_other_arguments_on_a_rank_are_refused_on_all(worlds: dict[int, World]) -> None:
+    for said, threads in worlds[3].run(case_differs):
+        assert "outer loop" in said
+        assert "every=" in said
+        assert not threads
+
+
 # ---- what is refused, and what is told ------------------------------------------------------------------------------
 
 
@@ -312,6 +475,9 @@ def test_loading_what_does_not_fit_is_refused(worlds: dict[int, World]) -> None:
         ({"every": 4, "overlap": 4}, "overlap must be from 0 to 3"),
         ({"outer_lr": 0.0}, "outer_lr must be above 0"),
         ({"outer_momentum": 1.0}, "outer_momentum must be"),
+        ({"outer_lr": float("inf")}, "outer_lr must be above 0, and finite"),
+        ({"budget": 2.0}, "budget must be a share"),
+        ({"on_loss": "continue"}, "on_loss= is of gradients"),
         ({"momentum": "correct"}, "momentum= is of gradients"),
         ({"recipe": "auto"}, "'auto'"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)}, "torch's Adam or AdamW, got SGD"),
@@ -328,6 +494,17 @@ def test_models_that_do_not_fit_are_refused() -> None:
         OuterLoop(make_model(0, torch.float64))
     with pytest.raises(ValueError, match="nothing to exchange"):
         OuterLoop(make_model(0).requires_grad_(False))
+    model = make_model(0)
+    with pytest.raises(ValueError, match="without amsgrad"):
+        OuterLoop(model, optimizer=torch.optim.Adam(model.parameters(), amsgrad=True))
+
+
+def test_empty_tensors_have_no_moments_to_share() -> None:
+    model = make_model(0)
+    model.register_parameter("nothing", nn.Parameter(torch.zeros(0, 4)))
+    outer = OuterLoop(model, optimizer=torch.optim.Adam(model.parameters()), every=2, **SPARSE)
+    learn(model, outer, 4)
+    outer.detach()
 
 
 def case_told(rank: int, size: int) -> tuple[str, float, float, int]:
@@ -419,9 +596,11 @@ def run_example(folder: Path, workers: int, *options: str) -> str:
 def test_the_example_learns_and_goes_on_with_more_workers(tmp_path: Path) -> None:
     said = [run_example(tmp_path, 2, "--steps=60", "--every=10")]
     said.append(run_example(tmp_path, 3, "--steps=90", "--every=10", "--resume"))
+    said.append(run_example(tmp_path, 2, "--steps=95", "--every=10", "--resume"))
+    assert len([*tmp_path.glob("rank-*.pt")]) == 2  # and none of a worker that is no more
     found = [re.search(r"(\d) workers, (\d+) steps: loss (\d\.\d+), 1/(\d+) of dense's bytes", text) for text in said]
     assert all(found), said
     rows = [[float(number) for number in match.groups()] for match in found if match]
-    assert [row[:2] for row in rows] == [[2, 60], [3, 90]]
+    assert [row[:2] for row in rows] == [[2, 60], [3, 90], [2, 95]]
     assert rows[1][2] < rows[0][2] < 4.0  # guessing has 4.16
-    assert rows[0][3] > 50
+    assert 50 < rows[0][3] < rows[1][3] < 2 * rows[0][3]  # of the steps that were made, of which the first send more

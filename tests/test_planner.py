@@ -19,8 +19,10 @@ from sparsync.collectives.base import PAIRS, RING, TREE, Traffic, Transfer
 from sparsync.config import resolve
 from sparsync.config.registry import COLLECTIVES
 from sparsync.engine.bucketing import Bucket
+from sparsync.engine.budget import plan_for
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.traffic import bytes_per_step, ddp_buckets
+from sparsync.hosts.outer_loop import round_plan
 from sparsync.hosts.planning import shape_of
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.planner import (
@@ -435,7 +437,10 @@ def test_local_steps_by_hand(planner: Planner) -> None:
         assert best is not None
         assert (1.02 * planner.outer_seconds(at, 100, beside=True) < best.seconds) is faster
     said = Plan(planner, fast, every=100).local_steps()
-    assert said.startswith("Local steps, OuterLoop(every=100), with ")
+    tensors = planner.model.tensors
+    plan = plan_for(round_plan(None, None, None, 100, {"recipe": "default"}), tensors, planner.workers)
+    sent = bytes_per_step(plan, tensors, planner.workers)(plan.density_at(10**9))
+    assert said.startswith(f"Local steps, OuterLoop(every=100, recipe='default'), with {bytes_text(sent)} a round")
     assert f"below {bandwidth_text(bits)}. That is another algorithm" in said
 
 

@@ -68,7 +68,8 @@ def main():
         outer.load_state_dict([state["outer"] for state in states])
         optimizer.load_state_dict(states[rank % len(states)]["optimizer"])
 
-    for step in range(outer.steps, given.steps):
+    first = outer.steps
+    for step in range(first, given.steps):
         x, y = batch(step, rank)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
@@ -85,10 +86,11 @@ def main():
         x, y = batch(-1, 0)
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
     if rank == 0:
-        dense = 2 * (1 - 1 / workers) * 4 * sum(p.numel() for p in model.parameters()) * given.steps
-        print(
-            f"{workers} workers, {given.steps} steps: loss {loss:.3f}, 1/{dense / total.traffic:.0f} of dense's bytes"
-        )
+        for path in sorted(given.folder.glob("rank-*.pt"))[workers:]:
+            path.unlink()  # of an earlier run with more workers
+        dense = 2 * (1 - 1 / workers) * 4 * sum(p.numel() for p in model.parameters()) * (given.steps - first)
+        share = dense / max(1, total.traffic)
+        print(f"{workers} workers, {given.steps} steps: loss {loss:.3f}, 1/{share:.0f} of dense's bytes")
     dist.destroy_process_group()
 
 

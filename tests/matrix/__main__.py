@@ -46,7 +46,7 @@ def main() -> None:
     seconds = time.monotonic() - began
     print(f"{sum(right.values())} of {sum(ran.values())} cells as expected, {sum(ran.values()) / seconds:.1f} a second")
     write(asked.output, cells, deferred, ran, right, seconds)
-    raise SystemExit(right != ran)
+    raise SystemExit(right != ran or not ran)
 
 
 def write(

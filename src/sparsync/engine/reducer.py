@@ -152,10 +152,12 @@ class Reducer:
             future.set_exception(error)  # type: ignore[arg-type]
             return future
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Run jobs on the communication thread, after all earlier ones."""
-        for job in jobs:
-            self._comm_thread.submit(job)
+    def submit(self, jobs: Sequence[Job], device: torch.device | None = None) -> None:
+        """Run jobs on the communication thread, after all earlier ones; ``device``: of one who is not within ``push``,
+        and whose own stream is not to wait for them."""
+        with nullcontext() if device is None else self._streams.use(device, after_caller=True):
+            for job in jobs:
+                self._comm_thread.submit(job)
 
     def compress(self, unit: Unit, step: int, fill: Job | None = None) -> list[Job]:
         """Take out of the residual what is sent; return what is left to do on the communication thread.

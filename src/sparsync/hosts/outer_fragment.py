@@ -109,7 +109,7 @@ class Fragment:
         self.due = step + overlap
         self.future = self.handle.push(0, self.buffer, self.parameters, last=True, joined=miss)
         if self.moments is not None:
-            self._reducer.submit([self._sum_moments])
+            self._reducer.submit([self._sum_moments], self.buffer.device)
 
     def _sum_moments(self) -> None:
         """Sum the moments over the workers, on the communication thread, behind the entries."""
@@ -136,14 +136,18 @@ class Fragment:
         self.future = None
         if self.moments is not None:
             self.moments.give()
-        if bool(self.buffer.isfinite().all()):  # else what was sent is back in the residuals
-            self.optimizer.step()
+        self._step()
         if self.sent is None:
             torch._foreach_copy_(self.weights, self.parameters)
         else:
             for weight, shared, sent in zip(self.weights, self.parameters, self.sent, strict=True):
                 weight.add_(shared - sent)
             self.sent = None
+
+    def _step(self) -> None:
+        """Step the shared weights by the mean, if that is finite: else what was sent is back in the residuals."""
+        if bool(self.buffer.isfinite().all()):
+            self.optimizer.step()
 
     def wait(self) -> None:
         """Wait for what is on its way; raise what ended it."""
@@ -173,12 +177,15 @@ class Fragment:
         With another number of workers, the mean over the workers of what was learned since the last round is kept: each
         goes on for some of the old ones.
         """
+        if self.future is not None:
+            self.wait()  # or it would write over what is loaded
         rank, workers = self.channel.rank, self.channel.size
         alone = isinstance(state, Mapping)
         states = [state] * workers if isinstance(state, Mapping) else list(state)
         mine, old = states[rank % len(states)], len(states)
         self.handle.load_state_dict(mine["exchange"] if alone else [one["exchange"] for one in states])
         self._fill(self.parameters, mine["shared"])
+        self.optimizer.state.clear()
         for parameter, name in zip(self.parameters, mine["momentum"], strict=False):
             self.optimizer.state[parameter]["momentum_buffer"] = mine["momentum"][name].to(parameter, copy=True)
         self.future, self.sent, self.due = None, None, mine["due"]
@@ -196,11 +203,12 @@ class Fragment:
                     self.moments.flat.copy_(mine["moments"])
             return
         if "mean" in mine:
-            self.optimizer.step()
+            self._step()
         torch._foreach_copy_(self.weights, self.parameters)
         for one in states[rank::workers]:
             for name, weight in self.own.items():
-                learned = one["own"][name].float() - one.get("sent", one["shared"])[name]
+                begun = one["sent"][name] if "sent" in one else one["shared"][name].to(weight.dtype)  # as in a round
+                learned = one["own"][name].float() - begun.float()
                 weight.add_(learned.to(weight), alpha=workers / old)
 
     def _fill(self, tensors: Sequence[Tensor], named: Mapping[str, Tensor]) -> None:

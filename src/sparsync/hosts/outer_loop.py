@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ ROUND = 1 / 20  # of a dense exchange, if nothing is said: with 16 workers about
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What belongs to the gradients of a step, or to those who sum them in stages.
 REFUSED = ("scaler", "transactional", "momentum", "beta", "masking", "precondition", "second_moment",
-           "follow_lr", "joined", "per_node")  # fmt: skip
+           "follow_lr", "joined", "per_node", "on_loss")  # fmt: skip
 
 
 class OuterLoop:
@@ -86,7 +86,8 @@ class OuterLoop:
         process_group: Any = None,
         **options: Any,
     ) -> None:
-        own = _trained(unwrap_model(model))
+        self._model = unwrap_model(model)
+        own = _trained(self._model)
         self.every, self.overlap, self.outer_lr, self.outer_momentum = every, overlap, outer_lr, outer_momentum
         self._check(fragments, len(own))
         beside = numel_of(own) / sum(p.numel() for p in own.values()) if optimizer is not None else 0.0
@@ -94,15 +95,23 @@ class OuterLoop:
         self.steps = 0
         self.fragments: list[Fragment] = []
         workers = dist.get_world_size(process_group) if dist.is_initialized() else 1
-        for number, (part, own_plan) in enumerate(cut(own, fragments, plan, workers), 1):
-            moments = SharedMoments(optimizer, part) if optimizer is not None else None
-            rule = number * every // fragments % every, outer_lr, outer_momentum
-            self.fragments.append(Fragment(part, *rule, own_plan, process_group, moments))
-        channel = self.fragments[0].channel
+        if workers < 1:
+            raise ValueError("this rank is not in process_group=, and has nobody to exchange with")
+        parts = cut(own, fragments, plan, workers)
+        moments = [SharedMoments(optimizer, part) if optimizer is not None else None for part, _ in parts]
         given = {"every": every, "overlap": overlap, "outer_lr": outer_lr, "outer_momentum": outer_momentum}
         given["optimizer"] = optimizer is not None
-        channel.assert_consistent("outer loop", "\n".join(f"{name}={value}" for name, value in given.items()))
-        copy_first_replica(unwrap_model(model), channel)
+        try:
+            for number, ((part, own_plan), shared) in enumerate(zip(parts, moments, strict=True), 1):
+                rule = number * every // fragments % every, outer_lr, outer_momentum
+                self.fragments.append(Fragment(part, *rule, own_plan, process_group, shared))
+            channel = self.fragments[0].channel
+            channel.assert_consistent("outer loop", "\n".join(f"{name}={value}" for name, value in given.items()))
+            copy_first_replica(self._model, channel)
+        except Exception:
+            for fragment in self.fragments:
+                fragment.handle.detach()
+            raise
         for fragment in self.fragments:
             fragment.begin()
         log.log(logging.INFO if channel.rank == 0 else logging.DEBUG, "%s", self.describe())
@@ -114,12 +123,16 @@ class OuterLoop:
             miss: this rank has nothing to give to rounds that are due now, as one that fell behind or has no data. The
                 others' results are applied here as well; what was learned here goes with the next round.
         """
+        if not self.fragments[0].handle.is_attached():
+            raise SparsyncError("detach() was called: make another OuterLoop")
         self.steps += 1
         for fragment in self.fragments:
+            leaves = self.steps % self.every == fragment.offset
             try:
-                if fragment.due == self.steps and fragment.future is not None:
+                # A state of another every= or overlap= may have what is due after the next round.
+                if fragment.future is not None and (leaves or fragment.due == self.steps):
                     fragment.take()
-                if self.steps % self.every == fragment.offset:
+                if leaves:
                     fragment.send(self.steps, self.overlap, miss)
                     if not self.overlap:
                         fragment.take()
@@ -133,7 +146,10 @@ class OuterLoop:
 
     def residual(self, name: str) -> Tensor | None:
         """Return what a parameter's pseudo-gradients have left to send; ``None`` if nothing was ever kept."""
-        return next(part for part in self.fragments if name in part.own).handle.residual(name)
+        found = next((part for part in self.fragments if name in part.own), None)
+        if found is None:
+            raise ValueError(f"no parameter of this name is trained: {name!r}")
+        return found.handle.residual(name)
 
     def stats(self) -> Stats:
         """Return bytes, entries, times and energy: of the last round (``.step``) and of all (``.total``)."""
@@ -150,25 +166,39 @@ class OuterLoop:
         return "\n".join([first, *(fragment.handle.describe() for fragment in self.fragments)])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that this rank goes on from, its model's weights included: tensors and plain types only.
+        """Return all that this rank goes on from, its model's weights and buffers included: tensors and plain types
+        only.
 
         Save one per rank, beside the optimizer's state, which is each rank's own, too.
         """
         parts = [fragment.state_dict() for fragment in self.fragments]
-        return {"schema": SCHEMA, "steps": self.steps, "fragments": parts}
+        buffers = {name: buffer.clone() for name, buffer in self._buffers().items()}
+        return {"schema": SCHEMA, "steps": self.steps, "fragments": parts, "buffers": buffers}
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Go on from ``state_dict()``: this rank's own, or those of all ranks of a run of any size, in order."""
         states = [state] if isinstance(state, Mapping) else list(state)
+        if not states:
+            raise ValueError("no state to load: the list is empty")
+        shapes = [{name: p.shape for name, p in part.own.items()} for part in self.fragments]
         for one in states:
             if one.get("schema") != SCHEMA:
                 raise ValueError(f"this is not an outer loop's state of schema {SCHEMA}: it says {one.get('schema')!r}")
-            if [set(part["shared"]) for part in one["fragments"]] != [set(part.own) for part in self.fragments]:
+            if [{name: t.shape for name, t in part["shared"].items()} for part in one["fragments"]] != shapes:
                 raise ValueError("this state was made with another fragments=, or of another model")
         for number, fragment in enumerate(self.fragments):
             parts = [one["fragments"][number] for one in states]
             fragment.load_state_dict(parts[0] if isinstance(state, Mapping) else parts)
+        saved = states[self.fragments[0].channel.rank % len(states)].get("buffers", {})
+        for name, buffer in self._buffers().items():
+            if name in saved:
+                buffer.copy_(saved[name])
         self.steps = states[0]["steps"]
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Return the model's buffers that belong in a checkpoint."""
+        kept = self._model.state_dict().keys()
+        return {plain_name(name): b.detach() for name, b in self._model.named_buffers() if name in kept}
 
     def detach(self) -> None:
         """Stop, and leave the model with the shared weights, which are the same on all ranks.
@@ -178,9 +208,11 @@ class OuterLoop:
         """
         for fragment in self.fragments:
             if fragment.handle.is_attached():
-                with suppress(SparsyncError):  # which was raised before
+                try:
                     if fragment.future is not None:
                         fragment.take()
+                except Exception as error:  # whatever it was: all are detached
+                    log.warning("what was on its way is not applied: %s", error)
                 with torch.no_grad():
                     torch._foreach_copy_(fragment.weights, fragment.parameters)
                 fragment.handle.detach()
@@ -195,8 +227,8 @@ class OuterLoop:
             raise ValueError(
                 f"overlap must be from 0 to {self.every - 1} steps, less than a round, got {self.overlap!r}"
             )
-        if not self.outer_lr > 0:
-            raise ValueError(f"outer_lr must be above 0, got {self.outer_lr!r}")
+        if not 0 < self.outer_lr < math.inf:
+            raise ValueError(f"outer_lr must be above 0, and finite, got {self.outer_lr!r}")
         if not 0 <= self.outer_momentum < 1:
             raise ValueError(f"outer_momentum must be at least 0 and below 1, got {self.outer_momentum!r}")
 
@@ -259,6 +291,8 @@ def round_plan(
     given = {**options, "compressor": compressor, "joined": "freeze", "momentum": "keep", "total_steps": steps}
     asked, share = budget is not None, None
     if budget is not None:
+        if not (isinstance(budget, int | float) and 0 < budget <= 1):
+            raise ValueError(f"budget must be a share of dense's bytes, above 0 and at most 1, got {budget!r}")
         if every * budget <= beside:
             raise ValueError(f"budget must be above {beside / every:.2g}, what second moments take, got {budget!r}")
         share = min(1.0, every * budget - beside)

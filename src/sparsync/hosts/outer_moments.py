@@ -18,7 +18,7 @@ from sparsync.feedback import is_adam
 
 def means_of(moment: Tensor) -> list[Tensor]:
     """Return the means of a moment's rows and columns; of a vector the moment itself."""
-    if moment.dim() < 2:
+    if moment.dim() < 2 or not moment.numel():
         return [moment.reshape(-1)]
     matrix = moment.flatten(1)
     return [matrix.mean(1), matrix.mean(0)]
@@ -34,7 +34,9 @@ def from_means(parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
 
 def numel_of(tensors: Mapping[str, Tensor]) -> int:
     """Return how many numbers the means of such tensors' moments are."""
-    return sum(t.shape[0] + t.numel() // max(1, t.shape[0]) if t.dim() > 1 else t.numel() for t in tensors.values())
+    return sum(
+        t.shape[0] + t.numel() // t.shape[0] if t.dim() > 1 and t.numel() else t.numel() for t in tensors.values()
+    )
 
 
 class SharedMoments:
@@ -50,6 +52,10 @@ class SharedMoments:
             raise ValueError(
                 f"optimizer must be torch's Adam or AdamW, got {type(optimizer).__name__}; or leave it out"
             )
+        if any(group.get("amsgrad") for group in optimizer.param_groups):
+            raise ValueError(
+                "optimizer must be without amsgrad=True, which steps by the largest moments, not the shared"
+            )
         known = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not all(id(p) in known for p in own.values()):
             raise ValueError("optimizer must be of this model: it lacks parameters that are trained")
@@ -60,23 +66,26 @@ class SharedMoments:
         self._parts = torch.split(self.flat[:-1], [numel for places in self._places for numel in places])
 
     def gather(self, miss: bool) -> None:
-        """Fill the buffer from this worker's moments; with nothing, if it misses the round."""
+        """Fill the buffer from this worker's moments; with nothing, if it misses the round or they are not finite."""
         self.flat.zero_()
         if not miss:
             moments = (self.optimizer.state[p].get("exp_avg_sq", torch.zeros_like(p)) for p in self.parameters)
             parts = [part for moment in moments for part in means_of(moment.float())]
             torch._foreach_copy_(list(self._parts), parts)
             self.flat[-1] = 1
+            if not bool(self.flat.isfinite().all()):  # they would be everybody's
+                self.flat.zero_()
 
     def give(self) -> None:
-        """Make this worker's moments those in the buffer, which holds the sum over the workers."""
+        """Make this worker's moments those in the buffer, which holds the sum over the workers; if nobody had any to
+        give, they stay, but for what is not finite."""
         workers, parts = self.flat[-1].item(), iter(self._parts)
-        if not workers:
-            return
-        self.flat.div_(workers)
+        self.flat.div_(max(1, workers))
         for parameter, places in zip(self.parameters, self._places, strict=True):
             means = [next(parts) for _ in places]
             state = self.optimizer.state[parameter]
             if "exp_avg_sq" in state:
-                state["exp_avg_sq"].copy_(from_means(means, parameter.shape))
-                state["exp_avg"].nan_to_num_(0.0, 0.0, 0.0)  # of a worker whose weights were not finite
+                if workers:
+                    state["exp_avg_sq"].copy_(from_means(means, parameter.shape))
+                for kept in (state["exp_avg"], state["exp_avg_sq"]):  # of a worker whose weights were not finite
+                    kept.nan_to_num_(0.0, 0.0, 0.0)

@@ -106,7 +106,8 @@ class Plan:
         if bits is not None and math.isinf(bits):
             limit = "at every bandwidth"
         return (
-            f"Local steps, OuterLoop(every={every}), with {bytes_text(planner.forecasts[ROUND].traffic)} a round: "
+            f"Local steps, OuterLoop(every={every}, recipe={ROUND!r}), with "
+            f"{bytes_text(planner.forecasts[ROUND].traffic)} a round: "
             f"{seconds_text(waited)} a step, {seconds_text(beside)} if rounds travel beside next steps; faster than "
             f"an exchange in every step {limit}. That is another algorithm, which learns less in a step: "
             "docs/outer-loop.md."
