@@ -3,8 +3,8 @@
     python examples/survive/train.py --workers 3 --kills 2
 
 The process that is started here trains nothing: it hosts the store, which so outlives every worker, starts the workers,
-and starts another one when one has died. torchrun does not: it ends all workers when one dies. Workers on other machines
-join with ``--store HOST:PORT``, as its first line says, and the same ``--steps``.
+and starts another one when one has died. torchrun does not: it ends all workers when one dies. Workers elsewhere join
+with ``--store HOST:PORT``, as its first line says, and the same ``--steps``.
 """
 
 import argparse
