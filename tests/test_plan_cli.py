@@ -205,7 +205,7 @@ ATTACHED = "calls sparsync.attach, and is measured as it is without: leave that 
     [
         ("1000000", ""),
         pytest.param("5", FEW, marks=pytest.mark.slow),
-        pytest.param("attached", ATTACHED, marks=pytest.mark.slow),
+        pytest.param("attached", ATTACHED, marks=pytest.mark.slow, id="attached"),
     ],
 )
 def test_the_model_of_a_users_own_script_is_measured(costs: Path, tmp_path: Path, steps: str, refused: str) -> None:
