@@ -593,14 +593,13 @@ def run_example(folder: Path, workers: int, *options: str) -> str:
     return said
 
 
-def test_the_example_learns_and_goes_on_with_more_workers(tmp_path: Path) -> None:
-    said = [run_example(tmp_path, 2, "--steps=60", "--every=10")]
-    said.append(run_example(tmp_path, 3, "--steps=90", "--every=10", "--resume"))
-    said.append(run_example(tmp_path, 2, "--steps=95", "--every=10", "--resume"))
-    assert len([*tmp_path.glob("rank-*.pt")]) == 2  # and none of a worker that is no more
+def test_the_example_learns_and_goes_on_with_fewer_workers(tmp_path: Path) -> None:
+    said = [run_example(tmp_path, 3, "--steps=60", "--every=10")]
+    said.append(run_example(tmp_path, 2, "--steps=90", "--every=10", "--resume"))
     found = [re.search(r"(\d) workers, (\d+) steps: loss (\d\.\d+), 1/(\d+) of dense's bytes", text) for text in said]
     assert all(found), said
     rows = [[float(number) for number in match.groups()] for match in found if match]
-    assert [row[:2] for row in rows] == [[2, 60], [3, 90], [2, 95]]
+    assert [row[:2] for row in rows] == [[3, 60], [2, 90]]
     assert rows[1][2] < rows[0][2] < 4.0  # guessing has 4.16
-    assert 50 < rows[0][3] < rows[1][3] < 2 * rows[0][3]  # of the steps that were made, of which the first send more
+    assert all(50 < row[3] < 250 for row in rows)  # of the steps that each has made itself
+    assert len(list(tmp_path.rglob("rank-*.pt"))) == 2  # of those who go on alone

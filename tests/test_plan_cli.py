@@ -184,6 +184,9 @@ import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 200))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if sys.argv[1] == "attached":
+    import sparsync
+    sparsync.attach(model, optimizer=optimizer)
 for step in range(int(sys.argv[1])):
     optimizer.zero_grad()
     model(torch.randn(4, 300)).sum().backward()
@@ -193,15 +196,27 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(("steps", "code"), [("1000000", 0), pytest.param("5", 2, marks=pytest.mark.slow)])
-def test_the_model_of_a_users_own_script_is_measured(costs: Path, tmp_path: Path, steps: str, code: int) -> None:
+FEW = "made no more than 11 steps: there is nothing to measure"
+ATTACHED = "calls sparsync.attach, and is measured as it is without: leave that out"
+
+
+@pytest.mark.parametrize(
+    ("steps", "refused"),
+    [
+        ("1000000", ""),
+        pytest.param("5", FEW, marks=pytest.mark.slow),
+        pytest.param("attached", ATTACHED, marks=pytest.mark.slow, id="attached"),
+    ],
+)
+def test_the_model_of_a_users_own_script_is_measured(costs: Path, tmp_path: Path, steps: str, refused: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sparsync", "plan"]
     words = ["--measure", "--costs", str(costs), "--script", str(script), steps]
     done = subprocess.run([sys.executable, *launch, *words], capture_output=True, text=True, timeout=LIMIT)
-    if code:
-        assert "made no more than 11 steps: there is nothing to measure" in done.stderr
+    if refused:
+        assert refused in done.stderr
+        assert "Traceback" not in done.stderr.split(refused)[0]
         return
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -4,7 +4,7 @@
 
 Every worker steps weights of its own by AdamW. Every 20 steps it sends the largest entries of how far it went, in four
 fragments, each of which travels while 2 further steps are made. --resume goes on from runs/outer_loop, with any number
-of workers.
+of workers: give more --steps then.
 """
 
 import argparse
@@ -64,9 +64,12 @@ def main():
         print(outer.describe(), flush=True)
     if given.resume:
         files = sorted(given.folder.glob("rank-*.pt"))
+        if not files:
+            raise SystemExit(f"there is no checkpoint in {given.folder}: leave out --resume")
         states = [torch.load(path, weights_only=True) for path in files]
         outer.load_state_dict([state["outer"] for state in states])
         optimizer.load_state_dict(states[rank % len(states)]["optimizer"])
+        dist.barrier()  # all have read before anybody writes
 
     first = outer.steps
     for step in range(first, given.steps):
@@ -80,17 +83,19 @@ def main():
     given.folder.mkdir(parents=True, exist_ok=True)
     state = {"outer": outer.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, given.folder / f"rank-{rank:05d}.pt")  # every worker has its own
+    if rank == 0:
+        for old in given.folder.glob("rank-*.pt"):
+            if old.name >= f"rank-{workers:05d}.pt":  # of a run with more workers
+                old.unlink()
     total = outer.stats().total
     outer.detach()  # the model has the shared weights now, the same on all workers
     with torch.no_grad():
         x, y = batch(-1, 0)
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
     if rank == 0:
-        for path in sorted(given.folder.glob("rank-*.pt"))[workers:]:
-            path.unlink()  # of an earlier run with more workers
-        dense = 2 * (1 - 1 / workers) * 4 * sum(p.numel() for p in model.parameters()) * (given.steps - first)
-        share = dense / max(1, total.traffic)
-        print(f"{workers} workers, {given.steps} steps: loss {loss:.3f}, 1/{share:.0f} of dense's bytes")
+        dense = 2 * (1 - 1 / workers) * 4 * sum(p.numel() for p in model.parameters()) * (outer.steps - first)
+        sent = f", 1/{dense / total.traffic:.0f} of dense's bytes" if total.traffic else ", nothing was left to do"
+        print(f"{workers} workers, {outer.steps} steps: loss {loss:.3f}{sent}")
     dist.destroy_process_group()
 
 

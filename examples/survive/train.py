@@ -3,8 +3,8 @@
     python examples/survive/train.py --workers 3 --kills 2
 
 The process that is started here trains nothing: it hosts the store, which so outlives every worker, starts the workers,
-and starts another one when one has died. torchrun does not: it ends all workers when one dies. On several machines, run
-it on one of them, and start the workers elsewhere with ``--store``.
+and starts another one when one has died. torchrun does not: it ends all workers when one dies. Workers elsewhere join
+with ``--store HOST:PORT``, as its first line says, and the same ``--steps``.
 """
 
 import argparse
@@ -88,6 +88,7 @@ def work(given):
 def lead(given):
     """Host the store, start workers, kill some, and start another for each that dies."""
     store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+    print(f"the store is at port {store.port}; another worker joins with --store HOST:{store.port}", flush=True)
 
     def start(rank=None):
         own = [] if rank is None else [f"--rank={rank}"]

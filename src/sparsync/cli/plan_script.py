@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from sparsync.errors import SparsyncError
+
 WARM_UP, TIMED = 3, 8  # steps
 Report = Callable[[DistributedDataParallel, float], None]
 
@@ -86,6 +88,10 @@ def run_script(script: Path, arguments: Sequence[str], report: Report) -> None:
             runpy.run_path(str(script), run_name="__main__")
             steps = f"made no more than {WARM_UP + TIMED} steps" if watched else "made no DistributedDataParallel model"
             raise ValueError(f"{script} {steps}: there is nothing to measure")
+    except SparsyncError as error:
+        if _keep.__qualname__ not in str(error):
+            raise
+        raise ValueError(f"{script} calls sparsync.attach, and is measured as it is without: leave that out") from None
     finally:
         DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
         sys.argv = old

@@ -162,7 +162,7 @@ class OuterLoop:
         many, momentum = len(self.fragments), self.outer_momentum
         outer = f"SGD of rate {self.outer_lr:g}" + (f" with Nesterov momentum {momentum:g}" if momentum else "")
         first = f"Outer loop: a round every {self.every} local steps, {many} fragment{'s' * (many > 1)}, "
-        first += f"applied {self.overlap} steps later, by {outer}. In each round:"
+        first += f"applied {self.overlap} steps later, by {outer}. In each round, called a step here:"
         return "\n".join([first, *(fragment.handle.describe() for fragment in self.fragments)])
 
     def state_dict(self) -> dict[str, Any]:
