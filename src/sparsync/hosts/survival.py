@@ -194,6 +194,8 @@ class Survival:
             self._steps, self._undone = generation.steps, generation.undone
             if old is not None:
                 _settle(old, generation.steps, generation.undone)
+                if old.worker.preconditioner is not None:  # some of it is learned when the optimizer steps
+                    old.worker.preconditioner.load_state_dict(newest["sync"]["moments"])
         self._build_buckets()
         reducer = handle.start()
         own = [] if old is None else [self._kept(old, generation.steps)]
