@@ -260,6 +260,12 @@ def case_refused(rank: int, size: int) -> None:
     with pytest.raises(sparsync.SparsyncError, match="this needs attach"):
         sync.surviving()
     sync.detach()
+    sync = sparsync.attach(ddp, optimizer=optimizer, on_loss="continue")
+    with pytest.raises(sparsync.SparsyncError, match=r"set_process_group\(\) does not go with"):
+        sync.set_process_group(dist.group.WORLD)
+    with pytest.raises(ValueError, match="one model of a process"):
+        sparsync.attach(DistributedDataParallel(model), optimizer=optimizer, on_loss="continue")
+    sync.detach()
     del ddp, own
     gc.collect()
 
