@@ -202,7 +202,9 @@ def test_preconditioned_survivors_are_where_they_would_be_had_the_rank_left_as_p
 def test_a_survivor_that_is_behind_learns_how_the_others_clip() -> None:
     """Where gradients are clipped is learned when the optimizer steps, as rank 2 does not in step 3."""
     with Crew() as crew:
-        start(crew, 3, steps=6, faults={1: [("after", 3, "die")], 2: [("result", 3, "lose")]}, adam=True, cut=0.05, **ADAM)
+        start(
+            crew, 3, steps=6, faults={1: [("after", 3, "die")], 2: [("result", 3, "lose")]}, adam=True, cut=0.05, **ADAM
+        )
         first, _, last = crew.results()
         assert [change.steps for change in first["changes"]] == [4]
         for own, other in zip(first["weights"], last["weights"], strict=True):

@@ -243,8 +243,8 @@ def _check_alike(states: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_compressor(worker: WorkerState, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Refuse state that lacks what this compressor is going to look up, or has it in another form; a size that goes with
-    the segment's may be any."""
+    """Refuse state that lacks what this compressor is going to look up, or has it in another form; a size that goes
+    with the segment's may be any."""
     layouts = [Layout.cut([Span("any", 0, n)], numel=n, scope="layer", density=1.0) for n in (1, 2)]
     small, large = (worker.plan.compressor.init(layout) for layout in layouts)
     for kind, expected in small.items():
