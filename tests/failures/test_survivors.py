@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import Change
-from sparsync.collectives.comm.membership import Generation
+from sparsync.collectives.comm.membership import Generation, Membership
 from tests.crew import Crew
 from tests.failures.ddp_training import SIZES, SMALL_BUCKETS, Chain, local_gradients, loss_of
 from tests.failures.survivors import DEADLINE, RATE, TOPK, Reference, case_among_kills, case_training
@@ -238,6 +239,27 @@ def test_a_killed_rank_is_not_waited_for_until_the_deadline() -> None:
         assert died == DIED
         assert (last["steps"], last["workers"]) == (5, 1)
         assert time.monotonic() - began < 60
+
+
+def test_a_process_that_was_killed_while_it_waited_to_join_holds_nobody_up() -> None:
+    store = HashStore()
+    first, killed, fresh = (Membership(store, deadline=6.0) for _ in range(3))
+    first.enter(first.begin([first.number]))
+    killed._store.ask(lambda s: s.set(f"2/here/{killed.number}", "[null, false]"), 1.0)
+    killed.close()
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        assert not first.somebody_waits()
+        time.sleep(0.1)
+    assert first.agree(1).members == (first.number,)
+    assert fresh.find_training()
+    with ThreadPoolExecutor() as pool:
+        joined = pool.submit(fresh.join)
+        while not first.somebody_waits():
+            time.sleep(0.1)
+        assert first.agree(1).members == joined.result().members == (first.number, fresh.number)
+    first.close()
+    fresh.close()
 
 
 def case_refused(rank: int, size: int) -> None:
