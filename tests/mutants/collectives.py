@@ -222,7 +222,7 @@ MUTANTS = [
     Mutant(
         "whoever was killed while it waited to join is waited for until the deadline",
         "src/sparsync/collectives/comm/membership.py",
-        "any(m in members or self._hearts.known(m) and not self._hearts.stopped(m) for m in here)",
+        "any(m in members or (self._hearts.known(m) and not self._hearts.stopped(m)) for m in here)",
         "bool(here)",
         "tests/failures/test_survivors.py::test_a_process_that_was_killed_while_it_waited_to_join_holds_nobody_up",
     ),

@@ -150,7 +150,7 @@ class Membership:
         """Return whether another process waits to join, or a member for a round that this one has not heard of."""
         here, members = self._here(self.now.number + 1), self.now.members
         self._hearts.watch([*members, *here])
-        return any(m in members or self._hearts.known(m) and not self._hearts.stopped(m) for m in here)
+        return any(m in members or (self._hearts.known(m) and not self._hearts.stopped(m)) for m in here)
 
     def finish(self) -> bool:
         """Wait until all members have finished, and return whether they have; ``False``: some need the others once
