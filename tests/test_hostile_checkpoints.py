@@ -7,6 +7,7 @@ import copy
 import gc
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,24 @@ from sparsync.hosts.rank_files import load_ranks, save_ranks
 from sparsync.hosts.sharded_checkpoint import own_state
 from tests.failures.checked_training import inputs, mlp, square
 
+
+@dataclass(frozen=True)
+class Remembering(sparsync.Selecting):
+    """A compressor of somebody's own, whose state is as large as the segment."""
+
+    def init(self, layout: sparsync.Layout) -> dict[str, dict[str, Tensor]]:
+        return {s.name: {"ages": torch.zeros(s.numel, dtype=torch.int32)} for s in layout.segments}
+
+    def select(self, u: Tensor, k: int) -> Tensor:
+        return u.abs().topk(k).indices
+
+
 METHODS: dict[str, dict[str, Any]] = {
     "threshold": {"compressor": "threshold", "momentum": "correct"},
     "gaussian": {"compressor": sparsync.GaussianK(0.02, refine=True), "transactional": True},
     "adamw": {"compressor": "topk", "precondition": True},
     "auto": {"compressor": "auto"},
+    "own": {"compressor": Remembering(0.02)},
 }
 JUNK: tuple[Any, ...] = (
     None, True, 0, 1, -1, 2**70, 1.5, math.nan, math.inf, "", "x", b"x", (), [], [1], {}, {"a": 1}, {1: "a"},
@@ -176,6 +190,11 @@ def test_what_is_no_state_is_refused(runs: dict[str, Run], wrong: Any) -> None:
 def test_a_value_of_another_type_is_refused(runs: dict[str, Run], key: str) -> None:
     for wrong in (b"x", math.nan, {"a": {3: torch.zeros(2)}}, {"0.weight": {"a": 7}}):
         assert refuses(runs["adamw"], runs["adamw"].whole | {key: wrong})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_that_was_not_touched_is_loaded(runs: dict[str, Run], method: str) -> None:
+    assert not refuses(runs[method], runs[method].whole)
 
 
 def test_another_compressors_state_is_refused(runs: dict[str, Run]) -> None:

@@ -85,7 +85,8 @@ class Normed(Chain):
 class Run:
     """A training of one process."""
 
-    def __init__(self, adam: bool = False, normed: bool = False, **options: Any) -> None:
+    def __init__(self, adam: bool = False, normed: bool = False, cut: float = 0.0, **options: Any) -> None:
+        self.cut = cut  # what the user clips gradients at
         self.model = Normed() if normed else Chain(SIZES)
         self.ddp = DistributedDataParallel(self.model, find_unused_parameters=adam, **SMALL_BUCKETS)
         parameters = self.model.parameters()
@@ -105,6 +106,8 @@ class Run:
                 self.weights.append([p.detach().clone() for p in self.model.parameters()])
             self.optimizer.zero_grad()
             loss_of(self.ddp, dist.get_rank(), self.sync.steps).backward()
+            if self.cut:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.cut)
             self.optimizer.step()
 
     def end(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import Change
-from sparsync.collectives.comm.membership import Generation
+from sparsync.collectives.comm.membership import Generation, Membership
 from tests.crew import Crew
 from tests.failures.ddp_training import SIZES, SMALL_BUCKETS, Chain, local_gradients, loss_of
 from tests.failures.survivors import DEADLINE, RATE, TOPK, Reference, case_among_kills, case_training
@@ -200,6 +201,18 @@ def test_preconditioned_survivors_are_where_they_would_be_had_the_rank_left_as_p
                 assert (own == expected).all()
 
 
+def test_a_survivor_that_is_behind_learns_how_the_others_clip() -> None:
+    """Where gradients are clipped is learned when the optimizer steps, as rank 2 does not in step 3."""
+    with Crew() as crew:
+        start(
+            crew, 3, steps=6, faults={1: [("after", 3, "die")], 2: [("result", 3, "lose")]}, adam=True, cut=0.05, **ADAM
+        )
+        first, _, last = crew.results()
+        assert [change.steps for change in first["changes"]] == [4]
+        for own, other in zip(first["weights"], last["weights"], strict=True):
+            assert (own == other).all()
+
+
 def test_a_loss_in_an_exchange_of_another_is_one_too() -> None:
     """Rank 0 dies when DDP sends the model's buffers from it."""
     with Crew() as crew:
@@ -230,6 +243,27 @@ def test_a_killed_rank_is_not_waited_for_until_the_deadline() -> None:
         assert time.monotonic() - began < 60
 
 
+def test_a_process_that_was_killed_while_it_waited_to_join_holds_nobody_up() -> None:
+    store = HashStore()
+    first, killed, fresh = (Membership(store, deadline=6.0) for _ in range(3))
+    first.enter(first.begin([first.number]))
+    killed._store.ask(lambda s: s.set(f"2/here/{killed.number}", "[null, false]"), 1.0)
+    killed.close()
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        assert not first.somebody_waits()
+        time.sleep(0.1)
+    assert first.agree(1).members == (first.number,)
+    assert fresh.find_training()
+    with ThreadPoolExecutor() as pool:
+        joined = pool.submit(fresh.join)
+        while not first.somebody_waits():
+            time.sleep(0.1)
+        assert first.agree(1).members == joined.result().members == (first.number, fresh.number)
+    first.close()
+    fresh.close()
+
+
 def case_refused(rank: int, size: int) -> None:
     model = Chain(SIZES)
     ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), 0.1)
@@ -251,6 +285,12 @@ def case_refused(rank: int, size: int) -> None:
     sync = sparsync.attach(ddp, optimizer=optimizer)
     with pytest.raises(sparsync.SparsyncError, match="this needs attach"):
         sync.surviving()
+    sync.detach()
+    sync = sparsync.attach(ddp, optimizer=optimizer, on_loss="continue")
+    with pytest.raises(sparsync.SparsyncError, match=r"set_process_group\(\) does not go with"):
+        sync.set_process_group(dist.group.WORLD)
+    with pytest.raises(ValueError, match="one model of a process"):
+        sparsync.attach(DistributedDataParallel(model), optimizer=optimizer, on_loss="continue")
     sync.detach()
     del ddp, own
     gc.collect()

@@ -220,6 +220,13 @@ MUTANTS = [
         "tests/test_hostile_messages.py::test_a_culprit_that_does_not_exist_is_not_looked_up",
     ),
     Mutant(
+        "whoever was killed while it waited to join is waited for until the deadline",
+        "src/sparsync/collectives/comm/membership.py",
+        "any(m in members or (self._hearts.known(m) and not self._hearts.stopped(m)) for m in here)",
+        "bool(here)",
+        "tests/failures/test_survivors.py::test_a_process_that_was_killed_while_it_waited_to_join_holds_nobody_up",
+    ),
+    Mutant(
         "a rank that the others took for lost mixes in when it wakes up",
         "src/sparsync/collectives/comm/membership.py",
         "        if self.number not in self.now.members:",

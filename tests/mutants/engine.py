@@ -599,9 +599,16 @@ MUTANTS = [
     Mutant(
         "another compressor's state is loaded",
         "src/sparsync/engine/checkpoint.py",
-        '    _check_compressor(worker, first["compressor"])\n',
+        '    if known:\n        _check_compressor(worker, first["compressor"])\n',
         "",
         "tests/test_hostile_checkpoints.py::test_another_compressors_state_is_refused",
+    ),
+    Mutant(
+        "a compressor's state is of one size for all segments",
+        "src/sparsync/engine/checkpoint.py",
+        "or (fixed and found.shape != like.shape)",
+        "or found.shape != like.shape",
+        "tests/test_hostile_checkpoints.py::test_a_state_that_was_not_touched_is_loaded[own]",
     ),
     Mutant(
         "a residual becomes infinite as it is loaded",

@@ -536,6 +536,13 @@ MUTANTS = [
         BEHIND,
     ),
     Mutant(
+        "a survivor that is behind does not learn how the others clip",
+        "src/sparsync/hosts/survival.py",
+        '                    old.worker.preconditioner.load_state_dict(newest["sync"]["moments"])\n',
+        "                    pass\n",
+        f"{SURVIVORS}::test_a_survivor_that_is_behind_learns_how_the_others_clip",
+    ),
+    Mutant(
         "a survivor that is behind keeps its own weights",
         "src/sparsync/hosts/peer_state.py",
         '        self.module.load_state_dict(newest["model"])',

@@ -243,13 +243,16 @@ def _check_alike(states: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_compressor(worker: WorkerState, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Refuse state that lacks what this compressor is going to look up, or has it in another form."""
-    one = Layout.cut([Span("one", 0, 1)], numel=1, scope="layer", density=1.0)
-    for expected in worker.plan.compressor.init(one).values():
+    """Refuse state that lacks what this compressor is going to look up, or has it in another form; a size that goes
+    with the segment's may be any."""
+    layouts = [Layout.cut([Span("any", 0, n)], numel=n, scope="layer", density=1.0) for n in (1, 2)]
+    small, large = (worker.plan.compressor.init(layout) for layout in layouts)
+    for kind, expected in small.items():
         for name, bag in state.items():
             for key, like in expected.items():
-                found = bag.get(key)
-                if found is None or (found.dtype, found.shape) != (like.dtype, like.shape):
+                found, fixed = bag.get(key), like.shape == large[kind][key].shape
+                fits = found is not None and (found.dtype, found.dim()) == (like.dtype, like.dim())
+                if found is None or not fits or (fixed and found.shape != like.shape):
                     raise ValueError(f"the checkpoint's {key!r} of {name!r} is not that of this compressor")
 
 

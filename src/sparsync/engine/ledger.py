@@ -115,7 +115,8 @@ class Ledger:
         """Put back what was rejected and is still held: the step was applied, and nobody is going to end it."""
         for entry in self._in_flight:
             if entry.held and entry.unit.keeps and not self.feedback.transactional:
-                self.feedback.restore_to_residual(entry.unit.key, entry.entries)
+                with self._on_stream(entry.unit.grad.device):
+                    self.feedback.restore_to_residual(entry.unit.key, entry.entries)
         self._in_flight = [entry for entry in self._in_flight if not entry.held]
 
     def restore_on_device(self, status: DeviceStatus) -> None:

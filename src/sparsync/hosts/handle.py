@@ -223,6 +223,8 @@ class Handle:
         """
         reducer = self._running()
         self._refuse_shards("set_process_group()", "state_dict(), and load it after you have attached anew,")
+        if self.survival is not None:
+            raise SparsyncError("set_process_group() does not go with on_loss='continue', which makes the group anew")
         if self.plan.per_node != 1:
             raise SparsyncError(
                 "set_process_group() does not know per_node=: who keeps residuals may change with the ranks; save "

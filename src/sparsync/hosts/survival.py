@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
@@ -35,6 +36,7 @@ from sparsync.version import __version__
 log = logging.getLogger("sparsync")
 
 LOOK = 1.0  # seconds between two looks for ranks that wait to join
+_attached: WeakSet[Handle] = WeakSet()  # of this process
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,15 @@ class Survival:
     ) -> None:
         if not dist.is_initialized() or ddp.process_group is not dist.group.WORLD:
             raise ValueError("on_loss='continue' needs a model of the default process group, which is made anew")
+        if any(not other.detached for other in _attached):  # whose group would be made anew, too
+            raise ValueError("on_loss='continue' is for one model of a process at a time: detach() the other one first")
         assert handle.plan.optimizer is not None
         self.handle, self.ddp = handle, ddp
         self.optimizer, self._on_change = handle.plan.optimizer, on_change
         self._peer_state = PeerState(handle.module, self.optimizer, states)
         store = _root(ddp.process_group.get_group_store())
         self.members = Membership(store, handle.plan.deadline, _fingerprint(handle))
+        _attached.add(handle)
         self._steps, self._undone, self._looked = 0, False, 0.0
         self._former: tuple[int, ...] = ()  # whom this rank has trained with, last
         self._ended: list[Any] = []  # process groups
@@ -194,6 +199,8 @@ class Survival:
             self._steps, self._undone = generation.steps, generation.undone
             if old is not None:
                 _settle(old, generation.steps, generation.undone)
+                if old.worker.preconditioner is not None:  # some of it is learned when the optimizer steps
+                    old.worker.preconditioner.load_state_dict(newest["sync"]["moments"])
         self._build_buckets()
         reducer = handle.start()
         own = [] if old is None else [self._kept(old, generation.steps)]

@@ -127,6 +127,8 @@ class Membership:
             here = self._here(number)
             self._hearts.watch([*last.members, *here])
             late = [m for m in last.members if m not in here and not self._hearts.stopped(m)]
+            # Who waits to join may have been killed meanwhile, and the new group would wait for it.
+            late += [m for m in here if m not in last.members and not self._hearts.known(m)]
             if steps is not None and (not late or time.monotonic() - began > self.deadline):
                 text = self._decide(_proposal(last, {m: v for m, v in here.items() if not self._hearts.stopped(m)}))
                 break
@@ -146,14 +148,16 @@ class Membership:
 
     def somebody_waits(self) -> bool:
         """Return whether another process waits to join, or a member for a round that this one has not heard of."""
-        return bool(self._here(self.now.number + 1))
+        here, members = self._here(self.now.number + 1), self.now.members
+        self._hearts.watch([*members, *here])
+        return any(m in members or (self._hearts.known(m) and not self._hearts.stopped(m)) for m in here)
 
     def finish(self) -> bool:
         """Wait until all members have finished, and return whether they have; ``False``: some need the others once
         more."""
         number, members = self.now.number, self.now.members
         self._ask(lambda s: s.set(f"{number}/finished/{self.number}", "1"))
-        while not self._here(number + 1):
+        while not self.somebody_waits():
             names = [f"{number}/finished/{m}" for m in members if not self._hearts.stopped(m)]
             if self._ask(lambda s, names=names: s.check(names)):  # type: ignore[misc]
                 self._ask(lambda s: s.set(f"{number}/over", "1"))
@@ -213,6 +217,7 @@ class Heartbeats:
     def __init__(self, store: Store, number: int, patience: float) -> None:
         self._store, self._number, self._patience = store, number, patience
         self._seen: dict[int, tuple[bytes, float]] = {}  # the last beat of each, and when it was seen first
+        self._beating: set[int] = set()  # of whom one beat was seen to follow another
         self._watched: tuple[int, ...] = ()
         self._end = threading.Event()
         self._looked = time.monotonic()
@@ -228,6 +233,10 @@ class Heartbeats:
         last = self._seen.get(number)
         return number != self._number and last is not None and self._looked - last[1] > self._patience
 
+    def known(self, number: int) -> bool:
+        """Return whether it is known of a process that its heart beats, or has stopped."""
+        return number == self._number or number in self._beating or self.stopped(number)
+
     def close(self) -> None:
         """Stop."""
         self._end.set()
@@ -242,6 +251,8 @@ class Heartbeats:
                     self._seen = {m: (value, seen + now - last) for m, (value, seen) in self._seen.items()}
                 for number, value in self._look(self._watched):
                     if number not in self._seen or self._seen[number][0] != value:
+                        if number in self._seen:
+                            self._beating.add(number)
                         self._seen[number] = value, now
                 self._looked = now
 
