@@ -30,7 +30,7 @@ test: install
 	$(BIN)/python -m pytest $(TWO) -m "not slow" $(addprefix --ignore=,$(INTERPRETED))
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) -m "not slow" $(INTERPRETED)
 
-# The same one after another, with the coverage of all of them; without the fault matrix, which takes half an hour.
+# The same one after another, with the coverage of all of them; without the fault matrix, which takes an hour or more.
 coverage: install
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest $(addprefix --ignore=,tests/test_fault_matrix.py $(DEFERRED_MATRIX))

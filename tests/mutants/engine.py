@@ -67,9 +67,9 @@ MUTANTS = [
     ),
     Mutant(
         "rejected entries dropped",
-        "src/sparsync/engine/unit_step.py",
-        "worker.ledger.restore_rejected(unit, result.rejected)",
-        "pass",
+        "src/sparsync/engine/completion.py",
+        "self.worker.ledger.restore_rejected(unit, reduced.rejected)  #",
+        "pass  #",
         f"{TRAINING}[topk-every other-3]",
     ),
     Mutant(

@@ -6,13 +6,6 @@ TESTS = "tests/test_planner.py"
 
 MUTANTS = [
     Mutant(
-        "a script that attaches ends with a traceback",
-        "src/sparsync/cli/plan_script.py",
-        "if _keep.__qualname__ not in str(error):",
-        "if True:",
-        "tests/test_plan_cli.py::test_the_model_of_a_users_own_script_is_measured[attached]",
-    ),
-    Mutant(
         "exchanges do not wait for one another",
         "src/sparsync/planner/overlap.py",
         "free = max(free, begin) + job.local + job.network",

@@ -86,7 +86,8 @@ class Immediate(Completion):
         self, unit: Unit, layout: Layout, sent: SparseGrad, reduced: Reduced, record: ExchangeRecord, step: int
     ) -> None:
         flag = OverflowFlag(unit.grad.device) if self.plan.keeps_residuals else None
-        finish_unit(unit, unit.grad, flag, [reduced], [self.worker])
+        finish_unit(unit, unit.grad, flag, [replace(reduced, rejected=None)], [self.worker])
+        self.worker.ledger.restore_rejected(unit, reduced.rejected)  # and noted at once, for an error that comes now
         self.worker.ledger.record_rejected(unit, reduced.rejected)
         check_fits(int(self.channel.checks.failed_exchange(unit.grad.device)), self.channel.monitor)
         for rank, where in reduced.bad_ranks:
