@@ -195,7 +195,7 @@ def replayed(trace: Trace, rank: int, size: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_engine_does_what_the_model_says(worlds: dict[int, World], ranks: int) -> None:
     traces = traces_of(ranks, max(10, settings().max_examples // 4))
     answers = worlds[ranks].run(case_replay, traces=traces)

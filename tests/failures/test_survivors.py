@@ -184,6 +184,7 @@ def case_planned(rank: int, size: int, at: int, steps: int) -> list[Any]:
     return weights
 
 
+@pytest.mark.slow
 def test_preconditioned_survivors_are_where_they_would_be_had_the_rank_left_as_planned() -> None:
     """Killed in backward, all undo step 3; or rank 2 is behind, and step 3 counts."""
     faults = [{1: [("backward", 3, "die")]}, {1: [("after", 3, "die")], 2: [("result", 3, "lose")]}]
@@ -213,6 +214,7 @@ def test_a_survivor_that_is_behind_learns_how_the_others_clip() -> None:
             assert (own == other).all()
 
 
+@pytest.mark.slow
 def test_a_loss_in_an_exchange_of_another_is_one_too() -> None:
     """Rank 0 dies when DDP sends the model's buffers from it."""
     with Crew() as crew:
@@ -243,6 +245,7 @@ def test_a_killed_rank_is_not_waited_for_until_the_deadline() -> None:
         assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_while_it_waited_to_join_holds_nobody_up() -> None:
     store = HashStore()
     first, killed, fresh = (Membership(store, deadline=6.0) for _ in range(3))
@@ -372,6 +375,7 @@ def among_kills(steps: int, workers: int, events: int, seed: int) -> dict[str, i
         return counts | {"at the end": len(found)} | most
 
 
+@pytest.mark.slow
 def test_kills_at_random_points_leave_equal_replicas_and_lose_nothing_else() -> None:
     counts = among_kills(80, 3, events=4, seed=0)
     assert counts["changes"] >= 1

@@ -57,6 +57,7 @@ def add_in_another_order() -> None:
     reducer.scatter_result = moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defect", "seed", "says"),
     [

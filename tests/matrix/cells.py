@@ -112,9 +112,9 @@ def _makes_sense(cell: Cell) -> bool:
 
 
 def sample(cells: list[Cell]) -> list[Cell]:
-    """Return few cells: of what is quick, those that meet every pair of values; of what takes long, every collective.
-    Where the device decides, every collective and every fault."""
-    quick = "collective", "fault", "step", "victim", "size", "scaled"
+    """Return few cells: of what is quick, those that meet every pair of values, and every step with every fault; of
+    what takes long, every collective. Where the device decides, every collective and every fault."""
+    quick = "collective", "fault", "victim", "size", "scaled"
     ways = {"": (2, quick), **dict.fromkeys(("kill", "delay"), (1, ("collective",))), "stop": (1, ("victim", "scaled"))}
     if cells[0].deferred:
         ways = {"": (1, ("collective", "fault"))}
@@ -124,5 +124,8 @@ def sample(cells: list[Cell]) -> list[Cell]:
         if fault:  # at steps that differ; who is lost at attach is waited for until the deadline
             some = sorted(some, key=lambda cell: (cell.step == "attach", zlib.crc32(str(cell).encode())))
         met = [set(combinations([(name, getattr(cell, name)) for name in names], strength)) for cell in some]
+        if strength == 2:
+            for pairs, cell in zip(met, some, strict=True):
+                pairs.add((("fault", cell.fault), ("step", cell.step)))
         chosen += [some[number] for number in sorted(cover(met, set()))]
     return chosen
