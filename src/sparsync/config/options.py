@@ -198,7 +198,7 @@ class ExchangePlan:
             beta, kind = self.preconditioning.beta, self.preconditioning.second_moment
             own = {"own": "the optimizer's own", "auto": "as the density asks for,"}.get(str(beta), f"{beta}")
             momentum.append(f"{own} before the residual, over the shared second moment ({kind}); rate in the residual")
-        if self.optimizer is None and self.recipe in OURS and self.momentum != "keep":
+        if self.optimizer is None and self.recipe in OURS and self.joined != "freeze":
             momentum.append("the optimizer's is not known here and stays; pass optimizer=")
         if momentum:
             lines["momentum"] = "; ".join(momentum)
