@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
 import os
 import random
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from sparsync_lab.environment import environment
 from sparsync_lab.report.table import write_csv
 from tests.matrix.cells import Cell, all_cells
 from tests.matrix.expected import outcome_of
-from tests.matrix.run import Matrix
+from tests.matrix.run import run_before
 
 FILE = Path("results/fault-matrix.csv")
 
@@ -27,22 +30,20 @@ FILE = Path("results/fault-matrix.csv")
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no cell is begun")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time; each has processes of its own")
     parser.add_argument("--output", type=Path, default=FILE)
     asked = parser.parse_args()
     deferred = os.environ.get("TRITON_INTERPRET") == "1"
     cells, began = all_cells(deferred), time.monotonic()
     random.Random(0).shuffle(cells)
     until, right, ran = began + 60 * asked.minutes, Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    matrix = Matrix()
-    for cell in cells:
-        if time.monotonic() > until:
-            break
-        wrong = matrix.run(cell)
-        ran[cell.collective, cell.fault] += 1
-        right[cell.collective, cell.fault] += not wrong
-        if wrong:
-            print(cell, *wrong, sep="\n    ", flush=True)
-    matrix.close()
+    with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as pool:
+        for cell, wrong in zip(cells, pool.map(partial(run_before, until), cells), strict=True):
+            if wrong is not None:
+                ran[cell.collective, cell.fault] += 1
+                right[cell.collective, cell.fault] += not wrong
+            if wrong:
+                print(cell, *wrong, sep="\n    ", flush=True)
     seconds = time.monotonic() - began
     print(f"{sum(right.values())} of {sum(ran.values())} cells as expected, {sum(ran.values()) / seconds:.1f} a second")
     write(asked.output, cells, deferred, ran, right, seconds)
