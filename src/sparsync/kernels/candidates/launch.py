@@ -19,7 +19,7 @@ from sparsync.layout import Layout, locate
 from sparsync.sparse import SparseGrad
 
 MOST_REGIONS = 128
-BLOCKS = 4  # of a strip, 8 at most
+BLOCKS = 2  # of a strip, 8 at most
 PASS_WARPS = 4
 CHUNK = 512  # candidates looked at at once
 COUNTED, COUNT_WARPS = 2 * BLOCK, 8  # candidates counted at once, and how
