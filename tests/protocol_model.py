@@ -94,8 +94,8 @@ class Protocol:
     # ---- a step -------------------------------------------------------------------------------------------------
 
     def send(self, number: int, gradient: Vector, flag: str = "") -> None:
-        """Begin a step and send (Reducer._begin, Reducer.compress, Ledger.record_sent). With ``FAILED`` the rank could
-        not compress (Reducer._take_out, failed_unit): its gradient is in nobody's hands, and its message says so."""
+        """Begin a step and send (Reducer._begin, UnitExchange.compress, Ledger.record_sent). With ``FAILED`` the rank
+        could not compress (failed_unit): its gradient is in nobody's hands, and its message says so."""
         rank = self.ranks[number]
         rank.before = rank.residual, rank.came_in
         rank.flag, rank.phase, rank.waited = flag, WAITING, 0
@@ -154,7 +154,7 @@ class Protocol:
     # ---- failure ------------------------------------------------------------------------------------------------
 
     def fail(self, number: int) -> None:
-        """Fail alone, once a step is begun: a result cannot be written, a backward breaks off (Reducer._announced,
+        """Fail alone, once a step is begun: a result cannot be written, a backward breaks off (ErrorHandler.announced,
         Reducer.fail): the others hear of it through the store (StoreMonitor.broadcast_error)."""
         self.alarm = True
         self.stop(number)
@@ -174,7 +174,7 @@ class Protocol:
         return self.ranks[number].phase == WAITING and self.alarm
 
     def stop(self, number: int) -> None:
-        """Undo what is under way and vote (Reducer._stop, StepVote.close, StoreMonitor.leave_vote)."""
+        """Undo what is under way and vote (ErrorHandler.stop, StepVote.close, StoreMonitor.leave_vote)."""
         rank = self.ranks[number]
         if self.defect != "what a failed step sent stays away":
             self._restore(rank)

@@ -149,13 +149,13 @@ def replayed(trace: Trace, rank: int, size: int) -> list[Any]:
             gradient[0] = torch.nan
         with pytest.MonkeyPatch.context() as broken:
             if fault == FAILED:
-                broken.setattr("sparsync.engine.reducer.compress_unit", None)
+                broken.setattr("sparsync.engine.unit_exchange.compress_unit", None)
             elif fault == WRITES:
                 broken.setattr(reducer.completion, "finish", None)
             elif fault == KILLED:
                 os._exit(9)
             elif fault == BREAKS:
-                reducer.fail(StepFailed("the backward broke off"))
+                reducer.errors.fail(StepFailed("the backward broke off"))
                 reducer.check()
             (result,) = push_all(reducer, [("a", gradient)])
         if result.isfinite().all():

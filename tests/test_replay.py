@@ -75,7 +75,7 @@ def compared(group: Any, name: str, **options: Any) -> list[int]:
     alone, exact = group is None or dist.get_world_size(group) == 1, name != "threshold" or INTERPRETED
     schedule = lambda step: 0.04 if step < turns else 0.02  # noqa: E731
     replayed, plain = (Side(group, name, density=schedule, **options) for _ in range(2))
-    plain.reducer._replays = None
+    plain.reducer.path.replays = None
     rng = torch.Generator(device=DEVICE).manual_seed(rank)
     counts, number, kept = [], 0, {n: torch.zeros(SIZES[n], device=DEVICE) for n in KEPT}
 

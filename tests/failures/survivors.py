@@ -50,8 +50,8 @@ def fail_at(stage: str, step: int, run: Run, action: Callable[[], None]) -> None
 
     def at_call(last: bool) -> bool:
         """Count a call, and return whether it is the step's first, or as the step before had it, its last."""
-        calls[reducer.vote.step] += 1
-        return reducer.vote.step == step and calls[step] == (calls[step - 1] if last else 1)
+        calls[reducer.vote.current.number] += 1
+        return reducer.vote.current.number == step and calls[step] == (calls[step - 1] if last else 1)
 
     channel, completion = reducer.channel, reducer.completion
     if stage == "forward":

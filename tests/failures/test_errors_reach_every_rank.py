@@ -123,7 +123,7 @@ def case_comes_home(rank: int, size: int) -> tuple[str, str]:
         push_all(reducer, [(name, gradient()) for name in parameters])
     before = reducer.state_dict()["residuals"]
     came, gate = {name: gradient() for name in parameters}, threading.Event()
-    reducer.submit([partial(gate.wait, 60)])  # type: ignore[list-item]  # all buckets are there before the first is sent
+    reducer.path.submit([partial(gate.wait, 60)])  # type: ignore[list-item]  # all buckets are there before the first is sent
     futures = [reducer.push(Bucket(i, came[n].clone(), (n,), n == "c")) for i, n in enumerate(parameters)]
     gate.set()
     for future in futures:

@@ -70,7 +70,7 @@ STEPS = [
     Step("add part", "sparsync.kernels.accumulate.parts.AddedParts.add", IN_PARTS, deferred=None),
     Step("sketch", f"{ENGINE}.step_order.sketch_unit", ("sketches",)),
     Step("sum in node", f"{ENGINE}.hierarchy.Nodes.sum", ("nodes",)),
-    Step("compress", f"{ENGINE}.reducer.compress_unit", leads=True),
+    Step("compress", f"{ENGINE}.unit_exchange.compress_unit", leads=True),
     Step("fill message", "sparsync.compressors.selecting.SparseGrad", PLAIN, leads=True, deferred=None),
     Step("count energy", "torch.dot", PLAIN, leads=True, deferred=None),  # the last call is of an exchange
     Step("exchange", f"{ENGINE}.hierarchy.Flat.reduce", FLAT),
@@ -89,7 +89,7 @@ STEPS = [
     WRITE,
     Step("finish", f"{ENGINE}.completion.Immediate.finish", deferred=f"{LATER}.finish"),
     Step("precondition", f"{FEEDBACK}.preconditioner.Preconditioner.update", ("sketches",), once=True),
-    Step("write back", f"{ENGINE}.reducer.Reducer.write_back"),
+    Step("write back", f"{ENGINE}.unit_exchange.UnitExchange.write_back"),
     Step("write dense", f"{FEEDBACK}.preconditioner.Preconditioner.write_dense", ("sketches",), once=True),
     Step("close step", f"{ENGINE}.completion.Immediate.close_step", once=True, deferred=f"{LATER}.close_step"),
     Step("alarm", f"{STORE}.broadcast_error", once=True),

@@ -131,7 +131,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
         stack.enter_context(paths_of(cell))
         told = stack.enter_context(logged())
         if cell.collective == "sketches":
-            stack.enter_context(patch("sparsync.engine.reducer.compress_unit", noting(whole)))
+            stack.enter_context(patch("sparsync.engine.unit_exchange.compress_unit", noting(whole)))
         first = Injection(WRITE, "raise", after=False, last=False, word=0)
         if rank == cell.starter:
             stack.enter_context(first.armed())

@@ -14,14 +14,14 @@ AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
 MUTANTS = [
     Mutant(
         "what fails while a part is added is only logged",
-        "src/sparsync/engine/reducer.py",
+        "src/sparsync/engine/unit_exchange.py",
         "except Exception as error:  # the communication thread would only log it, and the gradient be lost",
         "except ZeroDivisionError as error:",
         f"{MATRIX}.py::test_every_fault_ends_as_expected[global-raise-before-first-add_part-at-first-of-3]",
     ),
     Mutant(
         "what is sent is noted after its energy",
-        "src/sparsync/engine/reducer.py",
+        "src/sparsync/engine/unit_exchange.py",
         "                self.worker.ledger.record_sent(unit, sent, overwritten=True)\n"
         "                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0\n",
         "                record.energy_sent = torch.dot(sent.values, sent.values).item() if record.energy else 0.0\n"
@@ -30,8 +30,8 @@ MUTANTS = [
     ),
     Mutant(
         "rejected entries that a failed end of a step holds are lost",
-        "src/sparsync/engine/reducer.py",
-        "self.worker.ledger.restore_held()",
+        "src/sparsync/engine/error_handling.py",
+        "self.ledger.restore_held()",
         "pass",
         f"{MATRIX}_deferred.py::test_every_fault_ends_as_expected_where_the_device_decides"
         "[balanced-raise-before-first-close_step-at-last-of-2-deferred]",
@@ -39,14 +39,14 @@ MUTANTS = [
     ),
     Mutant(
         "what one rank alone cannot read is told to nobody",
-        "src/sparsync/engine/reducer.py",
+        "src/sparsync/engine/error_handling.py",
         "        if isinstance(error, Damaged):\n            return self.channel.monitor.broadcast_error(error)\n",
         "",
         "tests/failures/test_damaged_messages.py::test_an_entry_that_one_rank_alone_finds_outside_ends_all_ranks",
     ),
     Mutant(
         "decoding is in no profiler's range",
-        "src/sparsync/engine/reducer.py",
+        "src/sparsync/engine/unit_exchange.py",
         "with decoding():",
         "if True:",
         "tests/test_logging.py::test_a_step_is_logged_in_one_line_and_profiled_in_three_ranges[options0]",
@@ -96,27 +96,27 @@ MUTANTS = [
     Mutant(
         "the next forward pass does not see a backward that broke off",
         "src/sparsync/engine/reducer.py",
-        "        if starting and self._open:",
+        "        if starting and self._current.open:",
         "        if False:",
         f"{ERRORS}::test_a_backward_that_breaks_off_on_one_rank_ends_all",
     ),
     Mutant(
         "a step may begin in the middle of another",
         "src/sparsync/engine/reducer.py",
-        "        if self._open:\n            raise StepFailed(UNFINISHED)\n        if self.plan",
+        "        if self._current.open:\n            raise StepFailed(UNFINISHED)\n        if self.plan",
         "        if self.plan",
         f"{ERRORS}::test_a_step_that_begins_in_the_middle_of_another_is_refused",
     ),
     Mutant(
         "what a failed exchange sent is lost",
-        "src/sparsync/engine/reducer.py",
-        "            self.worker.ledger.restore(cause)",
+        "src/sparsync/engine/error_handling.py",
+        "            self.ledger.restore(cause)",
         "            self.worker.ledger.clear()",
         f"{ERRORS}::test_what_was_sent_comes_home_after_a_failed_exchange",
     ),
     Mutant(
         "what was never sent is lost",
-        "src/sparsync/engine/reducer.py",
+        "src/sparsync/engine/unit_exchange.py",
         "            self.worker.ledger.record_sent(unit, sent)\n",
         "",
         f"{ERRORS}::test_what_was_sent_comes_home_after_a_failed_exchange",
@@ -198,7 +198,7 @@ MUTANTS = [
     ),
     Mutant(
         "an error of the communication thread is not announced",
-        "src/sparsync/engine/reducer.py",
+        "src/sparsync/engine/error_handling.py",
         "return self.channel.monitor.broadcast_error(SparsyncError(own))",
         "return SparsyncError(own)",
         "tests/failures/test_errors_reach_every_rank.py::test_a_communication_thread_that_fails_ends_all_at_once",
@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant(
         "a step that was completed is undone by a later error",
         "src/sparsync/engine/step_vote.py",
-        "return self.error is not None and self.completed <= self.step",
+        "return self.error is not None and self.completed <= self.current.number",
         "return self.error is not None",
         f"{CLOSED}::test_an_error_between_steps_undoes_nothing_that_was_completed",
     ),
@@ -254,7 +254,7 @@ MUTANTS = [
     ),
     Mutant(
         "ranks do not compare what each has loaded",
-        "src/sparsync/engine/reducer.py",
+        "src/sparsync/engine/unit_exchange.py",
         "[*self.origin.take(), *map(str, layout.segments)]",
         "[*map(str, layout.segments)]",
         "tests/failures/test_checkpoints.py::test_states_that_do_not_belong_together_are_refused_at_the_first_step",

@@ -101,11 +101,11 @@ class AutoSwitch:
                 whole, compressor=NoCompression(), collective=DenseAllReduce(), values="bf16", indices="int",
                 budget=None, spending=None,
             )  # fmt: skip
-        self._dense = DenseStep(reducer)
+        self._dense = DenseStep(reducer.path)
         self._ways = {DENSE: way(whole, dense_names if plan.precondition else frozenset(), self._dense)}
         workers, waits = max(2, reducer.channel.size), reducer.completion.waits
         for name, own in sparse_plans(replace(plan, dense=dense_names), tensors, workers, waits).items():
-            self._ways[name] = way(own, dense_names, choose_order(reducer))
+            self._ways[name] = way(own, dense_names, choose_order(reducer.path))
         self.sparse = plan
         self.policy = AutoPolicy(list(self._ways))
         self._last: Any = None  # when the last step began

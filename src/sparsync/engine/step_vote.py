@@ -14,7 +14,7 @@ Votes after a failure go through the store. If that is gone, or silent, each ran
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torch.distributed import DistError  # type: ignore[attr-defined]
 
@@ -25,37 +25,43 @@ from sparsync.engine.completion import Completion
 from sparsync.errors import SparsyncError
 
 
+@dataclass
+class CurrentStep:
+    """The step whose buckets are on their way, or were last; ``open``: between the first of them and the last."""
+
+    number: int = 0
+    buckets: list[PendingBucket] = field(default_factory=list)
+    open: bool = False
+
+
 class StepVote:
     """Keeps the error that ends a training, and knows how many steps were completed before it.
 
     Attributes:
         error: what ended it, if anything has.
-        step: the number of the step whose buckets are on their way, or were last.
+        current: the last step that this rank began.
         completed: steps that this rank has completed, once there is an error.
     """
 
-    def __init__(self, monitor: StoreMonitor, completion: Completion) -> None:
-        self.monitor, self.completion = monitor, completion
+    def __init__(self, monitor: StoreMonitor, completion: Completion, current: CurrentStep) -> None:
+        self.monitor, self.completion, self.current = monitor, completion, current
         self.error: SparsyncError | None = None
-        self.step = self.completed = 0
+        self.completed = 0
         self._closing = threading.Lock()  # backward's thread and the communication thread may fail at once
 
     @property
     def undone(self) -> bool:
         """Whether the last step that was begun is not going to be applied."""
-        return self.error is not None and self.completed <= self.step
+        return self.error is not None and self.completed <= self.current.number
 
-    def close(self, error: SparsyncError, buckets: Sequence[PendingBucket]) -> SparsyncError:
+    def close(self, error: SparsyncError) -> SparsyncError:
         """Make an error the one that ended the training, unless there is one; returns that, with the committed step if
-        the ranks are not at the same one.
-
-        Args:
-            buckets: of the last step that this rank began.
-        """
+        the ranks are not at the same one."""
         with self._closing:
             if self.error is None:
+                step, buckets = self.current.number, self.current.buckets
                 whole = any(one.bucket.last for one in buckets) and all(one.delivered for one in buckets)
-                self.completed = self.completion.completed(self.step + whole)
+                self.completed = self.completion.completed(step + whole)
                 said = self._vote()
                 self.error = type(error)(f"{error}; {said}") if said else error
         return self.error

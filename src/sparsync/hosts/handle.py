@@ -334,7 +334,7 @@ class Handle:
 
     def fail(self, error: Exception) -> None:
         """Stop with an error that has happened on this rank, of which the others are told."""
-        self._running().fail(error)
+        self._running().errors.fail(error)
 
     def start(self) -> Reducer:
         """Make the process group and compare with the other ranks; done by ``attach``, or by the first bucket."""
@@ -429,7 +429,7 @@ class Handle:
         self._preconditioned = TakenOptimizer(
             optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback]
         )
-        reducer.rules = self._preconditioned.rules
+        reducer.path.rules = self._preconditioned.rules
 
     def _tell(self, sentence: str) -> None:
         """Warn the user; what holds for all ranks is said by the first."""

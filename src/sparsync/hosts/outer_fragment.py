@@ -109,12 +109,12 @@ class Fragment:
         self.due = step + overlap
         self.future = self.handle.push(0, self.buffer, self.parameters, last=True, joined=miss)
         if self.moments is not None:
-            self._reducer.submit([self._sum_moments], self.buffer.device)
+            self._reducer.path.submit([self._sum_moments], self.buffer.device)
 
     def _sum_moments(self) -> None:
         """Sum the moments over the workers, on the communication thread, behind the entries."""
         try:
-            self._reducer.run_exchange("second moments", self.buffer.device, self._exchange_moments)
+            self._reducer.path.run_exchange("second moments", self.buffer.device, self._exchange_moments)
         finally:
             self._moments_there.set()
 

@@ -261,7 +261,7 @@ class Survival:
 
 def _settle(reducer: Reducer, steps: int, bad: bool) -> None:
     """Let the last step that a rank began count if it is among the steps that do, unless it was not finite."""
-    reducer.settle_as_agreed(reducer.vote.step < steps and not bad)
+    reducer.settle_as_agreed(reducer.vote.current.number < steps and not bad)
 
 
 def _is_backend_error(error: Exception) -> bool:

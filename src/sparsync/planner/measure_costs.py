@@ -128,7 +128,7 @@ def measure_step(
     if plan.precondition:
         assert plan.optimizer is not None
         rule = rules_of(plan.optimizer).hyperparameters(plan.optimizer.param_groups[0])
-        reducer.rules = lambda: {"weight": rule}
+        reducer.path.rules = lambda: {"weight": rule}
     gradient = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(device)
     selects, finishes = [], []
     for turn in range(WARM_UPS + ROUNDS):
