@@ -18,6 +18,7 @@ from sparsync_lab.cli.app import run
 SPARSYNC = [sys.executable, "-c", "from sparsync.cli import main; main()"]
 
 
+@pytest.mark.slow
 def test_the_interface_counts_what_traffic_says(tmp_path: Path) -> None:
     out = tmp_path / "new" / "traffic.csv"
     sizes = ["--workers", "3", "--entries", "400000", "--density", "0.01", "--exchanges", "10"]

@@ -132,6 +132,7 @@ def test_a_rank_that_fails_at_the_end_of_a_step_is_behind() -> None:
     assert [(found["applied"], found["step"]) for _, found in outcomes] == [(2, 2), (1, 1), (2, 2)]
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_late_is_not_taken_for_one_that_is_behind() -> None:
     outcomes = World.once(3, case_fails_at_the_end, pause=7.0)
     assert all(ok for ok, _ in outcomes), outcomes

@@ -118,6 +118,7 @@ def test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_fr
                 torch.testing.assert_close(applied, expected[place], rtol=1e-4, atol=1e-4, msg=f"{name}: {n}")
 
 
+@pytest.mark.slow
 def test_another_rank_joins_with_weights_and_an_empty_residual() -> None:
     """Rank 1 dies, and another process comes while rank 0 goes on alone; then that dies, too. One that would train
     something else is kept out."""

@@ -229,6 +229,7 @@ def test_one_large_training_at_a_time(context: RunContext, monkeypatch: pytest.M
     assert lines[:2] == [f"waiting for other processes: {run.name}", "trained"]
 
 
+@pytest.mark.slow
 def test_the_item_in_a_tiny_setting(context: RunContext) -> None:
     result = adamw.adamw(context)
     assert not result.missing

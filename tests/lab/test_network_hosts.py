@@ -151,6 +151,7 @@ def test_interfaces_count_within_5_percent_of_traffic_and_a_run_is_resumed(
     assert read_rows(out) == first
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_a_rate_changes_in_the_middle_of_a_run(tmp_path: Path) -> None:
     out = tmp_path / "steps.csv"

@@ -54,6 +54,7 @@ def test_trainings_that_processes_cannot_make_are_refused(tmp_path: Path, capsys
     assert run(["lab", "train", str(tmp_path / "no.json.gz"), "--compute", "1ms"]) == 2
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_accuracy_over_minutes_is_made_of_stored_scores_and_measured_steps(tmp_path: Path) -> None:
     dense = _stored(tmp_path, "dense", {}, [246824.0] * 40)

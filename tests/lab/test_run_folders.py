@@ -351,6 +351,7 @@ def may_mount() -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("unshare") is None or not may_mount(), reason="file systems cannot be mounted here")
 def test_a_full_disk_is_one_sentence_and_code_2(tmp_path: Path) -> None:
     disk, after = tmp_path / "disk", tmp_path / "after"

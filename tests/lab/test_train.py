@@ -154,6 +154,7 @@ def test_interrupted_training_can_be_resumed(tmp_path: Path) -> None:
     assert common(tmp_path)["step"] == step + 2
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_others(tmp_path: Path) -> None:
     def kill_a_worker(pid: int) -> None:
         processes = processes_of(pid)
