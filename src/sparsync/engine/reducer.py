@@ -3,9 +3,9 @@
 ``push`` is called from backward, bucket by bucket. What a bucket brings goes the way of ``unit_exchange``: compressed
 at once, or on the communication thread, which exchanges and writes the result back. On a GPU all of it runs on a stream
 of its own, beside backward's. In which order units go is the ``step_order``'s to know; whether the host waits for an
-exchange, so that a thread is needed at all, the ``completion``'s; how a step fails, ``error_handling``'s. Backward waits
-for every bucket's future before it ends: so the two threads never work on the same step's end. Nothing here knows the
-framework that buckets come from.
+exchange, so that a thread is needed at all, the ``completion``'s; how a step fails, ``error_handling``'s. Backward
+waits for every bucket's future before it ends: so the two threads never work on the same step's end. Nothing here knows
+the framework that buckets come from.
 """
 
 from __future__ import annotations
