@@ -185,7 +185,7 @@ MUTANTS = [
     ),
     Mutant(
         "a restart is told of though residuals were loaded",
-        "src/sparsync/hosts/handle.py",
+        "src/sparsync/hosts/checkpointed.py",
         "        self._restarts = 0  # and nothing is lost by them",
         "        pass",
         f"{RESTARTS}::test_a_restart_without_a_checkpoint_is_told_once[2-True-0]",
@@ -495,7 +495,7 @@ MUTANTS = [
     ),
     Mutant(
         "auto's state is looked at when the rest is loaded",
-        "src/sparsync/hosts/handle.py",
+        "src/sparsync/hosts/checkpointed.py",
         "            self.check_state(state)  # of both, before either is changed\n",
         "            pass\n",
         "tests/test_hostile_checkpoints.py::test_what_auto_cannot_go_on_from_is_refused_before_anything_changes",

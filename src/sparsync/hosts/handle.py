@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +15,9 @@ from torch.nn import Module
 
 from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
-from sparsync.config.nodes import LOCAL, groups_of, local_size
 from sparsync.engine.auto import AutoSwitch
 from sparsync.engine.bucketing import Bucket
-from sparsync.engine.budget import plan_for
 from sparsync.engine.checkpoint import share_of
-from sparsync.engine.hierarchy import choose_stage
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
 from sparsync.errors import SparsyncError
@@ -30,25 +25,17 @@ from sparsync.feedback import (
     TakenMomentum,
     TakenOptimizer,
     momentum_notice,
-    rates_by_name,
     refuse_other_model,
     take_momentum,
 )
+from sparsync.hosts.checkpointed import Checkpointed
 from sparsync.hosts.coverage import describe_left_out, refuse_sparse_gradients
 from sparsync.hosts.description import describe_exchange
 from sparsync.hosts.optimizer_check import notice_other_optimizer
 from sparsync.hosts.restart_check import SENTENCE as RESTARTED
 from sparsync.hosts.restart_check import restarts
 from sparsync.hosts.scaler_check import notice_scaler
-from sparsync.hosts.sharded_checkpoint import (
-    StatefulRows,
-    make_room,
-    own_state,
-    read_rows,
-    reader_of,
-    refuse_plain_state,
-    to_rows,
-)
+from sparsync.hosts.start_reducer import start_reducer
 from sparsync.hosts.unwrap import plain_name
 from sparsync.hosts.zero_grad_check import notice_old_gradients
 from sparsync.layout import Parameter
@@ -60,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sparsync")
 
 
-class Handle:
+class Handle(Checkpointed):
     """A model whose gradients Sparsync exchanges; ``attach`` makes it.
 
     It is also the ``state`` of the hook, for frameworks that register hooks themselves (see ``comm_hook``).
@@ -164,57 +151,6 @@ class Handle:
         """Return, under momentum correction, a parameter's velocity on this rank; ``None`` if it has none."""
         return self._running().velocity(name)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's residuals, thresholds and step: tensors and plain types only. Save one per rank."""
-        refuse_plain_state(sys._getframe(1).f_globals.get("__name__", ""))
-        state = self._running().state_dict()
-        return state if self._auto is None else {**state, "auto": self._auto.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Continue from ``state_dict()``: this rank's own, or those of all ranks of a run of any size, in order."""
-        self._load(state)
-        self._restarts = 0  # and nothing is lost by them
-
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """Return ``state_dict()`` for ``torch.distributed.checkpoint``: ``DTensor``s that have a row for every rank."""
-        self._refuse_shards("sharded_state_dict()", "state_dict()")
-        return to_rows(self.state_dict(), self._keepers(), self._device())
-
-    def stateful(self, checkpoint: Any = None, key: str | None = None) -> StatefulRows:
-        """Return this handle as ``torch.distributed.checkpoint`` takes it: every rank's state is its own row.
-
-        ``dcp.save({"model": …, "sync": sync.stateful()}, checkpoint_id=folder)``, and on any number of ranks
-        ``dcp.load({"model": …, "sync": sync.stateful(folder)}, checkpoint_id=folder)``: the same bits on as many
-        ranks as saved it, the same mean on others.
-
-        Args:
-            checkpoint: the folder that is going to be loaded, or its ``StorageReader``; ``None`` to save.
-            key: under which it was saved; needed if the checkpoint has several such states.
-        """
-        self._refuse_shards("stateful()", "state_dict()")
-
-        def room() -> dict[str, Any]:
-            nodes = self._running().stage.groups
-            return make_room(reader_of(checkpoint), key, self._device(), self._keepers(), nodes)
-
-        def own(filled: dict[str, Any]) -> dict[str, Any]:
-            return own_state(filled, self._peers(), self._running().stage.groups)
-
-        return StatefulRows(
-            self.sharded_state_dict, self.load_state_dict, room if checkpoint is not None else None, own
-        )
-
-    def load_sharded(self, checkpoint: Any, key: str = "sparsync") -> None:
-        """Continue from ``sharded_state_dict()``, saved by any number of ranks; all ranks call this.
-
-        Args:
-            checkpoint: the folder that was saved to, or a ``StorageReader``.
-            key: under which it was saved.
-        """
-        self._refuse_shards("load_sharded()", "load_state_dict()")
-        nodes = self._running().stage.groups
-        self.load_state_dict(read_rows(checkpoint, key, self._peers(), self._device(), self._keepers(), nodes))
-
     def set_process_group(self, group: Any) -> None:
         """Exchange over another process group from now on; all its ranks call this, between two steps.
 
@@ -236,19 +172,6 @@ class Handle:
         self.group = group
         reducer = self.start()
         self._load(share_of([state], state, reducer.channel.rank, reducer.channel.size))
-
-    def check_state(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Refuse, with a ``ValueError``, what ``load_state_dict`` cannot continue from; changes nothing."""
-        self._running().check_state(state)
-        if self._auto is not None:
-            self._auto.check_state(state if isinstance(state, Mapping) else state[0])
-
-    def _load(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        if self._auto is not None:
-            self.check_state(state)  # of both, before either is changed
-        self._running().load_state_dict(state)
-        if self._auto is not None:
-            self._auto.load_state_dict(state if isinstance(state, Mapping) else state[0])
 
     def is_attached(self) -> bool:
         """Return whether the model's gradients go through this handle."""
@@ -344,8 +267,11 @@ class Handle:
             raise ValueError("precondition=True needs all parameters on one device")
         channel = Channel(self._peers(), asked.wire, asked.deadline, device)
         try:
-            self._reducer = self._make_reducer(channel, device, one_device)
-            plan = self.plan
+            self._reducer = start_reducer(
+                asked, self._trained, self._names, channel, device, one_device, self._may_skip
+            )
+            plan = self.plan = self._reducer.plan
+            self.dense_names = plan.dense_names(self._trained)
             if plan.precondition:
                 self._take_optimizer(self._reducer)
             else:
@@ -378,45 +304,9 @@ class Handle:
         self._told = True
         return self._reducer
 
-    def _make_reducer(self, channel: Channel, device: torch.device, one_device: bool) -> Reducer:
-        """Compare with the other ranks, and return what exchanges gradients with them."""
-        asked = self._asked
-        if asked.per_node == LOCAL and dist.is_initialized() and channel.size != dist.get_world_size():
-            raise ValueError(
-                "per_node='local' is for models whose process group has all ranks: give the ranks of each machine"
-            )
-        nodes = groups_of(asked.per_node, channel.share(local_size()))
-        plan = self.plan = plan_for(asked, self._trained, channel.size, nodes)
-        self.dense_names, channel.wire = plan.dense_names(self._trained), plan.wire
-        channel.assert_consistent("configuration", plan.configuration(self.dense_names))
-        channel.assert_consistent("model", "\n".join(map(str, self.parameters)))
-        stage = choose_stage(channel, nodes)
-        # What is decided on a device is decided for that device, and for exchanges in one stage, alone; and heard of
-        # too late by those who want to go on.
-        channel.may_defer = channel.may_defer and one_device and not nodes and plan.on_loss == "raise"
-        rates = None
-        if plan.follow_lr:
-            assert plan.optimizer is not None
-            rates = partial(rates_by_name, plan.optimizer, self._names)
-        return Reducer(
-            self.parameters, plan, channel, dense_names=self.dense_names, may_skip=self._may_skip, rates=rates,
-            device=device, stage=stage,
-        )  # fmt: skip
-
-    def _refuse_shards(self, asked: str, instead: str) -> None:
-        if self.shards:
-            raise SparsyncError(f"{asked} does not know models of fully_shard: use {instead} on each rank")
-
     def _peers(self) -> Any:
         """Return the process group of the model; ``None`` without ``torch.distributed``."""
         return self.group or (dist.group.WORLD if dist.is_initialized() else None)
-
-    def _keepers(self) -> Any:
-        """Return the process group of the ranks that keep something; ``None`` on a rank that keeps nothing."""
-        stage = self._running().stage
-        if not stage.groups:
-            return self._peers()
-        return stage.between.group if stage.between is not None else None
 
     def _device(self) -> torch.device:
         return next(self.module.parameters()).device
