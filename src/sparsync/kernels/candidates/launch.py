@@ -153,7 +153,7 @@ def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | No
         scales: of every segment, what its gradient is multiplied by.
         zero: clear the gradient in the same pass.
     """
-    from sparsync.kernels.candidates import triton as kernels
+    from sparsync.kernels.candidates.triton import collect as kernel
 
     velocity, update, strips = memory.velocity, memory.update, space.strip_count
     kept, places, stacked = velocity or update, space.strips, False
@@ -165,7 +165,7 @@ def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | No
         places, stacked = own.table, own.stacked
         tables = (t.sizes, t.rates, t.eps, t.betas, t.shares, t.kept, t.limit)
     space.launch(
-        kernels.collect, (strips,), grad, memory.before, memory.after,
+        kernel, (strips,), grad, memory.before, memory.after,
         kept.before if kept else grad, kept.after if kept else grad, velocity.beta if velocity else 0.0,
         scales if scales is not None else space.scales, places, *tables, space.strips, space.segments, space.state,
         space.rotation, space.counts, space.indices, space.values, space.out_indices, space.out_values, space.total,
@@ -177,10 +177,10 @@ def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | No
 
 def count(space: Candidates) -> None:
     """Make the histogram of the candidates that ``collect`` has found."""
-    from sparsync.kernels.candidates import triton as kernels
+    from sparsync.kernels.candidates.histogram_triton import make_histogram
 
     space.launch(
-        kernels.make_histogram, (space.regions,),
+        make_histogram, (space.regions,),
         space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
         BLOCK=COUNTED, num_warps=COUNT_WARPS,
     )  # fmt: skip
