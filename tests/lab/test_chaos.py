@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sparsync_lab.chaos.conductor import run_in_temporary_folder
+from sparsync_lab.chaos.conductor import run_lives
 from sparsync_lab.chaos.methods import METHODS
 from sparsync_lab.chaos.schedule import FAULTS, STEPS, Setting, draw_life, event_at
 from sparsync_lab.cli.commands import app
@@ -68,7 +68,7 @@ def add_in_another_order() -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_chaos_finds_a_defect(defect: Callable[[], None], seed: int, says: str) -> None:
-    *good, last = run_in_temporary_folder(150, 2, seed, prepare=defect)
+    *good, last = run_lives(150, 2, seed, prepare=defect)
     assert says in last.broken
     assert not any(result.broken for result in good)
 

@@ -72,14 +72,12 @@ def run_lives(
     steps: int,
     workers: int,
     seed: int,
-    folder: Path,
     progress: Callable[[int], None] = lambda step: None,
     prepare: Callable[[], None] | None = None,
 ) -> Iterator[LifeResult]:
     """Train until there are so many steps, and yield what came of each life; the last may have broken a law.
 
     Args:
-        folder: for checkpoints; empty.
         progress: is told the step that the training is at.
         prepare: is called in every worker before it trains.
     """
@@ -87,29 +85,19 @@ def run_lives(
     before: LifeResult | None = None
     setting: Setting | None = None
     number = 0
-    while (first := step_of(newest(folder))) < steps:
-        life = draw_life(seed, number, first, steps, workers, setting)
-        known: dict[int, bytes] = {}
-        if before is not None and before.life.setting == life.setting and life.method.same_bits:
-            known = {step: digest for step, digest in before.digests.items() if step >= first}
-        result = _run_life(life, folder, known, progress, prepare)
-        result.digests = known | result.digests
-        yield result
-        if result.broken:
-            return
-        before, setting, number = result, life.setting, number + 1
-
-
-def run_in_temporary_folder(
-    steps: int,
-    workers: int,
-    seed: int,
-    progress: Callable[[int], None] = lambda step: None,
-    prepare: Callable[[], None] | None = None,
-) -> Iterator[LifeResult]:
-    """Do as ``run_lives``, and keep no checkpoints."""
-    with TemporaryDirectory() as folder:
-        yield from run_lives(steps, workers, seed, Path(folder), progress, prepare)
+    with TemporaryDirectory() as name:
+        folder = Path(name)  # of checkpoints
+        while (first := step_of(newest(folder))) < steps:
+            life = draw_life(seed, number, first, steps, workers, setting)
+            known: dict[int, bytes] = {}
+            if before is not None and before.life.setting == life.setting and life.method.same_bits:
+                known = {step: digest for step, digest in before.digests.items() if step >= first}
+            result = _run_life(life, folder, known, progress, prepare)
+            result.digests = known | result.digests
+            yield result
+            if result.broken:
+                return
+            before, setting, number = result, life.setting, number + 1
 
 
 def _run_life(
