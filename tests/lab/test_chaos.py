@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sparsync_lab.chaos.conductor import run_lives
 from sparsync_lab.chaos.methods import METHODS
-from sparsync_lab.chaos.schedule import FAULTS, STEPS, Setting, draw_life, event_at
+from sparsync_lab.chaos.schedule import FAULTS, STEPS, ChaosSetting, draw_life, event_at
 from sparsync_lab.cli.commands import app
 
 
@@ -74,7 +74,7 @@ def test_chaos_finds_a_defect(defect: Callable[[], None], seed: int, says: str) 
 
 
 def test_all_that_happens_follows_from_the_seed() -> None:
-    setting = Setting(4, "topk", scaled=True, unused=True, frozen_joins=True)
+    setting = ChaosSetting(4, "topk", scaled=True, unused=True, frozen_joins=True)
     events = [event_at(3, step, setting) for step in range(2000)]
     assert events == [event_at(3, step, setting) for step in range(2000)]
     assert {event.kind for event in events} == STEPS.keys() - {"join"}

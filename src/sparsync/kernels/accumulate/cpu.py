@@ -169,7 +169,7 @@ def _accumulate(
 
 
 @dataclass(frozen=True)
-class Piece:
+class GradientPiece:
     """A part of a gradient: ``came`` belongs at ``start``, where the row of number ``row`` begins."""
 
     came: Tensor
@@ -191,12 +191,12 @@ def accumulate(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float =
     rows.collected = Collected(low)
     pieces, row = [], 0
     for start, stop in runs:
-        pieces.append(Piece(grad[start:stop], start, row))
+        pieces.append(GradientPiece(grad[start:stop], start, row))
         row += -(-(stop - start) // ROW)
     return rows, add(pieces, memory, rows, scale)
 
 
-def add(pieces: Sequence[Piece], memory: Memory, rows: Rows, scale: float = 1.0) -> int:
+def add(pieces: Sequence[GradientPiece], memory: Memory, rows: Rows, scale: float = 1.0) -> int:
     """Add pieces of a gradient to the residual, and note in ``rows`` what they leave there; returns the index of the
     first entry that was not finite, or -1."""
     numel = memory.after.numel()
@@ -206,7 +206,9 @@ def add(pieces: Sequence[Piece], memory: Memory, rows: Rows, scale: float = 1.0)
     return next((first for _, first in found if first >= 0), -1)
 
 
-def _share(pieces: Sequence[Piece], memory: Memory, rows: Rows, room: CollectedRoom, scale: float) -> tuple[float, int]:
+def _share(
+    pieces: Sequence[GradientPiece], memory: Memory, rows: Rows, room: CollectedRoom, scale: float
+) -> tuple[float, int]:
     """Add what is one thread's."""
     velocity, collected = memory.velocity, rows.collected
     before, after, peaks = array(memory.before), array(memory.after), bits(rows.peak)
@@ -229,16 +231,16 @@ def _share(pieces: Sequence[Piece], memory: Memory, rows: Rows, room: CollectedR
     return energy, first
 
 
-def _shares(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def _shares(pieces: Sequence[GradientPiece]) -> list[list[GradientPiece]]:
     """Return the work of every thread, if it is enough for several: pieces that hold whole rows."""
     numel = sum(piece.came.numel() for piece in pieces)
     threads = threads_for(numel)
     size = -(-numel // (threads * ROW)) * ROW
-    shares: list[list[Piece]] = [[] for _ in range(threads)]
+    shares: list[list[GradientPiece]] = [[] for _ in range(threads)]
     done = 0
     for piece in pieces:
         for a in range(0, piece.came.numel(), size):
             own = piece.came[a : a + size]
-            shares[min(threads - 1, done // size)].append(Piece(own, piece.start + a, piece.row + a // ROW))
+            shares[min(threads - 1, done // size)].append(GradientPiece(own, piece.start + a, piece.row + a // ROW))
             done += own.numel()
     return shares

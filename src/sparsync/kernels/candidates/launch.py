@@ -67,7 +67,7 @@ class EntryLists:
         )
 
 
-class Candidates(EntryLists):
+class CandidateLists(EntryLists):
     """The lists of candidates, the thresholds they reach, and what the next ones are made of.
 
     Args:
@@ -109,7 +109,7 @@ class Candidates(EntryLists):
 class CandidatePlaces:
     """Where the strips of a gradient that is preconditioned are among the moments."""
 
-    def __init__(self, space: Candidates, tensors: Sequence[Sketched]) -> None:
+    def __init__(self, space: CandidateLists, tensors: Sequence[Sketched]) -> None:
         self.space, self.tensors, self.stacked = space, tensors, any_stack(tensors)
         self.table = table(place_strips(_strips_of(space.layout, space.blocks).rows, tensors), space.device)
 
@@ -141,12 +141,12 @@ def _regions_of(layout: Layout, strips: Strips) -> tuple[list[SegmentRow], Tenso
     return rows, torch.cat(samples)
 
 
-def candidates_of(memory: Memory, layout: Layout, device: torch.device) -> Candidates:
+def candidates_of(memory: Memory, layout: Layout, device: torch.device) -> CandidateLists:
     """Return the buffers that live beside this memory; they are made anew when the layout changes."""
-    return memory.workspace.get(Candidates, (id(layout), device), lambda: Candidates(layout, device))
+    return memory.workspace.get(CandidateLists, (id(layout), device), lambda: CandidateLists(layout, device))
 
 
-def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | None, zero: bool) -> None:
+def collect(grad: Tensor, memory: Memory, space: CandidateLists, scales: Tensor | None, zero: bool) -> None:
     """Launch the pass over the gradient, which makes the update that ``memory`` asks for, and collects candidates.
 
     Args:
@@ -175,7 +175,7 @@ def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | No
     )  # fmt: skip
 
 
-def count(space: Candidates) -> None:
+def count(space: CandidateLists) -> None:
     """Make the histogram of the candidates that ``collect`` has found."""
     from sparsync.kernels.candidates.histogram_triton import make_histogram
 

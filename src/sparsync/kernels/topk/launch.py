@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsync.kernels.candidates.launch import CHUNK, Candidates, EntryLists, State, candidates_of, collect, count
+from sparsync.kernels.candidates.launch import CHUNK, CandidateLists, EntryLists, State, candidates_of, collect, count
 from sparsync.kernels.codecs import CODECS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.memory import Memory
@@ -50,7 +50,7 @@ class TopKSearch(RadixRanges):
         fallbacks: as there.
     """
 
-    def __init__(self, space: Candidates, fallbacks: Tensor | None = None) -> None:
+    def __init__(self, space: CandidateLists, fallbacks: Tensor | None = None) -> None:
         super().__init__(space.layout, space.device, fallbacks)
         self.space, device = space, space.device
         sparse = [segment.k < segment.numel for segment in space.layout.segments]
@@ -67,7 +67,7 @@ class TopKSearch(RadixRanges):
         thresholds.masked_fill_(self._sparse & ((made_for != self._wanted) | (thresholds == 0)), INFINITE)
 
 
-def search_of(memory: Memory, space: Candidates) -> TopKSearch:
+def search_of(memory: Memory, space: CandidateLists) -> TopKSearch:
     """Return the search that lives beside this memory's candidates."""
 
     def make() -> TopKSearch:
@@ -100,7 +100,7 @@ def select(
 
 def begin(
     grad: Tensor, memory: Memory, layout: Layout, state: State, scales: Tensor | None
-) -> tuple[Candidates, TopKSearch]:
+) -> tuple[CandidateLists, TopKSearch]:
     """Launch the pass; return its candidates, and the search among them that is to begin."""
     space = candidates_of(memory, layout, grad.device)
     search = search_of(memory, space)
@@ -111,7 +111,7 @@ def begin(
     return space, search
 
 
-def end(memory: Memory, space: Candidates, search: TopKSearch, codec: str) -> SparseGrad:
+def end(memory: Memory, space: CandidateLists, search: TopKSearch, codec: str) -> SparseGrad:
     """Find the limits within the ranges that are known, and take out what reaches them."""
     from sparsync.kernels.topk.triton import set_limits
 
