@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sparsync_lab.chaos.conductor import run_lives
+from sparsync_lab.chaos.conductor import run_in_temporary_folder
 from sparsync_lab.chaos.methods import METHODS
-from sparsync_lab.chaos.schedule import FAULTS, STEPS, ChaosSetting, draw_life, event_at
+from sparsync_lab.chaos.schedule import FAULTS, STEPS, Setting, draw_life, event_at
 from sparsync_lab.cli.commands import app
 
 
@@ -68,13 +68,13 @@ def add_in_another_order() -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_chaos_finds_a_defect(defect: Callable[[], None], seed: int, says: str) -> None:
-    *good, last = run_lives(150, 2, seed, prepare=defect)
+    *good, last = run_in_temporary_folder(150, 2, seed, prepare=defect)
     assert says in last.broken
     assert not any(result.broken for result in good)
 
 
 def test_all_that_happens_follows_from_the_seed() -> None:
-    setting = ChaosSetting(4, "topk", scaled=True, unused=True, frozen_joins=True)
+    setting = Setting(4, "topk", scaled=True, unused=True, frozen_joins=True)
     events = [event_at(3, step, setting) for step in range(2000)]
     assert events == [event_at(3, step, setting) for step in range(2000)]
     assert {event.kind for event in events} == STEPS.keys() - {"join"}

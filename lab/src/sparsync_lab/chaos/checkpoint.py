@@ -16,7 +16,7 @@ from sparsync_lab.chaos.ledger import LawBroken, gather
 from sparsync_lab.chaos.methods import METHODS
 
 if TYPE_CHECKING:
-    from sparsync_lab.chaos.training import ChaosTraining
+    from sparsync_lab.chaos.training import Training
 
 
 def newest(folder: Path) -> Path | None:
@@ -28,7 +28,7 @@ def step_of(folder: Path | None) -> int:
     return 0 if folder is None else int(folder.name.removeprefix("step-"))
 
 
-def save(training: ChaosTraining) -> None:
+def save(training: Training) -> None:
     """Write a checkpoint. All ranks call this after the same step, when the ledger has been looked at."""
     sync, life = training.sync, training.life
     assert sync is not None
@@ -67,7 +67,7 @@ def save(training: ChaosTraining) -> None:
     dist.barrier()
 
 
-def resume(training: ChaosTraining) -> None:
+def resume(training: Training) -> None:
     """Go on from the newest checkpoint, with whatever setting; the ledger sees that nothing is lost on the way."""
     folder, sync = newest(training.folder), training.sync
     assert sync is not None
@@ -101,7 +101,7 @@ def resume(training: ChaosTraining) -> None:
     training.ledger.loaded(sync, common["kept"], unit_of(state, training) / rate, rate)
 
 
-def _load(training: ChaosTraining, folder: Path, saves: str, size: int, nodes: bool) -> None:
+def _load(training: Training, folder: Path, saves: str, size: int, nodes: bool) -> None:
     sync = training.sync
     assert sync is not None
     same = (size, nodes) == (training.size, training.method.nodes)
@@ -116,7 +116,7 @@ def _load(training: ChaosTraining, folder: Path, saves: str, size: int, nodes: b
         dcp_load({"sync": sync.stateful(folder / "sync")}, checkpoint_id=folder / "sync")
 
 
-def unit_of(state: dict[str, Any], training: ChaosTraining) -> float:
+def unit_of(state: dict[str, Any], training: Training) -> float:
     """Return what the residual of a state has to be multiplied with, for the ledger."""
     if training.method.keeps == "updates":
         return 1.0

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 from sparsync_lab.chaos.checkpoint import newest, step_of
 from sparsync_lab.chaos.life import live
-from sparsync_lab.chaos.schedule import ChaosSetting, Life, draw_life
-from sparsync_lab.chaos.training import LifeOutcome
+from sparsync_lab.chaos.schedule import Life, Setting, draw_life
+from sparsync_lab.chaos.training import Outcome
 from sparsync_lab.training import local_workers
 from sparsync_lab.training.local_workers import LocalWorkers, Worker
 
@@ -72,32 +72,44 @@ def run_lives(
     steps: int,
     workers: int,
     seed: int,
+    folder: Path,
     progress: Callable[[int], None] = lambda step: None,
     prepare: Callable[[], None] | None = None,
 ) -> Iterator[LifeResult]:
     """Train until there are so many steps, and yield what came of each life; the last may have broken a law.
 
     Args:
+        folder: for checkpoints; empty.
         progress: is told the step that the training is at.
         prepare: is called in every worker before it trains.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch tells of every broken connection, at length
     before: LifeResult | None = None
-    setting: ChaosSetting | None = None
+    setting: Setting | None = None
     number = 0
-    with TemporaryDirectory() as name:
-        folder = Path(name)  # of checkpoints
-        while (first := step_of(newest(folder))) < steps:
-            life = draw_life(seed, number, first, steps, workers, setting)
-            known: dict[int, bytes] = {}
-            if before is not None and before.life.setting == life.setting and life.method.same_bits:
-                known = {step: digest for step, digest in before.digests.items() if step >= first}
-            result = _run_life(life, folder, known, progress, prepare)
-            result.digests = known | result.digests
-            yield result
-            if result.broken:
-                return
-            before, setting, number = result, life.setting, number + 1
+    while (first := step_of(newest(folder))) < steps:
+        life = draw_life(seed, number, first, steps, workers, setting)
+        known: dict[int, bytes] = {}
+        if before is not None and before.life.setting == life.setting and life.method.same_bits:
+            known = {step: digest for step, digest in before.digests.items() if step >= first}
+        result = _run_life(life, folder, known, progress, prepare)
+        result.digests = known | result.digests
+        yield result
+        if result.broken:
+            return
+        before, setting, number = result, life.setting, number + 1
+
+
+def run_in_temporary_folder(
+    steps: int,
+    workers: int,
+    seed: int,
+    progress: Callable[[int], None] = lambda step: None,
+    prepare: Callable[[], None] | None = None,
+) -> Iterator[LifeResult]:
+    """Do as ``run_lives``, and keep no checkpoints."""
+    with TemporaryDirectory() as folder:
+        yield from run_lives(steps, workers, seed, Path(folder), progress, prepare)
 
 
 def _run_life(
@@ -111,10 +123,10 @@ def _run_life(
     with LocalWorkers(life.setting.size, PRELOAD, life.store_on_rank_0) as workers:
         workers.call(_live_watched, life, folder, known, prepare)
         answers, hangs = _collect(workers, life, folder, progress)
-    outcomes = {rank: value for rank, value in answers.items() if isinstance(value, LifeOutcome)}
+    outcomes = {rank: value for rank, value in answers.items() if isinstance(value, Outcome)}
     result = LifeResult(life, max((one.step for one in outcomes.values()), default=life.first), 0.0)
     result.seconds = time.monotonic() - began
-    best = max(outcomes.values(), key=lambda one: one.step, default=LifeOutcome())
+    best = max(outcomes.values(), key=lambda one: one.step, default=Outcome())
     result.events, result.history = best.events, best.history
     for one in outcomes.values():
         result.digests |= one.digests
@@ -125,26 +137,26 @@ def _run_life(
         max((getattr(o, n) for o in outcomes.values()), default=0.0) for n in ("worst", "drift")
     )
     victim = answers.get(life.fault.rank)
-    result.happened = life.fault.kind != "restart" and (not isinstance(victim, LifeOutcome) or victim.faulted)
+    result.happened = life.fault.kind != "restart" and (not isinstance(victim, Outcome) or victim.faulted)
     result.unplanned = not result.happened and any(BUSY in error for error in result.errors)
     result.broken = hangs or _broken(life, answers, result) or _bad_exits(workers, life)
     return result
 
 
-def _broken(life: Life, answers: dict[int, LifeOutcome | str | int | None], result: LifeResult) -> str:
+def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: LifeResult) -> str:
     """Return which law the answers break, if any."""
     fault = life.fault
     dies = {"kill": -signal.SIGKILL}.get(fault.kind, 1 if fault.kind.startswith("raise") else None)
     for rank, answer in answers.items():
         if isinstance(answer, str):
             return f"worker {rank} failed outside of its training: {answer}"
-        if isinstance(answer, LifeOutcome) and answer.end == "broken":
+        if isinstance(answer, Outcome) and answer.end == "broken":
             return f"rank {rank}: {answer.error}"
-        if isinstance(answer, LifeOutcome) and answer.end == "failed" and not (result.happened or result.unplanned):
+        if isinstance(answer, Outcome) and answer.end == "failed" and not (result.happened or result.unplanned):
             return f"rank {rank} failed, though nothing had happened: {answer.error}"
-        if not isinstance(answer, LifeOutcome) and (rank != fault.rank or answer != dies):
+        if not isinstance(answer, Outcome) and (rank != fault.rank or answer != dies):
             return f"worker {rank} ended with exit code {answer}"
-    ends = {answer.end for answer in answers.values() if isinstance(answer, LifeOutcome)}
+    ends = {answer.end for answer in answers.values() if isinstance(answer, Outcome)}
     if len(ends) > 1:
         return f"some workers are done and others failed: {result.errors}"
     return ""
@@ -160,9 +172,9 @@ def _bad_exits(workers: LocalWorkers, life: Life) -> str:
 
 def _collect(
     workers: LocalWorkers, life: Life, folder: Path, progress: Callable[[int], None]
-) -> tuple[dict[int, LifeOutcome | str | int | None], str]:
+) -> tuple[dict[int, Outcome | str | int | None], str]:
     """Return what every worker answers, and which law is broken if one does not."""
-    answers: dict[int, LifeOutcome | str | int | None] = {}
+    answers: dict[int, Outcome | str | int | None] = {}
     stops = life.fault.kind.startswith("stop")
     patience = 2 * life.deadline + MARGIN
     while len(answers) < workers.count:
@@ -208,7 +220,7 @@ def _stack_file(folder: Path, rank: int) -> Path:
 
 def _live_watched(
     worker: Worker, life: Life, folder: Path, known: dict[int, bytes], prepare: Callable[[], None] | None
-) -> LifeOutcome:
+) -> Outcome:
     """Live, and write down where this worker is when it is asked."""
     with _stack_file(folder, worker.rank).open("w") as file:
         faulthandler.register(signal.SIGUSR1, file)

@@ -13,12 +13,12 @@ from torch import nn
 
 from sparsync_lab.chaos import checkpoint
 from sparsync_lab.chaos.schedule import Event, event_at
-from sparsync_lab.chaos.training import ChaosTraining
+from sparsync_lab.chaos.training import Training
 
 LONG = 60  # steps after which a fault is waited for no longer
 
 
-class EventfulTraining(ChaosTraining):
+class EventfulTraining(Training):
     """A training to whose steps something happens now and then."""
 
     def train(self) -> None:

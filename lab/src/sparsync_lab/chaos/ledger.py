@@ -32,7 +32,7 @@ class LawBroken(AssertionError):
     """A law does not hold; the text says which, and where."""
 
 
-class ChaosLedger:
+class Ledger:
     """One rank's account, and the comparison over all of them.
 
     Args:

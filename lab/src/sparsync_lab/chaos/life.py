@@ -15,19 +15,19 @@ from sparsync_lab.chaos.events import EventfulTraining
 from sparsync_lab.chaos.faults import Injected
 from sparsync_lab.chaos.ledger import LawBroken
 from sparsync_lab.chaos.schedule import Life
-from sparsync_lab.chaos.training import LifeOutcome
+from sparsync_lab.chaos.training import Outcome
 from sparsync_lab.training.local_workers import Worker
 
 
 def live(
     worker: Worker, life: Life, folder: Path, known: dict[int, bytes], prepare: Callable[[], None] | None
-) -> LifeOutcome:
+) -> Outcome:
     """Train until the life ends; ``known``: digests of weights that steps have to come to again."""
     logging.getLogger("sparsync").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
     if prepare is not None:
         prepare()
-    outcome = LifeOutcome(step=life.first)
+    outcome = Outcome(step=life.first)
     deadline = timedelta(seconds=life.deadline)
     dist.init_process_group("gloo", rank=worker.rank, world_size=worker.count, timeout=deadline)
     training = EventfulTraining(worker, life, folder, known, outcome)

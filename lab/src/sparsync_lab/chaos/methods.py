@@ -10,7 +10,7 @@ from sparsync import GaussianK
 
 
 @dataclass(frozen=True)
-class ChaosMethod:
+class Method:
     """How gradients are exchanged.
 
     Args:
@@ -34,42 +34,42 @@ class ChaosMethod:
         return self.options.get("beta", 0.5) if self.keeps == "velocities" else None
 
 
-METHODS: Mapping[str, ChaosMethod] = {
-    "topk": ChaosMethod({"compressor": "topk", "density": 0.05}),
-    "topk global ef": ChaosMethod({"compressor": "topk", "density": 0.05, "scope": "global", "indices": "ef"}),
-    "threshold": ChaosMethod({"compressor": "threshold", "density": 0.05, "scope": "global"}),
-    "threshold fp16": ChaosMethod({"compressor": "threshold", "density": 0.1, "values": "fp16"}),
-    "gaussian": ChaosMethod({"compressor": "gaussian", "density": 0.05, "scope": "bucket"}, same_bits=False),
-    "gaussian layer": ChaosMethod({"compressor": GaussianK(0.05, refine=True)}),
-    "dgc bf16": ChaosMethod({"compressor": "dgc", "density": 0.05, "values": "bf16"}),
-    "trimmed": ChaosMethod({"compressor": "trimmed", "density": 0.05}),
-    "random shared": ChaosMethod({"compressor": "random", "density": 0.1, "collective": "shared"}, same_bits=False),
-    "block": ChaosMethod({"compressor": "block", "density": 0.1}),
-    "gtopk": ChaosMethod({"compressor": "topk", "density": 0.05, "collective": "gtopk"}),
-    "balanced": ChaosMethod({"compressor": "topk", "density": 0.05, "collective": "balanced", "scope": "global"}),
-    "balanced levels": ChaosMethod(
+METHODS: Mapping[str, Method] = {
+    "topk": Method({"compressor": "topk", "density": 0.05}),
+    "topk global ef": Method({"compressor": "topk", "density": 0.05, "scope": "global", "indices": "ef"}),
+    "threshold": Method({"compressor": "threshold", "density": 0.05, "scope": "global"}),
+    "threshold fp16": Method({"compressor": "threshold", "density": 0.1, "values": "fp16"}),
+    "gaussian": Method({"compressor": "gaussian", "density": 0.05, "scope": "bucket"}, same_bits=False),
+    "gaussian layer": Method({"compressor": GaussianK(0.05, refine=True)}),
+    "dgc bf16": Method({"compressor": "dgc", "density": 0.05, "values": "bf16"}),
+    "trimmed": Method({"compressor": "trimmed", "density": 0.05}),
+    "random shared": Method({"compressor": "random", "density": 0.1, "collective": "shared"}, same_bits=False),
+    "block": Method({"compressor": "block", "density": 0.1}),
+    "gtopk": Method({"compressor": "topk", "density": 0.05, "collective": "gtopk"}),
+    "balanced": Method({"compressor": "topk", "density": 0.05, "collective": "balanced", "scope": "global"}),
+    "balanced levels": Method(
         {"compressor": "threshold", "density": 0.1, "collective": "balanced", "values": "levels", "indices": "ef"},
         same_bits=False,
     ),
-    "sign": ChaosMethod({"compressor": "topk", "density": 0.1, "values": "sign", "indices": "ef"}),
-    "none": ChaosMethod({"compressor": "none"}, same_bits=False),
-    "follows the rate": ChaosMethod({"compressor": "topk", "density": 0.05, "follow_lr": True}),
-    "budget": ChaosMethod({"compressor": "threshold", "budget": 1 / 4, "total_steps": 2000}, same_bits=False),
-    "nodes": ChaosMethod({"compressor": "topk", "density": 0.05}, nodes=True),
-    "moved": ChaosMethod({"compressor": "topk", "density": 0.05, "momentum": "move"}, optimizer="momentum"),
-    "corrected": ChaosMethod(
+    "sign": Method({"compressor": "topk", "density": 0.1, "values": "sign", "indices": "ef"}),
+    "none": Method({"compressor": "none"}, same_bits=False),
+    "follows the rate": Method({"compressor": "topk", "density": 0.05, "follow_lr": True}),
+    "budget": Method({"compressor": "threshold", "budget": 1 / 4, "total_steps": 2000}, same_bits=False),
+    "nodes": Method({"compressor": "topk", "density": 0.05}, nodes=True),
+    "moved": Method({"compressor": "topk", "density": 0.05, "momentum": "move"}, optimizer="momentum"),
+    "corrected": Method(
         {"compressor": "topk", "density": 0.05, "momentum": "correct"}, keeps="velocities", optimizer="momentum"
     ),
-    "corrected, no mask": ChaosMethod(
+    "corrected, no mask": Method(
         {"compressor": "threshold", "density": 0.05, "momentum": "correct", "beta": 0.7, "masking": False},
         keeps="velocities",
         optimizer="momentum",
     ),
-    "default": ChaosMethod({"recipe": "default", "total_steps": 2000}, keeps="velocities", optimizer="momentum"),
-    "AdamW": ChaosMethod(
+    "default": Method({"recipe": "default", "total_steps": 2000}, keeps="velocities", optimizer="momentum"),
+    "AdamW": Method(
         {"compressor": "threshold", "density": 0.05, "precondition": True}, keeps="updates", optimizer="adamw"
     ),
-    "AdamW default": ChaosMethod(
+    "AdamW default": Method(
         {"recipe": "default", "total_steps": 2000}, keeps="updates", optimizer="adamw", same_bits=False
     ),
 }

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from sparsync_lab.chaos.methods import METHODS, ChaosMethod
+from sparsync_lab.chaos.methods import METHODS, Method
 
 LAYERS = ("fc0", "norm", "fc1", "fc2")
 SAVES = ("own files", "rank files", "distributed checkpoint")
@@ -53,7 +53,7 @@ POINTS = ("forward", "backward", "step", "saving")
 
 
 @dataclass(frozen=True)
-class ChaosSetting:
+class Setting:
     """What a user may change when a training is started again."""
 
     size: int
@@ -112,7 +112,7 @@ class Life:
     seed: int
     first: int
     last: int
-    setting: ChaosSetting
+    setting: Setting
     fault: Fault
     deadline: float
     check_every: int
@@ -121,11 +121,11 @@ class Life:
     store_on_rank_0: bool
 
     @property
-    def method(self) -> ChaosMethod:
+    def method(self) -> Method:
         return METHODS[self.setting.method]
 
 
-def draw_life(seed: int, number: int, first: int, last: int, workers: int, before: ChaosSetting | None) -> Life:
+def draw_life(seed: int, number: int, first: int, last: int, workers: int, before: Setting | None) -> Life:
     """Return the next life: about half of them go on as before, the others with something changed."""
     draw = random.Random(f"{seed} life {number}")
     setting = before if before is not None and draw.random() < 0.5 else _draw_setting(draw, workers, before)
@@ -150,13 +150,13 @@ def draw_life(seed: int, number: int, first: int, last: int, workers: int, befor
     )  # fmt: skip
 
 
-def _draw_setting(draw: random.Random, workers: int, before: ChaosSetting | None) -> ChaosSetting:
+def _draw_setting(draw: random.Random, workers: int, before: Setting | None) -> Setting:
     sizes = sorted({max(2, workers - 2), max(2, workers - 1), workers, workers + 1})
     size = draw.choice([*sizes, workers, workers])
     if before is not None and draw.random() < 0.4:  # another number of workers, and nothing else
         return replace(before, size=draw.choice([one for one in sizes if one != before.size]))
     name = draw.choice([*METHODS])
-    return ChaosSetting(
+    return Setting(
         size, name,
         scaled=draw.random() < 0.35,
         transactional=draw.random() < 0.3,
@@ -182,7 +182,7 @@ class Event:
     layer: str = "fc1"
 
 
-def event_at(seed: int, step: int, setting: ChaosSetting) -> Event:
+def event_at(seed: int, step: int, setting: Setting) -> Event:
     """Return what happens at a step in a setting."""
     draw = random.Random(f"{seed} step {step}")
     kind = draw.choices([*STEPS], [*STEPS.values()])[0]
@@ -190,7 +190,7 @@ def event_at(seed: int, step: int, setting: ChaosSetting) -> Event:
     return event if _goes_with(kind, setting) else replace(event, kind="plain")
 
 
-def _goes_with(kind: str, setting: ChaosSetting) -> bool:
+def _goes_with(kind: str, setting: Setting) -> bool:
     method = METHODS[setting.method]
     freezes = setting.frozen_joins or setting.unused
     fits = {

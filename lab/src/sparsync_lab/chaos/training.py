@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync_lab.chaos import checkpoint
 from sparsync_lab.chaos.faults import FaultInjector
-from sparsync_lab.chaos.ledger import ChaosLedger, LawBroken, digest_of, weights_of
+from sparsync_lab.chaos.ledger import LawBroken, Ledger, digest_of, weights_of
 from sparsync_lab.chaos.schedule import Life
 from sparsync_lab.data import load
 from sparsync_lab.training.local_workers import Worker
@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 
 @dataclass
-class LifeOutcome:
+class Outcome:
     """What a worker has to say of its life.
 
     Args:
@@ -76,10 +76,10 @@ class LifeOutcome:
     compared: int = 0
 
 
-class ChaosTraining:
+class Training:
     """A model, its optimizer and its handle, and the ledger beside them."""
 
-    def __init__(self, worker: Worker, life: Life, folder: Path, known: dict[int, bytes], outcome: LifeOutcome) -> None:
+    def __init__(self, worker: Worker, life: Life, folder: Path, known: dict[int, bytes], outcome: Outcome) -> None:
         self.rank, self.size, self.report = worker.rank, worker.count, worker.report
         self.life, self.setting, self.method = life, life.setting, life.method
         self.folder, self.known, self.outcome = folder, known, outcome
@@ -100,7 +100,7 @@ class ChaosTraining:
         """Build everything and go on from the last checkpoint."""
         counts = self.method.keeps != "updates"
         keeps = self.method.options.get("compressor") != "none"
-        self.ledger = ChaosLedger(self.model, counts, keeps, self.method.beta, self.setting.undoes)
+        self.ledger = Ledger(self.model, counts, keeps, self.method.beta, self.setting.undoes)
         for index, (name, parameter) in enumerate(self.model.named_parameters()):
             parameter.register_hook(partial(self._on_gradient, index, name))  # type: ignore[no-untyped-call]
         rate, momentum = RATES[self.method.optimizer], 0.9 if self.method.optimizer == "momentum" else 0.0

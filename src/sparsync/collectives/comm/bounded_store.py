@@ -53,9 +53,9 @@ class BoundedStore:
         """
         if self.silent:
             if insist:
-                self._overdue = self.submit(question)  # type: ignore[assignment]
+                self._overdue = self.post(question)  # type: ignore[assignment]
             raise StoreSilent
-        answer = self.submit(question)
+        answer = self.post(question)
         try:
             return answer.result(seconds)
         except TimeoutError:
@@ -63,7 +63,7 @@ class BoundedStore:
                 self._overdue = answer  # type: ignore[assignment]
             raise StoreSilent from None
 
-    def submit(self, question: Callable[[Store], T]) -> Future[T]:
+    def post(self, question: Callable[[Store], T]) -> Future[T]:
         """Ask without waiting for the answer."""
         if self._thread is None:
             self._thread = CommThread(self._threaded, name="sparsync store")
