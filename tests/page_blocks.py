@@ -141,7 +141,7 @@ def _fsdp() -> dict[str, Any]:
 
 
 class Writer:
-    """The calls of W&B and of a SummaryWriter that a page has."""
+    """The calls of W&B and of a SummaryWriter that the documentation has."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, float, int]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,27 +15,22 @@ from sparsync.engine.ledger import Ledger
 from sparsync.feedback import Feedback
 from sparsync.layout import Parameter, Span
 from sparsync.sparse import SparseGrad
-from tests.matrix.cells import Cell, all_cells, sample
+from tests.matrix.cells import Cell, all_cells, each_cell
 from tests.matrix.run import Matrix
 from tests.pairs import INTERPRETED, MARKS
 
 pytestmark = MARKS
-CELLS = all_cells(deferred=True)
-SAMPLE = set(sample(CELLS))
 
 
 @pytest.fixture(scope="module")
 def matrix() -> Iterator[Matrix]:
     if not INTERPRETED:
         pytest.skip("two ranks cannot share a GPU over NCCL")
-    started = Matrix()
-    yield started
-    started.close()
+    with closing(Matrix()) as started:
+        yield started
 
 
-@pytest.mark.parametrize(
-    "cell", [pytest.param(cell, id=str(cell), marks=() if cell in SAMPLE else pytest.mark.slow) for cell in CELLS]
-)
+@each_cell(all_cells(deferred=True))
 def test_every_fault_ends_as_expected_where_the_device_decides(matrix: Matrix, cell: Cell) -> None:
     assert matrix.run(cell) == []
 

@@ -18,7 +18,7 @@ from sparsync.compressors import Context, GaussianK
 from sparsync.engine.bucketing import Bucket
 from sparsync.engine.completion import Deferred
 from sparsync.kernels import Memory, Update, Velocity
-from sparsync.kernels.apply_update import Change, apply_update
+from sparsync.kernels.apply_update import ParameterChange, apply_update
 from sparsync.kernels.precondition import reference
 from sparsync.kernels.sketch import draw_signs, sketch
 from sparsync.layout import Parameter
@@ -99,7 +99,7 @@ def test_once_settled_preconditioning_waits_for_nothing_and_allocates_nothing(na
     signs = draw_signs(tables.sizes.numel(), 0, 0, torch.device("cuda"))
     out, parameters = torch.zeros(tensors[-1].at + tensors[-1].size, device="cuda"), torch.ones_like(spare)
     one_number = torch.ones((), device="cuda")
-    changes = [Change(parameters, spare, 0.99, one_number)]
+    changes = [ParameterChange(parameters, spare, 0.99, one_number)]
 
     def act(step):
         sketch(grads[step % 2], tensors, signs, out, ctx.workspace)

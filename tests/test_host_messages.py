@@ -140,7 +140,7 @@ def test_several_messages_at_once(values, indices):
 @pytest.mark.parametrize("density", [0.004, 0.3])  # tiles in which few entries, or many, are summed
 def test_the_loops_sum_what_they_can(monkeypatch, indices, density):
     """All messages in one go, over several tiles."""
-    from sparsync.kernels.message import cpu as loops
+    from sparsync.kernels.message import decode_cpu as loops
 
     layout = layout_of([3 * loops.TILE + 17, 900], density)
     wire, shape = Wire("sign", indices), shape_of(layout, torch.float32)
@@ -204,7 +204,7 @@ def checked() -> Iterator[None]:
     """The loops that sum, compiled so that an access outside their arrays raises."""
     from numba import njit
 
-    from sparsync.kernels.message import cpu as loops
+    from sparsync.kernels.message import decode_cpu as loops
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_add_signs", "_add_entries", "write_mean"):  # the last calls the others
@@ -356,7 +356,7 @@ def test_an_index_that_does_not_exist_is_an_error_on_all_ranks(worlds):
 
 
 def test_small_halves_arrive_where_denormal_numbers_count_as_zero():
-    from sparsync.kernels.message import cpu as loops
+    from sparsync.kernels.message import decode_cpu as loops
 
     halves = torch.arange(0, 2**15, 7, dtype=torch.int16).view(torch.float16)
     halves = halves[halves.isfinite()]

@@ -57,7 +57,7 @@ def bounds_checked() -> Iterator[None]:
     from numba import njit
 
     from sparsync.kernels.balanced import cpu as balanced
-    from sparsync.kernels.message import cpu as loops
+    from sparsync.kernels.message import decode_cpu as loops
 
     assert cpu.available()
     readers = ("_low_bits", "_signed", "unpack_indices", "unpack_signs", "_add_signs", "_add_entries", "write_mean")

@@ -9,7 +9,7 @@ import torch
 
 from sparsync.kernels import apply_update as room
 from sparsync.kernels import learn_clip, path, precondition, second_moment, strips
-from sparsync.kernels.apply_update import Change, apply_update, reference
+from sparsync.kernels.apply_update import ParameterChange, apply_update, reference
 from sparsync.kernels.apply_update.launch import ParameterTables
 from sparsync.simulate import VirtualWorkers
 from sparsync.workspace import Workspace
@@ -29,7 +29,7 @@ def parameters_of(shapes, seed=0, dtype=torch.float32):
     factors = [torch.rand((), generator=rng) + 0.5 for _ in range(3)]
     kept = (1.0, 0.9, 0.999)
     return [
-        Change(torch.randn(shape, generator=rng).to(dtype), grad, kept[i % 2 + i % 3 // 2], factors[i % 3])
+        ParameterChange(torch.randn(shape, generator=rng).to(dtype), grad, kept[i % 2 + i % 3 // 2], factors[i % 3])
         for i, (shape, grad) in enumerate(zip(shapes, grads, strict=True))
     ]
 
@@ -39,7 +39,7 @@ def moved(changes):
     flat = torch.cat([c.grad.flatten() for c in changes]).to(DEVICE)
     grads = [g.view(c.grad.shape) for g, c in zip(flat.split([c.grad.numel() for c in changes]), changes, strict=True)]
     return [
-        Change(c.parameter.to(DEVICE, copy=True), grad, c.kept, factors[id(c.shown)])
+        ParameterChange(c.parameter.to(DEVICE, copy=True), grad, c.kept, factors[id(c.shown)])
         for c, grad in zip(changes, grads, strict=True)
     ]
 
@@ -83,7 +83,7 @@ def test_nothing_but_the_step_changes_and_the_tables_stay():
     tables = workspace.find(ParameterTables)
     assert tables is not None
     for before, change in expected:
-        own = [Change(before, change.grad.cpu(), change.kept, change.shown.cpu())]
+        own = [ParameterChange(before, change.grad.cpu(), change.kept, change.shown.cpu())]
         for _ in range(2):
             reference.apply_update(own, UNDO, None)
         close(change.parameter, before)

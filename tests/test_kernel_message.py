@@ -352,11 +352,11 @@ def test_a_coded_index_that_is_too_large_fails_the_exchange(numel):
     rows[0, HEADER + low + high - 1] = -(2**31)  # the last bit of all
     failed, sums = torch.zeros((), dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
     rows[0, ENTRIES] = 1
-    from sparsync.kernels.message import triton as kernels
+    from sparsync.kernels.message.decode_triton import expand
 
     args = rows.to(DEVICE), rows.shape[1], HEADER + low, high, sums.to(DEVICE), 1
     found, failed = indices.to(DEVICE), failed.to(DEVICE)
-    kernels.expand[(1, 1)](*args, found, 1, failed, numbered(4), BLOCK=256, BLOCKS=2, WIDTH=width)
+    expand[(1, 1)](*args, found, 1, failed, numbered(4), BLOCK=256, BLOCKS=2, WIDTH=width)
     assert int(failed) == 0
     assert int(found) >= numel
 

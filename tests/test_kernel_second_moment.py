@@ -9,7 +9,7 @@ import torch
 
 from sparsync.kernels import second_moment
 from sparsync.kernels.second_moment import HYPER, MomentVectors, begin_step, launch, reference, update, write_dense
-from sparsync.kernels.second_moment.launch import BLOCK, DenseBuffers, MomentBuffers
+from sparsync.kernels.second_moment.launch import BLOCK, DenseUpdateBuffers, MomentBuffers
 from sparsync.kernels.sketch import Sketched, draw_signs
 from sparsync.layout import Matrices
 from sparsync.workspace import Workspace
@@ -164,7 +164,7 @@ def test_the_dense_updates_of_the_specification(dtype: torch.dtype, sgd: bool) -
         torch.testing.assert_close(ours.cpu(), out, **near)
         torch.testing.assert_close(ours_shown.cpu(), shown, **near)
         assert out.isnan().all() == bad
-    assert workspace.find(DenseBuffers) is not None
+    assert workspace.find(DenseUpdateBuffers) is not None
 
 
 def test_without_kernels_it_is_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:

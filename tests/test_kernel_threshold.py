@@ -8,7 +8,7 @@ import torch
 from sparsync import ThresholdK
 from sparsync.feedback.residual import Correction
 from sparsync.kernels import strips
-from sparsync.kernels.candidates.launch import Candidates
+from sparsync.kernels.candidates.launch import CandidateLists
 from sparsync.kernels.threshold import launch
 from sparsync.kernels.threshold import reference as threshold
 from sparsync.kernels.topk import reference
@@ -94,7 +94,7 @@ def test_programs_of_several_blocks(scope, kind, dtype, monkeypatch):
         grad[[9000 + 3500 * step, 16_999]] = float("nan")
         sent = assert_same(fused, plain, grad)
         assert int(sent.where) == 0
-    assert fused.workspace.find(Candidates).blocks > 1
+    assert fused.workspace.find(CandidateLists).blocks > 1
     assert int(sent.count) > 2000
 
 

@@ -8,7 +8,7 @@ import torch
 
 from sparsync import DGCK, TopK, TrimmedK
 from sparsync.feedback.residual import Correction
-from sparsync.kernels.candidates.launch import Candidates
+from sparsync.kernels.candidates.launch import CandidateLists
 from sparsync.kernels.dgc.reference import dgc_sample, seed_of
 from sparsync.kernels.topk import launch
 from sparsync.layout import Layout
@@ -76,7 +76,7 @@ def test_candidates_in_several_regions():
     fused, plain = pair("topk", SIZES["regions"], 0.04)
     for step in range(2):
         assert_same(fused, plain, gradient("normal", plain.layout.numel, torch.float32, step))
-    assert fused.workspace.find(Candidates).regions > 1
+    assert fused.workspace.find(CandidateLists).regions > 1
     assert fallbacks(fused) == 1
 
 

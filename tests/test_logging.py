@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 import sparsync
 from sparsync.engine.stats import Stats
 from tests.models import loss_of, net
+from tests.page_blocks import Writer
 
 PAGE = Path(__file__).parents[1] / "docs/frameworks/loggers.md"
 RANGES = ["sparsync/compress", "sparsync/decode", "sparsync/exchange"]
@@ -31,19 +32,6 @@ def test_a_warning_names_the_library_where_nobody_formats_it() -> None:
     }.items():
         command = [sys.executable, "-c", code.replace("; ", f"; {configured}; " if configured else "; ", 1)]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stderr.strip() == said
-
-
-class Writer:
-    """The calls of W&B and of a SummaryWriter that the documentation has."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, float, int]] = []
-
-    def log(self, data: dict[str, Any], step: int) -> None:
-        self.rows += [(name, value, step) for name, value in data.items()]
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.rows.append((name, value, step))
 
 
 def lines() -> list[str]:

@@ -217,7 +217,6 @@ def test_one_bucket_hides_nothing() -> None:
     timeline = Timeline(forward=1.0, ready=(2.0,), backward=2.0)
     job = Job(0, select=0.25, local=0.5, network=4.0)
     assert timeline.step_seconds([job]) == pytest.approx(1 + 2 + 0.25 + 0.5 + 4)
-    assert timeline.exposed_seconds([job]) == pytest.approx(4.75)
     assert timeline.step_seconds([]) == 3
 
 

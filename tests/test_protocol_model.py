@@ -3,6 +3,8 @@ is found."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -47,6 +49,12 @@ class Explored(RuleBasedStateMachine):
         found = [i for i, rank in enumerate(self.protocol.ranks) if rank.running and rank.phase in phases]
         return found[number % len(found)] if found else None
 
+    def _act(self, number: int, phase: str, can: Callable[[int], bool], act: Callable[[int], None]) -> None:
+        """Let a rank of that phase act, if there is one and it can."""
+        found = self._some(number, phase)
+        if found is not None and can(found):
+            act(found)
+
     @rule(number=numbers, gradient=gradients, flag=st.sampled_from(["", "", "", "", NONFINITE, FAILED]))
     def send(self, number: int, gradient: tuple[int, ...], flag: str) -> None:
         if (found := self._some(number, IDLE)) is not None:
@@ -72,9 +80,7 @@ class Explored(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def complete(self, number: int) -> None:
-        found = self._some(number, WAITING)
-        if found is not None and self.protocol.can_complete(found):
-            self.protocol.complete(found)
+        self._act(number, WAITING, self.protocol.can_complete, self.protocol.complete)
 
     @rule(number=numbers)
     def fail(self, number: int) -> None:
@@ -83,21 +89,15 @@ class Explored(RuleBasedStateMachine):
 
     @rule(number=numbers)
     def hear(self, number: int) -> None:
-        found = self._some(number, WAITING)
-        if found is not None and self.protocol.can_hear(found):
-            self.protocol.stop(found)
+        self._act(number, WAITING, self.protocol.can_hear, self.protocol.stop)
 
     @rule(number=numbers)
     def miss(self, number: int) -> None:
-        found = self._some(number, WAITING)
-        if found is not None and self.protocol.can_miss(found):
-            self.protocol.miss(found)
+        self._act(number, WAITING, self.protocol.can_miss, self.protocol.miss)
 
     @rule(number=numbers)
     def close(self, number: int) -> None:
-        found = self._some(number, VOTING)
-        if found is not None and self.protocol.can_close(found):
-            self.protocol.close(found)
+        self._act(number, VOTING, self.protocol.can_close, self.protocol.close)
 
     @rule(number=numbers)
     def crash(self, number: int) -> None:

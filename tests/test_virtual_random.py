@@ -142,7 +142,7 @@ class Tape(TorchDispatchMode):
 
 
 class Tapes:
-    """Stands in for ``Replays``: the first time as it is, then from a tape."""
+    """Stands in for ``GraphReplays``: the first time as it is, then from a tape."""
 
     def __init__(self):
         self.seen, self.tapes, self.replayed = set(), {}, 0

@@ -240,7 +240,9 @@ def test_the_item_in_a_tiny_setting(context: RunContext) -> None:
         assert 39.5 <= float(shares[label].removeprefix("1/")) <= 45, (label, shares)
     assert float(shares[LOCO[15]].removeprefix("1/")) >= 40  # all entries, with two bits each, are less
     assert set(result.rows["run"]) == set(result.runs)
-    assert adamw.order(context).rows
+    order = ITEMS["beyond/adamw"].order
+    assert order is not None
+    assert order(context).rows
     path = store.save(replace(context, quick=False), ITEMS["beyond/adamw"], result, 1.0)
     sources = Sources(path.parent.parent, "results")
     for block in (blocks.standing, blocks.against_budget, blocks.language_models, blocks.image_models, blocks.figure):

@@ -15,7 +15,7 @@ from sparsync_lab.bench import bench_methods as flat_methods
 from sparsync_lab.bench import select as selectbench
 from sparsync_lab.bench.baselines import ALONE, BASELINES
 from sparsync_lab.bench.model_shapes import MODELS, shape_spans
-from sparsync_lab.bench.select import Budget, SelectBench, measure
+from sparsync_lab.bench.select import SelectBench, TimeBudget, measure
 from sparsync_lab.cli.app import run
 from tests.methods import KINDS, gradient
 
@@ -80,9 +80,9 @@ def test_the_command_writes_its_columns_and_a_figure(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("brisk")
 def test_one_after_another_as_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, _ = measure(SelectBench(size=2000, density=0.01, rounds=4), Budget(60))
+    together, _ = measure(SelectBench(size=2000, density=0.01, rounds=4), TimeBudget(60))
     monkeypatch.setattr(selectbench, "ALONE_FROM", 1)
-    alone, missed = measure(SelectBench(size=2000, density=0.01, rounds=4), Budget(60))
+    alone, missed = measure(SelectBench(size=2000, density=0.01, rounds=4), TimeBudget(60))
     assert [row.method for row in alone] == [row.method for row in together]
     assert missed == []
     assert all(len(row.times) == len(row.floors) == 4 for row in [*together, *alone[3:]])
@@ -92,14 +92,14 @@ def test_one_after_another_as_interleaved(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("brisk")
 def test_a_spent_budget_starts_nothing_new() -> None:
-    budget = Budget(1e-9)
+    budget = TimeBudget(1e-9)
     assert measure(SelectBench(size=2000), budget) == ([], METHODS)
 
 
 @pytest.mark.usefixtures("brisk")
 def test_half_precision_gradients_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "small", (lambda: [(30, 20), (30,), (7, 5)], 665))
-    rows, _ = measure(SelectBench(density=0.1, dtype="bf16", rounds=3, model="small"), Budget(60))
+    rows, _ = measure(SelectBench(density=0.1, dtype="bf16", rounds=3, model="small"), TimeBudget(60))
     assert [(row.method, row.scope) for row in rows[3:]] == [("threshold", "global"), ("threshold", "layer")]
     assert all(row.count is not None and 0.5 < row.count <= 1 for row in rows[3:])
     assert all(row.energy is not None and 0.5 < row.energy <= 1 for row in rows[3:])
@@ -188,7 +188,7 @@ def test_the_authors_form_needs_one_mask_of_a_normal_vector() -> None:
 
 def test_selection_alone_is_that_of_the_gradient(brisk: None) -> None:
     bench = selectbench.SelectBench(size=5000, density=0.01, rounds=3, alone=True)
-    rows, _ = selectbench.measure(bench, selectbench.Budget(60))
+    rows, _ = selectbench.measure(bench, selectbench.TimeBudget(60))
     assert [row.method for row in rows] == [*FLOORS, *(f"{name} (PyTorch)" for name in ALONE)]
     counts = {row.method: row.count for row in rows}
     assert counts["topk (PyTorch)"] == counts["trimmed (PyTorch)"] == 1

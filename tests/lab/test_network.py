@@ -17,7 +17,7 @@ from sparsync.engine.budget import within_budget
 from sparsync.engine.traffic import bytes_per_step
 from sparsync_lab.cli.app import run
 from sparsync_lab.network.emulated_model import EmulatedModel, shapes_of
-from sparsync_lab.network.methods import Method, groups_that_fit, mean_plan
+from sparsync_lab.network.methods import NetworkMethod, groups_that_fit, mean_plan
 from sparsync_lab.network.shaping import Rate
 from tests.lab.namespaces import WHY_NOT
 
@@ -140,7 +140,7 @@ def test_a_recipe_is_measured_at_the_mean_of_its_bytes(workers: int) -> None:
 
 
 def test_methods_that_do_not_fit_into_memory_go_in_groups() -> None:
-    methods = [Method(name) for name in ("dense", "default", "topk", "bf16", "balanced")]
+    methods = [NetworkMethod(name) for name in ("dense", "default", "topk", "bf16", "balanced")]
     names = [[m.name for m in group] for group in groups_that_fit(methods, 1000, 2, 2 * (16 + 20) * 1000)]
     assert names == [["dense", "default"], ["topk", "bf16"], ["balanced"]]
     assert groups_that_fit(methods, 1000, 2, 10**9) == [methods]

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
+import pytest
+
 from tests.covering import cover
 from tests.matrix.steps import AFTER_AN_ERROR, ALL, DEFERRABLE, STEPS, Step
 
@@ -108,6 +110,14 @@ def _makes_sense(cell: Cell) -> bool:
     """Return whether there is such a training: nodes need ranks to exchange with, and some calls their leaders make."""
     return cell.collective != "nodes" or (
         cell.size > 2 and not (cell.place.leads and cell.victim == "last" and cell.size == 5)
+    )
+
+
+def each_cell(cells: list[Cell]) -> pytest.MarkDecorator:
+    """Let a test run with each cell; those that are not in the sample are slow."""
+    quick = set(sample(cells))
+    return pytest.mark.parametrize(
+        "cell", [pytest.param(cell, id=str(cell), marks=() if cell in quick else pytest.mark.slow) for cell in cells]
     )
 
 

@@ -176,7 +176,7 @@ MUTANTS = [
     Mutant(
         "buckets of a step that can be undone do not wait for its end",
         "src/sparsync/engine/bucketing.py",
-        "{*plan.units, VERDICT} if self.plan.transactional else set(plan.units)",
+        "{*plan.units, STEP_END} if self.plan.transactional else set(plan.units)",
         "set(plan.units)",
         "tests/failures/test_loss_scaling.py::test_an_overflow_of_one_optimizer_is_one_of_all[layer0.weight-SGD-SGD-2]",
     ),

@@ -14,7 +14,7 @@ KERNEL_RANGE = "tests/test_kernel_value_range.py"
 MUTANTS = [
     Mutant(
         "a device that has stopped does not say so in its next header",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/header_triton.py",
         "tl.where(tl.load(failed_exchange) != 0, FAILED, 0)",
         "tl.where(tl.load(failed_exchange) != 0, 0, 0)",
         "tests/test_deferred.py::test_a_device_that_has_stopped_says_so_in_its_next_header",
@@ -22,7 +22,7 @@ MUTANTS = [
     ),
     Mutant(
         "the largest level is forgotten on the device",
-        "src/sparsync/kernels/candidates/triton.py",
+        "src/sparsync/kernels/accumulate/round_triton.py",
         "level = tl.where(size > 3.0 * scale, 4 * scale, level)",
         "level = level",
         "tests/test_kernel_topk.py::test_half_precision[topk-torch.float32-levels]",
@@ -136,7 +136,7 @@ MUTANTS = [
     ),
     Mutant(
         "numba: inexact entries sent",
-        "src/sparsync/kernels/accumulate/cpu.py",
+        "src/sparsync/kernels/accumulate/take_cpu.py",
         "(np.float32(rest + sent[i]) == values[i]) & ",
         "",
         "tests/test_numba.py::test_take[fp16]",
@@ -185,7 +185,7 @@ MUTANTS = [
     ),
     Mutant(
         "sums on the device not divided",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/mean_triton.py",
         "mean = rounded(tl.div_rn(total, divisor), out)",
         "mean = rounded(total, out)",
         "tests/test_kernel_message.py::test_the_mean_is_that_of_the_wire[fp32-torch.float32-int-3]",
@@ -193,7 +193,7 @@ MUTANTS = [
     ),
     Mutant(
         "messages that disagree are applied",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/mean_triton.py",
         "said = tl.where(tl.load(failed_exchange) == 0, said, 0)",
         "said += 0",
         "tests/test_kernel_message.py::test_the_mean_is_that_of_the_wire[fp32-torch.float32-int-3]",
@@ -201,7 +201,7 @@ MUTANTS = [
     ),
     Mutant(
         "marks of a message stay for the next",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/bitmap_triton.py",
         "tl.store(bitmap + (index >> 5), tl.zeros([BLOCK], tl.int32), mask=real)",
         "tl.store(bitmap + (index >> 5), tl.zeros([BLOCK], tl.int32), mask=real & (index < 0))",
         "tests/test_kernel_message.py::test_the_message_is_that_of_the_wire[fp32-global-int-odd]",
@@ -257,7 +257,7 @@ MUTANTS = [
     ),
     Mutant(
         "a list that is too long is refined only when it is much too long",
-        "src/sparsync/kernels/gaussian/triton.py",
+        "src/sparsync/kernels/gaussian/gather_triton.py",
         "(many > capacity)",
         "(many > 2 * capacity)",
         "tests/test_kernel_gaussian_refine.py::test_at_the_edges_of_what_is_right",
@@ -273,7 +273,7 @@ MUTANTS = [
     ),
     Mutant(
         "a held mask is given up on the device when it lacks a tenth",
-        "src/sparsync/kernels/gaussian/triton.py",
+        "src/sparsync/kernels/gaussian/gather_triton.py",
         "3 * many.to(tl.int64) < 2 * k if CARRIED else",
         "10 * many.to(tl.int64) < 9 * k if CARRIED else",
         "tests/test_kernel_gaussian_held.py::test_of_equal_entries_all_or_none_go",
@@ -289,7 +289,7 @@ MUTANTS = [
     ),
     Mutant(
         "counting stops once a list is full",
-        "src/sparsync/kernels/gaussian/triton.py",
+        "src/sparsync/kernels/gaussian/gather_triton.py",
         'sem="relaxed") <= capacity',
         'sem="relaxed") < capacity',
         "tests/test_kernel_gaussian_refine.py::test_a_full_list_is_not_all_there_is",
@@ -345,7 +345,7 @@ MUTANTS = [
     ),
     Mutant(
         "in the one pass, an update that is not finite enters the residual",
-        "src/sparsync/kernels/candidates/triton.py",
+        "src/sparsync/kernels/accumulate/triton.py",
         'u = r + tl.where(finite, update, float("nan"))',
         "u = r + update",
         "tests/test_kernel_preconditioned_pass.py::test_what_is_not_finite_stays_out_and_is_told[topk-inf]",
@@ -361,7 +361,7 @@ MUTANTS = [
     ),
     Mutant(
         "entries that several ranks sent count once in the norm of a mean",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/norm_triton.py",
         "product = tl.where(real, value, 0.0).to(tl.float64) * mean.to(tl.float64)",
         "product = tl.where(real, mean, 0.0).to(tl.float64) * mean.to(tl.float64)",
         "tests/test_kernel_message.py::test_the_mean_is_that_of_the_wire[fp32-torch.float32-int-3]",
@@ -369,7 +369,7 @@ MUTANTS = [
     ),
     Mutant(
         "residuals keep the rate they came with on the device",
-        "src/sparsync/kernels/candidates/triton.py",
+        "src/sparsync/kernels/accumulate/triton.py",
         "    r = r * kept\n",
         "",
         "tests/test_kernel_preconditioned_pass.py::test_residuals_shrink_in_the_same_pass",
@@ -482,7 +482,7 @@ MUTANTS = [
     ),
     Mutant(
         "an index too large loses its upper bits",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/decode_triton.py",
         "index = tl.minimum(index, 0x7FFFFFFF)",
         "index += 0",
         "tests/test_kernel_message.py::test_a_coded_index_that_is_too_large_fails_the_exchange",
@@ -490,7 +490,7 @@ MUTANTS = [
     ),
     Mutant(
         "entries before the gradient are left out in silence",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/mean_triton.py",
         "((tile == 0) & (below != 0)) | ",
         "",
         "tests/test_kernel_message.py::test_an_index_outside_the_gradient_fails_the_exchange[-1-0-1]",
@@ -498,7 +498,7 @@ MUTANTS = [
     ),
     Mutant(
         "more entries than a message has room for",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/mean_triton.py",
         "count = tl.minimum(tl.maximum(said, 0), capacity)",
         "count = said",
         "tests/test_kernel_message.py::test_a_value_that_a_count_makes_an_index_fails_the_exchange",
@@ -506,7 +506,7 @@ MUTANTS = [
     ),
     Mutant(
         "a kernel writes behind the gradient",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/mean_triton.py",
         "(index < tl.minimum(base + TILE, numel))",
         "(index < base + TILE)",
         "tests/test_kernel_message.py::test_an_index_outside_the_gradient_fails_the_exchange[249--1-1]",
@@ -514,7 +514,7 @@ MUTANTS = [
     ),
     Mutant(
         "entries of another tile are left out in silence",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/mean_triton.py",
         "fail(tl.max(astray, 0) | many_astray, failed_exchange, number)",
         "fail(many_astray * 0, failed_exchange, number)",
         "tests/test_kernel_message.py::test_entries_that_are_not_in_order_fail_the_exchange",
@@ -529,7 +529,7 @@ MUTANTS = [
     ),
     Mutant(
         "kernels send values beyond the range",
-        "src/sparsync/kernels/candidates/triton.py",
+        "src/sparsync/kernels/accumulate/round_triton.py",
         "sent = within_range(half_of(u, CODEC), u, HALF or CODEC == 1)",
         "sent = half_of(u, CODEC)",
         f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-fp32-half]",
@@ -537,7 +537,7 @@ MUTANTS = [
     ),
     Mutant(
         "kernels make scales beyond the range",
-        "src/sparsync/kernels/candidates/triton.py",
+        "src/sparsync/kernels/accumulate/round_triton.py",
         "32768.0 if HALF else LAST_BIT)",
         "3.4028234663852886e38)",
         f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-sign-half]",
@@ -545,7 +545,7 @@ MUTANTS = [
     ),
     Mutant(
         "kernels make levels beyond the range",
-        "src/sparsync/kernels/candidates/triton.py",
+        "src/sparsync/kernels/accumulate/round_triton.py",
         "8192.0 if HALF else LAST_BIT / 4)",
         "32768.0 if HALF else LAST_BIT)",
         f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-levels-single]",
@@ -553,7 +553,7 @@ MUTANTS = [
     ),
     Mutant(
         "a kernel sends a number that cannot be cut off exactly",
-        "src/sparsync/kernels/candidates/triton.py",
+        "src/sparsync/kernels/accumulate/round_triton.py",
         "    elif HALF:",
         "    elif False:",
         f"{KERNEL_RANGE}::test_what_is_out_of_range_stays[TopK(density=1.0)-fp32-half]",
@@ -569,15 +569,15 @@ MUTANTS = [
     ),
     Mutant(
         "a kernel's mean that was rounded beyond fp16 is infinite",
-        "src/sparsync/kernels/message/triton.py",
-        "near = tl.where(_magnitude(mean) < INFINITE, tl.minimum(tl.maximum(mean, -TOP), TOP), mean)",
+        "src/sparsync/kernels/message/mean_triton.py",
+        "near = tl.where(bits_of(mean) < INFINITE, tl.minimum(tl.maximum(mean, -TOP), TOP), mean)",
         "near = mean",
         f"{KERNEL_RANGE}::test_a_mean_that_was_rounded_beyond_its_range_is_finite[65536.0]",
         interpreted=True,
     ),
     Mutant(
         "a kernel gives a mean a norm beyond fp16",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/norm_triton.py",
         "found = tl.where(most > 0.0, tl.minimum(found, room), found)",
         "found = found + 0 * room",
         f"{KERNEL_RANGE}::test_a_norm_that_fp16_has_no_room_for[1000000.0]",
@@ -631,7 +631,7 @@ MUTANTS = [
     ),
 ]
 
-CPU_MESSAGE, HOST = "src/sparsync/kernels/message/cpu.py", "tests/test_host_messages.py"
+CPU_MESSAGE, HOST = "src/sparsync/kernels/message/decode_cpu.py", "tests/test_host_messages.py"
 MUTANTS += [
     Mutant(
         "a compiled loop follows an index before its tile",
@@ -670,7 +670,7 @@ MUTANTS += [
     ),
     Mutant(
         "a compiled loop encodes entries that are not in order",
-        CPU_MESSAGE,
+        "src/sparsync/kernels/message/encode_cpu.py",
         "if own[i] < last or own[i] >= numel:",
         "if own[i] >= numel:",
         f"{HOST}::test_several_messages_at_once[fp32-ef]",
@@ -684,14 +684,14 @@ MUTANTS += [
     ),
     Mutant(
         "the mean of a step that overflowed looks finite",
-        "src/sparsync/kernels/message/cpu.py",
+        "src/sparsync/kernels/message/decode_cpu.py",
         "return min(wrong, 1)",
         "return 0",
         f"{HOST}::test_numbers_at_the_ends_of_a_range[inf-torch.float32]",
     ),
     Mutant(
         "ranks beyond those read at once are summed twice",
-        "src/sparsync/kernels/message/triton.py",
+        "src/sparsync/kernels/message/mean_triton.py",
         "mine = real & (ranks[:, None] == rank)",
         "mine = real & (ranks[:, None] <= rank)",
         "tests/test_kernel_message.py::test_the_mean_of_more_ranks_than_are_read_at_once[int-0]",

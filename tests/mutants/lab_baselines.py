@@ -28,7 +28,7 @@ MUTANTS = [
     ),
     Mutant(
         "SparseLoCo's workers share their weights",
-        "lab/src/sparsync_lab/baselines/local_workers.py",
+        "lab/src/sparsync_lab/baselines/local_step_workers.py",
         "self.models = [deepcopy(model) for _ in self.models]",
         "self.models = [model for _ in self.models]",
         f"{TESTS}::test_sparse_loco_with_all_entries_averages_local_adamw",

@@ -145,9 +145,9 @@ def send_chosen(
     assert chosen <= capacity
     how = len(layout.segments), ctx.rounding, layout.most
     if path is KernelPath.NUMBA and not ctx.whole:
-        from sparsync.kernels.accumulate import cpu
+        from sparsync.kernels.accumulate import take_cpu
 
-        places, travel, real = cpu.take(memory, indices, segments, *how, capacity)
+        places, travel, real = take_cpu.take(memory, indices, segments, *how, capacity)
         return SparseGrad(places, travel, torch.tensor(real), layout.numel, flags, where)
     unused = [(span.start, span.stop) for span in layout.spans if span.name in ctx.unused] if ctx.whole else []
     sent = take(residual, indices, segments, *how, unused)

@@ -27,7 +27,7 @@ from sparsync.wire import Wire
 from sparsync.workspace import Workspace
 
 SKETCHES = -1000  # the number of the first bucket's sketch
-VERDICT = "verdict"  # what a bucket of a step that can be undone waits for, beside its units
+STEP_END = "the end of the step"  # what a bucket of a step that can be undone waits for, beside its units
 
 
 @dataclass
@@ -258,7 +258,7 @@ class BucketMapper:
     def add(self, bucket: Bucket) -> tuple[PendingBucket, list[Unit]]:
         """Return the bucket on its way, and the units that are complete with it once its gradients are gathered."""
         plan = self._plan_of(bucket)
-        waits_for = {*plan.units, VERDICT} if self.plan.transactional else set(plan.units)
+        waits_for = {*plan.units, STEP_END} if self.plan.transactional else set(plan.units)
         pending = PendingBucket(bucket, plan, future_on(bucket.buffer.device), waits_for)
         if plan.own is not None:
             plan.own.grad = bucket.buffer

@@ -25,7 +25,7 @@ from sparsync.collectives import Channel
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.bucketing import VERDICT, Bucket, BucketMapper
+from sparsync.engine.bucketing import STEP_END, Bucket, BucketMapper
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.error_handling import ErrorHandler
 from sparsync.engine.hierarchy import Flat
@@ -148,7 +148,7 @@ class Reducer:
                 self.completion.close_step(device, step, self._current.buckets)
             for bucket in self._current.buckets if self.plan.transactional else ():  # others may be of the next step
                 with self._streams.use(bucket.bucket.buffer.device):
-                    bucket.waits_for.discard(VERDICT)
+                    bucket.waits_for.discard(STEP_END)
                     bucket.complete()
             self.waited = max(0.0, time.perf_counter() - self._last_push)
         except Exception as error:  # a future that never completes would hang backward

@@ -15,7 +15,7 @@ from sparsync.feedback.preconditioner import Preconditioner
 from sparsync.feedback.replaced_step import ReplacedStep
 from sparsync.feedback.residual import Feedback
 from sparsync.feedback.second_moment import FEW, AdamRule
-from sparsync.kernels.apply_update import Change, apply_update, subtract
+from sparsync.kernels.apply_update import ParameterChange, apply_update, subtract
 from sparsync.kernels.learn_clip import Clipping, find_undo, learn_clip, recognise
 from sparsync.layout import Parameter
 from sparsync.local_shard import local_shard, shared_like
@@ -169,14 +169,14 @@ class TakenOptimizer:
             return
         self.preconditioner.pending = False
         undo, names, shown = self._recognise_factor(), self._names, self.preconditioner.shown
-        changes: list[Change] = []
+        changes: list[ParameterChange] = []
         for group in self.optimizer.param_groups:
             decoupled = _decoupled(self.optimizer, group)
             kept = 1 - float(group["lr"]) * float(group["weight_decay"]) if decoupled else 1.0
             for parameter in group["params"]:
                 grad, own = parameter.grad, shown.get(names.get(id(parameter), ""))
                 if grad is not None and own is not None:
-                    changes.append(Change(local_shard(parameter), local_shard(grad), kept, own))
+                    changes.append(ParameterChange(local_shard(parameter), local_shard(grad), kept, own))
         apply_update(changes, undo, getattr(self.optimizer, "found_inf", None), self._workspace)
         for parameter, held, factor in self._unapplied:
             subtract(parameter, held, 1 / factor)

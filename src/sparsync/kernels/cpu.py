@@ -1,10 +1,10 @@
 """Loops on the CPU that numba compiles, where it is installed: each reads memory once.
 
 What they leave and find equals the reference bit for bit; energy is summed in double precision. An operation's loops
-stand in its own ``cpu.py``, above the functions that call them. They are compiled when that is imported, or loaded from
-numba's cache, which is renewed when the file changes: so every constant that loops use stands in their file. They are
-written so that LLVM turns them into vector instructions: rows of a fixed length, magnitudes compared as the integers
-their bits make, and nothing written where it may also be read.
+stand in its own ``cpu.py`` or ``<part>_cpu.py``, above the functions that call them. They are compiled when that is
+imported, or loaded from numba's cache, which is renewed when the file changes: so every constant and every other loop
+that a loop uses stands in its file. They are written so that LLVM turns them into vector instructions: rows of a fixed
+length, magnitudes compared as the integers their bits make, and nothing written where it may also be read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
@@ -27,8 +27,10 @@ Array = np.ndarray[Any, Any]
 SWITCH = "SPARSYNC_COMPILED"  # 0 in the environment: never
 LEAST = 1 << 16  # entries of a flat gradient that are worth loading numba
 SHARE = 1 << 18  # entries that are worth a thread
-OPERATIONS = (  # that have such loops
-    "accumulate", "topk", "threshold", "precondition", "checksum", "message", "balanced", "mean_velocity",
+PIECE = 1 << 15  # entries of half precision made fp32 at a time; torch does not split so few among its threads
+MODULES = (  # that have such loops
+    "accumulate.cpu", "accumulate.take_cpu", "topk.cpu", "threshold.cpu", "precondition.cpu", "checksum.cpu",
+    "message.encode_cpu", "message.decode_cpu", "balanced.cpu", "mean_velocity.cpu",
 )  # fmt: skip
 log = logging.getLogger("sparsync")
 
@@ -42,8 +44,8 @@ def available() -> bool:
     if os.environ.get(SWITCH) == "0":
         return False
     try:
-        for operation in OPERATIONS:
-            importlib.import_module(f"sparsync.kernels.{operation}.cpu")
+        for module in MODULES:
+            importlib.import_module(f"sparsync.kernels.{module}")
     except Exception as error:  # whatever is wrong with numba, plain PyTorch does the same
         log.debug("the CPU pass is not compiled: %s: %s", type(error).__name__, error)
         return False
@@ -97,3 +99,14 @@ def array(flat: Tensor) -> Array:
 def bits(flat: Tensor) -> Array:
     """Return the same memory as integers."""
     return array(flat).view(np.int32)
+
+
+def as_fp32(grad: Tensor) -> Iterator[tuple[int, int, Array]]:
+    """Return entries in full precision: where they start and stop, piece by piece where they are converted."""
+    if grad.dtype == torch.float32:
+        yield 0, grad.numel(), array(grad)
+        return
+    buffer = torch.empty(min(PIECE, grad.numel()))
+    for a in range(0, grad.numel(), PIECE):
+        b = min(a + PIECE, grad.numel())
+        yield a, b, array(buffer[: b - a].copy_(grad[a:b]))

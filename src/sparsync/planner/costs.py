@@ -68,10 +68,10 @@ class CostBook(Protocol):
 class FixedCosts:
     """The same costs for every method; by default none."""
 
-    name = ""
+    name, blocking = "", True
 
-    def __init__(self, cost: MethodCost | None = None, blocking: bool = True) -> None:
-        self.cost, self.blocking = cost or MethodCost(), blocking
+    def __init__(self, cost: MethodCost | None = None) -> None:
+        self.cost = cost or MethodCost()
 
     def of(self, plan: ExchangePlan) -> MethodCost:
         return self.cost

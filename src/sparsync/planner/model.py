@@ -44,13 +44,13 @@ class ModelShape:
         return cls(title, tensors, work)
 
     @classmethod
-    def of_module(cls, module: Module, caps: tuple[int, int] = CAPS, title: str = "") -> ModelShape:
+    def of_module(cls, module: Module, caps: tuple[int, int] = CAPS) -> ModelShape:
         """Return a module's shape. What backward takes for a tensor is not known: its size stands for it."""
         tensors = {name: torch.empty_like(p, device="meta") for name, p in module.named_parameters() if p.requires_grad}
         if not tensors:
             raise ValueError(f"{type(module).__name__} has no parameters that are trained")
         work = {name: float(tensor.numel()) for name, tensor in tensors.items()}
-        return cls(title or type(module).__name__, tensors, work, caps)
+        return cls(type(module).__name__, tensors, work, caps)
 
     @classmethod
     def named(cls, name: str, known: Mapping[str, Shapes] = SHAPES) -> ModelShape:

@@ -51,7 +51,3 @@ class Timeline:
             else:
                 free = max(free, begin) + job.select + job.local + job.network
         return self.forward + max(self.backward + delay, free)
-
-    def exposed_seconds(self, jobs: Sequence[Job]) -> float:
-        """Return by how much the exchanges make a step longer than its passes."""
-        return self.step_seconds(jobs) - self.forward - self.backward

@@ -31,8 +31,8 @@ from sparsync.engine.unit_step import (
 from sparsync.engine.worker import WorkerState, preconditioner_for
 from sparsync.feedback import AdamRule
 from sparsync.layout import Layout, Parameter, Span
-from sparsync.simulate.graphs import Replays, Streams, repeatable, side_by_side
-from sparsync.simulate.virtual_units import Keys, Outcome, Tally, VirtualSketch, VirtualUnit
+from sparsync.simulate.graphs import GraphReplays, Streams, repeatable, side_by_side
+from sparsync.simulate.virtual_units import Keys, Tally, UnitOutcome, VirtualSketch, VirtualUnit
 from sparsync.sparse import NONFINITE, SparseGrad
 
 COUNT_EVERY = 100  # steps between messages that are encoded only to count their bytes
@@ -83,7 +83,7 @@ class VirtualExchange:
             self._dense.update((span.name, sketch.mean[span.start : span.stop]) for span in found.dense)
         shared = plan.collective.shared
         self._keys = Keys(plan.seed, workers, shared, device) if plan.compressor.random else None
-        self._replays = Replays[Outcome](streams) if graph else None
+        self._replays = GraphReplays[UnitOutcome](streams) if graph else None
         self.tally = Tally()
 
     @property
@@ -104,7 +104,7 @@ class VirtualExchange:
             rates: learning rates by parameter name, if the residuals are divided by their changes.
             rules: the optimizer's hyperparameters by parameter name, if there is a preconditioner.
         """
-        step, done = self.tally.steps, list[tuple[VirtualUnit, Layout, Outcome]]()
+        step, done = self.tally.steps, list[tuple[VirtualUnit, Layout, UnitOutcome]]()
         if rules is not None:
             rates = {name: rule.rate for name, rule in rules.items()}
         if self.preconditioner is not None:
@@ -142,7 +142,7 @@ class VirtualExchange:
 
     def _step(
         self, virtual: VirtualUnit, step: int, sketch: VirtualSketch | None = None
-    ) -> tuple[VirtualUnit, Layout, Outcome]:
+    ) -> tuple[VirtualUnit, Layout, UnitOutcome]:
         """Exchange one unit; ``sketch``: what makes its gradients."""
         layout, _ = cut_unit(virtual.unit, self.plan, step, self.senders)
         if sketch is not None and self.preconditioner is not None:
@@ -176,14 +176,14 @@ class VirtualExchange:
         for virtual in self.units:
             virtual.unit.forget_layout()
 
-    def _exchange(self, virtual: VirtualUnit, layout: Layout) -> Outcome:
+    def _exchange(self, virtual: VirtualUnit, layout: Layout) -> UnitOutcome:
         """Compress, sum and write the mean: at once, or from a graph."""
         unit, act = virtual.unit, partial(self._act, virtual, layout)
         if self._replays and repeatable(unit, self.plan.wire, clips=self.plan.clip is not None):
             return self._replays.run(unit.key, layout, act)
         return act(())
 
-    def _act(self, virtual: VirtualUnit, layout: Layout, streams: Streams) -> Outcome:
+    def _act(self, virtual: VirtualUnit, layout: Layout, streams: Streams) -> UnitOutcome:
         unit = virtual.unit
         both = zip(self.senders, virtual.sums, strict=True)
         sents = side_by_side([partial(self._compress, virtual, *sender, layout) for sender in both], streams)
@@ -196,7 +196,7 @@ class VirtualExchange:
         finish_unit(unit, virtual.mean, overflow if self.plan.keeps_residuals else None, results, self.senders)
         rows = ([getattr(sent, name) for sent in sents] for name in ("flags", "where", "count"))
         words = [torch.stack(row).long() for row in rows]
-        return Outcome(sents, results, torch.stack([*words, overflow.bad.long().expand(len(sents))]))
+        return UnitOutcome(sents, results, torch.stack([*words, overflow.bad.long().expand(len(sents))]))
 
     def _compress(self, virtual: VirtualUnit, worker: WorkerState, grad: Tensor, layout: Layout) -> SparseGrad:
         moment = Moment(self.tally.steps, self._keys.of[worker.rank] if self._keys else None)

@@ -52,7 +52,7 @@ class _Known(Generic[T]):
     outcome: T | None = None
 
 
-class Replays(Generic[T]):
+class GraphReplays(Generic[T]):
     """Runs named actions: as they are, and from the fourth call on by replaying a CUDA graph.
 
     If capturing fails, which is logged once, everything is done as it is.

@@ -82,7 +82,7 @@ class VirtualSketch:
 
 
 @dataclass
-class Outcome:
+class UnitOutcome:
     """What every worker sent of a unit and was given, and words for the host: flags, where, count and overflow."""
 
     sents: list[SparseGrad]

@@ -102,30 +102,32 @@ class DeviceMessage:
     def pack(self, sent: SparseGrad, number: Tensor) -> Tensor:
         """Return the message, its entries in ascending order; valid until the next call. ``number``: of the exchange, a
         0-d int32 tensor here and below."""
-        from sparsync.kernels.message import triton as kernels
+        from sparsync.kernels.message.bitmap_triton import count_marks, mark, unmark
+        from sparsync.kernels.message.encode_triton import write
+        from sparsync.kernels.message.header_triton import write_header
 
         assert sent.indices is not None
         entries = self.entries
         with on_device_of(sent.values):
             self.launch(
-                kernels.mark, (entries,),
+                mark, (entries,),
                 sent.indices, sent.count, self.bitmap, self.message, self.words, entries, BLOCK=BLOCK
             )  # fmt: skip
-            self.launch(kernels.count_marks, (self.pieces,), self.bitmap, self.lines, self.sums, num_warps=8)
+            self.launch(count_marks, (self.pieces,), self.bitmap, self.lines, self.sums, num_warps=8)
             self.launch(
-                kernels.write_header, (1,),
+                write_header, (1,),
                 self.sums, self.pieces, sent.count, sent.flags, sent.where, self.failed_exchange, self.message,
                 MAGIC << 16 | VERSION, number, self.layout.id, self.layout.digest, BLOCK=1024, SEALED=False,
             )  # fmt: skip
             self.launch(
-                kernels.write, (entries,),
+                write, (entries,),
                 sent.indices, sent.values, sent.count, self.bitmap, self.lines, self.sums, self.message,
                 self.message16, self.starts, self.owners, self.spans, self.high_at, self.values_at,
                 len(self.layout.segments), self.plane,
                 BLOCK=BLOCK, WIDTH=self.width, CODEC=self.codec, STEPS=self.steps,
             )  # fmt: skip
             self.launch(
-                kernels.unmark, (entries,),
+                unmark, (entries,),
                 sent.indices, sent.count, self.bitmap, self.message, self.words, self.checksum, min(PIECES, entries),
                 BLOCK=BLOCK, PIECE=WORDS,
             )  # fmt: skip
@@ -152,18 +154,18 @@ class DeviceMessage:
         part: int,
     ) -> None:
         """Add the messages ``rows`` up, tile by tile."""
-        from sparsync.kernels.message import triton as kernels
+        from sparsync.kernels.message.mean_triton import find_tiles, sum_tiles
 
         if self.scratch is None:
             self.scratch = self.message.new_zeros(self.programs * TILE)
         rows, rows16, indices, index_stride = self._indices(rows, failed_exchange, number)
         self.launch(
-            kernels.find_tiles, (self.workers, -(-(self.tiles + 1) // BLOCK)),
+            find_tiles, (self.workers, -(-(self.tiles + 1) // BLOCK)),
             rows, self.words, indices, index_stride, failed_exchange, number, self.begins, self.tiles,
             self.shape.capacity, TILE=TILE, STEPS=self.shape.capacity.bit_length(), BLOCK=BLOCK,
         )  # fmt: skip
         self.launch(
-            kernels.sum_tiles, (self.programs,),
+            sum_tiles, (self.programs,),
             rows, rows16, self.words, indices, index_stride, self.begins, self.scratch, out,
             failed_exchange if overflow is None else overflow, failed_exchange, number, self.starts, self.owners,
             self.spans, len(self.layout.segments), self.tiles, self.programs, self.workers, self.divisor,
@@ -175,16 +177,16 @@ class DeviceMessage:
     def _indices(self, rows: Tensor, failed_exchange: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
         """Return messages, the same in 16-bit words, their entries' indices, and how far those of two messages are
         apart."""
-        from sparsync.kernels.message import triton as kernels
+        from sparsync.kernels.message.decode_triton import count_ones, expand
 
         rows, rows16, indices = self._views(rows)
         if self.width < 0:
             return rows, rows16, indices, self.words
         blocks = self.high_blocks
         high = (rows, self.words, self.high_at, self.high_words, self.ones, blocks)
-        self.launch(kernels.count_ones, (blocks, self.workers), *high, BLOCK=HIGH)
+        self.launch(count_ones, (blocks, self.workers), *high, BLOCK=HIGH)
         self.launch(
-            kernels.expand, (blocks, self.workers),
+            expand, (blocks, self.workers),
             *high, self.indices, self.shape.capacity, failed_exchange, number, BLOCK=HIGH,
             BLOCKS=max(2, 1 << (blocks - 1).bit_length()), WIDTH=self.width,
         )  # fmt: skip
@@ -196,7 +198,7 @@ class DeviceMessage:
 
         The sum of squares of a mean is that of each rank's values times it, over the ranks.
         """
-        from sparsync.kernels.message import triton as kernels
+        from sparsync.kernels.message.norm_triton import find_factor, gather_mean, multiply_mean
 
         rows, rows16, indices = self._views(rows)
         index_stride = self.words
@@ -210,19 +212,19 @@ class DeviceMessage:
             self.factor = torch.ones((), device=out.device)
         with on_device_of(out):
             self.launch(
-                kernels.gather_mean, grid,
+                gather_mean, grid,
                 rows, rows16, self.words, indices, index_stride, self.begins, out, self.gathered, self.products,
                 self.starts, self.owners, self.spans, len(self.layout.segments), self.tiles, self.shape.capacity,
                 self.entries, self.values_at, self.plane, self.layout.numel, self.peaks, BLOCK=BLOCK, CODEC=self.codec,
                 STEPS=self.steps, PARTS=self.parts,
             )  # fmt: skip
             self.launch(
-                kernels.find_factor, (1,),
+                find_factor, (1,),
                 self.products, self.products.numel(), self.divisor, norms, norms.numel(), scale, self.factor,
                 self.peaks, BLOCK=1024, HALF=out.dtype == torch.float16, num_warps=8,
             )  # fmt: skip
             self.launch(
-                kernels.multiply_mean, grid,
+                multiply_mean, grid,
                 indices, index_stride, self.begins, self.gathered, self.factor, out, self.tiles, self.shape.capacity,
                 self.layout.numel, BLOCK=BLOCK, PARTS=self.parts,
             )  # fmt: skip

@@ -64,7 +64,7 @@ class PartMessage(DeviceMessage):
         """Return messages about entries that are not 0. Those without room in them go to ``stays``; without that they
         are sums of owner ``rank``, and ``indices`` their rows."""
         from sparsync.kernels.balanced import triton as kernels
-        from sparsync.kernels.message import triton as single
+        from sparsync.kernels.message.bitmap_triton import count_marks
 
         size = values.numel()
         grid, sums = (-(-size // BLOCK),), stays is None
@@ -77,7 +77,7 @@ class PartMessage(DeviceMessage):
                 indices, values, count, self.bitmap, self.stride, BLOCK=BLOCK, PARTS=self.parts, SUMS=sums,
             )  # fmt: skip
             self.launch(
-                single.count_marks, (self.made * self.pieces,), self.bitmap, self.lines, self.sums, num_warps=8
+                count_marks, (self.made * self.pieces,), self.bitmap, self.lines, self.sums, num_warps=8
             )  # fmt: skip
             self.launch(
                 kernels.write_headers, (self.made,),

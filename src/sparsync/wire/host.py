@@ -1,6 +1,6 @@
 """Messages made and read on the host by compiled loops: equal bit for bit to what ``Wire`` alone makes of them.
 
-The loops are in ``kernels/message/cpu.py``. Where one of them gives up, ``Wire`` does without.
+The loops are in ``kernels/message/encode_cpu.py`` and ``decode_cpu.py``. Where one gives up, ``Wire`` does without.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def encode(
     wire: Wire, sent: SparseGrad, segment_of: Callable[[Tensor], Tensor], shape: Shape, header: Tensor
 ) -> Tensor | None:
     """Do as ``Wire.encode``; ``None`` where entries are not in the order in which they travel."""
-    from sparsync.kernels.message import cpu as loops
+    from sparsync.kernels.message import encode_cpu as loops
 
     assert sent.indices is not None
     places, coded = Places.of(wire, shape), wire.codec.signs
@@ -77,7 +77,7 @@ def encode(
 
 def unpack_indices(wire: Wire, message: Tensor, shape: Shape) -> Tensor | None:
     """Return Elias-Fano coded indices; ``None`` if there are fewer than the message says."""
-    from sparsync.kernels.message import cpu as loops
+    from sparsync.kernels.message import decode_cpu as loops
 
     indices, places = torch.empty(*message.shape[:-1], shape.capacity, dtype=torch.int64), Places.of(wire, shape)
     whole = loops.unpack_indices(_rows(message), places.width, places.high_at, places.high_words, _table(indices))
@@ -88,7 +88,7 @@ def unpack_signs(
     wire: Wire, message: Tensor, indices: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape
 ) -> Tensor:
     """Return values that travel as signs or levels; ``indices`` are theirs."""
-    from sparsync.kernels.message import cpu as loops
+    from sparsync.kernels.message import decode_cpu as loops
 
     values, places = torch.empty(indices.shape), Places.of(wire, shape)
     segments = _segments(indices, segment_of, shape)
@@ -113,21 +113,21 @@ def write_mean(
         return None
     if not (carries(wire, shape, rows, *outs) and all(out.dtype in KINDS and out.is_contiguous() for out in outs)):
         return None
-    from sparsync.kernels.message import cpu as loops
+    from sparsync.kernels.message import decode_cpu as loops
 
     starts, owners = (NONE[0], NONE[0]) if shape.segments == 1 else map(Tensor.numpy, layout.span_table(rows.device))
     places, words = Places.of(wire, shape), _rows(rows)
     readers = np.zeros((len(words), 4), np.int64)
     readers[:, 1] = -1  # the word before the first
-    counts, verdicts = words[:, ENTRIES], [0]
+    counts, outcomes = words[:, ENTRIES], [0]
     if (counts > shape.capacity).any():
         return None
     for begin, out in parts:
         kind = KINDS[out.dtype]
         single = out.numpy() if not kind else np.zeros(0, np.float32)
         halves = out.view(torch.uint16).numpy() if kind else np.zeros(0, np.uint16)
-        verdicts.append(loops.write_mean(words, readers, begin, divisor, *places, starts, owners, single, halves, kind))
-    return None if min(verdicts) < 0 or (readers[:, 0] < counts).any() else max(verdicts) == 0
+        outcomes.append(loops.write_mean(words, readers, begin, divisor, *places, starts, owners, single, halves, kind))
+    return None if min(outcomes) < 0 or (readers[:, 0] < counts).any() else max(outcomes) == 0
 
 
 def _segments(indices: Tensor, segment_of: Callable[[Tensor], Tensor], shape: Shape) -> Array:

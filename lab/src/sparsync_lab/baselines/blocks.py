@@ -13,7 +13,7 @@ SIDE = 64
 
 
 @dataclass(frozen=True)
-class Group:
+class BlockGroup:
     """All blocks of one shape, of whatever tensors.
 
     Args:
@@ -46,7 +46,7 @@ def block_side(length: int, most: int = SIDE) -> int:
     return max(side for side in range(1, min(length, most) + 1) if length % side == 0)
 
 
-def groups_of(shapes: Sequence[torch.Size], device: torch.device) -> list[Group]:
+def groups_of(shapes: Sequence[torch.Size], device: torch.device) -> list[BlockGroup]:
     """Cut tensors, which lie one after another, into blocks; a tensor of several dimensions is a matrix of its first
     dimension x the rest, one of a single dimension is a matrix of one row."""
     found: dict[tuple[int, int], list[Tensor]] = {}
@@ -59,7 +59,7 @@ def groups_of(shapes: Sequence[torch.Size], device: torch.device) -> list[Group]
         blocks = here.view(rows // height, height, numel // rows // width, width).transpose(1, 2)
         found.setdefault((height, width), []).append(blocks.reshape(-1))
         start += numel
-    return [Group(shape, torch.cat(places)) for shape, places in found.items()]
+    return [BlockGroup(shape, torch.cat(places)) for shape, places in found.items()]
 
 
 def index_bits(k: int, area: int) -> int:
@@ -67,12 +67,12 @@ def index_bits(k: int, area: int) -> int:
     return 0 if k == area else min(math.ceil(math.log2(area)), 2 + math.ceil(math.log2(area / k)))
 
 
-def entries_at(share: float, group: Group) -> int:
+def entries_at(share: float, group: BlockGroup) -> int:
     """Return how many entries of a block are sent: a share of them, at least one."""
     return max(1, int(share * group.area))
 
 
-def message_bytes(groups: Sequence[Group], share: float, value_bits: int, block_bits: int = 0) -> int:
+def message_bytes(groups: Sequence[BlockGroup], share: float, value_bits: int, block_bits: int = 0) -> int:
     """Return the bytes of a worker's message.
 
     Args:
@@ -87,7 +87,7 @@ def message_bytes(groups: Sequence[Group], share: float, value_bits: int, block_
     return -(-bits // 8)
 
 
-def share_within(groups: Sequence[Group], allowed: float, value_bits: int, block_bits: int = 0) -> float:
+def share_within(groups: Sequence[BlockGroup], allowed: float, value_bits: int, block_bits: int = 0) -> float:
     """Return the largest share of the entries whose message is within so many bytes."""
     most = max(group.area for group in groups)
     fitting = [k for k in range(1, most + 1) if message_bytes(groups, k / most, value_bits, block_bits) <= allowed]

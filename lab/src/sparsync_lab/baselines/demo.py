@@ -6,9 +6,8 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sparsync.simulate.sequential import Loss
 from sparsync_lab.baselines.base import BaselineWorkers
 from sparsync_lab.baselines.blocks import entries_at, largest, mean_of, message_bytes
 
@@ -23,25 +22,15 @@ class DeMo(BaselineWorkers):
     Args:
         rate, weight_decay: of the step; decay is decoupled.
         decay: of the momentum, a step.
-        others: as ``BaselineWorkers`` takes them.
+        given, others: as ``BaselineWorkers`` takes them.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: Loss,
-        workers: int,
-        *,
-        rate: float,
-        weight_decay: float,
-        decay: float = 0.999,
-        **others: Any,
-    ) -> None:
-        super().__init__(model, loss_fn, workers, **others)
+    def __init__(self, *given: Any, rate: float, weight_decay: float, decay: float = 0.999, **others: Any) -> None:
+        super().__init__(*given, **others)
         # Without momentum SGD's weight decay is decoupled: rate x (sign + decay x weights).
         self.optimizer = torch.optim.SGD(self.parameters, rate, weight_decay=weight_decay)
         self.decay = decay
-        self.momenta = [self.rows.new_zeros(workers, group.count, group.area) for group in self.groups]
+        self.momenta = [self.rows.new_zeros(self.workers, group.count, group.area) for group in self.groups]
         self.bases = {side: cosines(side).to(self.rows) for group in self.groups for side in group.shape}
         self._mean = torch.zeros_like(self.rows[0])
         self._means = self.views(self._mean)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from sparsync_lab.baselines.blocks import entries_at, largest, mean_of, message_bytes
-from sparsync_lab.baselines.local_workers import LocalWorkers
+from sparsync_lab.baselines.local_step_workers import LocalStepWorkers
 
 
-class SparseLoCo(LocalWorkers):
+class SparseLoCo(LocalStepWorkers):
     """Every worker trains weights of its own by AdamW. Every so many steps it adds how far it went to its error, which
     decays, and sends the largest entries of every block of that, with two bits each; all go on from the common weights
     less the mean of what was sent.
@@ -23,7 +23,7 @@ class SparseLoCo(LocalWorkers):
         local_steps: between exchanges; H in the paper.
         decay: of the error, an exchange.
         outer: learning rate of the common weights.
-        others: as ``LocalWorkers`` takes them.
+        others: as ``LocalStepWorkers`` takes them.
     """
 
     value_bits = 2

@@ -31,22 +31,18 @@ class BenchMethod:
     """One method and its residual.
 
     ``family``: floor, ours, or PyTorch. ``copied``: gradients come as copies, always in the same place, and may be
-    overwritten. ``floor``: what it is compared with.
+    overwritten. ``floor``: what it is compared with. ``k``: how many entries it wants.
     """
 
     family = "floor"
     scope = ""
     copied = False
     floor = FLOOR
+    k = 0
 
     def __init__(self, name: str, numel: int, device: torch.device) -> None:
         self.name = name
         self.residual = torch.zeros(numel, device=device)
-
-    @property
-    def k(self) -> int:
-        """Return how many entries it wants."""
-        return 0
 
     def came_in(self, grad: Tensor) -> Tensor:
         """Return what a gradient adds to the residual; it may be overwritten."""
@@ -84,14 +80,10 @@ class PyTorchMethod(BenchMethod):
 
     def __init__(self, name: str, baseline: Baseline, density: float, numel: int, device: torch.device) -> None:
         super().__init__(name, numel, device)
-        self.baseline, self.wanted = baseline, entries_for(density, numel)
-
-    @property
-    def k(self) -> int:
-        return self.wanted
+        self.baseline, self.k = baseline, entries_for(density, numel)
 
     def step(self, grad: Tensor) -> Sent:
-        _, values = self.baseline(grad, self.residual, self.wanted)
+        _, values = self.baseline(grad, self.residual, self.k)
         return values, values.numel()
 
 
@@ -102,14 +94,10 @@ class AloneMethod(BenchMethod):
 
     def __init__(self, name: str, select: Selection, density: float, numel: int, device: torch.device) -> None:
         super().__init__(name, numel, device)
-        self.select, self.wanted = select, entries_for(density, numel)
-
-    @property
-    def k(self) -> int:
-        return self.wanted
+        self.select, self.k = select, entries_for(density, numel)
 
     def step(self, grad: Tensor) -> Sent:
-        indices = self.select(grad, self.wanted)
+        indices = self.select(grad, self.k)
         return grad[indices], indices.numel()
 
 
@@ -131,12 +119,8 @@ class CompressorMethod(BenchMethod):
             capacity=compressor.capacity,
             name="all",
         )
-        self.state = compressor.init(self.layout)
+        self.k, self.state = self.layout.k, compressor.init(self.layout)
         self.workspace = Workspace()
-
-    @property
-    def k(self) -> int:
-        return self.layout.k
 
     def memory(self) -> Memory:
         return Memory(self.residual, self.residual, workspace=self.workspace)

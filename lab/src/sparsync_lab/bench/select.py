@@ -139,7 +139,7 @@ def quantile(times: Sequence[float], share: float) -> float:
     return float(torch.tensor(times, dtype=torch.float64).quantile(share))
 
 
-class Budget:
+class TimeBudget:
     """Seconds that may be spent, from now on."""
 
     def __init__(self, seconds: float) -> None:
@@ -155,7 +155,7 @@ class Budget:
 class SelectSession:
     """Gradients, floors and a clock: where methods are timed."""
 
-    def __init__(self, bench: SelectBench, budget: Budget) -> None:
+    def __init__(self, bench: SelectBench, budget: TimeBudget) -> None:
         self.bench, self.budget = bench, budget
         self.device = torch.device(bench.device)
         rng = torch.Generator(self.device).manual_seed(0)
@@ -220,7 +220,7 @@ def selection_quality(total: Tensor, sent: Sent, k: int) -> tuple[float, float]:
 
 
 def measure(
-    bench: SelectBench, budget: Budget, progress: Callable[[int], None] = lambda done: None
+    bench: SelectBench, budget: TimeBudget, progress: Callable[[int], None] = lambda done: None
 ) -> tuple[list[SelectRow], list[str]]:
     """Time the floors and every method, as far as the budget goes; return their rows and the names of those it did not
     reach.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch import nn
@@ -147,23 +149,24 @@ class EventfulTraining(Training):
 
     def detached(self, event: Event) -> None:
         """The model trains dense for a step, and then sparsely again."""
+        with self._attached_again():
+            self.make_step()
+
+    def rebuilt(self, event: Event) -> None:
+        """The DDP model is built anew."""
+        with self._attached_again():
+            del self.ddp
+            gc.collect()
+            self.wrap()
+
+    @contextmanager
+    def _attached_again(self) -> Iterator[None]:
+        """Detach; afterwards attach with the same state, and make a step."""
         assert self.sync is not None
         state = self.sync.state_dict()
         self.sync.detach()
         self.sync = None
-        self.make_step()
-        self.sync = self.attach()
-        self.sync.load_state_dict(state)
-        self.make_step()
-
-    def rebuilt(self, event: Event) -> None:
-        """The DDP model is built anew."""
-        assert self.sync is not None
-        state = self.sync.state_dict()
-        self.sync.detach()
-        del self.ddp
-        gc.collect()
-        self.wrap()
+        yield
         self.sync = self.attach()
         self.sync.load_state_dict(state)
         self.make_step()

@@ -19,7 +19,7 @@ from sparsync.kernels import cpu
 from sparsync_lab.bench.bench_methods import FLOOR
 from sparsync_lab.bench.model_shapes import MODELS
 from sparsync_lab.bench.preconditioned_methods import PRECONDITIONED_FLOOR
-from sparsync_lab.bench.select import DTYPES, Budget, SelectBench, SelectRow, fits, measure, quantile
+from sparsync_lab.bench.select import DTYPES, SelectBench, SelectRow, TimeBudget, fits, measure, quantile
 from sparsync_lab.bench.select_figure import draw
 from sparsync_lab.cli.bench_output import Out, bench_file
 from sparsync_lab.cli.progress import progress_bar
@@ -53,7 +53,7 @@ def select(
     out: Out = None,
 ) -> None:
     """Time every method with error feedback against the bare addition e += g, in one run."""
-    clock = Budget(budget)
+    clock = TimeBudget(budget)
     require("matplotlib")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     benches = [

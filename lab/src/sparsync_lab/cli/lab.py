@@ -15,7 +15,7 @@ from rich.table import Table
 
 from sparsync_lab.cli.progress import progress_bar
 from sparsync_lab.environment import environment
-from sparsync_lab.network.methods import HOOKS, OPTIMIZERS, Method
+from sparsync_lab.network.methods import HOOKS, OPTIMIZERS, NetworkMethod
 from sparsync_lab.network.shaping import Rate
 from sparsync_lab.network.steps import WARM_UP, CellResult, Change, StepCell
 from sparsync_lab.network.sweep import TOLERANCE, SweepFile, SweepRow, missing_cells, rows_of, run_cells
@@ -68,7 +68,7 @@ def collectives(
     out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("results/lab-collectives.csv"),
 ) -> None:
     """Time steps by every collective, and dense in fp32 and bf16, on links of given rates. Needs root."""
-    methods = [Method(name, density, optimizer) for name in method or METHODS]
+    methods = [NetworkMethod(name, density, optimizer) for name in method or METHODS]
     waited = parse_seconds(compute)
     cells = [
         (count, StepCell(Rate.parse(text), name, waited, rounds, seconds))
@@ -102,7 +102,7 @@ def step(
         raise ValueError("--change-at needs --change-to, the rate that links change to")
     change = Change(Rate.parse(change_to), steps // 2 if change_at is None else change_at) if change_to else None
     cell = StepCell(Rate.parse(rate), model, parse_seconds(compute), steps, 3600.0, change)
-    methods = [Method(name, density, optimizer) for name in method]
+    methods = [NetworkMethod(name, density, optimizer) for name in method]
     measure_cells([(workers, cell)], methods, Console(), lambda result: _write_steps(result, out))
     print(f"results: {out}")
 
@@ -116,7 +116,10 @@ def parse_seconds(text: str) -> float:
 
 
 def measure_cells(
-    cells: list[tuple[int, StepCell]], methods: list[Method], console: Console, keep: Callable[[CellResult], None]
+    cells: list[tuple[int, StepCell]],
+    methods: list[NetworkMethod],
+    console: Console,
+    keep: Callable[[CellResult], None],
 ) -> None:
     """Measure the cells, keep and show each as soon as it is there."""
     if not cells:

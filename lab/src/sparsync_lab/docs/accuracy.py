@@ -34,7 +34,7 @@ def tables_of(sources: Sources) -> dict[str, Table]:
     return {table.caption: table for table in sources.item(FILE).result.tables}
 
 
-def standings(sources: Sources, model: str) -> dict[str, Table]:
+def score_tables(sources: Sources, model: str) -> dict[str, Table]:
     """Return a model's tables by length."""
     pattern = re.compile(rf"{re.escape(model)}, \d+ workers of \d+, (?P<steps>[\d,]+) steps")
     found = ((pattern.fullmatch(caption), table) for caption, table in tables_of(sources).items())
@@ -48,7 +48,7 @@ def scores(table: Table) -> Mapping[str, str]:
 
 def by_length(sources: Sources) -> str:
     """Return ResNet-20's accuracy at every length."""
-    lengths = standings(sources, LENGTHS)
+    lengths = score_tables(sources, LENGTHS)
     found = [scores(own) for own in lengths.values()]
     rows = [[shown, *(own.get(label, "–") for own in found)] for label, shown in NAMES.items()]
     return table(["accuracy, %", *(f"{steps} steps" for steps in lengths)], rows)
@@ -56,7 +56,7 @@ def by_length(sources: Sources) -> str:
 
 def other_models(sources: Sources) -> str:
     """Return every other model's score with each method."""
-    found = {model: next(iter(standings(sources, model).items())) for model in MODELS}
+    found = {model: next(iter(score_tables(sources, model).items())) for model in MODELS}
     headings = [f"{model}, {steps} steps, {own.headings[1]}" for model, (steps, own) in found.items()]
     rows = [[shown, *(scores(own).get(label, "–") for _, own in found.values())] for label, shown in NAMES.items()]
     return table(["", *headings], rows)
@@ -78,7 +78,7 @@ def ablations(sources: Sources) -> str:
 
 def gains(sources: Sources) -> str:
     """Return what the library gains, in two sentences."""
-    lengths = standings(sources, LENGTHS)
+    lengths = score_tables(sources, LENGTHS)
     steps, own = list(lengths.items())[-1]
     found, sent = scores(own), {row.cells[0]: row.cells[5] for row in own.rows}
     less = _megabytes(sent["dense"]) / _megabytes(sent[EARLY])
@@ -96,7 +96,7 @@ def losses(sources: Sources) -> str:
     """Return the settings in which the library loses to dense."""
     if sources.has_item(adamw.FILE):
         return adamw.losses(sources)
-    steps, own = next(iter(standings(sources, "GPT on PTB, AdamW").items()))
+    steps, own = next(iter(score_tables(sources, "GPT on PTB, AdamW").items()))
     found = scores(own)
     return (
         f"- Adam *behind* the residual (`precondition=False`): a small GPT ends at a perplexity of {found[EARLY]} "

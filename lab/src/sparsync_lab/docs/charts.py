@@ -117,7 +117,7 @@ def language_at_equal_bytes(sources: Sources) -> Chart:
 
 def images_at_equal_bytes(sources: Sources) -> Chart:
     """Return the accuracies of ResNet-20 with the bytes of TopK-SGD."""
-    steps, own = next(iter(accuracy.standings(sources, accuracy.LENGTHS).items()))
+    steps, own = next(iter(accuracy.score_tables(sources, accuracy.LENGTHS).items()))
     title = f"ResNet-20, {steps} steps, TopK-SGD's bytes"
     return BarChart(title, "test accuracy, %", _bars(own.rows, IMAGES, " %"))
 

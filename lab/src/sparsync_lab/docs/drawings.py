@@ -94,13 +94,7 @@ def allgather() -> str:
 def shared() -> str:
     """Draw an all-reduce of entries that all draw alike."""
     drawn = Canvas("shared", 198, "Shared indices: all workers draw the same entries; their values are summed.")
-    _workers(drawn, 18)
-    for rank, x in enumerate(COLUMNS):
-        drawn.strip(x, 28, _filled((2, 7), rank + 1))
-        drawn.strip(x, 132, _filled((2, 7), SUM))
-        drawn.arrow([(x + WIDE / 2, 48), (x + WIDE / 2, 68)])
-        drawn.arrow([(x + WIDE / 2, 106), (x + WIDE / 2, 126)])
-    drawn.box(20, 70, 400, 34, ["all-reduce of the values alone"], 2)
+    _all_reduce(drawn, (2, 7), "all-reduce of the values alone")
     drawn.text(220, 176, "all draw the same entries, so no index travels:")
     drawn.text(220, 193, "2 (P − 1)/P k values a worker")
     return drawn.svg()
@@ -109,16 +103,21 @@ def shared() -> str:
 def dense() -> str:
     """Draw a dense all-reduce."""
     drawn = Canvas("dense", 198, "Dense: every entry of every worker is summed by the backend's all-reduce.")
-    _workers(drawn, 18)
-    for rank, x in enumerate(COLUMNS):
-        drawn.strip(x, 28, _filled(range(CELLS), rank + 1))
-        drawn.strip(x, 132, _filled(range(CELLS), SUM))
-        drawn.arrow([(x + WIDE / 2, 48), (x + WIDE / 2, 68)])
-        drawn.arrow([(x + WIDE / 2, 106), (x + WIDE / 2, 126)])
-    drawn.box(20, 70, 400, 34, ["all-reduce of everything"], 2)
+    _all_reduce(drawn, range(CELLS), "all-reduce of everything")
     drawn.text(220, 176, "every entry, every step:")
     drawn.text(220, 193, "2 (P − 1)/P n values a worker")
     return drawn.svg()
+
+
+def _all_reduce(drawn: Canvas, cells: Sequence[int], what: str) -> None:
+    """Draw how the same entries of all workers are summed."""
+    _workers(drawn, 18)
+    for rank, x in enumerate(COLUMNS):
+        drawn.strip(x, 28, _filled(cells, rank + 1))
+        drawn.strip(x, 132, _filled(cells, SUM))
+        drawn.arrow([(x + WIDE / 2, 48), (x + WIDE / 2, 68)])
+        drawn.arrow([(x + WIDE / 2, 106), (x + WIDE / 2, 126)])
+    drawn.box(20, 70, 400, 34, [what], 2)
 
 
 def gtopk() -> str:

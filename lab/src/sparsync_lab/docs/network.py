@@ -25,7 +25,7 @@ ABOUT = (
 )
 
 
-class Setting:
+class NetworkSetting:
     """Trainings of one model over minutes, on links of several rates.
 
     Args:
@@ -83,10 +83,10 @@ class Setting:
         return [label, f"{scale * mean(best):.1f} ± {scale * stdev(best):.1f}", *cells]
 
 
-def settings(sources: Sources, name: str = TRAIN[0]) -> list[Setting]:
+def settings(sources: Sources, name: str = TRAIN[0]) -> list[NetworkSetting]:
     """Return what was trained, model by model."""
     lines = sorted(sources.lines(name), key=_kind)
-    return [Setting(list(own)) for _, own in groupby(lines, key=_kind)]
+    return [NetworkSetting(list(own)) for _, own in groupby(lines, key=_kind)]
 
 
 def gains(sources: Sources) -> str:

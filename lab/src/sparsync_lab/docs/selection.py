@@ -8,7 +8,7 @@ from sparsync_lab.bench.preconditioned_methods import PRECONDITIONED_FLOOR
 from sparsync_lab.docs.sources import Line, Sources, percent, table
 
 HEADINGS = ("method", "ms, median", "ratio to `e += g`", "count / k")
-FLOOR, ZEROING = "e += g", "e += g; g.zero_()"
+FLOOR = "e += g"
 PLAIN = (FLOOR, "threshold")  # shown beside what is preconditioned
 WARM_UP = 20  # steps of a training that are not judged
 

@@ -28,7 +28,7 @@ from sparsync_lab.network.methods import (
     SETTLED,
     AttachedMethod,
     HookSwitch,
-    Method,
+    NetworkMethod,
     plan_at,
     switched_hook,
 )
@@ -48,7 +48,7 @@ LONG = 0.5  # seconds of a step, from which on one of a method is enough
 
 
 @dataclass(frozen=True)
-class SettledMethod(Method):
+class SettledMethod(NetworkMethod):
     """A method as it is once a budget's first steps are over."""
 
     def plan(self, module: torch.nn.Module, workers: int) -> ExchangePlan | None:
@@ -64,7 +64,7 @@ class SettledMethod(Method):
 class ComparedMethod(AttachedMethod):
     """A method on the DDP model, with an optimizer of its own that steps."""
 
-    def __init__(self, method: Method, module: torch.nn.Module, workers: int) -> None:
+    def __init__(self, method: NetworkMethod, module: torch.nn.Module, workers: int) -> None:
         super().__init__(method, module, workers)
         self.optimizer = OPTIMIZERS[method.optimizer](module.parameters())
         if self.handle is not None:
@@ -99,7 +99,7 @@ class ComparedMethod(AttachedMethod):
 class Times:
     """What the turns of a method took, a step each, on one rank or on the slowest; ``decided``: what 'auto' is at."""
 
-    method: Method
+    method: NetworkMethod
     seconds: list[float]
     decided: str = ""
 

@@ -69,7 +69,7 @@ STATE = 20  # bytes an entry that a sparse method keeps, about: residual, veloci
 
 
 @dataclass(frozen=True)
-class Method:
+class NetworkMethod:
     """A way to exchange gradients, by name.
 
     Args:
@@ -129,7 +129,7 @@ class AttachedMethod:
         workers: P.
     """
 
-    def __init__(self, method: Method, module: nn.Module, workers: int) -> None:
+    def __init__(self, method: NetworkMethod, module: nn.Module, workers: int) -> None:
         self.method, self._hook = method, HOOKS.get(method.name)
         self.handle: Handle | None = None
         self._dense = dense_bytes(sum(p.numel() for p in module.parameters()), workers)
@@ -202,10 +202,12 @@ def plan_at(plan: ExchangePlan, density: float) -> ExchangePlan:
     return replace(plan, density=as_schedule(Constant(density)), budget=None, spending=None)
 
 
-def groups_that_fit(methods: Sequence[Method], entries: int, workers: int, available: int) -> list[list[Method]]:
+def groups_that_fit(
+    methods: Sequence[NetworkMethod], entries: int, workers: int, available: int
+) -> list[list[NetworkMethod]]:
     """Return the methods in groups that may be kept at once in so many bytes of memory, each of one at least."""
     room = max(1, (available // workers - 16 * entries) // (STATE * entries))
-    groups: list[list[Method]] = [[]]
+    groups: list[list[NetworkMethod]] = [[]]
     for method in methods:
         kept = sum(other.name not in HOOKS for other in groups[-1])
         if method.name not in HOOKS and kept >= room:

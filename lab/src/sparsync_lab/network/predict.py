@@ -18,7 +18,7 @@ from sparsync.planner.costs import cost_key
 from sparsync.planner.shapes import TensorShape
 from sparsync_lab.network.auto_comparison import SettledMethod
 from sparsync_lab.network.emulated_model import shapes_of
-from sparsync_lab.network.methods import LOCAL, Method
+from sparsync_lab.network.methods import LOCAL, NetworkMethod
 from sparsync_lab.network.shaping import HIGHEST, Rate
 from sparsync_lab.network.star import Star
 from sparsync_lab.network.steps import MethodSteps, StepCell, measure_cell
@@ -127,7 +127,7 @@ class PredictionRow:
 
     cell: StepCell
     workers: int
-    method: Method
+    method: NetworkMethod
     free: float
     predicted: float
     measured: float

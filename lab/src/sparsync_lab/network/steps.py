@@ -21,7 +21,7 @@ from sparsync_lab.network.methods import (
     SETTLED,
     AttachedMethod,
     HookSwitch,
-    Method,
+    NetworkMethod,
     groups_that_fit,
     switched_hook,
 )
@@ -103,7 +103,7 @@ class StepRecord:
 class MethodSteps:
     """The steps of one method; ``decided``: the way that 'auto' has settled on."""
 
-    method: Method
+    method: NetworkMethod
     steps: list[StepRecord] = field(default_factory=list)
     decided: str = ""
 
@@ -132,7 +132,7 @@ def measure_cell(
     workers: LocalWorkers,
     network: Star,
     cell: StepCell,
-    methods: Sequence[Method],
+    methods: Sequence[NetworkMethod],
     progress: Callable[[int], None] = lambda new: None,
 ) -> CellResult:
     """Time and count steps of every method on workers that are on the network's hosts; ``progress`` hears of rounds."""
@@ -169,7 +169,7 @@ def _merge(of_ranks: Sequence[MethodSteps]) -> MethodSteps:
     return MethodSteps(of_ranks[0].method, steps, of_ranks[0].decided)
 
 
-def _measure(worker: Worker, network: Star, cell: StepCell, methods: Sequence[Method]) -> list[MethodSteps]:
+def _measure(worker: Worker, network: Star, cell: StepCell, methods: Sequence[NetworkMethod]) -> list[MethodSteps]:
     """Make one step of every method in turn, round after round; who goes first changes with the round."""
     model = EmulatedModel(shapes_of(cell.model), cell.compute, seed=worker.rank)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True, init_sync=False)

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsync_lab.environment import environment
 from sparsync_lab.network.host_workers import host_workers
-from sparsync_lab.network.methods import HOOKS, Method
+from sparsync_lab.network.methods import HOOKS, NetworkMethod
 from sparsync_lab.network.namespace import check_requirements
 from sparsync_lab.network.star import star
 from sparsync_lab.network.steps import CellResult, MethodSteps, StepCell, measure_cell
@@ -49,7 +49,7 @@ class SweepRow:
     """
 
     result: CellResult
-    method: Method
+    method: NetworkMethod
     rounds: int
     step_ms: tuple[float, float, float]
     parts_ms: tuple[float, float, float]
@@ -93,7 +93,7 @@ class SweepRow:
         }
 
 
-def key_of(workers: int, cell: StepCell, method: Method) -> dict[str, str]:
+def key_of(workers: int, cell: StepCell, method: NetworkMethod) -> dict[str, str]:
     """Return the columns that tell rows apart, as text."""
     dense = method.name in HOOKS
     own = method.own_density
@@ -184,7 +184,7 @@ class SweepFile:
 
 
 def missing_cells(
-    cells: Sequence[tuple[int, StepCell]], methods: Sequence[Method], file: SweepFile
+    cells: Sequence[tuple[int, StepCell]], methods: Sequence[NetworkMethod], file: SweepFile
 ) -> list[tuple[int, StepCell]]:
     """Return the cells, each with its number of workers, of which the file does not hold every method."""
     return [
@@ -195,7 +195,7 @@ def missing_cells(
 
 
 def run_cells(
-    cells: Sequence[tuple[int, StepCell]], methods: Sequence[Method], progress: Callable[[int], None]
+    cells: Sequence[tuple[int, StepCell]], methods: Sequence[NetworkMethod], progress: Callable[[int], None]
 ) -> Iterator[CellResult]:
     """Measure cell after cell; those that follow each other with as many workers share hosts and processes."""
     if len(set(methods)) < len(methods):

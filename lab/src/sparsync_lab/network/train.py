@@ -24,7 +24,7 @@ from sparsync.engine.budget import within_budget
 from sparsync_lab.baselines import BASELINES
 from sparsync_lab.network.auto_comparison import SettledMethod
 from sparsync_lab.network.emulated_model import shapes_of
-from sparsync_lab.network.methods import Method, plan_at
+from sparsync_lab.network.methods import NetworkMethod, plan_at
 from sparsync_lab.network.steps import StepCell
 from sparsync_lab.network.sweep import SweepFile, key_of
 from sparsync_lab.papers import run as runs
@@ -33,12 +33,12 @@ from sparsync_lab.papers.run import History, Run
 from sparsync_lab.papers.trainings import run_options
 from sparsync_lab.training.methods import DENSE
 
-FLOAT, BF16 = Method(DENSE), Method("bf16")
+FLOAT, BF16 = NetworkMethod(DENSE), NetworkMethod("bf16")
 NEAR = 0.01  # of the dense training's best score: that near is near enough
 
 
 @dataclass(frozen=True)
-class RunStage(Method):
+class RunStage(NetworkMethod):
     """Steps of a stored training at one of its densities; ``name``, ``optimizer`` and ``run`` are the training's."""
 
     run: Run | None = field(default=None, compare=False)
@@ -88,7 +88,7 @@ def read_training(path: Path) -> History:
     return history
 
 
-def methods_of(history: History) -> list[Method]:
+def methods_of(history: History) -> list[NetworkMethod]:
     """Return what is timed for a training: its steps with the fewest and with the most bytes; a dense one's with DDP's
     own hooks."""
     run = history.run

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from sparsync_lab.papers import adamw_tables
+from sparsync_lab.papers import adamw_tables, beyond
 from sparsync_lab.papers.adamw_sweep import ABLATIONS, QUICK, ROWS, SETTINGS, STAGES
 from sparsync_lab.papers.beyond import Sweep, order_of
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.tables import columns
-from sparsync_lab.report import Table
 
 NOTES = (
     "A budget is the share of what a worker would put on the network with dense fp32 gradients summed in a ring. "
@@ -66,13 +66,6 @@ def adamw(context: RunContext) -> Result:
     return replace(result, tables=tables, figures=figures, rows=rows, notes=[*NOTES, *result.notes])
 
 
-def order(context: RunContext) -> Table:
-    """Return what has been trained and what comes next; train nothing."""
-    sweep = sweep_of(replace(context.read_only(), resume=True))
-    sweep.train_missing()
-    return order_of(sweep)
-
-
 ITEMS = (
     Item(
         "beyond/adamw",
@@ -82,7 +75,7 @@ ITEMS = (
         adamw,
         ("PTB", "CIFAR-10", "a GPU"),
         60,
-        order=order,
+        order=partial(beyond.order, sweep_of=sweep_of),
         trains=True,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -159,9 +159,9 @@ def order_of(sweep: Sweep) -> Table:
     return Table("The order of the trainings", headings, rows, notes)
 
 
-def order(context: RunContext) -> Table:
-    """Return what has been trained and what comes next; train nothing."""
-    sweep = Sweep(replace(context.read_only(), resume=True))
+def order(context: RunContext, sweep_of: Callable[[RunContext], Sweep] = Sweep) -> Table:
+    """Return what has been trained of a sweep and what comes next; train nothing."""
+    sweep = sweep_of(replace(context.read_only(), resume=True))
     sweep.train_missing()
     return order_of(sweep)
 

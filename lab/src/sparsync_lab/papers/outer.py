@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from sparsync_lab.papers import beyond
 from sparsync_lab.papers.adamw_sweep import GPT, LOCO, MAIN, ROWS, SETTINGS
 from sparsync_lab.papers.adamw_tables import score_table, where
 from sparsync_lab.papers.beyond import Sweep, order_of
@@ -105,13 +107,6 @@ def outer(context: RunContext) -> Result:
     return replace(result, tables=tables, rows=columns(search), notes=[*NOTES, *result.notes])
 
 
-def order(context: RunContext) -> Table:
-    """Return what has been trained and what comes next; train nothing."""
-    sweep = sweep_of(replace(context.read_only(), resume=True))
-    sweep.train_missing()
-    return order_of(sweep)
-
-
 ITEMS = (
     Item(
         "beyond/outer",
@@ -121,7 +116,7 @@ ITEMS = (
         outer,
         ("PTB", "a GPU"),
         10,
-        order=order,
+        order=partial(beyond.order, sweep_of=sweep_of),
         trains=True,
     ),
 )

@@ -16,7 +16,7 @@ from sparsync.hosts.outer_loop import cut, round_plan
 from sparsync.hosts.outer_moments import from_means, means_of, numel_of
 from sparsync.layout import Parameter
 from sparsync.simulate.exchange import VirtualExchange
-from sparsync_lab.baselines.local_workers import LocalWorkers
+from sparsync_lab.baselines.local_step_workers import LocalStepWorkers
 
 
 class VirtualFragment:
@@ -54,14 +54,14 @@ class VirtualFragment:
         self.sent.copy_(weights)
 
 
-class OuterWorkers(LocalWorkers):
+class OuterWorkers(LocalStepWorkers):
     """Workers that train as ``OuterLoop`` lets them.
 
     Args:
         compressor, every, fragments, overlap, outer_lr, outer_momentum, budget, total_steps, options: as ``OuterLoop``
             takes them.
         share_moments: as ``OuterLoop`` does with ``optimizer=``; of all fragments at once.
-        others: as ``LocalWorkers`` takes them.
+        others: as ``LocalStepWorkers`` takes them.
     """
 
     def __init__(

@@ -120,11 +120,11 @@ class DeviceStatus:
 
     def write_header(self, sent: SparseGrad, header: Tensor, sequence: int, layout: Layout) -> Tensor:
         """Write the header of ``sent``, sealed."""
-        from sparsync.kernels.message import triton as kernels
+        from sparsync.kernels.message.header_triton import write_header
 
         with on_device_of(header):
             self._launch(
-                kernels.write_header, (1,),
+                write_header, (1,),
                 header, 0, sent.count, sent.flags, sent.where, self.failed_exchange, header, MAGIC << 16 | VERSION,
                 self.number.at(sequence), layout.id, layout.digest, BLOCK=1024, SEALED=True,
             )  # fmt: skip

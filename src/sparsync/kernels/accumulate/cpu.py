@@ -1,25 +1,23 @@
-"""Add a gradient to the residual, and take entries out of it, by loops that numba compiles."""
+"""Add a gradient to the residual, by loops that numba compiles."""
 
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from numba import njit
 from torch import Tensor
 
 from sparsync.kernels.accumulate import reference
-from sparsync.kernels.accumulate.reference import Collected, Rounding, Rows, Run, round_values, rows_of
-from sparsync.kernels.cpu import Array, array, bits, compiled, run_together, threads_for
+from sparsync.kernels.accumulate.reference import Collected, Rows, Run, rows_of
+from sparsync.kernels.cpu import array, as_fp32, bits, compiled, run_together, threads_for
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.path import KernelPath
 
-PIECE = 1 << 15  # entries of half precision made fp32 at a time; torch does not split so few among its threads
 ROW = 64
 BLOCK = 256  # entries; so few that a block is still being read while the last one is looked at
 MAGNITUDE, INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)  # every bit but the sign; the bits of infinity
@@ -170,32 +168,8 @@ def _accumulate(
     return total, first, count
 
 
-@compiled(f"void({FLOATS}, int64[::1], {FLOATS})")
-def _gather(u, indices, out):
-    for i in range(out.shape[0]):
-        out[i] = u[indices[i]]
-
-
-@compiled(f"int64({FLOATS}, {FLOATS}, boolean, int64[::1], {FLOATS}, {FLOATS}, int64[::1], {FLOATS})")
-def _take(after, velocity, masking, indices, values, sent, out_indices, out_values):
-    """Take ``sent`` out of the residual, all but what could not be put together again exactly; write what goes, and
-    return how much that is."""
-    count = 0
-    for i in range(indices.shape[0]):
-        rest = np.float32(values[i] - sent[i])
-        goes = (np.float32(rest + sent[i]) == values[i]) & (np.float32(values[i] - rest) == sent[i]) & (sent[i] != 0)
-        if goes:
-            after[indices[i]] = rest
-            if masking:
-                velocity[indices[i]] = 0
-            out_indices[count] = indices[i]
-            out_values[count] = sent[i]
-            count += 1
-    return count
-
-
 @dataclass(frozen=True)
-class Piece:
+class GradientPiece:
     """A part of a gradient: ``came`` belongs at ``start``, where the row of number ``row`` begins."""
 
     came: Tensor
@@ -217,12 +191,12 @@ def accumulate(grad: Tensor, memory: Memory, runs: Sequence[Run], scale: float =
     rows.collected = Collected(low)
     pieces, row = [], 0
     for start, stop in runs:
-        pieces.append(Piece(grad[start:stop], start, row))
+        pieces.append(GradientPiece(grad[start:stop], start, row))
         row += -(-(stop - start) // ROW)
     return rows, add(pieces, memory, rows, scale)
 
 
-def add(pieces: Sequence[Piece], memory: Memory, rows: Rows, scale: float = 1.0) -> int:
+def add(pieces: Sequence[GradientPiece], memory: Memory, rows: Rows, scale: float = 1.0) -> int:
     """Add pieces of a gradient to the residual, and note in ``rows`` what they leave there; returns the index of the
     first entry that was not finite, or -1."""
     numel = memory.after.numel()
@@ -232,7 +206,9 @@ def add(pieces: Sequence[Piece], memory: Memory, rows: Rows, scale: float = 1.0)
     return next((first for _, first in found if first >= 0), -1)
 
 
-def _share(pieces: Sequence[Piece], memory: Memory, rows: Rows, room: CollectedRoom, scale: float) -> tuple[float, int]:
+def _share(
+    pieces: Sequence[GradientPiece], memory: Memory, rows: Rows, room: CollectedRoom, scale: float
+) -> tuple[float, int]:
     """Add what is one thread's."""
     velocity, collected = memory.velocity, rows.collected
     before, after, peaks = array(memory.before), array(memory.after), bits(rows.peak)
@@ -255,45 +231,16 @@ def _share(pieces: Sequence[Piece], memory: Memory, rows: Rows, room: CollectedR
     return energy, first
 
 
-def as_fp32(grad: Tensor) -> Iterator[tuple[int, int, Array]]:
-    """Return entries in full precision: where they start and stop, piece by piece where they are converted."""
-    if grad.dtype == torch.float32:
-        yield 0, grad.numel(), array(grad)
-        return
-    buffer = torch.empty(min(PIECE, grad.numel()))
-    for a in range(0, grad.numel(), PIECE):
-        b = min(a + PIECE, grad.numel())
-        yield a, b, array(buffer[: b - a].copy_(grad[a:b]))
-
-
-def _shares(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def _shares(pieces: Sequence[GradientPiece]) -> list[list[GradientPiece]]:
     """Return the work of every thread, if it is enough for several: pieces that hold whole rows."""
     numel = sum(piece.came.numel() for piece in pieces)
     threads = threads_for(numel)
     size = -(-numel // (threads * ROW)) * ROW
-    shares: list[list[Piece]] = [[] for _ in range(threads)]
+    shares: list[list[GradientPiece]] = [[] for _ in range(threads)]
     done = 0
     for piece in pieces:
         for a in range(0, piece.came.numel(), size):
             own = piece.came[a : a + size]
-            shares[min(threads - 1, done // size)].append(Piece(own, piece.start + a, piece.row + a // ROW))
+            shares[min(threads - 1, done // size)].append(GradientPiece(own, piece.start + a, piece.row + a // ROW))
             done += own.numel()
     return shares
-
-
-def take(
-    memory: Memory, indices: Tensor, segments: Tensor, parts: int, rounding: Rounding | None, most: float, capacity: int
-) -> tuple[Tensor, Tensor, int]:
-    """Do as ``reference.take`` without unused parameters, and mask velocities; returns indices and values of what goes,
-    ``capacity`` of each with zeros at the end, and how many go."""
-    velocity, masking = memory.after, False
-    if memory.velocity is not None:
-        velocity, masking = memory.velocity.after, memory.velocity.masking
-    values = torch.empty(indices.numel())
-    _gather(array(memory.after), array(indices), array(values))
-    sent = round_values(values, segments, parts, rounding, most)
-    out = torch.zeros(capacity, dtype=torch.int64), torch.zeros(capacity)
-    number = _take(
-        array(memory.after), array(velocity), masking, array(indices), array(values), array(sent), *map(array, out)
-    )
-    return *out, number

@@ -62,6 +62,6 @@ class AddedParts:
                 self.memory.carry_over(span.start, span.stop)
                 self._rows.peak[row : row - (-span.numel // ROW)] = 0  # nothing is sent from there
             else:
-                pieces.append(cpu.Piece(part, span.start, row))
+                pieces.append(cpu.GradientPiece(part, span.start, row))
         bad = cpu.add(pieces, self.memory, self._rows) if pieces else -1
         self._bad += [bad] if bad >= 0 else []

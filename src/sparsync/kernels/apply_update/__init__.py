@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels.apply_update import reference
-from sparsync.kernels.apply_update.reference import Change, subtract
+from sparsync.kernels.apply_update.reference import ParameterChange, subtract
 from sparsync.kernels.device import usable_on
 from sparsync.workspace import Workspace
 
 
-def apply_update(changes: Sequence[Change], undo: Tensor, skip: Tensor | None, workspace: Workspace) -> None:
+def apply_update(changes: Sequence[ParameterChange], undo: Tensor, skip: Tensor | None, workspace: Workspace) -> None:
     """Do as ``reference.apply_update``, by what is fastest for each parameter.
 
     Args:
@@ -39,4 +39,4 @@ def _simple(parameter: Tensor, grad: Tensor) -> bool:
     return all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (parameter, grad))
 
 
-__all__ = ["Change", "apply_update", "subtract"]
+__all__ = ["ParameterChange", "apply_update", "subtract"]

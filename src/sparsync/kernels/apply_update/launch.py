@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsync.kernels.apply_update.reference import Change
+from sparsync.kernels.apply_update.reference import ParameterChange
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.strips import BLOCK, ChangingTable, blocks_for, table
@@ -51,7 +51,7 @@ class ParameterTables:
         self.rows, self.none = ChangingTable(len(sizes), len(ChangeRow._fields), device), torch.zeros((), device=device)
 
 
-def apply_update(changes: Sequence[Change], undo: Tensor, skip: Tensor | None, workspace: Workspace) -> None:
+def apply_update(changes: Sequence[ParameterChange], undo: Tensor, skip: Tensor | None, workspace: Workspace) -> None:
     """Do as ``reference.apply_update``, in one pass: 12 bytes an entry."""
     from sparsync.kernels.apply_update import triton as kernels
 

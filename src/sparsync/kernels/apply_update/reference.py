@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Change(NamedTuple):
+class ParameterChange(NamedTuple):
     """What becomes of a parameter: ``kept * parameter - grad * undo / shown``.
 
     ``shown``: by what its update was multiplied, a 0-d tensor on its device.
@@ -22,7 +22,7 @@ class Change(NamedTuple):
     shown: Tensor
 
 
-def apply_update(changes: Sequence[Change], undo: Tensor, skip: Tensor | None) -> None:
+def apply_update(changes: Sequence[ParameterChange], undo: Tensor, skip: Tensor | None) -> None:
     """Change parameters in place.
 
     Args:

@@ -81,12 +81,12 @@ class LargestSums:
         Exchange ``number`` is ``failed`` where a sum lies outside of it.
         """
         from sparsync.kernels.balanced import triton as kernels
-        from sparsync.kernels.topk import triton as search
+        from sparsync.kernels.topk.radix_select_triton import count_digits
 
         with on_device_of(self.values):
             for step in range(self.rounds):
                 self.launch(
-                    search.count_digits, (self.regions,),
+                    count_digits, (self.regions,),
                     self.values, self.rows, self.values, self._found, self._owners, self._table, self._table,
                     self._ranges, self._digits, step, self.index_bits, self.highest, self.regions, 0, 1,
                     BLOCK=BLOCK, BLOCKS=1, PIECE=BLOCK, INDEXED=True, num_warps=8, maxnreg=REGISTERS,

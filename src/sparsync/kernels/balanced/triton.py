@@ -1,7 +1,7 @@
 """A gradient that is summed in parts, as Triton kernels: messages to all owners, made at once; what an owner sends of
 its sums; and the result from all owners' messages. Nothing waits for the host.
 
-Messages are made as in ``message/triton.py``, on one bitmap: of all owners' rows, one owner after another, or of this
+Messages are made as in ``message/``, on one bitmap: of all owners' rows, one owner after another, or of this
 rank's own. Sums come as a list, in any order, zeros between them; as of equal magnitudes the lower row goes first,
 which of them go does not depend on the order.
 """
@@ -11,24 +11,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsync.kernels.candidates.triton import CHOICE, COUNT, bits_of, half_of, scale_of, within_range
+from sparsync.kernels.accumulate.round_triton import half_of, scale_of, within_range
+from sparsync.kernels.accumulate.triton import INFINITE, bits_of
 from sparsync.kernels.checksum.triton import sum_pieces
-from sparsync.kernels.message.triton import (
-    ENTRIES,
-    INFINITE,
-    SUM,
-    bit_at,
-    fail,
-    marks_before,
-    put_entries,
-    rounded,
-    segment_of,
-    store_header,
-    sum_before,
-    value_of,
-)
+from sparsync.kernels.message.bitmap_triton import bit_at, marks_before, sum_before
+from sparsync.kernels.message.decode_triton import fail, value_of
+from sparsync.kernels.message.encode_triton import put_entries, segment_of
+from sparsync.kernels.message.header_triton import ENTRIES, SUM, store_header
+from sparsync.kernels.message.mean_triton import rounded
 from sparsync.kernels.partition.triton import owner_of, place_of
-from sparsync.kernels.topk.triton import clear_sums, key_of, narrow_range
+from sparsync.kernels.strips_triton import CHOICE, COUNT
+from sparsync.kernels.topk.radix_select_triton import clear_sums, key_of, narrow_range
 
 PEAK, SHARE, TAKE = map(tl.constexpr, range(3))  # actions
 LARGEST = tl.constexpr(3.4028234663852886e38)  # number of fp32

@@ -9,7 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsync.kernels.message.triton import HEADER, INFINITE, WORDS, rounded
+from sparsync.kernels.accumulate.triton import INFINITE
+from sparsync.kernels.message.header_triton import HEADER, WORDS
+from sparsync.kernels.message.mean_triton import rounded
 
 NAN = tl.constexpr(0x7FC0)  # the bits of one, of bf16
 

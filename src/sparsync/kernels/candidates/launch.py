@@ -67,7 +67,7 @@ class EntryLists:
         )
 
 
-class Candidates(EntryLists):
+class CandidateLists(EntryLists):
     """The lists of candidates, the thresholds they reach, and what the next ones are made of.
 
     Args:
@@ -109,7 +109,7 @@ class Candidates(EntryLists):
 class CandidatePlaces:
     """Where the strips of a gradient that is preconditioned are among the moments."""
 
-    def __init__(self, space: Candidates, tensors: Sequence[Sketched]) -> None:
+    def __init__(self, space: CandidateLists, tensors: Sequence[Sketched]) -> None:
         self.space, self.tensors, self.stacked = space, tensors, any_stack(tensors)
         self.table = table(place_strips(_strips_of(space.layout, space.blocks).rows, tensors), space.device)
 
@@ -141,19 +141,19 @@ def _regions_of(layout: Layout, strips: Strips) -> tuple[list[SegmentRow], Tenso
     return rows, torch.cat(samples)
 
 
-def candidates_of(memory: Memory, layout: Layout, device: torch.device) -> Candidates:
+def candidates_of(memory: Memory, layout: Layout, device: torch.device) -> CandidateLists:
     """Return the buffers that live beside this memory; they are made anew when the layout changes."""
-    return memory.workspace.get(Candidates, (id(layout), device), lambda: Candidates(layout, device))
+    return memory.workspace.get(CandidateLists, (id(layout), device), lambda: CandidateLists(layout, device))
 
 
-def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | None, zero: bool) -> None:
+def collect(grad: Tensor, memory: Memory, space: CandidateLists, scales: Tensor | None, zero: bool) -> None:
     """Launch the pass over the gradient, which makes the update that ``memory`` asks for, and collects candidates.
 
     Args:
         scales: of every segment, what its gradient is multiplied by.
         zero: clear the gradient in the same pass.
     """
-    from sparsync.kernels.candidates import triton as kernels
+    from sparsync.kernels.candidates.triton import collect as kernel
 
     velocity, update, strips = memory.velocity, memory.update, space.strip_count
     kept, places, stacked = velocity or update, space.strips, False
@@ -165,7 +165,7 @@ def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | No
         places, stacked = own.table, own.stacked
         tables = (t.sizes, t.rates, t.eps, t.betas, t.shares, t.kept, t.limit)
     space.launch(
-        kernels.collect, (strips,), grad, memory.before, memory.after,
+        kernel, (strips,), grad, memory.before, memory.after,
         kept.before if kept else grad, kept.after if kept else grad, velocity.beta if velocity else 0.0,
         scales if scales is not None else space.scales, places, *tables, space.strips, space.segments, space.state,
         space.rotation, space.counts, space.indices, space.values, space.out_indices, space.out_values, space.total,
@@ -175,12 +175,12 @@ def collect(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | No
     )  # fmt: skip
 
 
-def count(space: Candidates) -> None:
+def count(space: CandidateLists) -> None:
     """Make the histogram of the candidates that ``collect`` has found."""
-    from sparsync.kernels.candidates import triton as kernels
+    from sparsync.kernels.candidates.histogram_triton import make_histogram
 
     space.launch(
-        kernels.make_histogram, (space.regions,),
+        make_histogram, (space.regions,),
         space.values, space.counts, space.owners, space.segments, space.state, space.histogram,
         BLOCK=COUNTED, num_warps=COUNT_WARPS,
     )  # fmt: skip

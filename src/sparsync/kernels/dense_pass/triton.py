@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsync.kernels.candidates.triton import within_range
+from sparsync.kernels.accumulate.round_triton import within_range
 
 INFINITE = tl.constexpr(0x7F800000)
 

@@ -109,7 +109,7 @@ def select(
 def _draw(memory: Memory, sample: DGCSample, step: int) -> None:
     """Read the sample's entries, and count the digits of its threshold."""
     from sparsync.kernels.dgc import triton as kernels
-    from sparsync.kernels.topk import triton as topk_kernels
+    from sparsync.kernels.topk.radix_select_triton import count_digits
 
     space = sample.search.space
     kernels.draw[(sample.count,)](
@@ -117,7 +117,7 @@ def _draw(memory: Memory, sample: DGCSample, step: int) -> None:
         space.segments, sample.ranges, sample.drawn, step, sample.halvings, BLOCK=PIECE, num_warps=8,
     )  # fmt: skip
     for digit in range(DIGITS):
-        topk_kernels.count_digits[(min(topk.DIGIT_PROGRAMS, sample.count),)](
+        count_digits[(min(topk.DIGIT_PROGRAMS, sample.count),)](
             memory.after, space.indices, sample.drawn, sample.sizes, sample.owners, sample.pieces, space.strips,
             sample.ranges, sample.sums, digit, 0, 0, sample.count, 0, len(space.layout.segments),
             BLOCK=BLOCK, BLOCKS=1, PIECE=BLOCK, INDEXED=False, num_warps=8, maxnreg=REGISTERS,

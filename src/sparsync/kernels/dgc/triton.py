@@ -13,8 +13,11 @@ import triton
 import triton.language as tl
 
 from sparsync.kernels import rng
-from sparsync.kernels.candidates.triton import (
-    BINS,
+from sparsync.kernels.accumulate.triton import bits_of
+from sparsync.kernels.candidates.histogram_triton import BINS
+from sparsync.kernels.dgc import launch, reference
+from sparsync.kernels.strips import SampleRow
+from sparsync.kernels.strips_triton import (
     CANDIDATES,
     CAPACITY,
     CARRIED,
@@ -33,11 +36,8 @@ from sparsync.kernels.candidates.triton import (
     STATE,
     STRIP,
     K,
-    bits_of,
 )
-from sparsync.kernels.dgc import launch, reference
-from sparsync.kernels.strips import SampleRow
-from sparsync.kernels.topk.triton import (
+from sparsync.kernels.topk.radix_select_triton import (
     FROM_CANDIDATES,
     FROM_RESIDUAL,
     MAGNITUDE,
@@ -45,13 +45,12 @@ from sparsync.kernels.topk.triton import (
     RANGE,
     SLOTS,
     WIDTH,
-    bin_of_limit,
-    close_lists,
     load_block,
     narrow_range,
     residual_searches,
     store_range,
 )
+from sparsync.kernels.topk.triton import bin_of_limit, close_lists
 
 WORD, STRIDE = tl.constexpr(rng.WORD), tl.constexpr(rng.STRIDE)
 FIRST_FACTOR, SECOND_FACTOR = tl.constexpr(rng.FACTORS[0]), tl.constexpr(rng.FACTORS[1])

@@ -3,14 +3,16 @@ ladder of thresholds is looked at, to find the two that k is between, those betw
 choose one of these.
 ``reference.hold`` is the specification."""
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from sparsync.kernels.candidates.triton import BOUND, CAPACITY, CHOICE, NUMEL, SEGMENT, K
 from sparsync.kernels.gaussian import reference
 from sparsync.kernels.gaussian.triton import THRESHOLDS, bound_of, total_counts
+from sparsync.kernels.strips_triton import BOUND, CAPACITY, CHOICE, NUMEL, SEGMENT, K
 
 ENDS, RUNGS = tl.constexpr(len(reference.LADDER)), tl.constexpr(len(reference.LADDER) - 2)
 MOST = tl.constexpr(reference.MOST)

@@ -213,7 +213,7 @@ def _count(after: Tensor, space: GaussianLists) -> None:
 
 def _gather(after: Tensor, space: GaussianLists) -> None:
     """List what lies above the last threshold."""
-    from sparsync.kernels.gaussian import triton as kernels
+    from sparsync.kernels.gaussian import gather_triton as kernels
 
     space.launch(
         kernels.gather, (space.strip_count,),
@@ -233,7 +233,7 @@ def _gather(after: Tensor, space: GaussianLists) -> None:
 
 def _refine(memory: Memory, space: GaussianLists, codec: str) -> None:
     """Take the k largest out of the residual where the mask was off."""
-    from sparsync.kernels.gaussian import triton as kernels
+    from sparsync.kernels.gaussian import gather_triton as kernels
 
     search = space.search
     if search is None:

@@ -11,8 +11,7 @@ import numpy as np
 from numba import njit
 from torch import Tensor
 
-from sparsync.kernels.accumulate.cpu import as_fp32
-from sparsync.kernels.cpu import Array, array, compiled, run_together, threads_for
+from sparsync.kernels.cpu import Array, array, as_fp32, compiled, run_together, threads_for
 from sparsync.kernels.memory import Update
 from sparsync.kernels.sketch import Sketched
 

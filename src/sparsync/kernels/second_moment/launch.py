@@ -66,7 +66,7 @@ class MomentBuffers:
         self.taken = torch.zeros(len(TAKEN), self.tensors, device=device)
 
 
-class DenseBuffers:
+class DenseUpdateBuffers:
     """Tensors that travel dense in strips, the sums of squares of their updates, and by what these are multiplied."""
 
     def __init__(self, tensors: Sequence[Sketched], device: torch.device) -> None:
@@ -138,7 +138,7 @@ def write_dense(
     from sparsync.kernels.second_moment import triton as kernels
 
     made_for, t = (id(tensors), out.device), vectors.tables
-    space = workspace.get(DenseBuffers, made_for, lambda: DenseBuffers(tensors, out.device))
+    space = workspace.get(DenseUpdateBuffers, made_for, lambda: DenseUpdateBuffers(tensors, out.device))
     own = (vectors.means, t.sizes, t.rates, t.eps, vectors.summary, space.strips, space.parts)
     with on_device_of(out):
         space.launch(kernels.measure_dense, (space.count,), *own, BLOCK=BLOCK, SGD=vectors.sgd, enable_fp_fusion=False)

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from sparsync import sparse
+from sparsync.kernels.accumulate.triton import INFINITE
 from sparsync.kernels.checksum.triton import sum_pieces
-from sparsync.kernels.message.triton import ENTRIES, FLAGS, HEADER, INFINITE, SUM, WORDS
+from sparsync.kernels.message.header_triton import ENTRIES, FLAGS, HEADER, SUM, WORDS
 
 FAILED, NONFINITE = tl.constexpr(sparse.FAILED), tl.constexpr(sparse.NONFINITE)
 LARGEST = tl.constexpr(3.4028234663852886e38)  # number of fp32

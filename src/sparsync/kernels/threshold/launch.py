@@ -10,7 +10,7 @@ from sparsync.kernels.candidates.launch import (
     COUNT_WARPS,
     COUNTED,
     TAKE,
-    Candidates,
+    CandidateLists,
     EntryLists,
     State,
     candidates_of,
@@ -87,7 +87,7 @@ def take_out(memory: Memory, space: EntryLists, codec: str, takers: int, block: 
     )  # fmt: skip
 
 
-def _first_thresholds(grad: Tensor, memory: Memory, space: Candidates, scales: Tensor | None) -> None:
+def _first_thresholds(grad: Tensor, memory: Memory, space: CandidateLists, scales: Tensor | None) -> None:
     """Estimate thresholds that are not known yet, or were made for another k. This looks at the device's state."""
     rows = space.state.tolist()
     for i, (segment, row) in enumerate(zip(space.layout.segments, rows, strict=True)):

@@ -9,8 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sparsync.kernels.candidates.triton import (
-    BINS,
+from sparsync.kernels.accumulate.round_triton import round_for_wire
+from sparsync.kernels.accumulate.triton import bits_of, report_nonfinite
+from sparsync.kernels.candidates.histogram_triton import BINS, add_histogram, edge_bits, pick
+from sparsync.kernels.candidates.next_threshold_triton import next_threshold
+from sparsync.kernels.strips_triton import (
     BOUND,
     CANDIDATES,
     CAPACITY,
@@ -27,13 +30,6 @@ from sparsync.kernels.candidates.triton import (
     SEGMENT,
     STATE,
     K,
-    add_histogram,
-    bits_of,
-    edge_bits,
-    next_threshold,
-    pick,
-    report_nonfinite,
-    round_for_wire,
 )
 
 

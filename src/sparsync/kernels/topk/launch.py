@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsync.kernels.candidates.launch import CHUNK, Candidates, EntryLists, State, candidates_of, collect, count
+from sparsync.kernels.candidates.launch import CHUNK, CandidateLists, EntryLists, State, candidates_of, collect, count
 from sparsync.kernels.codecs import CODECS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.memory import Memory
@@ -50,7 +50,7 @@ class TopKSearch(RadixRanges):
         fallbacks: as there.
     """
 
-    def __init__(self, space: Candidates, fallbacks: Tensor | None = None) -> None:
+    def __init__(self, space: CandidateLists, fallbacks: Tensor | None = None) -> None:
         super().__init__(space.layout, space.device, fallbacks)
         self.space, device = space, space.device
         sparse = [segment.k < segment.numel for segment in space.layout.segments]
@@ -67,7 +67,7 @@ class TopKSearch(RadixRanges):
         thresholds.masked_fill_(self._sparse & ((made_for != self._wanted) | (thresholds == 0)), INFINITE)
 
 
-def search_of(memory: Memory, space: Candidates) -> TopKSearch:
+def search_of(memory: Memory, space: CandidateLists) -> TopKSearch:
     """Return the search that lives beside this memory's candidates."""
 
     def make() -> TopKSearch:
@@ -86,12 +86,12 @@ def select(
         codec: how values travel: fp32, fp16, bf16, sign or levels.
         scales: of every segment, what its gradient is multiplied by.
     """
-    from sparsync.kernels.topk import triton as kernels
+    from sparsync.kernels.topk.triton import begin_search
 
     with on_device_of(grad):
         space, search = begin(grad, memory, layout, state, scales)
         space.launch(
-            kernels.begin_search, (len(layout.segments),),
+            begin_search, (len(layout.segments),),
             space.counts, space.found, space.segments, space.state, space.histogram, space.choice, search.ranges,
             search.fallbacks, space.peaks, space.shares, search.index_bits, num_warps=4,
         )  # fmt: skip
@@ -100,7 +100,7 @@ def select(
 
 def begin(
     grad: Tensor, memory: Memory, layout: Layout, state: State, scales: Tensor | None
-) -> tuple[Candidates, TopKSearch]:
+) -> tuple[CandidateLists, TopKSearch]:
     """Launch the pass; return its candidates, and the search among them that is to begin."""
     space = candidates_of(memory, layout, grad.device)
     search = search_of(memory, space)
@@ -111,14 +111,14 @@ def begin(
     return space, search
 
 
-def end(memory: Memory, space: Candidates, search: TopKSearch, codec: str) -> SparseGrad:
+def end(memory: Memory, space: CandidateLists, search: TopKSearch, codec: str) -> SparseGrad:
     """Find the limits within the ranges that are known, and take out what reaches them."""
-    from sparsync.kernels.topk import triton as kernels
+    from sparsync.kernels.topk.triton import set_limits
 
     segments = len(space.layout.segments)
     radix_select(memory.after, space, search)
     space.launch(
-        kernels.set_limits, (segments,),
+        set_limits, (segments,),
         memory.after, space.indices, space.segments, space.samples, space.spans, space.state, space.histogram,
         space.choice, search.ranges, search.sums, space.flags, search.rounds, segments, space.span_count,
         space.entries, BLOCK=CHUNK, num_warps=4,
@@ -129,12 +129,12 @@ def end(memory: Memory, space: Candidates, search: TopKSearch, codec: str) -> Sp
 
 def radix_select(after: Tensor, space: EntryLists, search: RadixRanges) -> None:
     """Narrow the ranges, digit by digit down to the limits."""
-    from sparsync.kernels.topk import triton as kernels
+    from sparsync.kernels.topk.radix_select_triton import count_digits
 
     segments, strips = len(space.layout.segments), space.strip_count
     for step in range(search.rounds):
         space.launch(
-            kernels.count_digits, (min(DIGIT_PROGRAMS, max(space.regions, strips)),),
+            count_digits, (min(DIGIT_PROGRAMS, max(space.regions, strips)),),
             after, space.indices, space.values, space.found, space.owners, space.segments, space.strips,
             search.ranges, search.sums, step, search.index_bits, search.highest, space.regions, strips, segments,
             BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=BLOCK, INDEXED=True, num_warps=8, maxnreg=REGISTERS,
@@ -143,14 +143,14 @@ def radix_select(after: Tensor, space: EntryLists, search: RadixRanges) -> None:
 
 def take_out(memory: Memory, space: EntryLists, search: RadixRanges, codec: str) -> None:
     """Take what reaches its limit out of the residual; first, where values have a scale, find what that is made of."""
-    from sparsync.kernels.topk import triton as kernels
+    from sparsync.kernels.topk.take_triton import PEAK, SHARE, TAKE, take_largest
 
     velocity, strips = memory.velocity, space.strip_count
     masking = velocity is not None and velocity.masking
-    actions = (kernels.PEAK, kernels.SHARE, kernels.TAKE) if codec in SCALED else (kernels.TAKE,)
+    actions = (PEAK, SHARE, TAKE) if codec in SCALED else (TAKE,)
     for action in actions:
         space.launch(
-            kernels.take_largest, (min(PROGRAMS, max(space.regions * space.chunks, strips)),),
+            take_largest, (min(PROGRAMS, max(space.regions * space.chunks, strips)),),
             memory.after, velocity.after if velocity and masking else memory.after, space.indices, space.values,
             space.found, space.owners, space.segments, space.strips, search.ranges, space.choice, space.peaks,
             space.shares, space.out_indices, space.out_values, space.total, search.rounds, search.index_bits,

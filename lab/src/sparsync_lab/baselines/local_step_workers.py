@@ -9,36 +9,33 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsync.simulate.sequential import Batch, Loss, SequentialPasses
+from sparsync.simulate.sequential import Batch, SequentialPasses
 from sparsync_lab.baselines.base import BaselineWorkers
 
 
-class LocalWorkers(BaselineWorkers):
+class LocalStepWorkers(BaselineWorkers):
     """Every worker trains weights of its own, a row of ``weights``, by AdamW. ``model`` has the common ones.
 
     Args:
         rate, weight_decay, betas: of AdamW.
         passes: is not asked: they run one worker after another.
-        others: as ``BaselineWorkers`` takes them.
+        given, others: as ``BaselineWorkers`` takes them.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        loss_fn: Loss,
-        workers: int,
-        *,
+        *given: Any,
         rate: float,
         weight_decay: float,
         betas: tuple[float, float] = (0.9, 0.999),
         passes: type[SequentialPasses] = SequentialPasses,
         **others: Any,
     ) -> None:
-        super().__init__(model, loss_fn, workers, passes=LocalPasses, **others)
+        super().__init__(*given, passes=LocalPasses, **others)
         self.common = torch.cat([p.detach().flatten() for p in self.parameters])
         for parameter, view in zip(self.parameters, self.views(self.common), strict=True):
             parameter.data = view
-        self.weights = self.common.repeat(workers, 1)
+        self.weights = self.common.repeat(self.workers, 1)
         assert isinstance(self.passes, LocalPasses)
         for rank, row in enumerate(self.weights):
             self.passes.give(rank, self.views(row))

@@ -1,0 +1,57 @@
+"""Take entries out of the residual, by loops that numba compiles."""
+
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsync.kernels.accumulate.reference import Rounding, round_values
+from sparsync.kernels.cpu import array, compiled
+from sparsync.kernels.memory import Memory
+
+FLOATS = "float32[::1]"
+
+
+@compiled(f"void({FLOATS}, int64[::1], {FLOATS})")
+def _gather(u, indices, out):
+    for i in range(out.shape[0]):
+        out[i] = u[indices[i]]
+
+
+@compiled(f"int64({FLOATS}, {FLOATS}, boolean, int64[::1], {FLOATS}, {FLOATS}, int64[::1], {FLOATS})")
+def _take(after, velocity, masking, indices, values, sent, out_indices, out_values):
+    """Take ``sent`` out of the residual, all but what could not be put together again exactly; write what goes, and
+    return how much that is."""
+    count = 0
+    for i in range(indices.shape[0]):
+        rest = np.float32(values[i] - sent[i])
+        goes = (np.float32(rest + sent[i]) == values[i]) & (np.float32(values[i] - rest) == sent[i]) & (sent[i] != 0)
+        if goes:
+            after[indices[i]] = rest
+            if masking:
+                velocity[indices[i]] = 0
+            out_indices[count] = indices[i]
+            out_values[count] = sent[i]
+            count += 1
+    return count
+
+
+def take(
+    memory: Memory, indices: Tensor, segments: Tensor, parts: int, rounding: Rounding | None, most: float, capacity: int
+) -> tuple[Tensor, Tensor, int]:
+    """Do as ``reference.take`` without unused parameters, and mask velocities; returns indices and values of what goes,
+    ``capacity`` of each with zeros at the end, and how many go."""
+    velocity, masking = memory.after, False
+    if memory.velocity is not None:
+        velocity, masking = memory.velocity.after, memory.velocity.masking
+    values = torch.empty(indices.numel())
+    _gather(array(memory.after), array(indices), array(values))
+    sent = round_values(values, segments, parts, rounding, most)
+    out = torch.zeros(capacity, dtype=torch.int64), torch.zeros(capacity)
+    number = _take(
+        array(memory.after), array(velocity), masking, array(indices), array(values), array(sent), *map(array, out)
+    )
+    return *out, number
