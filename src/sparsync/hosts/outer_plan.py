@@ -15,8 +15,8 @@ from sparsync.compressors import Compressor
 from sparsync.config import ExchangePlan, resolve
 from sparsync.engine.budget import plan_for
 from sparsync.hosts.unwrap import plain_name
+from sparsync.planner.methods import ROUND_SHARE
 
-ROUND = 1 / 20  # of a dense exchange, if nothing is said: with 16 workers about 2 % of the entries, as SparseLoCo sends
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What belongs to the gradients of a step, or to those who sum them in stages.
 REFUSED = ("scaler", "transactional", "momentum", "beta", "masking", "precondition", "second_moment",
@@ -104,7 +104,7 @@ def round_plan(
             raise ValueError(f"budget must be above {beside / every:.2g}, what second moments take, got {budget!r}")
         share = min(1.0, every * budget - beside)
     elif compressor is None and options.get("density") is None and options.get("recipe") is None:
-        share = ROUND
+        share = ROUND_SHARE
     if share is not None:
         given |= {"budget": share, "total_steps": max(1, steps // every) if steps else None}
     plan = resolve(**given)
