@@ -93,7 +93,7 @@ test-install: install
 GPU_TEST = PYTHONPATH=src:lab/src:. $(PYTHON) -m pytest -c /dev/null --rootdir . --noconftest -v --no-header -W ignore -p no:cacheprovider
 test-gpu:
 	$(PYTHON) -c "import datetime, sys, torch; print(datetime.date.today(), torch.cuda.get_device_name(), 'torch', torch.__version__, 'python', sys.version.split()[0], 'commit', '$(COMMIT)')" > results/test-gpu.txt
-	$(GPU_TEST) -n 14 --dist worksteal tests/test_gpu.py tests/test_virtual_graphs.py $(KERNELS) >> results/test-gpu.txt 2>&1; \
+	$(GPU_TEST) -n 14 --dist worksteal tests/test_gpu.py tests/test_outer_loop_gpu.py tests/test_virtual_graphs.py $(KERNELS) >> results/test-gpu.txt 2>&1; \
 	  status=$$?; grep -E "FAILED|ERROR| passed| failed" results/test-gpu.txt | tail -12; exit $$status
 
 # The kernels' memory accesses, watched by NVIDIA's compute-sanitizer; some tests of every file.

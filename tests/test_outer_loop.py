@@ -7,6 +7,8 @@ import re
 import signal
 import threading
 import time
+from copy import deepcopy
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
 
 from sparsync import Mismatch, OuterLoop, PeerLost, SparsyncError, TopK
-from sparsync.hosts.outer_loop import cut, round_plan
+from sparsync.hosts.outer_plan import cut, round_plan
 from sparsync_lab.virtual.outer_workers import OuterWorkers
 from tests.world import World, run_forked
 
@@ -35,12 +38,33 @@ def make_model(seed: int, dtype: torch.dtype = torch.float32) -> nn.Module:
 class Training:
     """Local AdamW steps on data of this rank's own, with an account of the pseudo-gradients that went in."""
 
-    def __init__(self, rank: int, dtype: torch.dtype = torch.float32, moments: bool = False, **options: Any) -> None:
-        self.model = make_model(rank, dtype)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
+    def __init__(
+        self,
+        rank: int,
+        dtype: torch.dtype = torch.float32,
+        moments: bool = False,
+        autocast: bool = False,
+        parts: int = 1,
+        schedule: bool = False,
+        compiled: bool = False,
+        frozen: tuple[str, ...] = (),
+        device: str = "cpu",
+        backend: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.model, self.autocast, self.parts = make_model(rank, dtype).to(device), autocast, parts
+        self.device = torch.device(device)
+        if backend is not None:
+            options["process_group"] = dist.new_group(backend=backend)
+        for name, p in self.model.named_parameters():
+            p.requires_grad_(name not in frozen)
+        self.optimizer = torch.optim.AdamW((p for p in self.model.parameters() if p.requires_grad), 0.01)
+        scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+        self.after_step = scheduler.step if schedule else lambda: None
         if moments:
             options["optimizer"] = self.optimizer
-        self.outer = OuterLoop(self.model, **options)
+        self.forward = torch.compile(self.model, backend="eager") if compiled else self.model
+        self.outer = OuterLoop(self.forward, **options)
         self.random = torch.Generator().manual_seed(100 + rank)
         self.came = {name: torch.zeros_like(p) for name, p in self.outer.shared().items()}
         self.first = self.shared()
@@ -56,9 +80,13 @@ class Training:
         return {name: kept[name] if kept[name] is not None else torch.zeros_like(p) for name, p in self.came.items()}
 
     def step(self, miss: bool = False) -> None:
-        x = torch.randn(5, 7, generator=self.random).to(next(self.model.parameters()).dtype)
-        self.model(x).square().mean().backward()
+        for _ in range(self.parts):
+            x = torch.randn(5, 7, generator=self.random).to(self.device, next(self.model.parameters()).dtype)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+                loss = self.forward(x).float().square().mean() / self.parts
+            loss.backward()
         self.optimizer.step()
+        self.after_step()
         self.optimizer.zero_grad()
         own = self.own()
         for part in self.outer.fragments:
@@ -70,7 +98,8 @@ class Training:
     def result(self) -> dict[str, Tensors]:
         found = {"first": self.first, "own": self.own(), "residuals": self.residuals()}
         self.outer.detach()  # which applies what is on its way
-        return {**found, "came": self.came, "shared": self.shared(), "left": self.own()}
+        found |= {"came": self.came, "shared": self.shared(), "left": self.own()}
+        return {kind: {name: p.cpu() for name, p in tensors.items()} for kind, tensors in found.items()}
 
 
 def case_train(rank: int, size: int, misses: tuple[int, ...] = (), **options: Any) -> dict[str, Tensors]:
@@ -113,6 +142,11 @@ WAYS = {
     "moments": {"every": 4, "moments": True, **SPARSE},
     "streamed moments": {"every": 6, "fragments": 3, "overlap": 2, "moments": True, "misses": (6,), **SPARSE},
     "bf16": {"every": 4, "dtype": torch.bfloat16, **SPARSE},
+    "each step": {"every": 1, **SPARSE},
+    "autocast": {"every": 4, "autocast": True, "schedule": True, **SPARSE},
+    "bf16 autocast": {"every": 4, "dtype": torch.bfloat16, "autocast": True, "parts": 2, "moments": True, **SPARSE},
+    "compiled": {"every": 4, "compiled": True, "parts": 2, "fragments": 2, **SPARSE},
+    "frozen": {"every": 4, "frozen": ("0.weight", "2.bias"), "moments": True, **SPARSE},
     "missed": {"every": 4, "misses": (4, 8), **SPARSE},
     "missed streams": {"every": 6, "fragments": 2, "overlap": 1, "misses": (3, 6, 12), **SPARSE},
 }
@@ -120,8 +154,12 @@ WAYS = {
 
 @pytest.mark.parametrize(("size", "way"), [(2, way) for way in WAYS] + [(3, "streams"), (3, "missed"), (5, "whole")])
 def test_nothing_is_lost_and_shared_weights_are_equal(worlds: dict[int, World], size: int, way: str) -> None:
-    answers = worlds[size].run(case_train, **WAYS[way])
-    whole = "fragments" not in WAYS[way]
+    assert_laws(worlds[size].run(case_train, **WAYS[way]), way)
+
+
+def assert_laws(answers: list[dict[str, Tensors]], way: str) -> None:
+    """Nothing is lost, and what is shared is the same on all ranks."""
+    whole = "fragments" not in WAYS[way] or len(answers) == 1
     sparse = 0.0
     for name, first in answers[0]["first"].items():
         given = torch.stack([one["came"][name] - one["residuals"][name] for one in answers]).double().mean(0)
@@ -133,7 +171,10 @@ def test_nothing_is_lost_and_shared_weights_are_equal(worlds: dict[int, World], 
             assert torch.equal(one["left"][name], answers[0]["left"][name])
         sparse += sum(float(one["residuals"][name].abs().sum()) for one in answers)
     assert sparse > 0
-    assert whole or not torch.equal(answers[0]["own"]["0.weight"], answers[1]["own"]["0.weight"])
+    assert whole or not torch.equal(answers[0]["own"]["2.weight"], answers[1]["own"]["2.weight"])
+    for name in WAYS[way].get("frozen", ()):
+        assert name not in answers[0]["first"]
+        assert all(torch.equal(one["own"][name], make_model(0).state_dict()[name]) for one in answers)
 
 
 def case_misses(rank: int, size: int) -> tuple[Tensors, Tensors, Tensors, Tensors]:
@@ -159,12 +200,15 @@ def test_who_misses_a_round_is_given_what_the_others_did(worlds: dict[int, World
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def case_resume(rank: int, size: int, **options: Any) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+def case_resume(rank: int, size: int, saved_on: str = "", **options: Any) -> tuple[Tensors, ...]:
     whole, part = Training(rank, **options), Training(rank, **options)
     for _ in range(7):
         part.step()
     state, optimizer = part.outer.state_dict(), part.optimizer.state_dict()
     resumed = Training(rank + 50, **options)
+    if saved_on:  # as a file is read by torch.load
+        torch.save(state, file := BytesIO())
+        state = torch.load(BytesIO(file.getvalue()), map_location=saved_on, weights_only=True)
     resumed.outer.load_state_dict(state)
     resumed.optimizer.load_state_dict(optimizer)
     resumed.random = part.random
@@ -176,7 +220,7 @@ def case_resume(rank: int, size: int, **options: Any) -> tuple[Tensors, Tensors,
     found = whole.own(), resumed.own(), whole.shared(), resumed.shared()
     for training in (whole, part, resumed):
         training.outer.detach()
-    return found
+    return tuple({name: p.cpu() for name, p in tensors.items()} for tensors in found)
 
 
 @pytest.mark.parametrize("way", ["sign", "streams", "streamed moments", "missed"])
@@ -307,31 +351,96 @@ def test_more_workers_begin_from_bf16_weights_as_one_had_them(worlds: dict[int, 
         assert all(bool(p.isfinite().all()) for p in shared.values())  # a mean that is not is not applied
 
 
-def case_refused(rank: int, size: int) -> None:
-    training, other = Training(rank, every=4, **SPARSE), Training(rank, every=4, fragments=2, **SPARSE)
-    wider = training.outer.state_dict()
-    wider["fragments"][0]["shared"]["0.bias"] = torch.zeros(5)
-    for state, says in (
-        ({"schema": 7}, "schema 1"),
-        (other.outer.state_dict(), "another fragments="),
-        (wider, "of another model"),
-        ([], "the list is empty"),
-    ):
+BAD = torch.full((5,), torch.nan)
+DAMAGES: list[tuple[str, Any]] = [
+    ("schema 1", lambda state: state.update(schema=7)),
+    ("not whole: it lacks", lambda state: state.pop("steps")),
+    ("another fragments=", lambda state: state["fragments"].pop()),
+    ("fragment 1 lacks something", lambda state: state["fragments"][1].pop("exchange")),
+    ("of another model: 'shared' of fragment 1", lambda state: state["fragments"][1]["shared"].popitem()),
+    ("'momentum' of fragment 1", lambda state: state["fragments"][1]["momentum"].update(odd=BAD)),
+    ("'own' of fragment 1", lambda state: state["fragments"][1]["own"].update({"5.bias": "none"})),
+    (
+        "'shared' of fragment 1 is not finite",
+        lambda state: state["fragments"][1]["shared"]["5.weight"].fill_(torch.inf),
+    ),
+    ("'due' or 'moments' of fragment 1", lambda state: state["fragments"][1].update(due=None)),
+    ("moments are of another size", lambda state: state["fragments"][1].update(moments=BAD)),
+    ("residuals: 2.bias is missing", lambda state: state["fragments"][1]["exchange"]["residuals"].clear()),
+    ("buffers are of other shapes", lambda state: state["buffers"].update({"4.running_mean": BAD})),
+]
+
+
+def bits_of(state: Any) -> Any:
+    """Return a state as something to compare."""
+    if isinstance(state, Tensor):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {name: bits_of(value) for name, value in state.items()}
+    return [bits_of(value) for value in state] if isinstance(state, list) else state
+
+
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    tanh = nn.Tanh()
+    model = nn.Sequential(nn.Linear(7, 33), tanh, nn.Linear(33, 40), tanh, nn.BatchNorm1d(40), nn.Linear(40, 9))
+    adam = torch.optim.Adam(model.parameters())
+    options = {"every": 4, "fragments": 2, "overlap": 1, "outer_momentum": 0.5, "dense_below": 0, "dense_1d": False}
+    outer = OuterLoop(model, TopK(0.1), optimizer=adam, **options)
+    learn(model, outer, 8)
+    saved = outer.state_dict()
+    learn(model, outer, 5)
+    now = bits_of(outer.state_dict())
+    for says, damage in DAMAGES:
+        damage(bad := deepcopy(saved))
         with pytest.raises(ValueError, match=says):
-            training.outer.load_state_dict(state)
+            outer.load_state_dict(bad)
+        assert bits_of(outer.state_dict()) == now, says
+    for given, says in (([], "list is empty"), (7, "not int"), ([3], "schema 1: it says 'int'")):
+        with pytest.raises(ValueError, match=says):
+            outer.load_state_dict(given)  # type: ignore[arg-type]
+    outer.load_state_dict(saved)
+    assert bits_of(outer.state_dict()) == bits_of(saved)
+    outer.detach()
+
+
+def case_other_steps(rank: int, size: int) -> tuple[str, str]:
+    training = Training(rank, every=4, deadline=20.0, **SPARSE)
+    states = []
+    for _ in range(3):
+        training.step()
+        states.append(training.outer.state_dict())
+    training.outer.load_state_dict(states[1 + (rank == 1)])
+    with pytest.raises(ValueError, match="different steps") as together:
+        training.outer.load_state_dict([states[1], *states[:1] * (size - 1)])
+    while training.outer.steps < 3:
+        training.step()
+    with pytest.raises(Mismatch) as raised:
+        training.step()
     training.outer.detach()
-    other.outer.detach()
+    return str(together.value), str(raised.value)
+
+
+def test_ranks_that_go_on_from_different_local_steps_are_told(worlds: dict[int, World]) -> None:
+    for together, said in worlds[3].run(case_other_steps):
+        assert "rank 0: 2, rank 1: 1, rank 2: 1" in together
+        assert "local steps 3" in said
 
 
 # ---- failures -------------------------------------------------------------------------------------------------------
 
 
-def case_killed(rank: int, size: int, overlap: int) -> tuple[str, str]:
-    training = Training(rank, every=3, overlap=overlap, deadline=20.0, **SPARSE)
+def case_killed(rank: int, size: int, overlap: int, inside: bool, device: str = "cpu") -> tuple[str, str]:
+    def end(*_: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    training = Training(rank, every=3, overlap=overlap, moments=inside, device=device, deadline=20.0, **SPARSE)
     for _ in range(4):
         training.step()
     if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        if inside:  # of a round, between its two exchanges
+            training.outer.fragments[0].channel.all_reduce = end  # type: ignore[method-assign]
+        else:
+            end()
     try:
         for _ in range(2 * STEPS):
             training.step()
@@ -341,9 +450,13 @@ def case_killed(rank: int, size: int, overlap: int) -> tuple[str, str]:
     return "", ""
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-def test_a_killed_rank_is_named_by_the_others(overlap: int) -> None:
-    outcomes = World.once(3, case_killed, overlap=overlap)
+@pytest.mark.parametrize(("overlap", "inside"), [(0, False), (1, False), (1, True)])
+def test_a_killed_rank_is_named_by_the_others(overlap: int, inside: bool) -> None:
+    assert_named(World.once(3, case_killed, overlap=overlap, inside=inside))
+
+
+def assert_named(outcomes: list[tuple[bool, Any]]) -> None:
+    """All but rank 1 have said that it is lost."""
     assert not outcomes[1][0]
     for rank in (0, 2):
         kind, said = outcomes[rank][1]
@@ -365,6 +478,28 @@ def case_raises(rank: int, size: int) -> str:
 def test_all_hear_of_an_error_on_one_rank(worlds: dict[int, World]) -> None:
     said = worlds[3].run(case_raises)
     assert all("rank 1" in said[rank] for rank in (0, 2)), said
+
+
+def case_late(rank: int, size: int, kind: str) -> str:
+    training = Training(rank, every=2, deadline=20.0, frozen=("2.weight",), **SPARSE)
+    training.step()
+    if rank == 1:
+        if kind == "unfrozen":
+            training.model[2].weight.requires_grad_(True)
+        elif kind == "added":
+            training.model.append(nn.Linear(3, 3))
+        else:
+            training.model[4].bias = nn.Parameter(torch.zeros(3))
+    with pytest.raises(SparsyncError) as raised:
+        training.step()
+    training.outer.detach()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("unfrozen", "2.weight"), ("added", "5.weight"), ("replaced", "4.bias")])
+def test_a_parameter_that_is_trained_later_is_named(worlds: dict[int, World], kind: str, name: str) -> None:
+    for said in worlds[2].run(case_late, kind=kind):
+        assert f"{name!r} is trained, and was not when OuterLoop was made" in said
 
 
 def case_not_finite(rank: int, size: int) -> tuple[Tensors, Tensors, bool, Tensors]:
@@ -433,6 +568,8 @@ def test_detach_ends_all_fragments_whatever_is_on_its_way(caplog: pytest.LogCapt
 
 def case_some(rank: int, size: int) -> str:
     group = dist.new_group([0, 1])
+    with pytest.raises(ValueError, match="takes the plain model"):
+        OuterLoop(DistributedDataParallel(make_model(0)), every=2)
     if rank == 2:
         with pytest.raises(ValueError, match="not in process_group") as raised:
             OuterLoop(make_model(rank), every=2, process_group=group)
@@ -463,15 +600,15 @@ def test_other_arguments_on_a_rank_are_refused_on_all(worlds: dict[int, World]) 
 # ---- what is refused, and what is told ------------------------------------------------------------------------------
 
 
-def test_loading_what_does_not_fit_is_refused(worlds: dict[int, World]) -> None:
-    worlds[2].run(case_refused)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"every": 0}, "every must be"),
         ({"every": 4, "fragments": 5}, "fragments must be from 1 to 4"),
+        (
+            {"every": 10, "fragments": 7},
+            "fragments must be from 1 to 6, as many as a round has steps and the model ten",
+        ),
         ({"every": 4, "overlap": 4}, "overlap must be from 0 to 3"),
         ({"outer_lr": 0.0}, "outer_lr must be above 0"),
         ({"outer_momentum": 1.0}, "outer_momentum must be"),
@@ -497,6 +634,19 @@ def test_models_that_do_not_fit_are_refused() -> None:
     model = make_model(0)
     with pytest.raises(ValueError, match="without amsgrad"):
         OuterLoop(model, optimizer=torch.optim.Adam(model.parameters(), amsgrad=True))
+
+
+def test_shared_weights_are_fp32_whatever_torch_makes_by_default() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = make_model(0)
+        outer = OuterLoop(model, optimizer=torch.optim.Adam(model.parameters()), every=2, **SPARSE)
+        learn(model, outer, 4)
+        kept = [*outer.shared().values(), outer.fragments[0].moments.flat]  # type: ignore[union-attr]
+        outer.detach()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {tensor.dtype for tensor in kept} == {torch.float32}
 
 
 def test_empty_tensors_have_no_moments_to_share() -> None:

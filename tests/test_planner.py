@@ -22,7 +22,7 @@ from sparsync.engine.bucketing import Bucket
 from sparsync.engine.budget import plan_for
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.traffic import bytes_per_step, ddp_buckets
-from sparsync.hosts.outer_loop import round_plan
+from sparsync.hosts.outer_plan import round_plan
 from sparsync.hosts.planning import shape_of
 from sparsync.layout import Layout, Parameter, Span
 from sparsync.planner import (
@@ -423,8 +423,7 @@ def test_a_gain_that_nobody_would_notice_is_no_advice() -> None:
 
 def test_local_steps_by_hand(planner: Planner) -> None:
     slow, fast = (Network(Link.at(bits)) for bits in (1e7, 1e12))
-    own = planner.forecasts["default"]
-    local, busy = own.local_seconds, own.network_seconds(slow)
+    local, busy = planner.round.local_seconds, planner.round.network_seconds(slow)
     assert planner.outer_seconds(slow, 10, beside=False) == pytest.approx(planner.compute + (local + busy) / 10)
     assert planner.outer_seconds(slow, 10**6, beside=True) == pytest.approx(planner.compute, rel=1e-3)
     assert planner.outer_seconds(slow, 1, beside=True) == pytest.approx(max(planner.compute + local, busy))
@@ -437,10 +436,24 @@ def test_local_steps_by_hand(planner: Planner) -> None:
         assert (1.02 * planner.outer_seconds(at, 100, beside=True) < best.seconds) is faster
     said = Plan(planner, fast, every=100).local_steps()
     tensors = planner.model.tensors
-    plan = plan_for(round_plan(None, None, None, 100, {"recipe": "default"}), tensors, planner.workers)
+    plan = plan_for(round_plan(None, None, None, 100, {}), tensors, planner.workers)
     sent = bytes_per_step(plan, tensors, planner.workers)(plan.density_at(10**9))
-    assert said.startswith(f"Local steps, OuterLoop(every=100, recipe='default'), with {bytes_text(sent)} a round")
+    assert said.startswith(f"Local steps, OuterLoop(every=100), with {bytes_text(sent)} a round")
     assert f"below {bandwidth_text(bits)}. That is another algorithm" in said
+
+
+def test_a_file_without_the_costs_of_a_round_is_taken_for_local_steps(planner: Planner) -> None:
+    class Lacking(FixedCosts):
+        def of(self, plan: Any) -> MethodCost:
+            if plan.values == "sign" and plan.correction is None:
+                raise ValueError("no costs of this")
+            return self.cost
+
+    costs = planner._costs
+    assert isinstance(costs, FixedCosts)
+    lacking = Planner(planner.model, 16, 0.46, Lacking(costs.cost))
+    assert lacking.round.traffic == planner.round.traffic
+    assert lacking.round.local_seconds == pytest.approx(planner.forecasts["default"].local_seconds)
 
 
 def test_ten_thousand_workers_on_paper() -> None:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.page_blocks import blocks_of
+
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.train")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -83,3 +85,13 @@ def test_another_number_of_workers_goes_on(whole: Any, example: Any, tmp_path: P
     three = example.fit(tmp_path, epochs=2, workers=3, resume=after_one_epoch(whole))
     assert three.metrics["loss"] < before
     assert saved(three.checkpoint, "sparsync-2.pt")["workers"] == 3
+
+
+def test_the_lines_of_its_page_run(example: Any) -> None:
+    """One after another, in names of their own, which workers cannot import: functions go by value."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks_of("docs/frameworks/ray.md", "python"):
+        exec(compile(block.code, "docs/frameworks/ray.md", "exec"), names)
+    assert names["second"].metrics["steps"] == 2
+    assert 0 < names["second"].metrics["sparsync/density"] < 0.5
+    assert len(list(Path(names["second"].checkpoint.path).glob("sparsync-*.pt"))) == 3

@@ -635,9 +635,9 @@ MUTANTS = [
     ),
     Mutant(
         "a round on its way writes over a state that is loaded",
-        FRAGMENT,
-        "            self.wait()  # or",
-        "            pass  # or",
+        LOOP,
+        "                fragment.wait()  # or",
+        "                pass  # or",
         f"{OUTER_TESTS}::test_a_round_on_its_way_does_not_write_over_what_is_loaded",
     ),
     Mutant(
@@ -646,6 +646,27 @@ MUTANTS = [
         "        self.optimizer.state.clear()\n",
         "",
         f"{OUTER_TESTS}::test_a_state_holds_all_that_a_training_goes_on_from",
+    ),
+    Mutant(
+        "a bad state of local steps is loaded by half",
+        LOOP,
+        "            fragment.check_state(part)\n",
+        "            fragment.load_state_dict(part)\n",
+        f"{OUTER_TESTS}::test_a_state_that_is_refused_changes_nothing",
+    ),
+    Mutant(
+        "local steps go on from different steps",
+        LOOP,
+        '            fragment.channel.assert_consistent("loaded state", f"local steps {loaded}")\n',
+        "            pass\n",
+        f"{OUTER_TESTS}::test_ranks_that_go_on_from_different_local_steps_are_told",
+    ),
+    Mutant(
+        "a parameter that is trained later is not noticed",
+        LOOP,
+        "if p.requires_grad and self._own.get(plain_name(name)) is not p:",
+        "if False:",
+        f"{OUTER_TESTS}::test_a_parameter_that_is_trained_later_is_named",
     ),
     Mutant(
         "buffers are not loaded",

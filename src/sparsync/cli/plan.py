@@ -140,7 +140,7 @@ def make_plan(
 
 
 def show(made: Plan, plot: Path | None, draw: Draw | None) -> None:
-    print(made)
+    print(made, flush=True)
     if plot is not None and draw is not None:
         draw(made, plot)
         print(f"plot: {plot}")
@@ -166,7 +166,6 @@ def measure_script(given: argparse.Namespace, draw: Draw | None) -> int:
         made = make_plan(given, shape_of(ddp), dist.get_world_size(group), link, compute, device)
         if dist.get_rank(group) == 0:
             show(made, given.plot, draw)
-            print(made.sentence(), flush=True)
         dist.barrier(group)  # the first may host the store
 
     run_script(Path(given.script[0]), given.script[1:], report)
@@ -174,7 +173,7 @@ def measure_script(given: argparse.Namespace, draw: Draw | None) -> int:
 
 
 def measure_here(given: argparse.Namespace, model: ModelShape, draw: Draw | None, time_model: TimeModel | None) -> int:
-    """Measure network, compute and costs, on all ranks; the first prints the plan, and at last one sentence."""
+    """Measure network, compute and costs, on all ranks; the first prints the plan."""
     if "RANK" not in os.environ:
         raise ValueError("--measure needs processes: torchrun --nproc-per-node 2 -m sparsync plan --measure ...")
     if given.compute is None and (time_model is None or given.model is None):
@@ -195,7 +194,6 @@ def measure_here(given: argparse.Namespace, model: ModelShape, draw: Draw | None
         made = make_plan(given, model, dist.get_world_size(), link, compute, device)
         if dist.get_rank() == 0:
             show(made, given.plot, draw)
-            print(made.sentence())
         dist.barrier()  # the first hosts the store
     finally:
         dist.destroy_process_group()

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +14,17 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn import Module, Parameter
 
+from sparsync.collectives.comm.device_status import Report
 from sparsync.config import ExchangePlan
+from sparsync.engine.bucketing import future_on
 from sparsync.engine.stats import ExchangeRecord
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.outer_moments import SharedMoments
+from sparsync.hosts.outer_state import State
 
 log = logging.getLogger("sparsync")
 
 NOT_FINITE = "rank %d: weights were not finite after %d steps: it misses the round and goes on from the shared ones"
-State = Mapping[str, Any]
 
 
 class SharedWeights(Module):
@@ -29,7 +32,8 @@ class SharedWeights(Module):
 
     def __init__(self, own: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.by_name = {name: Parameter(torch.zeros(p.shape, device=p.device)) for name, p in own.items()}
+        make = partial(torch.zeros, dtype=torch.float32)
+        self.by_name = {name: Parameter(make(p.shape, device=p.device)) for name, p in own.items()}
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Parameter]]:
         yield from self.by_name.items()
@@ -73,7 +77,7 @@ class Fragment:
         self.moments, self._reducer = moments, self.handle.start()
         self.channel = self._reducer.channel
         self.future: Future[Tensor] | None = None
-        self._moments_there = threading.Event()
+        self._moments_there, self._moments_summed = threading.Event(), list[Report]()
         self.sent: list[Tensor] | None = None  # own weights as far as they were sent, if they have changed since
 
     @torch.no_grad()
@@ -106,6 +110,7 @@ class Fragment:
         if self.moments is not None:
             self.moments.gather(miss)
             self._moments_there.clear()
+            self._moments_summed.clear()
         self.due = step + overlap
         self.future = self.handle.push(0, self.buffer, self.parameters, last=True, joined=miss)
         if self.moments is not None:
@@ -124,6 +129,7 @@ class Fragment:
         record.compressed = record.started = time.perf_counter()
         self.channel.unit = record.unit
         self.channel.all_reduce(flat)
+        self._moments_summed.append(Report.of(flat[-1:], []))  # NCCL's sum has only begun
         record.exchanged = record.decoded = time.perf_counter()
         record.bytes, record.traffic = self.channel.take_count(), 2 * (1 - 1 / self.channel.size) * flat.nbytes
         self._reducer.stats.add(record)
@@ -150,12 +156,15 @@ class Fragment:
             self.optimizer.step()
 
     def wait(self) -> None:
-        """Wait for what is on its way; raise what ended it."""
+        """Wait for what is on its way; raise what ended it, before the deadline: where the device decides, futures are
+        there at once, and whoever asked the device for a result would wait for a lost rank for ever."""
         assert self.future is not None
         self.future.wait()
         if self.moments is not None:
             self._moments_there.wait()  # which comes before the deadline of the exchange
-            self.handle.check()
+            for summed in self._moments_summed:
+                self.channel.await_report(summed)
+        self.handle.check()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it, this worker's weights included; what is on its way is waited for."""
@@ -170,15 +179,22 @@ class Fragment:
         summed = {} if self.moments is None or self.future is None else {"moments": self.moments.flat.clone()}
         return {"exchange": self.handle.state_dict(), "due": self.due, **tensors, **summed}
 
+    def check_state(self, state: State | Sequence[State]) -> None:
+        """Refuse, with a ``ValueError``, what ``load_state_dict`` cannot go on from, of a form that is checked; changes
+        nothing."""
+        self.handle.check_state(state["exchange"] if isinstance(state, Mapping) else [one["exchange"] for one in state])
+        for one in [state] if isinstance(state, Mapping) else state:
+            if self.moments is not None and "moments" in one and one["moments"].shape != self.moments.flat.shape:
+                raise ValueError("the outer loop's state is damaged: its second moments are of another size")
+
     @torch.no_grad()
     def load_state_dict(self, state: State | Sequence[State]) -> None:
-        """Go on from this worker's own state, or from its share of those of all workers of an earlier run.
+        """Go on from this worker's own state, or from its share of those of all workers of an earlier run; all of it
+        has been checked, and nothing is on its way.
 
         With another number of workers, the mean over the workers of what was learned since the last round is kept: each
         goes on for some of the old ones.
         """
-        if self.future is not None:
-            self.wait()  # or it would write over what is loaded
         rank, workers = self.channel.rank, self.channel.size
         alone = isinstance(state, Mapping)
         states = [state] * workers if isinstance(state, Mapping) else list(state)
@@ -186,8 +202,9 @@ class Fragment:
         self.handle.load_state_dict(mine["exchange"] if alone else [one["exchange"] for one in states])
         self._fill(self.parameters, mine["shared"])
         self.optimizer.state.clear()
-        for parameter, name in zip(self.parameters, mine["momentum"], strict=False):
-            self.optimizer.state[parameter]["momentum_buffer"] = mine["momentum"][name].to(parameter, copy=True)
+        for name, momentum in mine["momentum"].items():
+            parameter = self.shared.by_name[name]
+            self.optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter, copy=True)
         self.future, self.sent, self.due = None, None, mine["due"]
         if "mean" in mine:
             self._fill(self.grads, mine["mean"])
@@ -196,11 +213,14 @@ class Fragment:
             if "mean" in mine:
                 self.sent = [torch.empty_like(p) for p in self.parameters]
                 self._fill(self.sent, mine["sent"])
-                self.future = Future()
+                self.future = future_on(self.buffer.device)
                 self.future.set_result(self.buffer)
                 self._moments_there.set()
-                if self.moments is not None and "moments" in mine:
-                    self.moments.flat.copy_(mine["moments"])
+                self._moments_summed.clear()
+                if self.moments is not None:
+                    self.moments.flat.zero_()  # of which nobody gives, unless there are some
+                    if "moments" in mine:
+                        self.moments.flat.copy_(mine["moments"])
             return
         if "mean" in mine:
             self._step()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -14,23 +13,16 @@ from torch import Tensor
 from torch.nn import Module
 
 from sparsync.compressors import Compressor
-from sparsync.config import ExchangePlan, resolve
-from sparsync.engine.budget import plan_for
 from sparsync.engine.stats import Stats, Totals
 from sparsync.errors import SparsyncError
 from sparsync.hosts.first_replica import copy_first_replica
-from sparsync.hosts.outer_fragment import Fragment, State
+from sparsync.hosts.outer_fragment import Fragment
 from sparsync.hosts.outer_moments import SharedMoments, numel_of
-from sparsync.hosts.unwrap import plain_name, unwrap_model
+from sparsync.hosts.outer_plan import check_arguments, cut, round_plan, trained_parameters
+from sparsync.hosts.outer_state import SCHEMA, State, check_states
+from sparsync.hosts.unwrap import plain_name, unwrap_model, unwrap_optimizer
 
 log = logging.getLogger("sparsync")
-
-SCHEMA = 1
-ROUND = 1 / 20  # of a dense exchange, if nothing is said: with 16 workers about 2 % of the entries, as SparseLoCo sends
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# What belongs to the gradients of a step, or to those who sum them in stages.
-REFUSED = ("scaler", "transactional", "momentum", "beta", "masking", "precondition", "second_moment",
-           "follow_lr", "joined", "per_node", "on_loss")  # fmt: skip
 
 
 class OuterLoop:
@@ -87,12 +79,14 @@ class OuterLoop:
         **options: Any,
     ) -> None:
         self._model = unwrap_model(model)
-        own = _trained(self._model)
+        self._own = own = trained_parameters(self._model)
         self.every, self.overlap, self.outer_lr, self.outer_momentum = every, overlap, outer_lr, outer_momentum
-        self._check(fragments, len(own))
+        check_arguments(every, fragments, overlap, outer_lr, outer_momentum, len(own))
+        optimizer, _ = unwrap_optimizer(optimizer)
         beside = numel_of(own) / sum(p.numel() for p in own.values()) if optimizer is not None else 0.0
         plan = round_plan(compressor, budget, total_steps, every, options, beside)
         self.steps = 0
+        self._loaded: int | None = None  # steps of a state that the ranks have not compared yet
         self.fragments: list[Fragment] = []
         workers = dist.get_world_size(process_group) if dist.is_initialized() else 1
         if workers < 1:
@@ -133,6 +127,7 @@ class OuterLoop:
                 if fragment.future is not None and (leaves or fragment.due == self.steps):
                     fragment.take()
                 if leaves:
+                    self._check_round(fragment)
                     fragment.send(self.steps, self.overlap, miss)
                     if not self.overlap:
                         fragment.take()
@@ -177,23 +172,38 @@ class OuterLoop:
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Go on from ``state_dict()``: this rank's own, or those of all ranks of a run of any size, in order."""
+        if not isinstance(state, Mapping | list | tuple):
+            raise ValueError(f"a state is a dictionary, or a list of those of all ranks, not {type(state).__name__}")
         states = [state] if isinstance(state, Mapping) else list(state)
-        if not states:
-            raise ValueError("no state to load: the list is empty")
         shapes = [{name: p.shape for name, p in part.own.items()} for part in self.fragments]
-        for one in states:
-            if one.get("schema") != SCHEMA:
-                raise ValueError(f"this is not an outer loop's state of schema {SCHEMA}: it says {one.get('schema')!r}")
-            if [{name: t.shape for name, t in part["shared"].items()} for part in one["fragments"]] != shapes:
-                raise ValueError("this state was made with another fragments=, or of another model")
-        for number, fragment in enumerate(self.fragments):
-            parts = [one["fragments"][number] for one in states]
-            fragment.load_state_dict(parts[0] if isinstance(state, Mapping) else parts)
+        buffers = self._buffers()
+        check_states(states, shapes, {name: buffer.shape for name, buffer in buffers.items()})
+        parts = [[one["fragments"][number] for one in states] for number in range(len(self.fragments))]
+        own = [part[0] if isinstance(state, Mapping) else part for part in parts]
+        for fragment, part in zip(self.fragments, own, strict=True):
+            fragment.check_state(part)
+        for fragment in self.fragments:
+            if fragment.future is not None:
+                fragment.wait()  # or it would write over what is loaded
+        for fragment, part in zip(self.fragments, own, strict=True):  # nothing has changed before
+            fragment.load_state_dict(part)
         saved = states[self.fragments[0].channel.rank % len(states)].get("buffers", {})
-        for name, buffer in self._buffers().items():
+        for name, buffer in buffers.items():
             if name in saved:
                 buffer.copy_(saved[name])
-        self.steps = states[0]["steps"]
+        self.steps = self._loaded = states[0]["steps"]
+
+    def _check_round(self, fragment: Fragment) -> None:
+        """Refuse a round that would not exchange all that is trained, or whose ranks go on from different steps."""
+        for name, p in self._model.named_parameters():
+            if p.requires_grad and self._own.get(plain_name(name)) is not p:
+                raise SparsyncError(
+                    f"{plain_name(name)!r} is trained, and was not when OuterLoop was made: where that changes, "
+                    "detach() after a round and make another OuterLoop"
+                )
+        if self._loaded is not None:
+            loaded, self._loaded = self._loaded, None
+            fragment.channel.assert_consistent("loaded state", f"local steps {loaded}")
 
     def _buffers(self) -> dict[str, Tensor]:
         """Return the model's buffers that belong in a checkpoint."""
@@ -216,96 +226,6 @@ class OuterLoop:
                 with torch.no_grad():
                     torch._foreach_copy_(fragment.weights, fragment.parameters)
                 fragment.handle.detach()
-
-    def _check(self, fragments: int, tensors: int) -> None:
-        if not (isinstance(self.every, int) and self.every >= 1):
-            raise ValueError(f"every must be 1 or more steps, got {self.every!r}")
-        if not (isinstance(fragments, int) and 1 <= fragments <= min(self.every, tensors)):
-            most = f"{min(self.every, tensors)}, as many as a round has steps and the model tensors"
-            raise ValueError(f"fragments must be from 1 to {most}, got {fragments!r}")
-        if not (isinstance(self.overlap, int) and 0 <= self.overlap < self.every):
-            raise ValueError(
-                f"overlap must be from 0 to {self.every - 1} steps, less than a round, got {self.overlap!r}"
-            )
-        if not 0 < self.outer_lr < math.inf:
-            raise ValueError(f"outer_lr must be above 0, and finite, got {self.outer_lr!r}")
-        if not 0 <= self.outer_momentum < 1:
-            raise ValueError(f"outer_momentum must be at least 0 and below 1, got {self.outer_momentum!r}")
-
-
-def cut(
-    own: Mapping[str, Tensor], parts: int, plan: ExchangePlan, workers: int
-) -> list[tuple[dict[str, Tensor], ExchangePlan]]:
-    """Cut tensors, in their order, into so many fragments of about the same size, none of them empty; return each with
-    its plan. What follows from a budget follows from the whole model."""
-    found = list[tuple[dict[str, Tensor], ExchangePlan]]()
-    names, total, done, at = list(own), sum(p.numel() for p in own.values()), 0, 0
-    if parts > 1:
-        plan = replace(plan_for(plan, own, workers), budget=None, spending=None)
-    for part in range(1, parts + 1):
-        first, last = at, len(names) - (parts - part)  # one at least is left for each that follows
-        while at < last and (at == first or done + own[names[at]].numel() / 2 <= part * total / parts or part == parts):
-            done += own[names[at]].numel()
-            at += 1
-        here = {name: own[name] for name in names[first:at]}
-        dense = None if plan.dense is None else plan.dense & here.keys()
-        found.append((here, replace(plan, dense=dense)))
-    return found
-
-
-def _trained(model: Module) -> dict[str, Tensor]:
-    """Return the parameters that are trained, by name; refuse those that local steps do not know."""
-    if type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
-        raise ValueError("OuterLoop takes the plain model: its workers step by themselves, and DDP would sum gradients")
-    own: dict[str, Tensor] = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
-    if not own:
-        raise ValueError("there is nothing to exchange: no parameter of the model is trained")
-    for name, p in own.items():
-        if p.dtype not in DTYPES or type(p.data).__name__ == "DTensor":
-            raise ValueError(
-                f"parameters must be whole, and fp32, bf16 or fp16; {name!r} is a {type(p.data).__name__} of {p.dtype}"
-            )
-    if len({p.device for p in own.values()}) > 1:
-        raise ValueError("all parameters must be on one device")
-    return own
-
-
-def round_plan(
-    compressor: str | Compressor | None,
-    budget: float | None,
-    steps: int | None,
-    every: int,
-    options: Mapping[str, Any],
-    beside: float = 0.0,
-) -> ExchangePlan:
-    """Return the plan of a round.
-
-    Args:
-        budget: of every step.
-        steps: of the training.
-        beside: share of dense's bytes that a round takes for something else.
-    """
-    for name in REFUSED:
-        if options.get(name) is not None:
-            raise ValueError(f"{name}= is of gradients, which OuterLoop does not exchange; leave it out")
-    given = {**options, "compressor": compressor, "joined": "freeze", "momentum": "keep", "total_steps": steps}
-    asked, share = budget is not None, None
-    if budget is not None:
-        if not (isinstance(budget, int | float) and 0 < budget <= 1):
-            raise ValueError(f"budget must be a share of dense's bytes, above 0 and at most 1, got {budget!r}")
-        if every * budget <= beside:
-            raise ValueError(f"budget must be above {beside / every:.2g}, what second moments take, got {budget!r}")
-        share = min(1.0, every * budget - beside)
-    elif compressor is None and options.get("density") is None and options.get("recipe") is None:
-        share = ROUND
-    if share is not None:
-        given |= {"budget": share, "total_steps": max(1, steps // every) if steps else None}
-    plan = resolve(**given)
-    if plan.auto:
-        raise ValueError("recipe='auto' times single steps, and a round has many: leave it out")
-    if plan.budget is not None and not asked:  # it gives way to a small model, as a recipe's does
-        plan = replace(plan, budget=replace(plan.budget, asked=False))
-    return plan
 
 
 def _sum(parts: Sequence[Totals]) -> Totals:

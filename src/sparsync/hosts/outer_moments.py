@@ -62,7 +62,7 @@ class SharedMoments:
         self.optimizer, self.parameters = optimizer, list(own.values())
         device = self.parameters[0].device
         self._places = [[part.numel() for part in means_of(p.detach())] for p in self.parameters]
-        self.flat = torch.zeros(numel_of(own) + 1, device=device)  # the last counts workers
+        self.flat = torch.zeros(numel_of(own) + 1, dtype=torch.float32, device=device)  # the last counts workers
         self._parts = torch.split(self.flat[:-1], [numel for places in self._places for numel in places])
 
     def gather(self, miss: bool) -> None:

@@ -11,16 +11,15 @@ from typing import NamedTuple
 from sparsync.collectives import Transfer
 from sparsync.engine.traffic import PlannedExchange, ddp_buckets, exchanges_of
 from sparsync.layout import Parameter
-from sparsync.planner.costs import CostBook, LocalCost, MethodCost
+from sparsync.planner.costs import CostBook, FixedCosts, LocalCost, MethodCost
 from sparsync.planner.links import INSIDE, Network
-from sparsync.planner.methods import METHODS, SUMMED, Method
+from sparsync.planner.methods import METHODS, ROUND, SUMMED, Method
 from sparsync.planner.model import ModelShape
 from sparsync.planner.overlap import Job, Timeline
 
 SETTLED = 10**9  # a step after which densities do not change any more
 SLOWEST, FASTEST = 1e5, 1e14  # bits a second, between which a break-even is looked for
 WORTH = 1.02  # times as fast as dense a sparse method must be to be advised
-ROUND = "default"  # whose bytes of a step a round of local steps is taken to send
 GRID = 12  # bandwidths a decade that are looked at
 
 
@@ -120,7 +119,7 @@ class Planner:
             raise ValueError(f"workers must be 1 or more, got {workers}")
         if methods is METHODS and 1 < per_node < workers:
             methods = {**METHODS, **SUMMED}
-        self.model, self.workers, self.compute, self.methods = model, workers, compute, methods
+        self.model, self.workers, self.compute, self.methods, self._costs = model, workers, compute, methods, costs
         self.timeline = model.timeline(compute, costs.blocking)
         self.forecasts = {
             name: forecast(name, method, model, workers, costs, optimizer, step, per_node)
@@ -155,14 +154,23 @@ class Planner:
         """
         return highest_bandwidth(network, self.pays)
 
+    @cached_property
+    def round(self) -> StepForecast:
+        """The forecast of a round of ``OuterLoop``; by the costs of ``default`` where a file lacks its own."""
+        try:
+            return forecast("round", ROUND, self.model, self.workers, self._costs, "")
+        except ValueError:
+            own = forecast("round", ROUND, self.model, self.workers, FixedCosts(), "")
+            return replace(own, jobs=(*own.jobs, LocalJob(0, self.forecasts["default"].local_seconds, 0.0, ())))
+
     def outer_seconds(self, network: Network, every: int, beside: bool) -> float:
-        """Return how long a local step of ``OuterLoop`` takes, if a round sends what ``default`` sends in a step.
+        """Return how long a local step of ``OuterLoop`` takes.
 
         Args:
             every: local steps of a round.
             beside: rounds travel while local steps are made; else these wait.
         """
-        own = self.forecasts[ROUND]
+        own = self.round
         local, busy = own.local_seconds / every, own.network_seconds(network) / every
         return max(self.compute + local, busy) if beside else self.compute + local + busy
 

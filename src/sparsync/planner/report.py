@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsync.planner.forecast import ROUND, ForecastRow, Planner
+from sparsync.planner.forecast import ForecastRow, Planner
 from sparsync.planner.links import Network
 from sparsync.planner.quantities import bandwidth_text, bytes_text, seconds_text
 
@@ -106,10 +106,9 @@ class Plan:
         if bits is not None and math.isinf(bits):
             limit = "at every bandwidth"
         return (
-            f"Local steps, OuterLoop(every={every}, recipe={ROUND!r}), with "
-            f"{bytes_text(planner.forecasts[ROUND].traffic)} a round: "
-            f"{seconds_text(waited)} a step, {seconds_text(beside)} if rounds travel beside next steps; faster than "
-            f"an exchange in every step {limit}. That is another algorithm, which learns less in a step: "
+            f"Local steps, OuterLoop(every={every}), with {bytes_text(planner.round.traffic)} a round: "
+            f"{seconds_text(waited)} a step; {seconds_text(beside)} if rounds travel beside next steps, which is "
+            f"faster than an exchange in every step {limit}. That is another algorithm, which learns less in a step: "
             "docs/outer-loop.md."
         )
 
@@ -124,7 +123,7 @@ class Plan:
         if faster:
             names = ", ".join(f"`{name}`" for name in faster)
             found.append(f"{names}: faster still, but such trainings end below dense's accuracy.")
-        if self.planner.workers > 1 and ROUND in self.planner.forecasts:
+        if self.planner.workers > 1 and "default" in self.planner.forecasts:
             found.append(self.local_steps())
         if self.costs_of:
             found.append(f"Local: choosing, coding and summing entries, measured on {self.costs_of}.")

@@ -1,17 +1,19 @@
-"""Beyond the papers: local steps (the outer loop) against per-step exchange, at equal bytes."""
+"""Beyond the papers: local steps (the outer loop) against per-step exchange, within a budget of bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sparsync_lab.papers import beyond
 from sparsync_lab.papers.adamw_sweep import GPT, LOCO, MAIN, ROWS, SETTINGS
-from sparsync_lab.papers.adamw_tables import score_table, where
+from sparsync_lab.papers.adamw_tables import fraction, score_table, share_of, where
 from sparsync_lab.papers.beyond import Sweep, order_of
+from sparsync_lab.papers.curves import display_score
 from sparsync_lab.papers.item import Item, Result, RunContext
+from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.sweep import Method, Stage
 from sparsync_lab.papers.tables import columns, rate_search_table
 from sparsync_lab.papers.trainings import OUTER as OUTER_LOOP
@@ -72,19 +74,79 @@ QUICK = {
     "settings": {"gpt": replace(GPT, **_TINY)},
     "stages": (Stage("gpt", 0, FIRST, ("dense", OUTER[8], OWN, DILOCO["bf16"], LOCO[15], STREAMED)),),
 }
-NOTES = (
-    "All rows but dense, and those that say so, send the same bytes in all: a 40th of dense's. DiLoCo sends every "
-    "entry, in fp32 every 40 steps, in bf16 every 20; its outer optimizer is the published one. SparseLoCo is as "
-    "published, written from its paper; every 30 steps it sends every entry, in two bits, and does not use all bytes.",
-    "OuterLoop: the largest entries of the whole model with feedback, as many and as exact as a round has bytes "
-    "for, summed in parts: with 16 workers every 8 steps all of them, three bits each, every 4 steps three in ten; an "
-    "outer rate of 1 without momentum. Adam's second moments are shared in every round, as means of rows and columns, "
-    "whose bytes are within the budget; own moments: each worker keeps its own, as DiLoCo's and SparseLoCo's do.",
+RATES = (
     "Rates are searched for alike: 0.5 to 2 times the same rate (4 workers: once to twice), further at the edge, with "
-    "the first seed. Fragments take the rate of what they change.",
-    f"A {LOW}th is less than preconditioned feedback can send here: its sketches alone take a 210th.",
-    "16 workers have 4 sequences a step each, 4 workers 16: the more a worker has, the more it learns by itself.",
+    "the first seed."
 )
+# What is to be known of rows, if any of them is trained.
+ABOUT: tuple[tuple[frozenset[str], str], ...] = (
+    (
+        frozenset(DILOCO.values()),
+        "DiLoCo sends every entry in a round; its outer optimizer is the published one, of rate 0.7 with Nesterov "
+        "momentum 0.9.",
+    ),
+    (frozenset(LOCO.values()), "SparseLoCo is as published, written from its paper."),
+    (frozenset({LOCO[30]}), "SparseLoCo every 30 steps sends every entry, in two bits, which is less than it may."),
+    (
+        frozenset({*OUTER.values(), OWN, STREAMED, LOW_OUTER}),
+        "OuterLoop sends the largest entries of the whole model with feedback, as many and as exact as a round has "
+        "bytes for, summed in parts; an outer rate of 1 without momentum. Adam's second moments are shared in every "
+        "round, as means of rows and columns, whose bytes are within the budget.",
+    ),
+    (frozenset({OWN}), "Own moments: each worker keeps its own, as DiLoCo's and SparseLoCo's do."),
+    (frozenset({STREAMED}), "Fragments take the rate of what they change."),
+    (
+        frozenset({LOW_OUTER, LOW_LOCO}),
+        f"A {LOW}th is less than preconditioned feedback can send here: its sketches alone take a 210th.",
+    ),
+)
+
+
+def notes_of(search: LearningRateSearch) -> list[str]:
+    """Return what is to be known of the rows that are trained, and of no others."""
+    trained = {name: [m for m in search.methods(name) if search.repeats(name, m, 0)] for name in search.settings}
+    rows = {label for labels in trained.values() for label in labels}
+    sent = [bytes_note(search, name, labels) for name, labels in trained.items() if labels]
+    return [*sent, " ".join(text for labels, text in ABOUT if labels & rows), RATES, *begun_notes(search)]
+
+
+def bytes_note(search: LearningRateSearch, name: str, labels: Sequence[str]) -> str:
+    """Return how much rows have sent, which is not the same for all."""
+    dense = search.repeats(name, "dense", 0)
+    shares = {label: share_of(search.repeats(name, label, 0), dense) for label in labels if label != "dense"}
+    sent = sorted({share for share in shares.values() if share is not None}, reverse=True)
+    about = where(search.settings[name], 0)
+    if not sent:
+        return f"{about}: nothing but dense is trained."
+    if fraction(sent[0]) == fraction(sent[-1]):
+        return f"{about}: rows but dense have sent {fraction(sent[0])} of dense's bytes."
+    return (
+        f"{about}: rows but dense have sent from {fraction(sent[-1])} to {fraction(sent[0])} of dense's bytes, as the "
+        "column says: what a row's name has is what it may send, and one that sent less is not held against another "
+        "at equal bytes."
+    )
+
+
+def begun_notes(search: LearningRateSearch) -> list[str]:
+    """Return the rows of which some rates alone are trained, so that they are in no table of scores."""
+    found = []
+    for name, setting in search.settings.items():
+        begun = {
+            label: search.tried(name, label)
+            for label in search.methods(name)
+            if not search.method(label).like and not search.repeats(name, label, 0)
+        }
+        dense = search.repeats(name, "dense", 0)
+        listed = [
+            f"{label} {display_score(history.last, history.score):.2f} (rate {history.run.rate:g}, "
+            f"{fraction(share_of([history], dense))} of dense's bytes)"
+            for label, tried in begun.items()
+            for _, history in sorted(tried.items())
+            if history is not None
+        ]
+        if listed:
+            found.append(f"{where(setting, 0)}, searches that are not done: {'; '.join(listed)}.")
+    return found
 
 
 def sweep_of(context: RunContext) -> Sweep:
@@ -94,7 +156,7 @@ def sweep_of(context: RunContext) -> Sweep:
 
 
 def outer(context: RunContext) -> Result:
-    """Compare scores at equal bytes, from all that is trained so far."""
+    """Compare scores within a budget of bytes, from all that is trained so far."""
     sweep = sweep_of(context)
     sweep.train_missing()
     search, result, tables = sweep.search, sweep.result(), list[Table]()
@@ -104,15 +166,15 @@ def outer(context: RunContext) -> Result:
             rate_search_table(search, name, search.methods(name)),
         ]
     tables.append(order_of(sweep))
-    return replace(result, tables=tables, rows=columns(search), notes=[*NOTES, *result.notes])
+    return replace(result, tables=tables, rows=columns(search), notes=[*notes_of(search), *result.notes])
 
 
 ITEMS = (
     Item(
         "beyond/outer",
-        "local steps and per-step exchange at equal bytes",
-        "OuterLoop against DiLoCo, SparseLoCo and preconditioned feedback in every step, tuned alike, with the same "
-        "bytes in all.",
+        "local steps and per-step exchange within a budget of bytes",
+        "OuterLoop against DiLoCo, SparseLoCo and preconditioned feedback in every step, tuned alike, with at most the "
+        "same bytes in all.",
         outer,
         ("PTB", "a GPU"),
         10,
