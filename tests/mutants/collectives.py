@@ -241,4 +241,11 @@ MUTANTS = [
         "False",
         "tests/failures/test_survivors.py::test_a_killed_rank_is_not_waited_for_until_the_deadline",
     ),
+    Mutant(
+        "the end of a training is waited for without end",
+        "src/sparsync/collectives/comm/membership.py",
+        "            if time.monotonic() - began > self.deadline:",
+        "            if False:",
+        "tests/failures/test_survivors.py::test_the_end_waits_for_a_rank_until_the_deadline",
+    ),
 ]

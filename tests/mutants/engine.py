@@ -674,4 +674,12 @@ MUTANTS = [
         "tests/failures/test_survivors.py::"
         "test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out",
     ),
+    Mutant(
+        "survivors do not learn that a step was rolled back",
+        "src/sparsync/engine/reducer.py",
+        "            self.completion.bad = True  # also",
+        "            pass  # also",
+        "tests/failures/test_survivors.py::"
+        "test_a_step_that_was_skipped_before_a_loss_is_undone_on_all_survivors[rolled back]",
+    ),
 ]

@@ -18,7 +18,7 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from sparsync import errors
 from sparsync.collectives.comm.bounded_store import BoundedStore, StoreSilent
-from sparsync.errors import Mismatch, PeerLost, SparsyncError
+from sparsync.errors import Mismatch, PeerLost, SparsyncError, name_ranks
 
 T = TypeVar("T")
 PATIENCE = 1.0  # seconds, or an eighth of the deadline, of waiting after which a rank writes down what it waits for
@@ -86,8 +86,8 @@ class StoreMonitor:
         odd = [rank for rank in range(self.size) if said[rank] != said[0]]
         if odd:
             texts = self._share(f"{turn}/text", text, place, began)
-            ranks = ", ".join(map(str, odd))
-            raise Mismatch(f"the {what} differs on rank {ranks}: {_difference(texts[0], texts[odd[0]], odd[0])}")
+            difference = _difference(texts[0], texts[odd[0]], odd[0])
+            raise Mismatch(f"the {what} differs on {name_ranks(odd)}: {difference}")
         if self._agreements > 1:  # all have read what came before
             key = f"agree/{self._agreements - 1}/{self.rank}"
             self.store.post(lambda store: store.delete_key(key))
