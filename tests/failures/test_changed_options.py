@@ -80,7 +80,7 @@ def case_other_compressor(rank: int, size: int) -> None:
                 run.handle.load_state_dict(state)
                 before = run.residuals()
                 assert all(torch.equal(before[name], residual) for name, residual in state["residuals"].items())
-                assert bool(run.handle.state_dict()["compressor"]) == bool(state["compressor"] and not unknown), compressor
+                assert bool(run.handle.state_dict()["compressor"]) == bool(state["compressor"] and not unknown)
             sentence = f"the checkpoint's thresholds are of {unknown}, and begin anew; residuals go on"
             assert [text for text in told if "thresholds" in text] == [sentence] * bool(unknown and rank == 0)
             for step in range(3 * start, 3 * start + 3):

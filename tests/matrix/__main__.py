@@ -1,5 +1,7 @@
 """Run the fault matrix and write how many cells came out as expected: ``python -m tests.matrix [--minutes N]``.
 
+With ``--only TEXT`` (``-stop-``, say) those cells alone whose names have it, and nothing is written.
+
 Cells in which the device decides are run where Triton's interpreter runs kernels (``TRITON_INTERPRET=1``), the others
 where it does not: two runs fill the file. Cells come in an order that is drawn once, so that a run that ends early has
 met some of everything. A cell that is not as expected is printed, and the exit code is 1.
@@ -28,16 +30,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no cell is begun")
     parser.add_argument("--output", type=Path, default=FILE)
+    parser.add_argument("--only", default="", help="a part of the names of cells to run, as they are printed")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of cells")
     asked = parser.parse_args()
     deferred = os.environ.get("TRITON_INTERPRET") == "1"
-    cells, began = all_cells(deferred), time.monotonic()
-    random.Random(0).shuffle(cells)
+    cells, began = [cell for cell in all_cells(deferred) if asked.only in str(cell)], time.monotonic()
+    random.Random(asked.seed).shuffle(cells)
+    took: dict[str, list[float]] = {}
     until, right, ran = began + 60 * asked.minutes, Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     matrix = Matrix()
     for cell in cells:
         if time.monotonic() > until:
             break
+        start = time.monotonic()
         wrong = matrix.run(cell)
+        took.setdefault(cell.fault, []).append(time.monotonic() - start)
         ran[cell.collective, cell.fault] += 1
         right[cell.collective, cell.fault] += not wrong
         if wrong:
@@ -45,7 +52,10 @@ def main() -> None:
     matrix.close()
     seconds = time.monotonic() - began
     print(f"{sum(right.values())} of {sum(ran.values())} cells as expected, {sum(ran.values()) / seconds:.1f} a second")
-    write(asked.output, cells, deferred, ran, right, seconds)
+    for fault, times in sorted(took.items()):
+        print(f"{fault}: {len(times)} cells, {sum(times) / len(times):.2f} s each, {max(times):.1f} s at most")
+    if not asked.only:
+        write(asked.output, cells, deferred, ran, right, seconds)
     raise SystemExit(right != ran or not ran)
 
 
