@@ -322,7 +322,7 @@ def case_disagree(rank: int, size: int) -> tuple[str, str]:
 
 
 def test_ranks_that_disagree_about_nodes_are_told(worlds):
-    text = "the configuration differs on rank 1, 3: rank 0 has per_node=1, rank 1 has per_node=2"
+    text = "the configuration differs on ranks 1 and 3: rank 0 has per_node=1, rank 1 has per_node=2"
     assert worlds[4].run(case_disagree) == [("Mismatch", text)] * 4
 
 

@@ -59,7 +59,7 @@ def test_files_load_on_any_number_of_ranks(worlds: dict[int, World], tmp_path: P
     ("harm", "words"),
     [
         ("nothing saved", None),
-        ("one lacks", "misses files"),
+        ("one lacks", "on rank 1 of 2"),
         ("damaged", "cannot be loaded"),
         ("two sets", "of 4 and of 5"),
     ],

@@ -1,5 +1,13 @@
 """What Sparsync raises. Every error says which rank, which bucket and why, as far as that can be known."""
 
+from collections.abc import Iterable
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as a sentence names them: ``rank 2``, ``ranks 0 and 3``, ``ranks 0, 1 and 3``."""
+    *first, last = map(str, ranks)
+    return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
+
 
 class SparsyncError(RuntimeError):
     """Base of all run-time errors of this library (wrong arguments raise ``ValueError``)."""

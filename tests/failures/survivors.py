@@ -20,6 +20,7 @@ from sparsync.hosts.survival import Survival
 from tests.failures.ddp_training import ALL_SPARSE, SIZES, SMALL_BUCKETS, Chain, digest, local_gradients, loss_of
 
 DEADLINE, DENSITY, RATE = 20.0, 0.05, 0.05
+LONG = 60.0  # seconds, that a rank is absent
 TOPK: dict[str, Any] = {"compressor": "topk", "density": DENSITY, **ALL_SPARSE}
 
 
@@ -69,13 +70,15 @@ def fail_at(stage: str, step: int, run: Run, action: Callable[[], None]) -> None
         run.optimizer.register_step_pre_hook(once(action, lambda: sync.steps == step + 1, lambda *_: None))
     elif stage == "after":
         run.optimizer.register_step_post_hook(once(action, lambda: sync.steps == step + 1, lambda *_: None))
+    elif stage == "skip":  # what the user does in place of the optimizer's step
+        run.skip = once(action, lambda: sync.steps == step + 1, run.skip)  # type: ignore[method-assign]
     else:
         assert sync.survival is not None  # a stage of going on: when a second one is lost
         setattr(sync.survival, stage, once(action, lambda: True, getattr(sync.survival, stage)))
 
 
 class Normed(Chain):
-    """Layers, and buffers that DDP sends before every forward pass."""
+    """Layers, and buffers that are sent before every forward pass."""
 
     def __init__(self) -> None:
         super().__init__(SIZES)
@@ -83,10 +86,22 @@ class Normed(Chain):
 
 
 class Run:
-    """A training of one process."""
+    """A training of one process.
 
-    def __init__(self, adam: bool = False, normed: bool = False, cut: float = 0.0, **options: Any) -> None:
-        self.cut = cut  # what the user clips gradients at
+    Args:
+        cut: what the user clips gradients at.
+        skipped: steps that do not count: ``"rolled back"`` by the user, or ``"not finite"`` on the first rank.
+    """
+
+    def __init__(
+        self,
+        adam: bool = False,
+        normed: bool = False,
+        cut: float = 0.0,
+        skipped: Mapping[int, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.cut, self.skipped = cut, skipped or {}
         self.model = Normed() if normed else Chain(SIZES)
         self.ddp = DistributedDataParallel(self.model, find_unused_parameters=adam, **SMALL_BUCKETS)
         parameters = self.model.parameters()
@@ -104,11 +119,23 @@ class Run:
             if remember:
                 del self.weights[self.sync.steps :]
                 self.weights.append([p.detach().clone() for p in self.model.parameters()])
+            why, rank = self.skipped.get(self.sync.steps), dist.get_rank()
             self.optimizer.zero_grad()
-            loss_of(self.ddp, dist.get_rank(), self.sync.steps).backward()
+            loss = loss_of(self.ddp, rank, self.sync.steps)
+            (loss * float("nan") if why == "not finite" and rank == 0 else loss).backward()
             if self.cut:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.cut)
-            self.optimizer.step()
+            if why is None:
+                self.optimizer.step()
+            else:
+                self.skip(why)
+
+    def skip(self, why: str) -> None:
+        """Leave a step out."""
+        if why == "rolled back":
+            self.sync.rollback()
+        else:
+            assert not all(p.grad.isfinite().all() for p in self.model.parameters() if p.grad is not None)
 
     def end(self) -> dict[str, Any]:
         """Finish, and return what there is to compare."""
@@ -170,6 +197,24 @@ def case_training(
     return run.end()
 
 
+def case_never_finishes(store: Any, absent: int, deadline: float) -> tuple[str, float]:
+    """Train for two steps; one rank lives on, and never says that it has finished. Return what the others hear, and
+    after how long."""
+    run = Run(deadline=deadline)
+    for _ in range(2):
+        run.step()
+    if dist.get_rank() == absent:
+        time.sleep(LONG)
+    began = time.monotonic()
+    try:
+        run.sync.finish()
+    except sparsync.PeerLost as error:
+        return str(error), time.monotonic() - began
+    finally:
+        run.sync.abandon()
+    raise AssertionError("it has finished")
+
+
 def case_among_kills(store: Any, steps: int, name: int, **options: Any) -> dict[str, Any]:
     """Train, and write down with how many others this process had trained before each change."""
     tell = Survival._tell
@@ -201,10 +246,12 @@ class Reference:
 
     Args:
         members: who begins, in rank order.
+        skipped: steps that do not count.
+        normed: with buffers, which gradients do not depend on.
     """
 
-    def __init__(self, members: Sequence[int]) -> None:
-        self.model, self.made = Chain(SIZES), 0
+    def __init__(self, members: Sequence[int], skipped: Sequence[int] = (), normed: bool = False) -> None:
+        self.model, self.made, self.skipped = Normed() if normed else Chain(SIZES), 0, skipped
         self.members = list(members)
         self.kept = {member: self._zeros() for member in members}
 
@@ -214,7 +261,8 @@ class Reference:
     def until(self, steps: int, compare: Callable[[int, str], None] = lambda steps, weights: None) -> None:
         """Train until so many steps are made; ``compare``: is given the weights' digest after each."""
         for number in range(self.made, steps):
-            self._step(number)
+            if number not in self.skipped:
+                self._step(number)
             compare(number + 1, digest(self.model.parameters()))
         self.made = steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from sparsync import GaussianK, ThresholdK, TopK
-from tests.failures.ddp_training import ALL_SPARSE, SIZES, Chain, digest, loss_of, training
+from sparsync import GaussianK, Layout, Selecting, ThresholdK, TopK
+from tests.failures.ddp_training import ALL_SPARSE, SIZES, Chain, digest, logged, loss_of, training
 
 SCALE = 2.0**12
 
@@ -42,16 +43,46 @@ def test_a_loss_scaler_may_come_and_go(worlds: Any, momentum: str) -> None:
     assert worlds[2].run(case_scaler, scaled=[False, True, False], **options) == never
 
 
+@dataclass(frozen=True)
+class Remembering(Selecting):
+    """A compressor whose state is of another form with other options."""
+
+    wide: bool = False
+
+    def init(self, layout: Layout) -> dict[str, dict[str, torch.Tensor]]:
+        dtype = torch.int64 if self.wide else torch.int32
+        return {s.name: {"ages": torch.zeros(s.numel, dtype=dtype)} for s in layout.segments}
+
+    def select(self, u: torch.Tensor, k: int) -> torch.Tensor:
+        return u.abs().topk(k).indices
+
+
+OTHERS: list[tuple[Any, str]] = [  # each goes on from the one before, whose thresholds are not known to it
+    (GaussianK(0.05, refine=True), ""),
+    (ThresholdK(0.05), "GaussianK"),
+    (TopK(0.05), "ThresholdK"),
+    (ThresholdK(0.03), "TopK"),
+    (GaussianK(0.05), "ThresholdK"),
+    (GaussianK(0.05, refine=True), ""),  # there are none
+    (Remembering(0.05), "GaussianK"),
+    (Remembering(0.04), ""),  # they go on
+    (Remembering(0.05, wide=True), "Remembering with other options"),
+]
+
+
 def case_other_compressor(rank: int, size: int) -> None:
     """Thresholds mean nothing to another compressor, and what is in them has other names."""
     model, state = Chain(SIZES), None
-    for start, compressor in enumerate([GaussianK(0.05, refine=True), ThresholdK(0.05), TopK(0.05), ThresholdK(0.03)]):
+    for start, (compressor, unknown) in enumerate(OTHERS):
         scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=1)
-        with training(model, compressor, scaler=scaler, **ALL_SPARSE) as run:
+        with logged() as told, training(model, compressor, scaler=scaler, **ALL_SPARSE) as run:
             if state is not None:
                 run.handle.load_state_dict(state)
                 before = run.residuals()
                 assert all(torch.equal(before[name], residual) for name, residual in state["residuals"].items())
+                assert bool(run.handle.state_dict()["compressor"]) == bool(state["compressor"] and not unknown)
+            sentence = f"the checkpoint's thresholds are of {unknown}, and begin anew; residuals go on"
+            assert [text for text in told if "thresholds" in text] == [sentence] * bool(unknown and rank == 0)
             for step in range(3 * start, 3 * start + 3):
                 run.step(lambda m, step=step: loss_of(m, rank, step), scaler)
             state = run.handle.state_dict()

@@ -73,7 +73,7 @@ def test_the_committed_step_and_who_is_behind_are_named() -> None:
     kind, text = first["error"]
     assert kind == "PeerLost"
     assert "ranks not heard from: 2" in text
-    assert text.endswith("steps committed: 3, by rank 0, 1; behind: rank 3 with 2")
+    assert text.endswith("steps committed: 3, by ranks 0 and 1; behind: rank 3 with 2")
     for found, steps in ((first, 3), (second, 3), (third, 2)):
         assert (found["applied"], found["step"], found["undone"]) == (steps, steps, True)
 
@@ -125,7 +125,7 @@ def case_fails_at_the_end(rank: int, size: int, pause: float) -> dict[str, Any]:
 def test_a_rank_that_fails_at_the_end_of_a_step_is_behind() -> None:
     outcomes = World.once(3, case_fails_at_the_end, pause=0.0)
     assert all(ok for ok, _ in outcomes), outcomes
-    behind = "; steps committed: 2, by rank 0, 2; behind: rank 1 with 1"
+    behind = "; steps committed: 2, by ranks 0 and 2; behind: rank 1 with 1"
     assert [found["error"] for _, found in outcomes] == [
         ("SparsyncError", f"rank 1: bucket 0: MemoryError: no room{behind}")
     ] * 3
@@ -137,9 +137,9 @@ def test_a_rank_that_comes_late_is_not_taken_for_one_that_is_behind() -> None:
     outcomes = World.once(3, case_fails_at_the_end, pause=7.0)
     assert all(ok for ok, _ in outcomes), outcomes
     early = outcomes[1][1]["error"][1]
-    assert early.endswith("; steps of rank 0, 2 not known, perhaps one more")
+    assert early.endswith("; steps of ranks 0 and 2 not known, perhaps one more")
     for rank in (0, 2):
-        assert "steps committed: 2, by rank" in outcomes[rank][1]["error"][1]
+        assert "steps committed: 2, by ranks" in outcomes[rank][1]["error"][1]
         assert outcomes[rank][1]["error"][1].endswith("behind: rank 1 with 1")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import PeerLost, SparsyncError, TopK
 from sparsync.collectives import Channel
+from sparsync.collectives.comm.bounded_store import StoreSilent
 from sparsync.collectives.comm.store_monitor import StoreMonitor
 from sparsync.wire import Wire
 from tests.failures.checked_training import inputs, mlp, square, train
@@ -215,3 +218,35 @@ def case_unusable_deadlines(rank: int, size: int) -> list[str]:
 
 def test_attach_refuses_such_a_deadline_on_every_rank(worlds: dict[int, World]) -> None:
     assert worlds[2].run(case_unusable_deadlines) == 2 * [len(UNUSABLE) * ["ValueError"]]
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(0.4, "ranks not heard from: 1"), (60.0, "the store does not answer")])
+def test_a_store_that_is_late_is_not_taken_for_frozen(seconds: float, says: str) -> None:
+    """At the deadline of a wait, and before the votes: an answer that comes within the grace is waited for, once."""
+    monitor, began, over = StoreMonitor(HashStore(), 0, 2, 4.0), time.monotonic(), threading.Event()  # a grace of 1 s
+    monitor.leave_vote(7)
+    looks = iter(range(100))
+
+    def be_late(seconds: float) -> None:
+        with pytest.raises(StoreSilent):
+            monitor.store.ask(lambda _: over.wait(seconds), 0.01)
+
+    def never(limit: float) -> bool:
+        time.sleep(limit)
+        if next(looks) == 4:  # a second before it looks who is missing
+            be_late(1.0 + seconds)
+        return False
+
+    with pytest.raises(PeerLost, match=says):
+        monitor.wait(never, "here")
+    assert time.monotonic() - began < 6.0
+    if seconds < 1:
+        be_late(seconds)
+        assert monitor.collect_votes() == {0: 7}
+    else:
+        began = time.monotonic()
+        with pytest.raises(StoreSilent):
+            monitor.collect_votes()
+        assert time.monotonic() - began < 0.5
+    over.set()
+    monitor.close()

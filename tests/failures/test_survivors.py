@@ -9,6 +9,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,17 @@ from sparsync import Change
 from sparsync.collectives.comm.membership import Generation, Membership
 from tests.crew import Crew
 from tests.failures.ddp_training import SIZES, SMALL_BUCKETS, Chain, local_gradients, loss_of
-from tests.failures.survivors import DEADLINE, RATE, TOPK, Reference, case_among_kills, case_training
+from tests.failures.survivors import (
+    DEADLINE,
+    RATE,
+    TOPK,
+    Reference,
+    Run,
+    case_among_kills,
+    case_never_finishes,
+    case_training,
+    freeze,
+)
 from tests.world import World
 
 DIED = "died with exit code 9"
@@ -215,16 +226,79 @@ def test_a_survivor_that_is_behind_learns_how_the_others_clip() -> None:
             assert (own == other).all()
 
 
-@pytest.mark.slow
-def test_a_loss_in_an_exchange_of_another_is_one_too() -> None:
-    """Rank 0 dies when DDP sends the model's buffers from it."""
+@pytest.mark.parametrize("why", ["rolled back", pytest.param("not finite", marks=pytest.mark.slow)])
+def test_a_step_that_was_skipped_before_a_loss_is_undone_on_all_survivors(why: str) -> None:
+    """Rank 1 dies as it skips step 3; rank 2 has got the result, or it has not, so that it takes rank 0's word."""
+    faults = [("skip", 3, "die")], [("result", 3, "lose")]
+    with ExitStack() as stack:
+        crews = [stack.enter_context(Crew()) for _ in range(2)]
+        for crew, behind in zip(crews, (False, True), strict=True):
+            start(crew, 3, steps=7, faults={1: faults[0], 2: faults[1] if behind else []}, skipped={3: why})
+        for crew in crews:
+            first, died, last = crew.results()
+            assert died == DIED
+            assert [(change.lost, change.steps) for change in first["changes"]] == [((1,), 4)]
+            expected = Reference(range(3), skipped=[3])
+            expected.follow(first["changes"])
+            expected.assert_same(first)
+            expected.assert_same(last)
+
+
+def test_the_end_waits_for_a_rank_until_the_deadline() -> None:
+    """Rank 1 lives, as its heart says, and never calls ``finish``."""
     with Crew() as crew:
-        start(crew, 3, steps=5, faults={0: [("forward", 2, "die")]}, normed=True)
-        died, first, last = crew.results()
-        assert died == DIED
-        assert (first["steps"], first["workers"], last["workers"]) == (5, 2, 2)
-        for own, other in zip(first["weights"], last["weights"], strict=True):
-            assert (own == other).all()
+        for rank in range(3):
+            crew.start(case_never_finishes, rank, 3, absent=1, deadline=4.0)
+        for text, seconds in (crew.result(0), crew.result(2)):
+            assert text == "the end of the training: no answer within 4 s; ranks not heard from: 1"
+            assert 4 <= seconds < 20
+
+
+def test_buffers_are_sent_within_the_deadline() -> None:
+    """Before the forward pass of step 2: rank 0, from which buffers are sent, dies or freezes; rank 1 of 5, which may
+    hand them on to others, dies; another process joins, which rank 0 alone notices."""
+    ends = {(3, 0): "die", (3, 0, 0): "freeze", (5, 1): "die"}
+    with ExitStack() as stack:
+        crews = {key: stack.enter_context(Crew()) for key in ends}
+        for (workers, victim, *_), crew in crews.items():
+            action = ends[workers, victim, *_]
+            start(crew, workers, steps=5, faults={victim: [("forward", 2, action)]}, normed=True, deadline=8.0)
+        with Crew() as crew:
+            start(crew, 3, steps=60, pause=0.05, normed=True)
+            crew.wait_for("steps of 0")
+            crew.start(case_training, 0, 1, steps=60, normed=True)
+            found = crew.results()
+            assert [(own["steps"], own["workers"], own["joined"]) for own in found[:3]] == [(60, 4, 1)] * 3
+        for (workers, victim, *_), crew in crews.items():
+            left = [crew.result(member) for member in range(workers) if member != victim]
+            assert [(own["steps"], own["workers"]) for own in left] == [(5, workers - 1)] * (workers - 1)
+            for own in left[1:]:
+                for mine, other in zip(own["weights"], left[0]["weights"], strict=True):
+                    assert (mine == other).all()
+
+
+def case_own_exchange(store: Any) -> dict[str, Any]:
+    """Rank 0 freezes before an exchange of the user's own."""
+    run, first = Run(deadline=6.0), dist.get_rank() == 0
+    while run.sync.steps < 4:
+        with run.sync.surviving():
+            if first and run.sync.steps == 2:
+                freeze()
+            dist.all_reduce(torch.ones(()))
+            run.optimizer.zero_grad()
+            loss_of(run.ddp, dist.get_rank(), run.sync.steps).backward()
+            run.optimizer.step()
+    return run.end()
+
+
+@pytest.mark.slow
+def test_a_loss_in_an_exchange_of_the_user_is_one_too() -> None:
+    with Crew() as crew:
+        for rank in range(3):
+            crew.start(case_own_exchange, rank, 3)
+        for member in (1, 2):
+            found = crew.result(member)
+            assert (found["steps"], found["workers"]) == (4, 2)
 
 
 def test_an_error_that_is_no_loss_ends_all() -> None:
@@ -300,6 +374,28 @@ def case_refused(rank: int, size: int) -> None:
     gc.collect()
 
 
+def case_copied(rank: int, size: int) -> tuple[list[float], list[float], bool]:
+    """Return buffers of a copy of the model, and of the model itself, after a forward pass of each; both are given
+    another value on every rank before."""
+    run = Run(normed=True)
+    copy = deepcopy(run.ddp)
+    seen = []
+    for ddp in (copy, run.ddp):
+        ddp.module.norm.running_mean.fill_(rank + 1.0)
+        ddp.eval()
+        ddp(torch.zeros(4, SIZES[0]))
+        seen.append(ddp.module.norm.running_mean[:2].tolist())
+    run.sync.detach()
+    mended = not hasattr(run.ddp, "buffer_hook")
+    del copy, ddp, run
+    gc.collect()
+    return seen[0], seen[1], mended
+
+
+def test_a_copy_of_a_model_that_goes_on_sends_its_buffers_as_ddp_does(worlds: dict[int, World]) -> None:
+    assert worlds[3].run(case_copied) == [([1.0, 1.0], [1.0, 1.0], True)] * 3
+
+
 def test_what_cannot_go_on_is_refused(worlds: dict[int, World]) -> None:
     worlds[2].run(case_refused)
 
@@ -332,10 +428,11 @@ def follow(crew: Crew, expected: Reference, steps: int) -> int:
     return changes
 
 
-def among_kills(steps: int, workers: int, events: int, seed: int) -> dict[str, int]:
+def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool = False) -> dict[str, int]:
     """Kill and freeze processes at random points, between steps and while the others go on, and let others come, until
     so many steps are made; print what happens."""
-    rng, options, began = random.Random(seed), {"steps": steps, "deadline": DEADLINE / 2}, time.monotonic()
+    rng, began = random.Random(seed), time.monotonic()
+    options: dict[str, Any] = {"steps": steps, "deadline": DEADLINE / 2, "normed": normed}
     counts = {"steps": steps, "killed": 0, "frozen": 0, "started": 0}
     with Crew() as crew:
         lives = [crew.start(case_among_kills, rank, workers, **options, name=rank) for rank in range(workers)]
@@ -367,7 +464,7 @@ def among_kills(steps: int, workers: int, events: int, seed: int) -> dict[str, i
         found = [answer for answer in crew.results() if isinstance(answer, dict) and "weights" in answer]
         assert found
         first = Generation.of(bytes(PrefixStore("sparsync survivors", crew.store).get("1/decision")).decode())
-        expected = Reference(first.members)
+        expected = Reference(first.members, normed=normed)
         counts["changes"] = follow(crew, expected, steps)
         for own in found:
             expected.assert_same(own)
@@ -377,8 +474,9 @@ def among_kills(steps: int, workers: int, events: int, seed: int) -> dict[str, i
 
 
 @pytest.mark.slow
-def test_kills_at_random_points_leave_equal_replicas_and_lose_nothing_else() -> None:
-    counts = among_kills(80, 3, events=4, seed=0)
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "batch norm"])
+def test_kills_at_random_points_leave_equal_replicas_and_lose_nothing_else(normed: bool) -> None:
+    counts = among_kills(80, 3, events=4, seed=0, normed=normed)
     assert counts["changes"] >= 1
 
 

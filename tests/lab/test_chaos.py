@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from sparsync_lab.chaos.conductor import run_in_temporary_folder
+from sparsync_lab.chaos.conductor import _judge, run_in_temporary_folder
+from sparsync_lab.chaos.machine import Evidence, Machine
 from sparsync_lab.chaos.methods import METHODS
-from sparsync_lab.chaos.schedule import FAULTS, STEPS, Setting, draw_life, event_at
+from sparsync_lab.chaos.report import ChaosReport
+from sparsync_lab.chaos.schedule import FAULTS, STEPS, Life, Setting, draw_life, event_at
 from sparsync_lab.cli.commands import app
 
 
@@ -71,6 +77,76 @@ def test_chaos_finds_a_defect(defect: Callable[[], None], seed: int, says: str) 
     *good, last = run_in_temporary_folder(150, 2, seed, prepare=defect)
     assert says in last.broken
     assert not any(result.broken for result in good)
+
+
+def stall(seconds: float, at: int) -> None:
+    """Let rank 1 be late for a deadline though nothing has happened: all raise."""
+    from sparsync.engine.reducer import Reducer
+
+    push, calls = Reducer.push, Counter[str]()
+
+    def late(self: Reducer, bucket: Any) -> Any:
+        calls["all"] += 1
+        if os.environ["RANK"] == "1" and calls["all"] == at:
+            time.sleep(seconds)
+        return push(self, bucket)
+
+    Reducer.push = late  # type: ignore[method-assign]
+
+
+def quick(*arguments: Any) -> Life:
+    """Return a life with a short deadline, which no fault ends."""
+    life = draw_life(*arguments)
+    return replace(life, deadline=4.0, fault=replace(life.fault, kind="restart"))
+
+
+@pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["idle", "busy"])
+def test_a_deadline_that_is_missed_again_is_a_hang(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that has time to spare it is one at once; on a busy one the life is made again with more time."""
+    monkeypatch.setattr("sparsync_lab.chaos.conductor.draw_life", quick)
+    monkeypatch.setattr(Evidence, "busy", busy)
+    results = list(run_in_temporary_folder(150, 2, 3, prepare=partial(stall, 14.0 if busy else 6.0, at=20)))
+    assert [result.missed is not None for result in results] == [True] * (1 + busy)
+    assert [result.life.deadline for result in results] == [4, 12][: 1 + busy]
+    assert ("once more, with more time" if busy else "the machine was not busy") in results[-1].broken
+
+
+def test_a_deadline_that_a_busy_machine_misses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made again with more time, the life comes to its end."""
+    monkeypatch.setattr("sparsync_lab.chaos.conductor.draw_life", quick)
+    monkeypatch.setattr(Evidence, "busy", True)
+    results = list(run_in_temporary_folder(30, 2, 3, prepare=partial(stall, 6.0, at=20)))
+    assert not any(result.broken for result in results)
+    assert [result.missed is not None for result in results[:2]] == [True, False]
+    report = ChaosReport(30, 2, 3, results)
+    assert "1 deadlines missed without a fault (3 are tolerated" in report.summary()
+    assert report.counts()["deadline missed"] == 1
+    assert "a deadline was missed (" in results[0].describe()
+    assert _judge(results[0], again=False, missed=3, still=9) == ""
+    assert "that is the 4th of this run" in _judge(results[0], again=False, missed=4, still=1)
+    assert "10 lives have ended before their first checkpoint" in _judge(results[1], again=False, missed=0, still=10)
+
+
+def test_a_life_without_end_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparsync_lab.chaos.conductor._longest", lambda life: 3.0)
+    (result,) = run_in_temporary_folder(10_000, 2, 3)
+    assert result.broken.startswith("life 0 has not ended within 3 s; ranks: 0, 1\nrank 0:\n")
+    assert "in train\n" in result.broken  # where they are
+
+
+def test_the_evidence_says_whether_the_machine_was_busy() -> None:
+    machine = Machine([os.getpid()])
+    machine.look()
+    until = time.process_time() + 0.5
+    while time.process_time() < until:
+        pass
+    seen = machine.evidence(10.0)
+    assert 0.3 < seen.cpu < 2.0
+    assert seen.idle is not None
+    assert 0 <= seen.idle < 1
+    assert replace(seen, idle=0.4).busy
+    assert not replace(seen, idle=0.6).busy
+    assert not replace(seen, idle=None, load=0.1).busy
 
 
 def test_all_that_happens_follows_from_the_seed() -> None:

@@ -1,5 +1,7 @@
 """Run the fault matrix and write how many cells came out as expected: ``python -m tests.matrix [--minutes N]``.
 
+With ``--only TEXT`` (``-stop-``, say) those cells alone whose names have it, and nothing is written.
+
 Cells in which the device decides are run where Triton's interpreter runs kernels (``TRITON_INTERPRET=1``), the others
 where it does not: two runs fill the file. Cells come in an order that is drawn once, so that a run that ends early has
 met some of everything. A cell that is not as expected is printed, and the exit code is 1.
@@ -32,21 +34,30 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no cell is begun")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time; each has processes of its own")
     parser.add_argument("--output", type=Path, default=FILE)
+    parser.add_argument("--only", default="", help="a part of the names of cells to run, as they are printed")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of cells")
     asked = parser.parse_args()
     deferred = os.environ.get("TRITON_INTERPRET") == "1"
-    cells, began = all_cells(deferred), time.monotonic()
-    random.Random(0).shuffle(cells)
+    cells, began = [cell for cell in all_cells(deferred) if asked.only in str(cell)], time.monotonic()
+    random.Random(asked.seed).shuffle(cells)
+    took: dict[str, list[float]] = {}
     until, right, ran = began + 60 * asked.minutes, Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as pool:
-        for cell, wrong in zip(cells, pool.map(partial(run_before, until), cells), strict=True):
-            if wrong is not None:
-                ran[cell.collective, cell.fault] += 1
-                right[cell.collective, cell.fault] += not wrong
+        for cell, found in zip(cells, pool.map(partial(run_before, until), cells), strict=True):
+            if found is None:
+                continue
+            wrong, lasted = found
+            took.setdefault(cell.fault, []).append(lasted)
+            ran[cell.collective, cell.fault] += 1
+            right[cell.collective, cell.fault] += not wrong
             if wrong:
                 print(cell, *wrong, sep="\n    ", flush=True)
     seconds = time.monotonic() - began
     print(f"{sum(right.values())} of {sum(ran.values())} cells as expected, {sum(ran.values()) / seconds:.1f} a second")
-    write(asked.output, cells, deferred, ran, right, seconds)
+    for fault, times in sorted(took.items()):
+        print(f"{fault}: {len(times)} cells, {sum(times) / len(times):.2f} s each, {max(times):.1f} s at most")
+    if not asked.only:
+        write(asked.output, cells, deferred, ran, right, seconds)
     raise SystemExit(right != ran or not ran)
 
 

@@ -51,6 +51,7 @@ def own_matrix() -> Matrix:
     return matrix
 
 
-def run_before(until: float, cell: Cell) -> list[str] | None:
-    """Run a cell and return what was wrong; nothing is done after ``until``."""
-    return own_matrix().run(cell) if time.monotonic() < until else None
+def run_before(until: float, cell: Cell) -> tuple[list[str], float] | None:
+    """Run a cell and return what was wrong, and its seconds; nothing is done after ``until``."""
+    began = time.monotonic()
+    return (own_matrix().run(cell), time.monotonic() - began) if began < until else None

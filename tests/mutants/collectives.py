@@ -241,4 +241,25 @@ MUTANTS = [
         "False",
         "tests/failures/test_survivors.py::test_a_killed_rank_is_not_waited_for_until_the_deadline",
     ),
+    Mutant(
+        "the end of a training is waited for without end",
+        "src/sparsync/collectives/comm/membership.py",
+        "            if time.monotonic() - began > self.deadline:",
+        "            if False:",
+        "tests/failures/test_survivors.py::test_the_end_waits_for_a_rank_until_the_deadline",
+    ),
+    Mutant(
+        "a store that is late is taken for frozen",
+        "src/sparsync/collectives/comm/bounded_store.py",
+        "            wait([self._overdue], seconds)\n            self._given_up",
+        "            self._given_up",
+        "tests/failures/test_lost_ranks.py::test_a_store_that_is_late_is_not_taken_for_frozen",
+    ),
+    Mutant(
+        "a frozen store is waited for twice",
+        "src/sparsync/collectives/comm/bounded_store.py",
+        "                self._given_up = self._overdue if self._given_up is last else self._given_up\n",
+        "",
+        "tests/failures/test_lost_ranks.py::test_a_store_that_is_late_is_not_taken_for_frozen",
+    ),
 ]

@@ -599,8 +599,8 @@ MUTANTS = [
     Mutant(
         "another compressor's state is loaded",
         "src/sparsync/engine/checkpoint.py",
-        '    if known:\n        _check_compressor(worker, first["compressor"])\n',
-        "",
+        '    if misfit and state["options"] == digest_of(worker.plan):',
+        "    if False:",
         "tests/test_hostile_checkpoints.py::test_another_compressors_state_is_refused",
     ),
     Mutant(
@@ -673,5 +673,27 @@ MUTANTS = [
         "            if False:",
         "tests/failures/test_survivors.py::"
         "test_a_survivor_that_is_behind_takes_weights_and_keeps_its_residual_and_a_frozen_rank_stays_out",
+    ),
+    Mutant(
+        "survivors do not learn that a step was rolled back",
+        "src/sparsync/engine/reducer.py",
+        "            self.completion.bad = True  # also",
+        "            pass  # also",
+        "tests/failures/test_survivors.py::"
+        "test_a_step_that_was_skipped_before_a_loss_is_undone_on_all_survivors[rolled back]",
+    ),
+    Mutant(
+        "thresholds of other options are loaded, whatever their form",
+        "src/sparsync/engine/checkpoint.py",
+        "    return not misfit\n",
+        "    return True\n",
+        "tests/failures/test_changed_options.py::test_another_compressor_goes_on_with_the_residual",
+    ),
+    Mutant(
+        "thresholds that are dropped are not spoken of",
+        "src/sparsync/engine/checkpoint.py",
+        "    if first is not None and worker.rank == 0 and not _understood(worker, first):",
+        "    if False:",
+        "tests/failures/test_changed_options.py::test_another_compressor_goes_on_with_the_residual",
     ),
 ]

@@ -309,7 +309,7 @@ MUTANTS = [
         "src/sparsync/hosts/rank_files.py",
         'channel.share("found" if saved else "")',
         'channel.share("")',
-        f"{RANK_FILES}::test_files_that_are_not_whole_are_refused_on_every_rank[one lacks-misses files]",
+        f"{RANK_FILES}::test_files_that_are_not_whole_are_refused_on_every_rank[one lacks-on rank 1 of 2]",
     ),
     Mutant(
         "a hook that nobody registered goes unnoticed",
@@ -557,11 +557,32 @@ MUTANTS = [
         STAGES,
     ),
     Mutant(
-        "the loss of a rank in an exchange of DDP's buffers ends all",
+        "the loss of a rank in an exchange of the user's ends all",
         "src/sparsync/hosts/survival.py",
         "        if reducer.error is None and _is_backend_error(error):",
         "        if False:",
-        f"{SURVIVORS}::test_a_loss_in_an_exchange_of_another_is_one_too",
+        f"{SURVIVORS}::test_a_loss_in_an_exchange_of_the_user_is_one_too",
+    ),
+    Mutant(
+        "an exchange of the user's own waits for half an hour",
+        "src/sparsync/hosts/survival.py",
+        "            _set_pg_timeout(self._limit)",
+        "            pass",
+        f"{SURVIVORS}::test_a_loss_in_an_exchange_of_the_user_is_one_too",
+    ),
+    Mutant(
+        "DDP sends its buffers itself",
+        "src/sparsync/hosts/shared_buffers.py",
+        '    if hasattr(ddp, "buffer_hook"):',
+        "    if True:",
+        f"{SURVIVORS}::test_buffers_are_sent_within_the_deadline",
+    ),
+    Mutant(
+        "a loss that shows when buffers are sent is none",
+        "src/sparsync/hosts/shared_buffers.py",
+        "        state.handle.fail(error)\n",
+        "",
+        f"{SURVIVORS}::test_buffers_are_sent_within_the_deadline",
     ),
     Mutant(
         "workers of local steps begin different",

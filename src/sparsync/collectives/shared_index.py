@@ -10,7 +10,7 @@ import torch
 
 from sparsync.collectives.base import RING, MeanOf, Reduced, Traffic, Transfer, bad_ranks, bad_ranks_of
 from sparsync.collectives.comm.channel import Channel
-from sparsync.errors import Mismatch
+from sparsync.errors import Mismatch, name_ranks
 from sparsync.kernels.message.header import EXTRA
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
@@ -49,8 +49,8 @@ class SharedIndexAllReduce:
         headers = channel.verify(channel.all_gather(seal(header)))
         odd = [rank for rank, other in enumerate(headers) if other.extra != headers[0].extra]
         if odd:
-            ranks = ", ".join(str(channel.ranks[rank]) for rank in odd)
-            raise Mismatch(f"rank {ranks} drew other entries than rank {channel.ranks[0]} (checksum {checksum})")
+            ranks = name_ranks(channel.ranks[rank] for rank in odd)
+            raise Mismatch(f"{ranks} drew other entries than rank {channel.ranks[0]} (checksum {checksum})")
         values = sent.values.to(channel.wire.codec.dtype or sent.values.dtype, copy=True)
         total = replace(sent, values=channel.all_reduce(values).to(sent.values.dtype))
         return Reduced(MeanOf([total], channel.divisor), bad_ranks=bad_ranks(headers))

@@ -8,6 +8,7 @@ of its own is compared before the first exchange (``Origin``).
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from sparsync.config.recipes import AUTO
 from sparsync.engine.state_form import SCHEMA, check_form
 from sparsync.engine.worker import WorkerState
 from sparsync.layout import Layout, Span
+
+log = logging.getLogger("sparsync")
 
 KEPT = ("residuals", "velocities")  # as large as the model
 TENSORS = ("residuals", "velocities", "compressor", "moments")  # keys under which a state holds tensors
@@ -102,6 +105,11 @@ def load_state_dict(
         The step to go on from.
     """
     mine = check_state(worker, workers, state, nodes)
+    first = next((one for one in ([state] if isinstance(state, Mapping) else state) if one["compressor"]), None)
+    if first is not None and worker.rank == 0 and not _understood(worker, first):
+        own, made = _method_of(worker.plan), first["method"]
+        made += " with other options" * (made == own)
+        log.warning("the checkpoint's thresholds are of %s, and begin anew; residuals go on", made)
     if worker.preconditioner is not None:
         worker.preconditioner.load_state_dict(mine["moments"])
     loss_scale, highest = mine.get("loss_scale"), mine.get("highest_rates", mine["rates"])
@@ -151,9 +159,7 @@ def check_state(
     for one in states:
         worker.feedback.check_state(one["residuals"], one["velocities"], bool(first.get("corrected")))
         _check_tensors(one)
-    known = first.get("method", _method_of(worker.plan)) == _method_of(worker.plan)
-    if known:
-        _check_compressor(worker, first["compressor"])
+    known = _understood(worker, first)
     if worker.preconditioner is not None:
         worker.preconditioner.check_state(first["moments"])
     every = {kind: {name: kept for one in states for name, kept in one[kind].items()} for kind in KEPT}
@@ -242,9 +248,20 @@ def _check_alike(states: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"the states are of different {many}, and cannot be loaded together ({listing})")
 
 
-def _check_compressor(worker: WorkerState, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Refuse state that lacks what this compressor is going to look up, or has it in another form; a size that goes
-    with the segment's may be any."""
+def _understood(worker: WorkerState, state: Mapping[str, Any]) -> bool:
+    """Return whether a compressor's state is that of this compressor, with options that go with it; refuse one that was
+    made with the very same options and is in another form: it is damaged."""
+    if state.get("method", _method_of(worker.plan)) != _method_of(worker.plan):
+        return False
+    misfit = _misfit(worker, state["compressor"])
+    if misfit and state["options"] == digest_of(worker.plan):
+        raise ValueError(misfit)
+    return not misfit
+
+
+def _misfit(worker: WorkerState, state: Mapping[str, Mapping[str, Tensor]]) -> str:
+    """Return what state lacks that this compressor is going to look up, or has in another form; a size that goes with
+    the segment's may be any."""
     layouts = [Layout.cut([Span("any", 0, n)], numel=n, scope="layer", density=1.0) for n in (1, 2)]
     small, large = (worker.plan.compressor.init(layout) for layout in layouts)
     for kind, expected in small.items():
@@ -253,7 +270,8 @@ def _check_compressor(worker: WorkerState, state: Mapping[str, Mapping[str, Tens
                 found, fixed = bag.get(key), like.shape == large[kind][key].shape
                 fits = found is not None and (found.dtype, found.dim()) == (like.dtype, like.dim())
                 if found is None or not fits or (fixed and found.shape != like.shape):
-                    raise ValueError(f"the checkpoint's {key!r} of {name!r} is not that of this compressor")
+                    return f"the checkpoint's {key!r} of {name!r} is not that of this compressor"
+    return ""
 
 
 def _check_tensors(state: Mapping[str, Any]) -> None:

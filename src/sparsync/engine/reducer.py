@@ -199,6 +199,7 @@ class Reducer:
         self._unsettled = False
         if self.plan.transactional and (undo or self.completion.bad or self.vote.undone):
             self.worker.undo()
+            self.completion.bad = True  # also where the user undid it: others may have to learn that it does not count
             self.stats.total.skipped += 1
         else:
             self.worker.commit()

@@ -22,7 +22,7 @@ from sparsync.collectives.comm.bounded_store import StoreSilent
 from sparsync.collectives.comm.store_monitor import StoreMonitor
 from sparsync.engine.bucketing import PendingBucket
 from sparsync.engine.completion import Completion
-from sparsync.errors import SparsyncError
+from sparsync.errors import SparsyncError, name_ranks
 
 
 @dataclass
@@ -89,9 +89,9 @@ def describe(votes: dict[int, int], ranks: int, lost: frozenset[int]) -> str:
     committed, parts = max(votes.values()), []
     behind = [f"rank {rank} with {steps}" for rank, steps in votes.items() if steps < committed]
     if behind:
-        ahead = ", ".join(str(rank) for rank, steps in votes.items() if steps == committed)
-        parts.append(f"steps committed: {committed}, by rank {ahead}; behind: {', '.join(behind)}")
-    silent = [str(rank) for rank in range(ranks) if rank not in votes and rank not in lost]
+        ahead = name_ranks(rank for rank, steps in votes.items() if steps == committed)
+        parts.append(f"steps committed: {committed}, by {ahead}; behind: {', '.join(behind)}")
+    silent = [rank for rank in range(ranks) if rank not in votes and rank not in lost]
     if silent:
-        parts.append(f"steps of rank {', '.join(silent)} not known, perhaps one more")
+        parts.append(f"steps of {name_ranks(silent)} not known, perhaps one more")
     return "; ".join(parts)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sparsync.errors import name_ranks
 from sparsync.hosts.handle import Handle
 
 NAME = "sparsync"  # of the files, up to their ranks
@@ -48,8 +49,8 @@ def load_ranks(sync: Handle, folder: str | os.PathLike[str], name: str = NAME) -
     if not common:
         if not any(channel.share("found" if saved else "")):
             return False
-        lacking = ", ".join(str(rank) for rank, some in enumerate(seen) if not some)
-        raise ValueError(f"the states in {folder} are not whole: rank {lacking or 0} of {channel.size} misses files")
+        lacking = name_ranks([rank for rank, some in enumerate(seen) if not some] or [0])
+        raise ValueError(f"the states in {folder} are not whole: files are missing on {lacking} of {channel.size}")
     if channel.size not in common and len(common) > 1:
         sizes = " and of ".join(map(str, sorted(common)))
         raise ValueError(f"{folder} holds the states of {sizes} ranks: leave those of one training there")

@@ -23,14 +23,16 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsync.collectives.comm.membership import Generation, Membership
 from sparsync.engine import checkpoint
 from sparsync.engine.reducer import Reducer
-from sparsync.errors import PeerLost, Regroup
+from sparsync.errors import PeerLost, Regroup, name_ranks
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.peer_state import PeerState, broadcast, digest_of
+from sparsync.hosts.shared_buffers import share_buffers
 from sparsync.version import __version__
 
 log = logging.getLogger("sparsync")
@@ -92,6 +94,8 @@ class Survival:
         self._steps, self._undone, self._looked = 0, False, 0.0
         self._former: tuple[int, ...] = ()  # whom this rank has trained with, last
         self._ended: list[Any] = []  # process groups
+        self._limit = timedelta(seconds=handle.plan.deadline)
+        handle.on_detach(share_buffers(ddp, handle))
         handle.on_detach(self.members.close)
         handle.on_detach(self.optimizer.register_step_post_hook(lambda *_: self._note_steps()).remove)
 
@@ -112,6 +116,7 @@ class Survival:
             text = self.members.begin(numbers) if channel.rank == 0 else ""
             self.members.enter(channel.share(text)[0])
             self._former = self.members.now.members
+            _set_pg_timeout(self._limit)  # of exchanges that are not ours, as in the groups that follow
         except BaseException:
             self.handle.abandon()
             raise
@@ -153,7 +158,7 @@ class Survival:
         """Return whether a step failed because a rank was lost, or waits to join."""
         reducer = self.handle._running()
         if reducer.error is None and _is_backend_error(error):
-            # An exchange that is not ours, of DDP's buffers or of the user's; the other ranks may wait in ours.
+            # An exchange of the user's own; the other ranks may wait in ours.
             self.handle.fail(PeerLost(str(error).splitlines()[0]))
         return isinstance(reducer.error, PeerLost | Regroup)
 
@@ -222,8 +227,7 @@ class Survival:
         if dist.is_initialized():
             dist.destroy_process_group()
         store = PrefixStore(f"sparsync generation {generation.number}", self.members.root)
-        limit = timedelta(seconds=self.members.deadline)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=limit)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=self._limit)
 
     def _build_buckets(self) -> None:
         """Let DDP begin anew in the new group, as when it was made, or loaded from a file."""
@@ -248,11 +252,13 @@ class Survival:
             reducer.stats.total = total = old.stats.total
             total.lost_ranks += len(lost)
             total.joined_ranks += len(joined)
-        if rank == 0 and lost:
-            ranks = ", ".join(map(str, lost))
-            log.warning("rank %s of %d is lost, and with it what it had kept back", ranks, len(former))
+        if rank == 0 and len(lost) == 1:
+            log.warning("rank %d of %d is lost, and with it what it had kept back", *lost, len(former))
+        elif rank == 0 and lost:
+            log.warning("%s of %d are lost, and with them what they had kept back", name_ranks(lost), len(former))
         if rank == 0:
-            log.warning("%d ranks go on after step %d", len(members), generation.steps)
+            others = f"{len(members)} rank{'s' * (len(members) > 1)}"
+            log.warning("training goes on after step %d with %s", generation.steps, others)
         if self._on_change is not None:
             old_rank = None if old is None else former.index(self.members.number)
             change = Change(rank, len(members), old_rank, len(former) or None, lost, joined, generation.steps)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sparsync_lab.chaos.checkpoint import newest, step_of
 from sparsync_lab.chaos.life import live
+from sparsync_lab.chaos.machine import EVERY, Machine
+from sparsync_lab.chaos.result import LifeResult
 from sparsync_lab.chaos.schedule import Life, Setting, draw_life
 from sparsync_lab.chaos.training import Outcome
 from sparsync_lab.training import local_workers
@@ -22,50 +22,11 @@ from sparsync_lab.training.local_workers import LocalWorkers, Worker
 
 PRELOAD = (*local_workers.PRELOAD, "sparsync_lab.chaos.life", "sklearn.datasets", "torch.distributed.checkpoint")
 MARGIN = 15.0  # seconds, for a busy machine that starts processes
+STEP = 2.5  # seconds that a step of a life may take, on average
 BUSY = "no answer within"  # what an error says where a deadline is over
-
-
-@dataclass
-class LifeResult:
-    """What came of a life.
-
-    Args:
-        reached: the last step of any worker.
-        broken: which law does not hold; empty if all do.
-        happened: whether the fault has.
-        unplanned: an error that no fault has caused: a deadline was over on a busy machine.
-        errors: what survivors were told, and how many of them.
-        looks: at the ledger; ``worst`` is its largest error, as a share of the bound.
-        compared: steps that were made again, and came to the same bits.
-    """
-
-    life: Life
-    reached: int
-    seconds: float
-    broken: str = ""
-    happened: bool = False
-    unplanned: bool = False
-    errors: Counter[str] = field(default_factory=Counter)
-    events: Counter[str] = field(default_factory=Counter)
-    history: list[str] = field(default_factory=list)
-    digests: dict[int, bytes] = field(default_factory=dict)
-    looks: int = 0
-    worst: float = 0.0
-    drift: float = 0.0
-    compared: int = 0
-
-    def describe(self) -> str:
-        """Return a line for the log."""
-        life = self.life
-        end = life.fault.describe() if self.happened else "restart"
-        end = "done" if self.reached >= life.last else end
-        end = f"BROKEN: {self.broken}" if self.broken else end
-        told = "; ".join(f"{count} told {_short(error)}" for error, count in self.errors.items())
-        return (
-            f"life {life.number}: {life.setting.describe()}; steps {life.first}-{self.reached}, {self.seconds:.1f} s, "
-            f"ledger {self.worst:.3f} of its bound at {self.looks} looks, {self.compared} steps again; "
-            f"{'a deadline was over, unplanned; ' * self.unplanned}{end}{told and f' ({told})'}"
-        )
+PATIENT = 3.0  # times its deadline, for a life that is made again
+TOLERATED = 3  # deadlines of a run that a busy machine may miss
+STUCK = 10  # lives in a row that may come no further
 
 
 def run_lives(
@@ -78,6 +39,9 @@ def run_lives(
 ) -> Iterator[LifeResult]:
     """Train until there are so many steps, and yield what came of each life; the last may have broken a law.
 
+    A deadline that workers miss though nothing has happened is tolerated where the machine was busy, a few times in a
+    run: the life is made again with more time. If it is missed again, or the machine was not busy, somebody hangs.
+
     Args:
         folder: for checkpoints; empty.
         progress: is told the step that the training is at.
@@ -86,18 +50,24 @@ def run_lives(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch tells of every broken connection, at length
     before: LifeResult | None = None
     setting: Setting | None = None
-    number = 0
+    number = missed = still = 0
     while (first := step_of(newest(folder))) < steps:
         life = draw_life(seed, number, first, steps, workers, setting)
+        again = before is not None and before.missed is not None
+        if before is not None and again:
+            life = replace(before.life, first=first, deadline=PATIENT * before.life.deadline)
         known: dict[int, bytes] = {}
         if before is not None and before.life.setting == life.setting and life.method.same_bits:
             known = {step: digest for step, digest in before.digests.items() if step >= first}
         result = _run_life(life, folder, known, progress, prepare)
         result.digests = known | result.digests
+        missed += result.missed is not None
+        still = still + 1 if step_of(newest(folder)) == first else 0
+        result.broken = result.broken or _judge(result, again, missed, still)
         yield result
         if result.broken:
             return
-        before, setting, number = result, life.setting, number + 1
+        before, setting, number = result, life.setting, life.number + 1
 
 
 def run_in_temporary_folder(
@@ -121,8 +91,9 @@ def _run_life(
 ) -> LifeResult:
     began = time.monotonic()
     with LocalWorkers(life.setting.size, PRELOAD, life.store_on_rank_0) as workers:
+        machine = Machine([process.pid or 0 for process in workers.processes])
         workers.call(_live_watched, life, folder, known, prepare)
-        answers, hangs = _collect(workers, life, folder, progress)
+        answers, hangs = _collect(workers, life, folder, progress, machine)
     outcomes = {rank: value for rank, value in answers.items() if isinstance(value, Outcome)}
     result = LifeResult(life, max((one.step for one in outcomes.values()), default=life.first), 0.0)
     result.seconds = time.monotonic() - began
@@ -138,9 +109,36 @@ def _run_life(
     )
     victim = answers.get(life.fault.rank)
     result.happened = life.fault.kind != "restart" and (not isinstance(victim, Outcome) or victim.faulted)
-    result.unplanned = not result.happened and any(BUSY in error for error in result.errors)
+    if not result.happened and any(BUSY in error for error in result.errors):
+        result.missed = machine.evidence(life.deadline)
     result.broken = hangs or _broken(life, answers, result) or _bad_exits(workers, life)
     return result
+
+
+def _judge(result: LifeResult, again: bool, missed: int, still: int) -> str:
+    """Return why a life, no law of which is broken, is not to be followed by another; nothing if it is.
+
+    Args:
+        again: it was made again, with more time.
+        missed: deadlines of the run, this one included.
+        still: lives in a row, this one included, that have left no newer checkpoint.
+    """
+    life, evidence = result.life, result.missed
+    what = f"life {life.number}: a deadline of {life.deadline:g} s was missed, though nothing had happened"
+    if evidence is not None and not evidence.busy:
+        return f"{what} and the machine was not busy ({evidence.describe()})"
+    if evidence is not None and again:
+        return f"{what}, once more, with more time ({evidence.describe()})"
+    if evidence is not None and missed > TOLERATED:
+        return f"{what}; that is the {missed}th of this run, and {TOLERATED} are tolerated ({evidence.describe()})"
+    if still >= STUCK:
+        return f"life {life.number}: {still} lives have ended before their first checkpoint, all from step {life.first}"
+    return ""
+
+
+def _longest(life: Life) -> float:
+    """Return the seconds that a life may take."""
+    return 4 * MARGIN + 3 * life.deadline + STEP * (min(life.last, life.fault.step + 2 * life.save_every) - life.first)
 
 
 def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: LifeResult) -> str:
@@ -152,7 +150,7 @@ def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: 
             return f"worker {rank} failed outside of its training: {answer}"
         if isinstance(answer, Outcome) and answer.end == "broken":
             return f"rank {rank}: {answer.error}"
-        if isinstance(answer, Outcome) and answer.end == "failed" and not (result.happened or result.unplanned):
+        if isinstance(answer, Outcome) and answer.end == "failed" and not result.happened and result.missed is None:
             return f"rank {rank} failed, though nothing had happened: {answer.error}"
         if not isinstance(answer, Outcome) and (rank != fault.rank or answer != dies):
             return f"worker {rank} ended with exit code {answer}"
@@ -171,12 +169,13 @@ def _bad_exits(workers: LocalWorkers, life: Life) -> str:
 
 
 def _collect(
-    workers: LocalWorkers, life: Life, folder: Path, progress: Callable[[int], None]
+    workers: LocalWorkers, life: Life, folder: Path, progress: Callable[[int], None], machine: Machine
 ) -> tuple[dict[int, Outcome | str | int | None], str]:
     """Return what every worker answers, and which law is broken if one does not."""
     answers: dict[int, Outcome | str | int | None] = {}
     stops = life.fault.kind.startswith("stop")
-    patience = 2 * life.deadline + MARGIN
+    patience, longest = 2 * life.deadline + MARGIN, _longest(life)
+    began = heard = time.monotonic()
     while len(answers) < workers.count:
         waiting = [rank for rank in range(workers.count) if rank not in answers]
         victim = workers.processes[life.fault.rank]
@@ -186,9 +185,13 @@ def _collect(
                 return answers, ""
             assert victim.pid is not None
             os.kill(victim.pid, signal.SIGCONT)
-        messages = workers.receive(waiting, patience)
-        if not messages:
-            return answers, f"ranks {waiting} do not answer within {patience:g} s{_stacks(workers, waiting, folder)}"
+        messages, now = workers.receive(waiting, EVERY), time.monotonic()
+        machine.look()
+        heard = now if messages else heard
+        if now - heard > patience or now - began > longest:
+            limit = f"ended within {longest:g} s" if now - began > longest else f"said anything for {patience:g} s"
+            ranks = ", ".join(map(str, waiting))
+            return answers, f"life {life.number} has not {limit}; ranks: {ranks}{_stacks(workers, waiting, folder)}"
         for message in messages:
             if message.kind == "report":
                 progress(message.value)
@@ -206,12 +209,6 @@ def _stacks(workers: LocalWorkers, ranks: list[int], folder: Path) -> str:
             os.kill(pid, signal.SIGUSR1)
     time.sleep(1)
     return "".join(f"\nrank {rank}:\n{_stack_file(folder, rank).read_text()}" for rank in ranks)
-
-
-def _short(error: str) -> str:
-    """Return an error without what Gloo says of its own source."""
-    text = re.sub(r"\[/\S+\] ", "", error.partition(" This is typically")[0])
-    return text if len(text) < 160 else f"{text[:157]}..."
 
 
 def _stack_file(folder: Path, rank: int) -> Path:

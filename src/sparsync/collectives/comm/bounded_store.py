@@ -39,11 +39,20 @@ class BoundedStore:
         self._store, self._threaded = store, threaded
         self._thread: CommThread | None = None
         self._overdue: Future[object] | None = None
+        self._given_up: Future[object] | None = None  # an overdue answer that was waited for in vain
 
     @property
     def silent(self) -> bool:
         """Whether an answer is overdue."""
         return self._overdue is not None and not self._overdue.done()
+
+    def recovers(self, seconds: float) -> bool:
+        """Return whether no answer is overdue, or the one that is comes within ``seconds``: a busy host is late, and
+        not frozen. Nobody waits for the same answer twice."""
+        if self._overdue is not None and self._overdue is not self._given_up:
+            wait([self._overdue], seconds)
+            self._given_up = self._overdue
+        return not self.silent
 
     def ask(self, question: Callable[[Store], T], seconds: float, insist: bool = False) -> T:
         """Return the answer to ``question``; raises ``StoreSilent`` if there is none within ``seconds``.
@@ -53,7 +62,8 @@ class BoundedStore:
         """
         if self.silent:
             if insist:
-                self._overdue = self.post(question)  # type: ignore[assignment]
+                last, self._overdue = self._overdue, self.post(question)  # type: ignore[assignment]
+                self._given_up = self._overdue if self._given_up is last else self._given_up
             raise StoreSilent
         answer = self.post(question)
         try:

@@ -154,14 +154,19 @@ class Membership:
 
     def finish(self) -> bool:
         """Wait until all members have finished, and return whether they have; ``False``: some need the others once
-        more."""
-        number, members = self.now.number, self.now.members
+        more. Raises ``PeerLost`` if some, though they live, have not finished before the deadline."""
+        number, members, began = self.now.number, self.now.members, time.monotonic()
         self._ask(lambda s: s.set(f"{number}/finished/{self.number}", "1"))
         while not self.somebody_waits():
-            names = [f"{number}/finished/{m}" for m in members if not self._hearts.stopped(m)]
-            if self._ask(lambda s, names=names: s.check(names)):  # type: ignore[misc]
+            names = {f"{number}/finished/{m}": rank for rank, m in enumerate(members) if not self._hearts.stopped(m)}
+            if self._ask(lambda s, names=names: s.check([*names])):  # type: ignore[misc]
                 self._ask(lambda s: s.set(f"{number}/over", "1"))
                 return True
+            if time.monotonic() - began > self.deadline:
+                missing = ", ".join(str(rank) for name, rank in names.items() if not self._read(name))
+                raise PeerLost(
+                    f"the end of the training: no answer within {self.deadline:g} s; ranks not heard from: {missing}"
+                )
             time.sleep(POLL)
         return False
 

@@ -18,7 +18,7 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from sparsync import errors
 from sparsync.collectives.comm.bounded_store import BoundedStore, StoreSilent
-from sparsync.errors import Mismatch, PeerLost, SparsyncError
+from sparsync.errors import Mismatch, PeerLost, SparsyncError, name_ranks
 
 T = TypeVar("T")
 PATIENCE = 1.0  # seconds, or an eighth of the deadline, of waiting after which a rank writes down what it waits for
@@ -86,8 +86,8 @@ class StoreMonitor:
         odd = [rank for rank in range(self.size) if said[rank] != said[0]]
         if odd:
             texts = self._share(f"{turn}/text", text, place, began)
-            ranks = ", ".join(map(str, odd))
-            raise Mismatch(f"the {what} differs on rank {ranks}: {_difference(texts[0], texts[odd[0]], odd[0])}")
+            difference = _difference(texts[0], texts[odd[0]], odd[0])
+            raise Mismatch(f"the {what} differs on {name_ranks(odd)}: {difference}")
         if self._agreements > 1:  # all have read what came before
             key = f"agree/{self._agreements - 1}/{self.rank}"
             self.store.post(lambda store: store.delete_key(key))
@@ -149,7 +149,7 @@ class StoreMonitor:
         """
         names = [f"vote/{rank}" for rank in range(self.size)]
         expected = [name for rank, name in enumerate(names) if rank not in self.lost]
-        if self.store.silent:
+        if not self.store.recovers(self.grace):
             raise StoreSilent
         until = time.monotonic() + 2 * self.grace
         while time.monotonic() < until and not self.store.appear(expected, self.patience):
@@ -190,8 +190,8 @@ class StoreMonitor:
         self.wait(lambda seconds: self.store.appear(names, seconds), place, began)
         return self.ask(lambda store: [bytes(store.get(name)).decode() for name in names], place, began)
 
-    def _look_around(self, place: str) -> None:
-        """Write down what we wait for, and stop if an alarm was raised."""
+    def _look_around(self, place: str, seconds: float | None = None) -> None:
+        """Write down what we wait for, and stop if an alarm was raised; ``seconds``: that the store may take."""
         self._beats += 1
         here = f"{self._beats}\n{place}"
 
@@ -199,13 +199,15 @@ class StoreMonitor:
             store.set(f"here/{self.rank}", here)
             return bool(store.check(["alarm"]))
 
-        if self.store.ask(look, self.patience):
+        if self.store.ask(look, seconds or self.patience):
             raise self.broadcast_error(PeerLost(f"{place}: {UNREAD}"))  # which is not the first
 
     def _find_lost(self, place: str) -> tuple[dict[int, str], list[int]]:
         """Return the ranks that do not wait at ``place``, with where they last waited, and those of them that do not
         wait at all: within a while they have not written anything new."""
-        self._look_around(place)
+        if not self.store.recovers(self.grace):
+            raise StoreSilent
+        self._look_around(place, self.grace)
         first, until, alive = self._whereabouts(), time.monotonic() + self.grace, set[int]()
         while True:
             now = self._whereabouts()
@@ -215,7 +217,7 @@ class StoreMonitor:
             if not elsewhere or time.monotonic() > until:
                 return elsewhere, [rank for rank in elsewhere if rank not in alive]
             time.sleep(0.05)
-            self._look_around(place)
+            self._look_around(place, self.grace)
 
     def _whereabouts(self) -> dict[int, str]:
         """Return what every rank last wrote."""
