@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from sparsync import AllGather, GTopK, TopK
 from sparsync.collectives import Channel
 from sparsync.wire import Wire
 from sparsync.workspace import Workspace
+from sparsync_lab.training.local_workers import free_port
 from tests.failures.ddp_training import ALL_SPARSE, Chain, loss_of, training
 from tests.methods import worker
 
@@ -123,12 +123,6 @@ gc.collect()
 dist.destroy_process_group()
 print("the end")
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_scripts_end_without_an_abort(tmp_path):

@@ -27,6 +27,7 @@ from sparsync_lab.data import load
 from sparsync_lab.training import loop
 from sparsync_lab.training.all_ranks import gather
 from sparsync_lab.training.checkpoints import Checkpoint, Checkpoints
+from sparsync_lab.training.local_workers import free_port
 from sparsync_lab.training.run_folder import RunFolder
 from sparsync_lab.training.run_lock import hold_lock
 from sparsync_lab.training.settings import Point, Training
@@ -267,12 +268,6 @@ def test_a_checkpoint_is_on_the_disk_before_it_counts(tmp_path: Path, worlds: di
 
 
 # ---- started again by torchrun --------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def worker_of(launcher: int, rank: int, folder: Path) -> int | None:

@@ -9,6 +9,7 @@ import contextlib
 import math
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import time
@@ -73,7 +74,7 @@ class LocalWorkers:
             self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         variables = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port() if self._store is None else self._store.port),
+            "MASTER_PORT": str(free_port() if self._store is None else self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": str(self._store is not None),  # torch: the store is there already
         }
         try:
@@ -227,7 +228,11 @@ def _stop(number: int, frame: object) -> None:
     raise WorkerFailed(f"stopped by {signal.Signals(number).name}")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """Return a port that nobody listens at, below those that the system gives to outgoing connections: so none of these
+    takes it before it is used."""
+    for port in random.SystemRandom().sample(range(10_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port found from 10,000 to 32,000")
