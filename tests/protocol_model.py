@@ -170,7 +170,7 @@ class Protocol:
         return rank.phase == WAITING and rank.waited >= DEADLINE and self.defect != "nobody looks at the deadline"
 
     def can_hear(self, number: int) -> bool:
-        """Whether a rank that waits finds the alarm (StoreMonitor._look_around)."""
+        """Whether a rank that waits finds the alarm (StoreMonitor._heartbeat)."""
         return self.ranks[number].phase == WAITING and self.alarm
 
     def stop(self, number: int) -> None:

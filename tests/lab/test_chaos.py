@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sparsync_lab.chaos.conductor import _judge, run_in_temporary_folder
+from sparsync_lab.chaos.conductor import _judge, run_lives
 from sparsync_lab.chaos.machine import Evidence, Machine
 from sparsync_lab.chaos.methods import METHODS
 from sparsync_lab.chaos.report import ChaosReport
@@ -74,7 +74,7 @@ def add_in_another_order() -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_chaos_finds_a_defect(defect: Callable[[], None], seed: int, says: str) -> None:
-    *good, last = run_in_temporary_folder(150, 2, seed, prepare=defect)
+    *good, last = run_lives(150, 2, seed, prepare=defect)
     assert says in last.broken
     assert not any(result.broken for result in good)
 
@@ -105,7 +105,7 @@ def test_a_deadline_that_is_missed_again_is_a_hang(busy: bool, monkeypatch: pyte
     """On a machine that has time to spare it is one at once; on a busy one the life is made again with more time."""
     monkeypatch.setattr("sparsync_lab.chaos.conductor.draw_life", quick)
     monkeypatch.setattr(Evidence, "busy", busy)
-    results = list(run_in_temporary_folder(150, 2, 3, prepare=partial(stall, 14.0 if busy else 6.0, at=20)))
+    results = list(run_lives(150, 2, 3, prepare=partial(stall, 14.0 if busy else 6.0, at=20)))
     assert [result.missed is not None for result in results] == [True] * (1 + busy)
     assert [result.life.deadline for result in results] == [4, 12][: 1 + busy]
     assert ("once more, with more time" if busy else "the machine was not busy") in results[-1].broken
@@ -115,7 +115,7 @@ def test_a_deadline_that_a_busy_machine_misses_is_counted(monkeypatch: pytest.Mo
     """Made again with more time, the life comes to its end."""
     monkeypatch.setattr("sparsync_lab.chaos.conductor.draw_life", quick)
     monkeypatch.setattr(Evidence, "busy", True)
-    results = list(run_in_temporary_folder(30, 2, 3, prepare=partial(stall, 6.0, at=20)))
+    results = list(run_lives(30, 2, 3, prepare=partial(stall, 6.0, at=20)))
     assert not any(result.broken for result in results)
     assert [result.missed is not None for result in results[:2]] == [True, False]
     report = ChaosReport(30, 2, 3, results)
@@ -129,7 +129,7 @@ def test_a_deadline_that_a_busy_machine_misses_is_counted(monkeypatch: pytest.Mo
 
 def test_a_life_without_end_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsync_lab.chaos.conductor._longest", lambda life: 3.0)
-    (result,) = run_in_temporary_folder(10_000, 2, 3)
+    (result,) = run_lives(10_000, 2, 3)
     assert result.broken.startswith("life 0 has not ended within 3 s; ranks: 0, 1\nrank 0:\n")
     assert "in train\n" in result.broken  # where they are
 

@@ -33,7 +33,6 @@ def run_lives(
     steps: int,
     workers: int,
     seed: int,
-    folder: Path,
     progress: Callable[[int], None] = lambda step: None,
     prepare: Callable[[], None] | None = None,
 ) -> Iterator[LifeResult]:
@@ -43,7 +42,6 @@ def run_lives(
     run: the life is made again with more time. If it is missed again, or the machine was not busy, somebody hangs.
 
     Args:
-        folder: for checkpoints; empty.
         progress: is told the step that the training is at.
         prepare: is called in every worker before it trains.
     """
@@ -51,35 +49,25 @@ def run_lives(
     before: LifeResult | None = None
     setting: Setting | None = None
     number = missed = still = 0
-    while (first := step_of(newest(folder))) < steps:
-        life = draw_life(seed, number, first, steps, workers, setting)
-        again = before is not None and before.missed is not None
-        if before is not None and again:
-            life = replace(before.life, first=first, deadline=PATIENT * before.life.deadline)
-        known: dict[int, bytes] = {}
-        if before is not None and before.life.setting == life.setting and life.method.same_bits:
-            known = {step: digest for step, digest in before.digests.items() if step >= first}
-        result = _run_life(life, folder, known, progress, prepare)
-        result.digests = known | result.digests
-        missed += result.missed is not None
-        still = still + 1 if step_of(newest(folder)) == first else 0
-        result.broken = result.broken or _judge(result, again, missed, still)
-        yield result
-        if result.broken:
-            return
-        before, setting, number = result, life.setting, life.number + 1
-
-
-def run_in_temporary_folder(
-    steps: int,
-    workers: int,
-    seed: int,
-    progress: Callable[[int], None] = lambda step: None,
-    prepare: Callable[[], None] | None = None,
-) -> Iterator[LifeResult]:
-    """Do as ``run_lives``, and keep no checkpoints."""
-    with TemporaryDirectory() as folder:
-        yield from run_lives(steps, workers, seed, Path(folder), progress, prepare)
+    with TemporaryDirectory() as name:
+        folder = Path(name)  # of checkpoints
+        while (first := step_of(newest(folder))) < steps:
+            life = draw_life(seed, number, first, steps, workers, setting)
+            again = before is not None and before.missed is not None
+            if before is not None and again:
+                life = replace(before.life, first=first, deadline=PATIENT * before.life.deadline)
+            known: dict[int, bytes] = {}
+            if before is not None and before.life.setting == life.setting and life.method.same_bits:
+                known = {step: digest for step, digest in before.digests.items() if step >= first}
+            result = _run_life(life, folder, known, progress, prepare)
+            result.digests = known | result.digests
+            missed += result.missed is not None
+            still = still + 1 if step_of(newest(folder)) == first else 0
+            result.broken = result.broken or _judge(result, again, missed, still)
+            yield result
+            if result.broken:
+                return
+            before, setting, number = result, life.setting, life.number + 1
 
 
 def _run_life(

@@ -26,7 +26,7 @@ def chaos(
 
     from rich.console import Console
 
-    from sparsync_lab.chaos.conductor import run_in_temporary_folder
+    from sparsync_lab.chaos.conductor import run_lives
     from sparsync_lab.chaos.report import ChaosReport
     from sparsync_lab.cli.lab import new_table
     from sparsync_lab.cli.progress import progress_bar
@@ -43,7 +43,7 @@ def chaos(
             farthest = max(farthest, step)
 
         file.write(f"{report.title}\n")
-        for result in run_in_temporary_folder(steps, workers, seed, advance):
+        for result in run_lives(steps, workers, seed, advance):
             report.results.append(result)
             file.write(f"{result.describe()}\n")
             file.flush()

@@ -62,10 +62,10 @@ class BoundedStore:
         """
         if self.silent:
             if insist:
-                last, self._overdue = self._overdue, self.post(question)  # type: ignore[assignment]
+                last, self._overdue = self._overdue, self.submit(question)  # type: ignore[assignment]
                 self._given_up = self._overdue if self._given_up is last else self._given_up
             raise StoreSilent
-        answer = self.post(question)
+        answer = self.submit(question)
         try:
             return answer.result(seconds)
         except TimeoutError:
@@ -73,7 +73,7 @@ class BoundedStore:
                 self._overdue = answer  # type: ignore[assignment]
             raise StoreSilent from None
 
-    def post(self, question: Callable[[Store], T]) -> Future[T]:
+    def submit(self, question: Callable[[Store], T]) -> Future[T]:
         """Ask without waiting for the answer."""
         if self._thread is None:
             self._thread = CommThread(self._threaded, name="sparsync store")

@@ -254,14 +254,14 @@ class Heartbeats:
                 self._store.set(f"beat/{self._number}", str(beat))
                 if now - last > 4 * BEAT:  # we were frozen ourselves: the others get another chance
                     self._seen = {m: (value, seen + now - last) for m, (value, seen) in self._seen.items()}
-                for number, value in self._look(self._watched):
+                for number, value in self._read_beats(self._watched):
                     if number not in self._seen or self._seen[number][0] != value:
                         if number in self._seen:
                             self._beating.add(number)
                         self._seen[number] = value, now
                 self._looked = now
 
-    def _look(self, numbers: tuple[int, ...]) -> list[tuple[int, bytes]]:
+    def _read_beats(self, numbers: tuple[int, ...]) -> list[tuple[int, bytes]]:
         """Return the last beats of processes, by one question where the store takes that."""
         names = [f"beat/{number}" for number in numbers]
         many = bool(names) and self._store.has_extended_api()  # type: ignore[attr-defined]

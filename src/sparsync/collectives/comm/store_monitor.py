@@ -62,7 +62,7 @@ class StoreMonitor:
                 if time.monotonic() > until:
                     self.fail(f"no answer within {self.deadline:g} s", place)
                 with suppress(StoreSilent):  # the ranks may answer all the same
-                    self._look_around(place)
+                    self._heartbeat(place)
         except DistError as error:
             self.alarmed = True
             raise PeerLost(f"{place}: {GONE}") from error
@@ -90,7 +90,7 @@ class StoreMonitor:
             raise Mismatch(f"the {what} differs on {name_ranks(odd)}: {difference}")
         if self._agreements > 1:  # all have read what came before
             key = f"agree/{self._agreements - 1}/{self.rank}"
-            self.store.post(lambda store: store.delete_key(key))
+            self.store.submit(lambda store: store.delete_key(key))
 
     def share(self, text: str, place: str) -> list[str]:
         """Return every rank's ``text``."""
@@ -114,7 +114,7 @@ class StoreMonitor:
                 if self.store.appear([key], self.patience):
                     return bytes(self.store.ask(lambda store: store.get(key), self.patience)).decode()
                 with suppress(StoreSilent):
-                    self._look_around(f"the cause of rank {rank}")
+                    self._heartbeat(f"the cause of rank {rank}")
             why = SILENT if self.store.silent else why
         except StoreSilent:
             why = SILENT
@@ -140,7 +140,7 @@ class StoreMonitor:
 
     def leave_vote(self, vote: int) -> None:
         """Let whoever stops after an alarm know this rank's ``vote``."""
-        self.store.post(lambda store: store.set(f"vote/{self.rank}", str(vote)))
+        self.store.submit(lambda store: store.set(f"vote/{self.rank}", str(vote)))
 
     def collect_votes(self) -> dict[int, int]:
         """Return the votes of all ranks that stop within a while.
@@ -186,11 +186,11 @@ class StoreMonitor:
     def _share(self, turn: str, text: str, place: str, began: float) -> list[str]:
         """Return every rank's ``text``."""
         names = [f"{turn}/{rank}" for rank in range(self.size)]
-        self.store.post(lambda store: store.set(names[self.rank], text))
+        self.store.submit(lambda store: store.set(names[self.rank], text))
         self.wait(lambda seconds: self.store.appear(names, seconds), place, began)
         return self.ask(lambda store: [bytes(store.get(name)).decode() for name in names], place, began)
 
-    def _look_around(self, place: str, seconds: float | None = None) -> None:
+    def _heartbeat(self, place: str, seconds: float | None = None) -> None:
         """Write down what we wait for, and stop if an alarm was raised; ``seconds``: that the store may take."""
         self._beats += 1
         here = f"{self._beats}\n{place}"
@@ -207,7 +207,7 @@ class StoreMonitor:
         wait at all: within a while they have not written anything new."""
         if not self.store.recovers(self.grace):
             raise StoreSilent
-        self._look_around(place, self.grace)
+        self._heartbeat(place, self.grace)
         first, until, alive = self._whereabouts(), time.monotonic() + self.grace, set[int]()
         while True:
             now = self._whereabouts()
@@ -217,7 +217,7 @@ class StoreMonitor:
             if not elsewhere or time.monotonic() > until:
                 return elsewhere, [rank for rank in elsewhere if rank not in alive]
             time.sleep(0.05)
-            self._look_around(place, self.grace)
+            self._heartbeat(place, self.grace)
 
     def _whereabouts(self) -> dict[int, str]:
         """Return what every rank last wrote."""
