@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -668,7 +669,10 @@ def case_told(rank: int, size: int) -> tuple[str, float, float, int]:
 
 def test_it_says_what_it_does(worlds: dict[int, World]) -> None:
     for text, traffic, density, steps in worlds[2].run(case_told):
-        assert text.startswith("Outer loop: a round every 4 local steps, 2 fragments, applied 0 steps later, by SGD of")
+        assert text.startswith(
+            "Outer loop: a round every 4 local steps, 2 fragments, applied at once, by SGD of rate 1, "
+        )
+        assert "with Adam's second moments shared. In each round" in text
         assert text.count("TopK (scope global, density 0.1 now") == 2
         assert steps == 2
         assert 0.1 < density < 0.4  # small tensors travel dense
@@ -695,6 +699,36 @@ def test_fragments_are_of_about_the_same_size() -> None:
     parts = [[*map(int, part)] for part, _ in cut(tensors, 3, plan, 2)]
     assert parts == [[0, 1], [2, 3, 4], [5, 6]]
     assert [len(part) for part, _ in cut(tensors, 7, plan, 2)] == [1] * 7
+
+
+def case_machines(rank: int, size: int) -> tuple[Tensors, float]:
+    inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    between = [dist.new_group([0, 2]), dist.new_group([1, 3])][rank % 2]
+    model = make_model(rank // 2)
+    ddp = DistributedDataParallel(model, process_group=inside)
+    optimizer = torch.optim.AdamW(ddp.parameters(), 0.01)
+    outer = OuterLoop(ddp.module, every=3, process_group=between, **SPARSE)
+    for step in range(STEPS):
+        x = torch.randn(5, 7, generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad()
+        ddp(x).square().mean().backward()
+        optimizer.step()
+        outer.step()
+    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+    density = outer.stats().total.density
+    outer.detach()
+    del ddp
+    gc.collect()
+    return own, density
+
+
+def test_machines_sum_inside_and_make_local_steps_between(worlds: dict[int, World]) -> None:
+    answers = worlds[4].run(case_machines)
+    for name, p in answers[0][0].items():
+        assert torch.equal(p, answers[1][0][name])
+        assert torch.equal(answers[2][0][name], answers[3][0][name])
+    assert not torch.equal(answers[0][0]["0.weight"], answers[2][0]["0.weight"])  # one step after the last round
+    assert all(0 < density < 1 for _, density in answers)
 
 
 # ---- virtual workers ------------------------------------------------------------------------------------------------

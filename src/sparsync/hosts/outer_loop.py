@@ -157,7 +157,10 @@ class OuterLoop:
         many, momentum = len(self.fragments), self.outer_momentum
         outer = f"SGD of rate {self.outer_lr:g}" + (f" with Nesterov momentum {momentum:g}" if momentum else "")
         first = f"Outer loop: a round every {self.every} local steps, {many} fragment{'s' * (many > 1)}, "
-        first += f"applied {self.overlap} steps later, by {outer}. In each round, called a step here:"
+        when = f"{self.overlap} step{'s' * (self.overlap > 1)} later" if self.overlap else "at once"
+        first += f"applied {when}, by {outer}"
+        first += ", with Adam's second moments shared" if self.fragments[0].moments is not None else ""
+        first += ". In each round, called a step here:"
         return "\n".join([first, *(fragment.handle.describe() for fragment in self.fragments)])
 
     def state_dict(self) -> dict[str, Any]:

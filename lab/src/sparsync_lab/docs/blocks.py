@@ -49,6 +49,7 @@ BLOCKS: Mapping[str, Block] = {
     "AdamW, ablations": adamw.ablations,
     "AdamW, times": adamw.times,
     "local steps": outer.scores,
+    "local steps, best of each": outer.best_of_each,
     "cost of sketches": sketches.cost,
     "papers": items.papers,
     "verdicts": items.judged,

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparsync_lab.docs.sources import Sources, plain, stored_table
+from sparsync_lab.docs.sources import Sources, plain, stored_table, table
 from sparsync_lab.papers.tables import NOT_RUN
 from sparsync_lab.report import Table
 
 FILE, ITEM = "beyond-outer", "beyond/outer"
 COLUMNS = 7  # of a table of scores; the rest is how long it took
 SCORES = "to dense"  # a heading of such a table
+WAYS = {  # how rows of each kind begin, and what to type for it
+    "dense": "DDP alone: every entry in every step",
+    "preconditioned": "`sparsync.attach(ddp, optimizer=optimizer, budget=1/40)`: an exchange in every step",
+    "OuterLoop": "`sparsync.OuterLoop(model, optimizer=optimizer, every=H, budget=1/40)`",
+    "SparseLoCo": "– (the lab alone has it)",
+    "DiLoCo": '`sparsync.OuterLoop(model, "none", every=H, outer_lr=0.7, outer_momentum=0.9)`, with `values="bf16"`',
+}
+
+
+def best_of_each(sources: Sources) -> str:
+    """Return, for each number of workers, the best row of each kind."""
+    if not sources.has_item(FILE):
+        return f"Not run yet: `sparsync papers run {ITEM}`."
+    parts = []
+    for stored in (_trained(own) for own in sources.item(FILE).result.tables if SCORES in own.headings):
+        rows = []
+        for begins, way in WAYS.items():
+            found = [row.cells for row in stored.rows if row.cells[0].startswith(begins)]
+            if found:
+                label, score, beside, sent, *_ = min(found, key=lambda cells: float(cells[1].split()[0]))
+                rows.append([plain(label), score, beside, sent, way])
+        headings = [*stored.headings[:4], "to type"]
+        parts += [f"**{plain(stored.caption)}**: the best row of each kind", table(headings, rows)]
+    return "\n\n".join(parts)
 
 
 def scores(sources: Sources) -> str:
-    """Return the scores at equal bytes."""
+    """Return the scores within a budget of bytes."""
     if not sources.has_item(FILE):
         return f"Not run yet: `sparsync papers run {ITEM}`."
     tables = [_trained(own) for own in sources.item(FILE).result.tables if SCORES in own.headings]
