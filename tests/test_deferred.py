@@ -17,11 +17,12 @@ from examples.every_other import EveryOther
 
 from sparsync import DGCK, AllGather, Balanced, DenseAllReduce, GaussianK, Mismatch, NoCompression, ThresholdK, TopK
 from sparsync.collectives import Channel
+from sparsync.collectives.comm.device_status import Report
 from sparsync.config import resolve
 from sparsync.engine.bucketing import Bucket
 from sparsync.engine.completion import Deferred, Immediate
 from sparsync.engine.reducer import Reducer
-from sparsync.errors import PeerFailed, SparsyncError
+from sparsync.errors import PeerFailed, PeerLost, SparsyncError
 from sparsync.feedback import AdamRule
 from sparsync.feedback.residual import Correction, Feedback
 from sparsync.kernels.message.header import ENTRIES, FLAGS, HEADER, SEQUENCE, SUM
@@ -34,6 +35,8 @@ from tests import pairs
 from tests.fence import fenced
 from tests.methods import reducer_of
 from tests.pairs import INTERPRETED, MARKS
+from tests.test_outer_loop import SPARSE as GLOBAL
+from tests.test_outer_loop import Training
 
 pytestmark = MARKS
 DEVICE = torch.device(pairs.DEVICE)
@@ -706,3 +709,15 @@ def test_a_collective_that_verifies_twice_is_told_so():
         step(one, DEVICE, whole_numbers(number))
     with pytest.raises((RuntimeError, SparsyncError), match="must do it once in each"):
         step(one, DEVICE, whole_numbers(2))
+
+
+@pytest.mark.parametrize("moments", [False, True])
+def test_local_steps_are_told_of_a_silent_device_before_the_deadline(moments):
+    """Futures are there at once, and the device would be waited for without a limit."""
+    training = Training(0, every=3, moments=moments, deadline=2.0, device=pairs.DEVICE, **GLOBAL)
+    assert isinstance(training.outer.fragments[0]._reducer.completion, Deferred)
+    for _ in range(5):
+        training.step()
+    with patch.object(Report, "there", return_value=False), pytest.raises(PeerLost, match="no answer within 2 s"):
+        training.step()
+    training.outer.detach()

@@ -669,6 +669,14 @@ MUTANTS = [
         f"{OUTER_TESTS}::test_a_state_holds_all_that_a_training_goes_on_from",
     ),
     Mutant(
+        "a round that the device decides is waited for without a limit",
+        FRAGMENT,
+        "        self.handle.check()\n",
+        "",
+        "tests/test_deferred.py::test_local_steps_are_told_of_a_silent_device_before_the_deadline[False]",
+        interpreted=True,
+    ),
+    Mutant(
         "a bad state of local steps is loaded by half",
         LOOP,
         "            fragment.check_state(part)\n",

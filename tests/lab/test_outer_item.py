@@ -1,0 +1,35 @@
+"""Local steps within a budget of bytes: notes say what the stored trainings say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparsync_lab.docs.outer import FILE, SCORES, best_of_each
+from sparsync_lab.docs.sources import Sources
+from sparsync_lab.papers.tables import NOT_RUN
+
+SOURCES = Sources(Path(__file__).parents[2] / "results", "../results")
+
+
+def test_notes_tell_what_was_sent_and_no_row_that_is_not_trained() -> None:
+    result = SOURCES.item(FILE).result
+    about = " ".join(note for note in result.notes if "searches that are not done" not in note)
+    for table in (own for own in result.tables if SCORES in own.headings):
+        sent = table.headings.index("sent, of dense")
+        trained = [row.cells for row in table.rows if NOT_RUN not in row.cells and row.cells[0] != "dense"]
+        shares = sorted((cells[sent] for cells in trained), key=lambda share: float(share.removeprefix("1/")))
+        (note,) = (note for note in result.notes if note.startswith(f"{table.caption}: rows but dense"))
+        assert f"from {shares[-1]} to {shares[0]} of dense's bytes" in note
+        for row in table.rows:
+            if NOT_RUN in row.cells:
+                assert row.cells[0] not in about
+
+
+def test_the_best_of_each_kind_is_the_best_of_its_rows() -> None:
+    shown = best_of_each(SOURCES)
+    for table in (own for own in SOURCES.item(FILE).result.tables if SCORES in own.headings):
+        scores = {row.cells[0]: row.cells[1] for row in table.rows if NOT_RUN not in row.cells}
+        for kind in ("SparseLoCo", "OuterLoop", "DiLoCo"):
+            own = {label: score for label, score in scores.items() if label.startswith(kind)}
+            best = min(own, key=lambda label: float(own[label].split()[0]), default=None)
+            assert best is None or f"| {best} | {own[best]} |" in shown
