@@ -6,6 +6,7 @@ back as a list. A case that ends processes or leaves them waiting runs in a worl
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -115,6 +116,8 @@ def _run_script(worker: Worker, script: str) -> str:
 
 
 def _run_case(worker: Worker, case: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    if not gc.get_freeze_count():
+        gc.freeze()  # what is imported stays: gc.collect(), which most cases end with, need not look at it
     if not dist.is_initialized():
         if os.environ.get("TRITON_INTERPRET") == "1":
             from tests.interpreter import quicken
