@@ -137,9 +137,23 @@ MUTANTS = [
     Mutant(
         "numba: inexact entries sent",
         "src/sparsync/kernels/accumulate/cpu.py",
-        "(np.float32(rest + sent[i]) == values[i]) & ",
-        "",
+        "out_values[i] = sent[i] if exact else np.float32(0)",
+        "out_values[i] = sent[i]",
         "tests/test_numba.py::test_take[fp16]",
+    ),
+    Mutant(
+        "numba: entries of other indices are taken for those that were picked",
+        "src/sparsync/kernels/threshold/cpu.py",
+        "        words[number] = entries[i]\n",
+        "        words[number] = entries[0]\n",
+        "tests/test_numba.py::test_compressors_send_the_same[global-threshold]",
+    ),
+    Mutant(
+        "numba: scales of signs are not cut",
+        "src/sparsync/kernels/signs/cpu.py",
+        "exact.view(np.int32) & SIGNIFICANT",
+        "exact.view(np.int32)",
+        "tests/test_numba.py::test_signs",
     ),
     Mutant(
         "numba: of equals, the higher index wins",

@@ -28,7 +28,7 @@ SWITCH = "SPARSYNC_COMPILED"  # 0 in the environment: never
 LEAST = 1 << 16  # entries of a flat gradient that are worth loading numba
 SHARE = 1 << 18  # entries that are worth a thread
 OPERATIONS = (  # that have such loops
-    "accumulate", "topk", "threshold", "precondition", "checksum", "message", "balanced", "mean_velocity",
+    "accumulate", "topk", "threshold", "signs", "precondition", "checksum", "message", "balanced", "mean_velocity",
 )  # fmt: skip
 log = logging.getLogger("sparsync")
 
