@@ -224,9 +224,8 @@ class HostPartition(IndexPartition):
 
     def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         (whole,), owner = sums, int(owners)
-        rows = self._nonzero(whole)
+        rows, found = self._nonzero(whole)
         home, _ = within(self.place(rows, owner), self.layout.numel, "index")  # which the last row may not have
-        found = whole.index_select(0, rows)
         if self.kept < rows.numel():
             chosen = self._reach(found, rows)
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
@@ -244,9 +243,10 @@ class HostPartition(IndexPartition):
         indices, values = torch.cat([stays.indices, places]), torch.cat([stays.values, left])
         return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
 
-    def _nonzero(self, sums: Tensor) -> Tensor:
-        """Return the rows of sums that are not 0."""
-        return torch.from_numpy(np.flatnonzero(sums.numpy() != 0))
+    def _nonzero(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of sums that are not 0, and these sums."""
+        rows = torch.from_numpy(np.flatnonzero(sums.numpy() != 0))
+        return rows, sums.index_select(0, rows)
 
     def _reach(self, sums: Tensor, rows: Tensor) -> Tensor:
         """Return the numbers of the largest sums, in ascending order."""
