@@ -699,7 +699,7 @@ MUTANTS += [
     Mutant(
         "a compiled loop reads fewer indices than are said",
         CPU_MESSAGE,
-        "        if entry < count:\n            return False\n",
+        "        if entry < end:\n            return False\n",
         "",
         f"{HOST}::test_words_of_any_kind_are_never_followed_outside[ef]",
     ),

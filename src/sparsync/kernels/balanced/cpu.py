@@ -135,15 +135,15 @@ def _write(rows, values, count, begins, share, divisor, first, out):
         stop = min(size, start + BLOCK * workers)
         out[start:stop] = 0
         for owner in range(workers):
-            i = begins[owner]
-            while i < count[owner]:
-                place = _place(np.int32(rows[owner, i]), np.int32(owner), workers, share) - first
+            own, sums, i, end = rows[owner], values[owner], np.uint64(begins[owner]), np.uint64(count[owner])
+            while i < end:
+                place = _place(np.int32(own[i]), np.int32(owner), workers, share) - first
                 if place >= stop:
                     break
                 if place < 0:
                     return False
-                out[np.uint64(place)] = values[owner, i] / divisor
-                i += 1
+                out[np.uint64(place)] = sums[i] / divisor
+                i += np.uint64(1)
             begins[owner] = i
     return True
 

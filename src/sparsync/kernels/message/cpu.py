@@ -201,19 +201,23 @@ def unpack_indices(rows, width, high_at, high_words, indices):
     """Fill ``indices`` from Elias-Fano coded ones, 0 where nothing is real; whether there are as many as are said."""
     for r in range(rows.shape[0]):
         row, own = rows[r], indices[r]
-        count, entry = np.int64(row[ENTRIES]), 0
+        count, entry, low_bits = np.int64(row[ENTRIES]), np.uint64(0), np.uint64(width)
         if count > own.shape[0]:
             return False
+        end, mask = np.uint64(count), (ONE << low_bits) - ONE
         for word in range(high_words):
-            left = row[high_at + word]
-            while left and entry < count:
-                own[entry] = (32 * word + _lowest(left) - entry) << width
-                if width > 0:
-                    own[entry] |= _low_bits(row, entry, width)
+            left, first = row[high_at + word], np.uint64(32 * word)
+            while left and entry < end:
+                own[entry] = (first + np.uint64(_lowest(left)) - entry) << low_bits
                 left &= left - np.uint32(1)
-                entry += 1
-        if entry < count:
+                entry += ONE
+        if entry < end:
             return False
+        for i in range(count if width > 0 else 0):
+            at = np.uint64(i) * low_bits
+            low = FIRST + (at >> FIVE)
+            pair = np.uint64(row[low]) | np.uint64(row[low + ONE]) << np.uint64(32)
+            own[i] |= np.int64(pair >> (at & WITHIN) & mask)
         own[count:] = 0
     return True
 
@@ -224,7 +228,13 @@ def unpack_signs(rows, segments, values_at, codec, parts, plane, values):
     for r in range(rows.shape[0]):
         row, own = rows[r], values[r]
         count = min(np.int64(row[ENTRIES]), own.shape[0])
-        for i in range(count):
+        alike = parts == 1 and codec == SIGN
+        for word in range((count + 31) // 32 if alike else 0):
+            bits = row[values_at + 1 + word]
+            for lane in range(min(32, count - 32 * word)):
+                sign = bits >> np.uint32(lane) << np.uint32(31)
+                own[32 * word + lane] = np.uint32(row[values_at] | sign).view(np.float32)
+        for i in range(0 if alike else count):
             scale = np.int32(row[values_at + (segments[r, i] if parts > 1 else 0)])
             own[i] = _signed(row, i, scale, values_at + parts, plane, codec)
         own[count:] = 0
