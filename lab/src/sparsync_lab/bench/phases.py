@@ -197,11 +197,11 @@ def _bytes(method: AttachedMethod, bench: PhasesBench) -> tuple[float, dict[str,
     k, plan = sum(layout.k for layout in layouts), reducer.plan
     entries, lines = 12.0 * k, 2 * min(float(LINE * k), n)  # of entries: an index and a value; read and written
     message = float(sum(plan.wire.bytes(shape_of(layout, torch.float32)) for layout in layouts))
-    owned = method.method.name == "balanced"
+    owned, masked = method.method.name == "balanced", plan.correction is not None and plan.correction.masking
     moved = {
         "add to the residual": (5 if plan.correction is not None else 3) * n,
         "choose": 3 * entries,  # twice as many candidates, and those that go
-        "take out": lines + 2 * entries,
+        "take out": (2 if masked else 1) * lines + 2 * entries,  # masking clears velocities, too
         "encode": entries + message,
         "check": message * (2 if owned else workers),
         "sum and write": n + (2 * entries if owned else workers * message),
