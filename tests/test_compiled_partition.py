@@ -88,6 +88,11 @@ def test_the_same_mean_and_the_same_residual(monkeypatch, values, dtype):
         reduced = Balanced(0.5).reduce_local(sents, layout, wire)
         reduced[0].mean.write(expected)
         assert torch.equal(out, expected)
+        if kind is CompiledPartition:  # a row of owners may lie in two parts
+            cuts = [torch.full((size,), 9.0).to(dtype) for size in (1, 33_333, 66_669)]
+            done = mean.write_parts(list(zip((0, 1, 33_334), cuts, strict=True)), flag)
+            assert done == (dtype == torch.float32)
+            assert not done or torch.equal(torch.cat(cuts), expected)
         feedback = Feedback([Parameter.of("a", torch.empty(33_334)), Parameter.of("b", torch.empty(66_669))])
         feedback.memory("unit", layout.spans, layout.numel, torch.device("cpu")).after.copy_(
             torch.full((100_003,), 3e38)
@@ -111,6 +116,7 @@ def test_what_lies_outside_is_an_error_and_what_is_not_in_order_is_written():
     HostPartition(layout, 4, 1.0).mean(parts, owners, 4).write(theirs)
     assert torch.equal(ours, theirs)
     assert ours.count_nonzero() == 36
+    assert not cut.mean(parts, owners, 4).write_parts([(0, ours[:9]), (9, ours[9:])])  # entries of the first come last
     rows[beyond, 3] = 50_000
     with pytest.raises(Damaged, match="outside"):
         cut.mean(parts, owners, 4).write(ours)

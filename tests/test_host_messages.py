@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -151,6 +151,26 @@ def test_the_loops_sum_what_they_can(monkeypatch, indices, density):
         assert torch.equal(mean_of(wire, rows, layout, shape, torch.float32)[0], expected)
 
 
+@given(
+    st.lists(st.sampled_from([1.0, 1.9921875, 3e-18, 2.0**60, 2.0**-60, 2.0**-126, 2.0**-149, 3e38, 0.0]), min_size=4),
+    st.sampled_from([1, 2, 3, 4]),
+    st.integers(0, 99),
+)
+@example([2.0**-149] * 4, 2, 0)
+def test_signs_are_summed_to_the_same_bits_wherever_they_are_divided(scales, workers, seed):
+    """By powers of 2 before they are added, unless scales are so small or large that this would not be exact."""
+    layout = layout_of([900], 0.5, "global")
+    wire, shape = Wire("sign", "ef"), shape_of(layout, torch.float32)
+    sents = [entries(layout, "sign", seed + i) for i in range(workers)]
+    for sent, scale in zip(sents, scales, strict=False):
+        sent.values = torch.sign(sent.values) * torch.tensor(scale)
+    rows = torch.stack([message_of(wire, sent, layout, shape) for sent in sents])
+    mean, finite = mean_of(wire, rows, layout, shape, torch.float32)
+    expected, expected_finite = plain(mean_of, wire, rows, layout, shape, torch.float32)
+    torch.testing.assert_close(mean.view(torch.float32), expected.view(torch.float32), rtol=0, atol=0, equal_nan=True)
+    assert finite == expected_finite
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [3e38, 65504.0, 65520.0, 1e-7, 3e-8, 2.0**-25, 1.00390625, math.inf, math.nan])
 def test_numbers_at_the_ends_of_a_range(size, dtype):
@@ -285,6 +305,30 @@ def test_a_value_that_a_count_makes_an_index_is_refused(checked):
     row[ENTRIES], row[HEADER + layout.capacity] = layout.capacity + 1, layout.numel - 1
     with pytest.raises(Damaged, match="an entries outside"):
         mean_of(Wire(), seal(row).unsqueeze(0), layout, shape, torch.float32)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_damaged_signs_that_are_summed_in_parts(checked, workers):
+    """A loop that goes on in the middle of the gradient gives up what lies before, and what has no mark."""
+    layout = layout_of([123], 0.05)
+    wire, shape, cut = Wire("sign", "ef"), shape_of(layout, torch.float32), layout.numel // 2
+    whole = torch.stack([message_of(wire, entries(layout, "sign", seed), layout, shape) for seed in range(workers)])
+    blank = whole.clone()
+    blank[0, HEADER:] = 0
+    flips = range(32 * HEADER, 32 * (HEADER + wire.index_codec.words(shape)))
+    damaged = [blank, *(whole.clone() for _ in flips)]
+    for bit, rows in zip(flips, damaged[1:], strict=True):
+        rows[bit % workers, bit // 32] ^= torch.tensor(1 << bit % 32).to(torch.int32)
+    given_up = 0
+    for rows in damaged:
+        out = torch.empty(layout.numel)
+        parts = [(0, out[:cut]), (cut, out[cut:])]
+        if MeanOfRows(rows, wire, layout, shape, workers).write_parts(parts):
+            expected = plain(mean_of, wire, rows, layout, shape, torch.float32)[0]
+            assert torch.equal(out, expected.view(torch.float32))
+        else:
+            given_up += 1
+    assert 0 < given_up < len(damaged)
 
 
 @pytest.mark.parametrize("way", ["loops", "plain"])

@@ -251,6 +251,26 @@ def test_take(values):
     assert_equal(memories[0].velocity.after, memories[1].velocity.after)
 
 
+@given(
+    st.sampled_from([1, 2, 63, 5000]),
+    st.sampled_from(KINDS),
+    st.sampled_from([-140, -126, -20, 0, 100]),
+    st.sampled_from([float("inf"), 2.0**104, 65504.0, 1.0]),
+    st.sampled_from([(), (0.0, -0.0), BAD]),
+    seeds,
+)
+def test_signs(numel, kind, exponent, most, among, seed):
+    """From denormal numbers to large ones, zeros among them; what is not finite is left to the specification."""
+    values = gradient(kind, numel, torch.float32, seed) * 2.0**exponent
+    for i, value in enumerate(among):
+        values[i :: 2 + i] = value
+    rounded = CODECS["sign"].round(values, torch.zeros(numel, dtype=torch.int64), 1, most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "available", lambda: False)
+        patch.setattr(cpu, "loaded", lambda: False)
+        assert_equal(rounded, CODECS["sign"].round(values, torch.zeros(numel, dtype=torch.int64), 1, most))
+
+
 def test_what_was_nan_already_is_not_found():
     u = gradient("normal", 640, torch.float32, 0)
     u[[3, 200]] = float("nan")

@@ -193,7 +193,7 @@ class Layout:
     def segment_of(self, indices: Tensor) -> Tensor:
         """Return the number of the segment each index lies in."""
         if len(self.segments) == 1:
-            return torch.zeros_like(indices)
+            return indices.new_zeros(()).expand_as(indices)
         starts, owners = self.span_table(indices.device)
         return owners[torch.bucketize(indices, starts, right=True) - 1]
 

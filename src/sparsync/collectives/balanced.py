@@ -27,7 +27,7 @@ from sparsync.kernels.balanced.launch import LargestSums
 from sparsync.kernels.message.header import EXTRA
 from sparsync.layout import Layout
 from sparsync.sparse import SparseGrad
-from sparsync.wire import Shape, Wire
+from sparsync.wire import Shape, Wire, host
 from sparsync.wire.device_parts import GatherMessage, ScatterMessages, carries_parts
 from sparsync.workspace import Workspace
 
@@ -170,7 +170,9 @@ class BalancedMessages:
     def gather_message(self, received: Tensor, rank: int, sequence: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return owner ``rank``'s message to all about the sums of what it was sent, and what is left of the sums."""
         partition, sums = self.partition, self.sent.values.new_zeros(1, self.partition.rows)
-        self.wire.decode(received, partial(partition.segment, rank), self.there).add_to(sums[0])
+        layout, wire, (own,) = partition.layout, self.wire, sums
+        if self.there.segments > 1 or host.write_mean(wire, received, layout, self.there, 1, [(0, own)]) is None:
+            wire.decode(received, partial(partition.segment, rank), self.there).add_to(own.zero_())
         (rows, values), (places, left) = partition.largest(sums, self.owners[rank : rank + 1], self.wire)
         result = replace(self.sent, indices=rows[0], values=values[0], count=(values != 0).sum(), numel=partition.rows)
         return self._encode(result, rank, self.back, sequence), (places[0], left[0])

@@ -228,6 +228,8 @@ def round_sums(sums: Tensor, segments: Tensor, parts: int, wire: Wire) -> Tensor
     if wire.codec.round is None:
         return sums
     finite = sums.isfinite()
+    if sums.device.type == "cpu" and bool(finite.all()):  # elsewhere nobody waits for that
+        return wire.codec.round(sums, segments, parts, math.inf)
     return torch.where(finite, wire.codec.round(torch.where(finite, sums, 0), segments, parts, math.inf), sums)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,7 +30,7 @@ class CompiledPartition(HostPartition):
         kept = replace(sent, indices=sent.indices[stays], values=sent.values[stays], count=torch.tensor(len(stays)))
         return parts, kept
 
-    def _nonzero(self, sums: Tensor) -> Tensor:
+    def _nonzero(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         return loops.nonzero(sums)
 
     def _reach(self, sums: Tensor, rows: Tensor) -> Tensor:
@@ -52,12 +53,18 @@ class MeanOfOwners(Mean):
     divisor: int
 
     def write(self, out: Tensor, flag: FiniteFlag | None = None) -> None:
-        parts = self.parts
         if out.dtype != torch.float32 or not out.is_contiguous():
-            MeanOf([self.partition.placed(parts, self.owners)], self.divisor).write(out, flag)
-            return
-        assert parts.indices is not None
-        if not loops.write(parts.indices, parts.values, parts.count, self.divisor, out):
+            MeanOf([self.partition.placed(self.parts, self.owners)], self.divisor).write(out, flag)
+        elif not self.write_parts([(0, out)], flag):
             raise Damaged("a message was not read: it has an index outside its gradient")
+
+    def write_parts(self, parts: Sequence[tuple[int, Tensor]], flag: FiniteFlag | None = None) -> bool:
+        own = self.parts
+        if not all(out.dtype == torch.float32 and out.is_contiguous() for _, out in parts):
+            return False
+        assert own.indices is not None
+        if not loops.write(own.indices, own.values, own.count, self.divisor, parts):
+            return False
         if flag is not None:
-            flag.check_finite(parts.values)
+            flag.check_finite(own.values)
+        return True

@@ -61,7 +61,7 @@ class IndexPartition:
     def segment(self, owner: int | Tensor, rows: Tensor) -> Tensor:
         """Return the number of the segment in which each of an owner's entries lies."""
         if len(self.layout.segments) == 1:
-            return torch.zeros_like(rows)
+            return rows.new_zeros(()).expand_as(rows)
         return self.layout.segment_of(self.place(rows, owner).clamp(max=self.layout.numel - 1))
 
     def mean(self, parts: SparseGrad, owners: Tensor, divisor: int) -> Mean:
@@ -224,9 +224,8 @@ class HostPartition(IndexPartition):
 
     def largest(self, sums: Tensor, owners: Tensor, wire: Wire) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         (whole,), owner = sums, int(owners)
-        rows = self._nonzero(whole)
+        rows, found = self._nonzero(whole)
         home, _ = within(self.place(rows, owner), self.layout.numel, "index")  # which the last row may not have
-        found = whole.index_select(0, rows)
         if self.kept < rows.numel():
             chosen = self._reach(found, rows)
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
@@ -234,9 +233,11 @@ class HostPartition(IndexPartition):
             chosen, goes, going = torch.arange(rows.numel()), rows, found
         sent = self._rounded(going, self.segment(owner, goes), len(self.layout.segments), wire)
         left = self._left(found, chosen, sent)
-        real = torch.from_numpy(np.flatnonzero(sent.numpy() != 0))
-        missing = 0, self.kept - real.numel()
-        travel, indices = (nn.functional.pad(own.index_select(0, real), missing) for own in (sent, goes))
+        real = sent.numpy() != 0
+        if not real.all():
+            sent, goes = (own.index_select(0, torch.from_numpy(np.flatnonzero(real))) for own in (sent, goes))
+        missing = 0, self.kept - sent.numel()
+        travel, indices = (nn.functional.pad(own, missing) if missing[1] else own for own in (sent, goes))
         return (indices[None], travel[None]), (home[None], left[None])
 
     def rejected(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
@@ -244,9 +245,10 @@ class HostPartition(IndexPartition):
         indices, values = torch.cat([stays.indices, places]), torch.cat([stays.values, left])
         return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
 
-    def _nonzero(self, sums: Tensor) -> Tensor:
-        """Return the rows of sums that are not 0."""
-        return torch.from_numpy(np.flatnonzero(sums.numpy() != 0))
+    def _nonzero(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of sums that are not 0, and these sums."""
+        rows = torch.from_numpy(np.flatnonzero(sums.numpy() != 0))
+        return rows, sums.index_select(0, rows)
 
     def _reach(self, sums: Tensor, rows: Tensor) -> Tensor:
         """Return the numbers of the largest sums, in ascending order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,7 +94,7 @@ class Selecting:
         if path is KernelPath.TRITON:
             return self.launch(grad, memory, layout, ctx, state)
         grad = came_in(grad, memory, ctx.workspace)
-        chosen, worst = [], -1
+        chosen, known, worst = list[Tensor](), list[Tensor | None](), -1
         for segment in layout.segments:
             if ctx.added is None:
                 rows, bad = accumulate_segment(grad, memory, segment, ctx, path, self.low(segment, state))
@@ -101,9 +102,19 @@ class Selecting:
                 rows, bad = ctx.added.finish(grad)
             worst = bad if worst < 0 else worst
             chosen.append(self.choose(memory.after, rows, segment, ctx, state))
-        flat = torch.cat(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=grad.device)
+            known.append(rows.collected.values_at(chosen[-1]))
+        flat = _joined(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=grad.device)
+        values = [own for own in known if own is not None]
         about = flag(worst, layout, grad.device)
-        return send_chosen(memory, flat, layout.segment_of(flat), layout, ctx, *about, path)
+        return send_chosen(
+            memory, flat, layout.segment_of(flat), layout, ctx, *about, path,
+            _joined(values) if chosen and len(values) == len(chosen) else None,
+        )  # fmt: skip
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Return all parts in one; not a copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def accumulate_segment(
@@ -133,6 +144,7 @@ def send_chosen(
     flags: Tensor,
     where: Tensor,
     path: KernelPath = KernelPath.PYTORCH,
+    values: Tensor | None = None,
 ) -> SparseGrad:
     """Take the chosen entries out of the residual and put them into buffers of fixed capacity; nothing waits for the
     host.
@@ -140,6 +152,7 @@ def send_chosen(
     Args:
         indices, segments: of the chosen entries.
         flags, where: of the gradient, as in ``SparseGrad``.
+        values: what the residual holds at ``indices``, where that is known already.
     """
     residual, chosen, capacity = memory.after, indices.numel(), layout.capacity
     assert chosen <= capacity
@@ -147,24 +160,24 @@ def send_chosen(
     if path is KernelPath.NUMBA and not ctx.whole:
         from sparsync.kernels.accumulate import take_cpu
 
-        places, travel, real = take_cpu.take(memory, indices, segments, *how, capacity)
+        places, travel, real = take_cpu.take(memory, indices, segments, *how, capacity, values)
         return SparseGrad(places, travel, torch.tensor(real), layout.numel, flags, where)
     unused = [(span.start, span.stop) for span in layout.spans if span.name in ctx.unused] if ctx.whole else []
     sent = take(residual, indices, segments, *how, unused)
     try:
         goes = sent != 0
         room = torch.zeros(capacity + 1, dtype=torch.int64, device=residual.device)
-        values = torch.zeros(capacity + 1, dtype=residual.dtype, device=residual.device)
+        travel = torch.zeros(capacity + 1, dtype=residual.dtype, device=residual.device)
         if ctx.whole:
-            room[:chosen], values[:chosen] = indices, sent
+            room[:chosen], travel[:chosen] = indices, sent
             count = torch.full((), chosen, device=residual.device)
         else:
             number = goes.cumsum(0)
             count = number[-1:].sum()
             place = torch.where(goes, number - 1, capacity)  # what stays goes behind the end
             room.scatter_(0, place, indices)
-            values.scatter_(0, place, sent)
-        message = SparseGrad(room[:capacity], values[:capacity], count, layout.numel, flags, where)
+            travel.scatter_(0, place, sent)
+        message = SparseGrad(room[:capacity], travel[:capacity], count, layout.numel, flags, where)
         if memory.velocity is not None and memory.velocity.masking:
             speed = memory.velocity.after
             speed.index_copy_(0, indices, torch.where(goes, 0, speed.index_select(0, indices)))

@@ -29,8 +29,8 @@ LEAST = 1 << 16  # entries of a flat gradient that are worth loading numba
 SHARE = 1 << 18  # entries that are worth a thread
 PIECE = 1 << 15  # entries of half precision made fp32 at a time; torch does not split so few among its threads
 MODULES = (  # that have such loops
-    "accumulate.cpu", "accumulate.take_cpu", "topk.cpu", "threshold.cpu", "precondition.cpu", "checksum.cpu",
-    "message.encode_cpu", "message.decode_cpu", "balanced.cpu", "mean_velocity.cpu",
+    "accumulate.cpu", "accumulate.take_cpu", "topk.cpu", "threshold.cpu", "signs.cpu", "precondition.cpu",
+    "checksum.cpu", "message.encode_cpu", "message.decode_cpu", "balanced.cpu", "mean_velocity.cpu",
 )  # fmt: skip
 log = logging.getLogger("sparsync")
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsync.kernels import cpu
 from sparsync.kernels.accumulate import Rounding
 from sparsync.sparse import SparseGrad
 from sparsync.value_range import limit, power_below
-from sparsync.wire.bits import clear_from, pack_bits, unpack_bits, words_for
+from sparsync.wire.bits import clear_from, on_host, pack_bits, unpack_bits, words_for
 from sparsync.wire.shape import WORD, Shape
 
 QUEUES = 64  # in which a GPU adds up entries that go to few places
@@ -71,8 +72,21 @@ def _cast(dtype: torch.dtype) -> Rounding:
 
 def _signs(values: Tensor, segments: Tensor, parts: int, most: float = math.inf) -> Tensor:
     """Sign times one scale a segment. An entry under half the scale becomes 0, that is, it waits."""
+    quick = _signs_by_loop(values, parts, most)
+    if quick is not None:
+        return quick
     size, scale = values.abs(), _scales(values, segments, parts).clamp(max=power_below(most))
     return torch.where(size >= scale / 2, torch.copysign(scale, values), 0)
+
+
+def _signs_by_loop(values: Tensor, parts: int, most: float) -> Tensor | None:
+    """Do the same by numba's loop, if that is loaded and can."""
+    plain = parts == 1 and values.dim() == 1 and values.dtype == torch.float32 and values.numel() > 0
+    if not (plain and on_host(values) and values.is_contiguous() and cpu.loaded()):
+        return None
+    from sparsync.kernels.signs.cpu import round_signs
+
+    return round_signs(values, power_below(most))
 
 
 def _levels(values: Tensor, segments: Tensor, parts: int, most: float = math.inf) -> Tensor:

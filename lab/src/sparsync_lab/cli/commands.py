@@ -13,6 +13,7 @@ from sparsync_lab.cli import (
     bench_exchange,
     bench_follow,
     bench_momentum,
+    bench_phases,
     bench_select,
     bench_step,
     bench_traffic,
@@ -70,6 +71,7 @@ bench.command("momentum")(bench_momentum.momentum)
 bench.command("select")(bench_select.select)
 bench.command("step")(bench_step.step)
 bench.command("traffic")(bench_traffic.traffic)
+bench.command("phases")(bench_phases.phases)
 bench.command("wire")(bench_wire.wire)
 bench.command("exchange")(bench_exchange.exchange)
 bench.callback()(lambda: None)

@@ -23,11 +23,10 @@ BLOCK = 256  # entries; so few that a block is still being read while the last o
 MAGNITUDE, INFINITE = np.int32(0x7FFFFFFF), np.int32(0x7F800000)  # every bit but the sign; the bits of infinity
 NOTHING = np.int32(0x7FFFFFFF)  # a magnitude that no number has
 FLOATS, INTEGERS = "float32[::1]", "int32[::1]"
-# The lowest bits of eight bytes, multiplied by this, make the highest byte.
-GATHER = np.uint64(0x0102040810204080)
+POWERS = np.uint64(1) << np.arange(64, dtype=np.uint64)
 # Which bit of a word is set, if it is one alone, by the highest six bits of its product with ``SEQUENCE``.
 SEQUENCE = np.uint64(0x03F79D71B4CB0A89)
-BIT = np.argsort([((0x03F79D71B4CB0A89 << bit) & (2**64 - 1)) >> 58 for bit in range(64)])
+BIT = np.argsort([((0x03F79D71B4CB0A89 << bit) & (2**64 - 1)) >> 58 for bit in range(64)]).astype(np.uint64)
 assert ROW == reference.ROW
 
 
@@ -91,29 +90,31 @@ def _restore(u, before):
 
 
 @njit(error_model="numpy")
-def _hits(row, low, out):
+def _hits(row, low):
+    """Return a word that has a bit for every entry of a row: whether its magnitude is ``low`` or more."""
+    mask = np.uint64(0)
     for i in range(ROW):
-        out[i] = np.uint8(np.int32(row[i] & MAGNITUDE) >= low)
+        mask |= POWERS[i] if np.int32(row[i] & MAGNITUDE) >= low else np.uint64(0)
+    return mask
 
 
 @njit(error_model="numpy")
-def _collect(u, peaks, low, first, hits, words, places, entries, count):
+def _collect(u, peaks, low, first, places, entries, count):
     """Append where magnitudes are ``low`` or more, and what stands there; return how many there are now, or -1 if they
     are too many. Entries and magnitudes are bits; ``first``: the place of the first."""
     for r in range(peaks.shape[0]):
         if peaks[r] >= low and peaks[r] <= INFINITE:
             if count < 0 or 2 * count > places.shape[0]:
                 return -1
-            _hits(u[r * ROW : r * ROW + ROW], low, hits)
-            mask = np.uint64(0)
-            for w in range(8):
-                mask |= ((words[w] * GATHER) >> np.uint64(56)) << np.uint64(8 * w)
+            mask = _hits(u[r * ROW : r * ROW + ROW], low)
+            row, at = np.uint64(r * ROW), np.uint64(count)  # unsigned: of others every access asks for their sign
             while mask:
-                i = r * ROW + BIT[((mask & (~mask + np.uint64(1))) * SEQUENCE) >> np.uint64(58)]
-                places[count] = first + i
-                entries[count] = u[i]
+                i = row + BIT[((mask & (~mask + np.uint64(1))) * SEQUENCE) >> np.uint64(58)]
+                places[at] = first + np.int64(i)
+                entries[at] = u[i]
                 mask &= mask - np.uint64(1)
-                count += 1
+                at += np.uint64(1)
+            count = np.int64(at)
     return count
 
 
@@ -137,8 +138,7 @@ def _accumulate(
             than half of them shall be, and that is too few.
     """
     u, velocity = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    hits = np.empty(ROW, np.uint8)
-    sums, words = u.view(np.int32), hits.view(np.uint64)
+    sums = u.view(np.int32)
     total, first = 0.0, -1
     for at in range(0, grad.shape[0], BLOCK):
         size = min(BLOCK, grad.shape[0] - at)
@@ -161,7 +161,7 @@ def _accumulate(
             worst, energy = _rows(u, own)
         total += energy
         if worst >= low:
-            count = _collect(sums, own, low, start + at, hits, words, places, entries, count)
+            count = _collect(sums, own, low, start + at, places, entries, count)
         _copy(u, after[at:end])
         if momentum:
             _copy(velocity, velocity_after[at:end])

@@ -33,11 +33,17 @@ class Collected:
     """Entries of a region whose magnitudes, as bits, are ``low`` or more (0: none are collected).
 
     ``parts``: where each part of the region starts, and of its entries, in ascending order, where they lie and their
-    bits; ``None`` instead of a part with too many.
+    bits; ``None`` instead of a part with too many. ``picked``: the indices that were chosen among them, and what stands
+    there.
     """
 
     low: int
     parts: list[tuple[int, Array, Array] | None] = field(default_factory=list)
+    picked: tuple[Tensor, Tensor] | None = None
+
+    def values_at(self, indices: Tensor) -> Tensor | None:
+        """Return what stands at ``indices``, if these are the very ones that were picked."""
+        return self.picked[1] if self.picked is not None and self.picked[0] is indices else None
 
 
 @dataclass

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numba import njit
@@ -16,7 +18,7 @@ MIXER, SHIFT = np.uint32(0x9E3779B1), np.uint32(15)
 MAGNITUDE = np.int32(0x7FFFFFFF)  # every bit but the sign
 INFINITE = np.int32(0x7F800000)
 TOP, MIDDLE, DIGIT = 20, 10, 1 << 11  # of 31 bits the highest 11, the next 10 and the last 10 are counted at a time
-BLOCK, LAST = 1 << 14, 1 << 62  # rows that are written at a time; beyond all
+BLOCK = 1 << 14  # rows that are written at a time
 LARGEST = np.float32(np.finfo(np.float32).max)
 assert (int(MIXER), int(SHIFT)) == (partition.MIXER, partition.SHIFT)
 
@@ -66,12 +68,12 @@ def _deal(row, owner, values, rows, travel, count, stays):
     return left
 
 
-@compiled("int64(int32[::1], int32[::1])")
-def _nonzero(sums, found):
-    """Write the rows of sums that are not 0, and return how many these are."""
+@compiled("int64(int32[::1], int64[::1], int32[::1])")
+def _nonzero(sums, found, words):
+    """Write the rows of sums that are not 0, and these, given as bits; return how many there are."""
     number = 0
     for i in range(sums.shape[0]):  # without a branch, which would be unpredictable
-        found[number] = i
+        found[number], words[number] = i, sums[i]
         number += (sums[i] & MAGNITUDE) != 0
     return number
 
@@ -120,35 +122,42 @@ def _places(rows, owner, workers, share, out):
         out[i] = _place(np.int32(rows[i]), owner, workers, share)
 
 
-@compiled("int64(int64[:, ::1], float32[:, ::1], int64[::1], float64, float32, float32[::1])")
-def _write(rows, values, count, share, divisor, out):
-    """Write quotients, block by block of ``out``, which stays in the cache; return how many lie outside. Rows that
-    are not in ascending order come later."""
-    workers, outside = np.int32(rows.shape[0]), 0
-    begins = np.zeros(workers, np.int64)
-    for start in range(0, out.shape[0], BLOCK * workers):
-        stop = min(out.shape[0], start + BLOCK * workers)
+@compiled("boolean(int64[:, ::1], float32[:, ::1], int64[::1], int64[::1], float64, float32, int64, float32[::1])")
+def _write(rows, values, count, begins, share, divisor, first, out):
+    """Write quotients, block by block of ``out``, which stays in the cache; whether all that are met lie there.
+
+    Args:
+        begins: how many of each owner's are written before, and then afterwards.
+        first: the place of ``out`` in the flat gradient.
+    """
+    workers, size = np.int32(rows.shape[0]), np.int64(out.shape[0])
+    for start in range(0, size, BLOCK * workers):
+        stop = min(size, start + BLOCK * workers)
         out[start:stop] = 0
-        last = stop // workers if stop < out.shape[0] else LAST
         for owner in range(workers):
-            i = begins[owner]
-            while i < count[owner] and rows[owner, i] < last:
-                place = _place(np.int32(rows[owner, i]), np.int32(owner), workers, share)
-                if place < out.shape[0]:
-                    out[place] = values[owner, i] / divisor
-                else:
-                    outside += 1
-                i += 1
+            own, sums, i, end = rows[owner], values[owner], np.uint64(begins[owner]), np.uint64(count[owner])
+            while i < end:
+                place = _place(np.int32(own[i]), np.int32(owner), workers, share) - first
+                if place >= stop:
+                    break
+                if place < 0:
+                    return False
+                out[np.uint64(place)] = sums[i] / divisor
+                i += np.uint64(1)
             begins[owner] = i
-    return outside
+    return True
 
 
 @compiled("void(int64[::1], float32[::1], float32[::1])")
 def _put_back(indices, values, residual):
+    finite = True
     for i in range(indices.shape[0]):
-        residual[indices[i]] += values[i]
-    for i in range(indices.shape[0]):  # apart, as an index may stand twice
-        residual[indices[i]] = min(max(residual[indices[i]], -LARGEST), LARGEST)
+        total = residual[indices[i]] + values[i]
+        residual[indices[i]] = total
+        finite &= np.abs(total) <= LARGEST
+    if not finite:
+        for i in range(indices.shape[0]):  # apart, as an index may stand twice
+            residual[indices[i]] = min(max(residual[indices[i]], -LARGEST), LARGEST)
 
 
 def deal(indices: Tensor, values: Tensor, workers: int, room: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -165,10 +174,11 @@ def deal(indices: Tensor, values: Tensor, workers: int, room: int) -> tuple[Tens
     return first, second, third, fourth
 
 
-def nonzero(sums: Tensor) -> Tensor:
-    """Return the places of sums that are not 0, as int64."""
-    found = np.empty(sums.numel() + 1, np.int32)
-    return torch.from_numpy(found[: _nonzero(bits(sums), found)].astype(np.int64))
+def nonzero(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of sums that are not 0, and these sums."""
+    found, words = np.empty(sums.numel() + 1, np.int64), np.empty(sums.numel() + 1, np.float32)
+    number = _nonzero(bits(sums), found, words.view(np.int32))
+    return torch.from_numpy(found[:number]), torch.from_numpy(words[:number])
 
 
 def largest(sums: Tensor, kept: int) -> Tensor:
@@ -191,9 +201,17 @@ def places(rows: Tensor, owner: int, workers: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def write(rows: Tensor, values: Tensor, count: Tensor, divisor: int, out: Tensor) -> bool:
-    """Overwrite ``out`` with all owners' sums, a row each, over ``divisor``; whether all lie there."""
-    return not _write(array(rows), array(values), array(count), 1 / len(rows), divisor, array(out))
+def write(rows: Tensor, values: Tensor, count: Tensor, divisor: int, parts: Sequence[tuple[int, Tensor]]) -> bool:
+    """Overwrite ``parts`` with all owners' sums, a row each, over ``divisor``; whether all lie there, in their order.
+
+    Args:
+        parts: of the flat gradient in ascending order: where each starts, and the part.
+    """
+    entries, begins = (array(rows), array(values), array(count)), np.zeros(len(rows), np.int64)
+    for first, out in parts:
+        if not _write(*entries, begins, 1 / len(rows), divisor, first, array(out)):
+            return False
+    return bool((begins == array(count)).all())
 
 
 def put_back(residual: Tensor, indices: Tensor, values: Tensor) -> None:

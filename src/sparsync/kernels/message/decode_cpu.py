@@ -17,9 +17,11 @@ from sparsync.kernels.message import header
 from sparsync.value_range import HALF
 
 TILE = 1 << 15  # entries of the gradient that are summed at a time: they stay in a core's cache
+WHOLE = 1 << 17  # the same where they are summed in their place
 FEW = TILE // 8  # entries of a tile up to which only these are divided
 WORDS, ENTRIES = 10, 4  # of a header: its length, and where the number of entries stands
 FP32, FP16, BF16, SIGN, LEVELS = range(5)
+ONE, FIRST, FIVE, WITHIN = np.uint64(1), np.uint64(WORDS), np.uint64(5), np.uint64(31)  # places in words of 32 bits
 TOP = np.float32(65504)  # fp16's largest number
 LARGEST = np.float32(3.4028234663852886e38)
 # Which bit of a word is set, if it is one alone, by the highest five bits of its product with 0x077CB531.
@@ -110,19 +112,23 @@ def unpack_indices(rows, width, high_at, high_words, indices):
     """Fill ``indices`` from Elias-Fano coded ones, 0 where nothing is real; whether there are as many as are said."""
     for r in range(rows.shape[0]):
         row, own = rows[r], indices[r]
-        count, entry = np.int64(row[ENTRIES]), 0
+        count, entry, low_bits = np.int64(row[ENTRIES]), np.uint64(0), np.uint64(width)
         if count > own.shape[0]:
             return False
+        end, mask = np.uint64(count), (ONE << low_bits) - ONE
         for word in range(high_words):
-            left = row[high_at + word]
-            while left and entry < count:
-                own[entry] = (32 * word + _lowest(left) - entry) << width
-                if width > 0:
-                    own[entry] |= _low_bits(row, entry, width)
+            left, first = row[high_at + word], np.uint64(32 * word)
+            while left and entry < end:
+                own[entry] = (first + np.uint64(_lowest(left)) - entry) << low_bits
                 left &= left - np.uint32(1)
-                entry += 1
-        if entry < count:
+                entry += ONE
+        if entry < end:
             return False
+        for i in range(count if width > 0 else 0):
+            at = np.uint64(i) * low_bits
+            low = FIRST + (at >> FIVE)
+            pair = np.uint64(row[low]) | np.uint64(row[low + ONE]) << np.uint64(32)
+            own[i] |= np.int64(pair >> (at & WITHIN) & mask)
         own[count:] = 0
     return True
 
@@ -133,7 +139,13 @@ def unpack_signs(rows, segments, values_at, codec, parts, plane, values):
     for r in range(rows.shape[0]):
         row, own = rows[r], values[r]
         count = min(np.int64(row[ENTRIES]), own.shape[0])
-        for i in range(count):
+        alike = parts == 1 and codec == SIGN
+        for word in range((count + 31) // 32 if alike else 0):
+            bits = row[values_at + 1 + word]
+            for lane in range(min(32, count - 32 * word)):
+                sign = bits >> np.uint32(lane) << np.uint32(31)
+                own[32 * word + lane] = np.uint32(row[values_at] | sign).view(np.float32)
+        for i in range(0 if alike else count):
             scale = np.int32(row[values_at + (segments[r, i] if parts > 1 else 0)])
             own[i] = _signed(row, i, scale, values_at + parts, plane, codec)
         own[count:] = 0
@@ -179,37 +191,50 @@ def _write_halves(sums, divisor, touched, everywhere, out, kind):
 
 
 @njit(error_model="numpy")
-def _add_signs(row, reader, base, sums, touched, number, width, high_at, high_words, values_at):
+def _add_signs(row, reader, base, sums, touched, number, scale, width, high_at, high_words, values_at):
     """Add the entries of one message that lie in a tile, if they are signs of one segment with Elias-Fano coded
     indices: what ``_add_entries`` does, with nothing to be asked at every entry. Returns how many the tile has now, or
-    -1."""
-    count, entry, word = np.int64(row[ENTRIES]), reader[0], reader[1]
-    left, scale = np.uint32(reader[2]), row[values_at]
-    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-    at, size = entry * width, sums.shape[0]
+    -1; ``scale``: the bits of all magnitudes; where ``touched`` has no room, places are not noted."""
+    # Unsigned numbers throughout: of others every access would ask whether they are negative.
+    begun, base, width, high_at = np.uint64(reader[0]), np.uint64(base), np.uint64(width), np.uint64(high_at)
+    count, entry, word, left = np.uint64(row[ENTRIES]), begun, np.uint64(reader[1]), np.uint32(reader[2])
+    last, signs_at, size = np.uint64(high_words - 1), np.uint64(values_at + 1), np.uint64(sums.shape[0])
+    mask, place, noted = (ONE << width) - ONE, np.uint64(0), touched.shape[0] > 0
+    at = entry * width
     while entry < count:
         while left == 0:
-            word += 1
-            if word >= high_words:
+            if word == last:
                 return -1
+            word += ONE  # of the word before the first, 0
             left = row[high_at + word]
-        low = WORDS + (at >> 5)
-        pair = np.uint64(row[low]) | np.uint64(row[low + 1]) << np.uint64(32)
-        high = 32 * word + _lowest(left) - entry
-        place = (high << width) + np.int64(pair >> np.uint64(at & 31) & mask) - base
-        if place >= size:
+        low = FIRST + (at >> FIVE)
+        pair = np.uint64(row[low]) | np.uint64(row[low + ONE]) << np.uint64(32)
+        high = (word << FIVE) + np.uint64(_lowest(left)) - entry
+        place = (high << width) + (pair >> (at & WITHIN) & mask) - base
+        if place >= size:  # or before the tile: then it is huge
             break
-        if place < 0:
-            return -1
-        sign = row[values_at + 1 + (entry >> 5)] >> np.uint32(entry & 31) << np.uint32(31)
+        sign = row[signs_at + (entry >> FIVE)] >> np.uint32(entry & WITHIN) << np.uint32(31)
         sums[place] += np.uint32(scale | sign).view(np.float32)
-        touched[min(number, FEW)] = place
-        number += 1
+        if noted:
+            touched[min(number + np.int64(entry - begun), FEW)] = place
         left &= left - np.uint32(1)
-        entry += 1
+        entry += ONE
         at += width
+    if entry < count and place >> np.uint64(63):
+        return -1
     reader[0], reader[1], reader[2] = entry, word, left
-    return number
+    return number + np.int64(entry - begun)
+
+
+@njit(error_model="numpy")
+def _divides_exactly(rows, values_at, divisor):
+    """Return whether signs may be divided before they are added, to the same bits: by a power of 2, and so that neither
+    they nor their sums ever leave the range of normal numbers. A scale is 0, or from 2**-60 to below 2**61."""
+    exact = divisor & (divisor - 1) == 0 and divisor <= 1 << 20
+    for r in range(rows.shape[0]):
+        size = rows[r, values_at] & np.uint32(0x7FFFFFFF)
+        exact = exact and (size == 0 or 67 <= size >> np.uint32(23) <= 187)
+    return exact
 
 
 @njit(error_model="numpy")
@@ -291,13 +316,21 @@ def write_mean(
     divided_by, numel, wrong = np.float32(divisor), max(out.shape[0], halves.shape[0]), 0
     sums, touched = np.zeros(min(TILE, numel), np.float32), np.empty(FEW + 1, np.int64)
     simple = codec == SIGN and segments == 1 and width > 0
+    direct = simple and kind == FP32 and _divides_exactly(rows, values_at, divisor)
+    touched = touched[:0] if direct else touched
     single = rows.view(np.float32)
-    for at in range(0, numel, TILE):
-        size = min(TILE, numel - at)
-        number, base, tile = 0, begin + at, sums[:size]
+    step = WHOLE if direct else TILE
+    for at in range(0, numel, step):
+        size = min(step, numel - at)
+        number, base, tile = 0, begin + at, out[at : at + size] if direct else sums[:size]
+        if direct:
+            tile[:] = 0
         for r in range(rows.shape[0]):
             if simple:
-                number = _add_signs(rows[r], readers[r], base, tile, touched, number, width, high_at, high_words,
+                scale = rows[r, values_at]
+                if direct:
+                    scale = np.float32(single[r, values_at] / divided_by).view(np.uint32)
+                number = _add_signs(rows[r], readers[r], base, tile, touched, number, scale, width, high_at, high_words,
                                     values_at)  # fmt: skip
             else:
                 number = _add_entries(rows[r], single[r], readers[r], base, tile, touched, number, width, high_at,
@@ -305,6 +338,8 @@ def write_mean(
             if number < 0:
                 return -1
         some = touched[:number] if number <= FEW else touched[:0]
+        if direct:
+            continue
         if kind == FP32:
             wrong += _write_tile(sums, divided_by, some, number > FEW, out[at : at + size])
         else:

@@ -10,26 +10,19 @@ from torch import Tensor
 
 from sparsync.kernels.accumulate import Rows
 from sparsync.kernels.cpu import array, bits, compiled
-from sparsync.kernels.threshold.reference import (
-    BINS,
-    FINE,
-    MIDDLE,
-    MIDDLE_BITS,
-    MIDDLE_FROM,
-    WIDE,
-    WIDE_BITS,
-    WIDE_FROM,
-    Candidates,
-    edge_bits,
-    from_above,
-    magnitude,
-)
+from sparsync.kernels.threshold import reference
+from sparsync.kernels.threshold.reference import BINS, Candidates, edge_bits, from_above, magnitude
 from sparsync.kernels.topk.cpu import above
 from sparsync.kernels.topk.reference import first_in_line
 
 MAGNITUDE = np.int32(0x7FFFFFFF)  # every bit but the sign
-# Of each kind of bin: how far above the threshold it begins, bits within a bin, its first bin.
-EDGES = np.array([(0, FINE, 0), (MIDDLE_BITS, MIDDLE, MIDDLE_FROM), (WIDE_BITS, WIDE, WIDE_FROM)])
+BLOCK = 512  # entries whose bins are found at a time
+# Bits within a bin of each kind; how far above the threshold bins of the latter two kinds begin; their first bins.
+FINE, MIDDLE, WIDE, MIDDLE_BITS, WIDE_BITS, MIDDLE_FROM, WIDE_FROM = map(
+    np.int32, (11, 15, 20, 256 << 11, (256 << 11) + (160 << 15), 256, 416)
+)
+for _name in ("FINE", "MIDDLE", "WIDE", "MIDDLE_BITS", "WIDE_BITS", "MIDDLE_FROM", "WIDE_FROM"):
+    assert int(globals()[_name]) == getattr(reference, _name)
 
 
 @compiled("void(int32[::1], int64[::1], int32[::1])")
@@ -38,31 +31,44 @@ def _gather(u, indices, out):
         out[i] = u[indices[i]]
 
 
-@compiled("void(int32[::1], int64, int64[:, ::1], int64[:, ::1])")
-def _count(entries, threshold, edges, counts):
+@compiled("void(int32[::1], int32, int32[:, ::1])")
+def _count(entries, threshold, counts):
     """Count the entries in each bin, neighbours in different rows of ``counts``: else one might wait for another."""
-    last = counts.shape[1] - 1
-    for i in range(entries.shape[0]):
-        up = np.int64(entries[i] & MAGNITUDE) - threshold
-        kind = (up >= edges[1, 0]) + (up >= edges[2, 0])
-        counts[i & 3, min(edges[kind, 2] + ((up - edges[kind, 0]) >> edges[kind, 1]), last)] += 1
+    last, bins = np.int32(counts.shape[1] - 1), np.empty(BLOCK, np.int32)
+    for at in range(0, entries.shape[0], BLOCK):
+        size = min(BLOCK, entries.shape[0] - at)
+        for i in range(size):
+            up = np.int32((entries[at + i] & MAGNITUDE) - threshold)
+            second = np.int32(MIDDLE_FROM + np.int32(np.int32(up - MIDDLE_BITS) >> MIDDLE))
+            third = np.int32(WIDE_FROM + np.int32(np.int32(up - WIDE_BITS) >> WIDE))
+            higher = second if up < WIDE_BITS else (third if third < last else last)
+            bins[i] = np.int32(up >> FINE) if up < MIDDLE_BITS else higher
+        for i in range(size):
+            counts[i & 3, bins[i]] += 1
 
 
-@compiled("Tuple((int64, int64))(int64[::1], int32[::1], int64, int64, int64, int64, int64, int64, int64[::1], int64)")
-def _pick(places, entries, low, sure, first, room, length, line, out, number):
-    """Write the places of magnitudes from ``low`` on behind the first ``number`` of ``out``. Those below ``sure`` stand
-    in a line of ``length``, of which ``room`` go, from the one of number ``first`` on, round its end.
+@compiled(
+    "Tuple((int64, int64))(int64[::1], int32[::1], int64, int64, int64, int64, int64, int64, int64[::1], int32[::1],"
+    " int64)"
+)
+def _pick(places, entries, low, sure, first, room, length, line, out, words, number):
+    """Write the places of magnitudes from ``low`` on behind the first ``number`` of ``out``, and what stands there to
+    ``words``. Those below ``sure`` stand in a line of ``length``, of which ``room`` go, from the one of number
+    ``first`` on, round its end.
 
     Returns how many there are now in ``out``, and how many have stood in line; ``line``: as many had before.
     """
-    for i in range(places.shape[0]):  # without a branch, which would be unpredictable
+    between = np.uint64(sure - low)
+    for i in range(places.shape[0]):
         size = np.int64(entries[i] & MAGNITUDE)
-        waits = (size >= low) & (size < sure)
-        turn = line - first
-        turn += length * (turn < 0)
         out[number] = places[i]
-        number += (size >= low) & ((size >= sure) | (turn < room))
-        line += waits
+        words[number] = entries[i]
+        number += size >= sure
+        if np.uint64(size - low) < between:  # low <= size < sure, as few are; another branch would be unpredictable
+            turn = line - first
+            turn += length * (turn < 0)
+            number += turn < room
+            line += 1
     return number, line
 
 
@@ -79,10 +85,10 @@ class CompiledCandidates(Candidates):
             entries = np.empty(found.numel(), np.int32)
             _gather(bits(u), array(found), entries)
             self._parts = [(array(found), entries)]
-        self._threshold, counts = threshold, np.zeros((4, BINS), np.int64)
+        self._threshold, self._collected, counts = threshold, rows.collected, np.zeros((4, BINS), np.int32)
         for _, entries in self._parts:
-            _count(entries, threshold, EDGES, counts)
-        self.reached = from_above(torch.from_numpy(counts.sum(0)))
+            _count(entries, threshold, counts)
+        self.reached = from_above(torch.from_numpy(counts.sum(0, dtype=np.int64)))
 
     def pick(self, edge: int, capacity: int, step: int) -> Tensor:
         number = int(self.reached[edge])
@@ -93,7 +99,10 @@ class CompiledCandidates(Candidates):
             sure = self._threshold + edge_bits(edge + 1) if above_edge else int(MAGNITUDE)
             room, length = capacity - above_edge, number - above_edge
             first = first_in_line(length, step)
-        out, number, line = np.empty(min(number, capacity) + 1, np.int64), 0, 0
+        size, number, line = min(number, capacity) + 1, 0, 0
+        out, words = np.empty(size, np.int64), np.empty(size, np.int32)
         for places, entries in self._parts:
-            number, line = _pick(places, entries, low, sure, first, room, length, line, out, number)
-        return torch.from_numpy(out[:number])
+            number, line = _pick(places, entries, low, sure, first, room, length, line, out, words, number)
+        picked = torch.from_numpy(out[:number])
+        self._collected.picked = picked, torch.from_numpy(words[:number].view(np.float32))
+        return picked
