@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import PeerLost, SparsyncError, TopK
 from sparsync.collectives import Channel
-from sparsync.collectives.comm.bounded_store import StoreSilent
+from sparsync.collectives.comm.bounded_store import BoundedStore, StoreSilent
 from sparsync.collectives.comm.store_monitor import StoreMonitor
 from sparsync.wire import Wire
 from tests.failures.checked_training import inputs, mlp, square, train
@@ -250,3 +250,15 @@ def test_a_store_that_is_late_is_not_taken_for_frozen(seconds: float, says: str)
         assert time.monotonic() - began < 0.5
     over.set()
     monitor.close()
+
+
+def test_a_wait_for_the_store_that_runs_out_is_in_time_and_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    """Torch's own prints warnings, and looks up the names of hosts for them, which may take seconds."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store, began = BoundedStore(TCPStore("127.0.0.1", server.port, is_master=False)), time.monotonic()
+    assert not any(store.appear(["never"], 0.1) for _ in range(5))
+    assert 0.3 < time.monotonic() - began < 2.0
+    server.set("now", "")
+    assert store.appear(["now"], 0.1)
+    store.close()
+    assert "waitForInput" not in capfd.readouterr().err

@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the names of cells to run, as they are printed")
     parser.add_argument("--seed", type=int, default=0, help="of the order of cells")
     asked = parser.parse_args()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch tells of every broken connection, at length
     deferred = os.environ.get("TRITON_INTERPRET") == "1"
     cells, began = [cell for cell in all_cells(deferred) if asked.only in str(cell)], time.monotonic()
     random.Random(asked.seed).shuffle(cells)

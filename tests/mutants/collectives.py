@@ -262,4 +262,13 @@ MUTANTS = [
         "",
         "tests/failures/test_lost_ranks.py::test_a_store_that_is_late_is_not_taken_for_frozen",
     ),
+    Mutant(
+        "a wait of torch's own for the store runs out",
+        "src/sparsync/collectives/comm/bounded_store.py",
+        "            while not store.check(list(keys)):\n",
+        "            from datetime import timedelta\n\n            try:\n"
+        "                store.wait(list(keys), timedelta(seconds=seconds))\n            except Exception:\n"
+        "                return False\n            while not store.check(list(keys)):\n",
+        "tests/failures/test_lost_ranks.py::test_a_wait_for_the_store_that_runs_out_is_in_time_and_silent",
+    ),
 ]

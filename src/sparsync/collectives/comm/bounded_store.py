@@ -9,15 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from datetime import timedelta
 from typing import TypeVar
 
-from torch.distributed import DistStoreError, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from sparsync.collectives.comm.comm_thread import CommThread
 
 T = TypeVar("T")
 SLACK = 1.0  # seconds that an answer may take beside what was waited for
+OFTEN = 0.05  # seconds between two looks for keys
+MANY = 64  # keys from which on they are looked for less often
 
 
 class StoreSilent(Exception):
@@ -93,11 +94,15 @@ class BoundedStore:
         """Return whether all ``keys`` are in the store within ``seconds``, which a silent store is given, too."""
 
         def look(store: Store) -> bool:
-            try:
-                store.wait(list(keys), timedelta(seconds=seconds))
-                return True
-            except DistStoreError:  # too late
-                return False
+            # Not by the store's own wait: torch warns whenever one runs out, and looks up names of hosts for that,
+            # which takes seconds where nobody knows them.
+            end, pause, longest = time.monotonic() + seconds, 0.001, OFTEN * max(1.0, len(keys) / MANY)
+            while not store.check(list(keys)):
+                if time.monotonic() + pause > end:
+                    return False
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+            return True
 
         until = time.monotonic() + seconds + SLACK
         try:
