@@ -102,7 +102,7 @@ class Selecting:
                 rows, bad = ctx.added.finish(grad)
             worst = bad if worst < 0 else worst
             chosen.append(self.choose(memory.after, rows, segment, ctx, state))
-            known.append(rows.collected.values_at(chosen[-1]))
+            known.append(rows.collected.take_values(chosen[-1]))
         flat = _joined(chosen) if chosen else torch.empty(0, dtype=torch.int64, device=grad.device)
         values = [own for own in known if own is not None]
         about = flag(worst, layout, grad.device)

@@ -190,7 +190,7 @@ def mean_plan(plan: ExchangePlan, module: nn.Module, workers: int) -> ExchangePl
     tensors = dict(module.named_parameters())
     plan = within_budget(plan, tensors, workers)
     if plan.spending is None or plan.compressor.dense:
-        return plan
+        return replace(plan, budget=None)  # which is found already
     cost, mean = bytes_per_step(plan, tensors, workers), plan.spending.mean
     last, first = sorted(plan.spending.densities)
     density = largest_density(lambda density: cost(density) / mean, last, first) if first > last else last

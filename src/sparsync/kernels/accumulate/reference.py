@@ -41,9 +41,10 @@ class Collected:
     parts: list[tuple[int, Array, Array] | None] = field(default_factory=list)
     picked: tuple[Tensor, Tensor] | None = None
 
-    def values_at(self, indices: Tensor) -> Tensor | None:
-        """Return what stands at ``indices``, if these are the very ones that were picked."""
-        return self.picked[1] if self.picked is not None and self.picked[0] is indices else None
+    def take_values(self, indices: Tensor) -> Tensor | None:
+        """Return what stands at ``indices``, if these are the very ones that were picked; it is kept no longer."""
+        picked, self.picked = self.picked, None
+        return picked[1] if picked is not None and picked[0] is indices else None
 
 
 @dataclass
