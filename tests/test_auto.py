@@ -206,7 +206,9 @@ def test_the_loss_does_not_jump(worlds: dict[int, World], optimizer: str) -> Non
     assert all(torch.equal(ranks[0][2], rank[2]) for rank in ranks)
 
 
-@pytest.mark.parametrize(("size", "optimizer", "slow"), [(2, "adamw", None), (3, "sgd", 1)])
+@pytest.mark.parametrize(
+    ("size", "optimizer", "slow"), [pytest.param(2, "adamw", None, marks=pytest.mark.slow), (3, "sgd", 1)]
+)
 def test_where_nothing_is_gained_steps_are_dense(
     worlds: dict[int, World], size: int, optimizer: str, slow: int | None
 ) -> None:

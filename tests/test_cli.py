@@ -214,6 +214,7 @@ def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'new' / 'report.html'}"
 
 
+@pytest.mark.slow
 def test_bench_step_writes_its_columns(tmp_path: Path) -> None:
     out = tmp_path / "bench.csv"
     done = sparsync("bench", "step", "--parameters", "20000", "--rounds", "2", "--out", str(out))

@@ -560,6 +560,7 @@ def test_shards_compare_their_options(four: World) -> None:
         assert "density" in text
 
 
+@pytest.mark.slow
 def test_the_example_learns() -> None:
     script = (
         (Path(__file__).parents[1] / "examples/fsdp/train.py")

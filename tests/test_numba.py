@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -27,7 +29,6 @@ from sparsync.wire.values import CODECS
 from sparsync.workspace import Workspace
 from tests.methods import DTYPES, KINDS, SIZES, gradient, worker
 from tests.tensors import TENSORS, numel_of, sketched, tables_of
-from tests.world import run_forked
 
 BAD = (float("nan"), float("inf"), -float("inf"))
 seeds = st.integers(0, 2**31)
@@ -359,7 +360,7 @@ assert path_of(cpu.LEAST) == ("pytorch" if {missing} else "numba")
 
 @pytest.mark.parametrize("missing", [False, True])
 def test_numba_is_loaded_when_it_is_worth_it(missing):
-    run_forked(ALONE.format(missing=missing))
+    subprocess.run([sys.executable, "-c", ALONE.format(missing=missing)], check=True, timeout=120)
 
 
 def test_compiled_without_a_place_to_keep_it(monkeypatch):

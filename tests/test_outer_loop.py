@@ -451,7 +451,7 @@ def case_killed(rank: int, size: int, overlap: int, inside: bool, device: str = 
     return "", ""
 
 
-@pytest.mark.parametrize(("overlap", "inside"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize(("overlap", "inside"), [(0, False), (1, True), pytest.param(1, False, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_named_by_the_others(overlap: int, inside: bool) -> None:
     assert_named(World.once(3, case_killed, overlap=overlap, inside=inside))
 

@@ -6,7 +6,6 @@ back as a list. A case that ends processes or leaves them waiting runs in a worl
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
@@ -19,11 +18,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sparsync.kernels.cpu import MODULES
 from sparsync_lab.training import local_workers
 from sparsync_lab.training.local_workers import LocalWorkers, Worker
 
 # What ranks, and the workers of a training in a test's own process, find imported.
-PRELOAD = [*local_workers.PRELOAD, "sparsync_lab.cli.train", "sklearn.datasets", "hypothesis", "pytest"]
+PRELOAD = [
+    *local_workers.PRELOAD, "sparsync_lab.cli.train", "sklearn.datasets", "hypothesis", "pytest",
+    *(f"sparsync.kernels.{module}" for module in MODULES),  # numba takes a second, of every rank
+]  # fmt: skip
 LIMIT = 120.0  # seconds, for a case that hangs; a machine may be busy
 
 
@@ -116,8 +119,6 @@ def _run_script(worker: Worker, script: str) -> str:
 
 
 def _run_case(worker: Worker, case: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    if not gc.get_freeze_count():
-        gc.freeze()  # what is imported stays: gc.collect(), which most cases end with, need not look at it
     if not dist.is_initialized():
         if os.environ.get("TRITON_INTERPRET") == "1":
             from tests.interpreter import quicken

@@ -90,11 +90,11 @@ def assert_all_raised(outcomes: list[tuple[bool, Any]]) -> None:
     ("method", "moment"),
     [
         ("allgather", "backward"),
-        ("allgather", "between steps"),
+        pytest.param("allgather", "between steps", marks=pytest.mark.slow),
         pytest.param("allgather", "first step", marks=pytest.mark.slow),
         pytest.param("shared", "backward", marks=pytest.mark.slow),
         pytest.param("dense", "between steps", marks=pytest.mark.slow),
-        ("gtopk", "between steps"),
+        pytest.param("gtopk", "between steps", marks=pytest.mark.slow),
         pytest.param("balanced", "backward", marks=pytest.mark.slow),
         pytest.param("sketches", "backward", marks=pytest.mark.slow),
         ("sketches", "between steps"),

@@ -135,7 +135,7 @@ def case_other_order(rank: int, size: int, numel: tuple[int, int], good_steps: i
         pytest.param((100, 300), 0, "parameters", marks=pytest.mark.slow),
         pytest.param((100, 100), 2, "buckets", marks=pytest.mark.slow),
         ((100, 300), 2, "buckets"),
-        ((100, 100), 2, "parameters"),
+        pytest.param((100, 100), 2, "parameters", marks=pytest.mark.slow),
     ],
 )
 def test_another_order_of_buckets_on_one_rank_is_an_error(numel, good_steps, swap):

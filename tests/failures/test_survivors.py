@@ -214,6 +214,7 @@ def test_preconditioned_survivors_are_where_they_would_be_had_the_rank_left_as_p
                 assert (own == expected).all()
 
 
+@pytest.mark.slow
 def test_a_survivor_that_is_behind_learns_how_the_others_clip() -> None:
     """Where gradients are clipped is learned when the optimizer steps, as rank 2 does not in step 3."""
     with Crew() as crew:

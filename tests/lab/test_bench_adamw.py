@@ -18,6 +18,7 @@ def in_a_process(worker: Worker, arguments: list[str]) -> int:
     return run(arguments)
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_columns(tmp_path: Path) -> None:
     out, profile = tmp_path / "new" / "adamw.csv", tmp_path / "profile.txt"
     options = ["--device", "cpu", "--size", "200000", "--density", "0.01", "--rounds", "3", "--out", str(out)]

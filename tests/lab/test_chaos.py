@@ -111,6 +111,7 @@ def test_a_deadline_that_is_missed_again_is_a_hang(busy: bool, monkeypatch: pyte
     assert ("once more, with more time" if busy else "the machine was not busy") in results[-1].broken
 
 
+@pytest.mark.slow
 def test_a_deadline_that_a_busy_machine_misses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made again with more time, the life comes to its end."""
     monkeypatch.setattr("sparsync_lab.chaos.conductor.draw_life", quick)

@@ -143,6 +143,7 @@ def test_bad_input_under_a_launcher_is_one_sentence_and_code_2(tmp_path: Path) -
 # ---- interrupted and killed -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_interrupted_training_can_be_resumed(tmp_path: Path) -> None:
     code, errors = end_in_the_middle(tmp_path, lambda pid: os.kill(pid, signal.SIGINT))
     assert code == 130
