@@ -22,12 +22,13 @@ $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 demo: install
 	$(BIN)/sparsync demo
 
-# Two at a time: who is done takes over half of what the other has left.
+# Two at a time: who is done takes over half of what the other has left. Where tests wait for deadlines, three.
 TWO := -n 2 --dist worksteal
+THREE := -n 3 --dist worksteal
 # The laws, the failure cases and whole trainings on real processes; then the kernels, run by Triton's interpreter. What
 # is marked slow is left to test-full.
 test: install
-	$(BIN)/python -m pytest $(TWO) -m "not slow" $(addprefix --ignore=,$(INTERPRETED))
+	$(BIN)/python -m pytest $(THREE) -m "not slow" $(addprefix --ignore=,$(INTERPRETED))
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) -m "not slow" $(INTERPRETED)
 
 # The same one after another, with the coverage of all of them; without the fault matrix, which takes an hour or more.

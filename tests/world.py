@@ -27,6 +27,8 @@ PRELOAD = [
     *local_workers.PRELOAD, "sparsync_lab.cli.train", "sklearn.datasets", "hypothesis", "pytest",
     *(f"sparsync.kernels.{module}" for module in MODULES),  # numba takes a second, of every rank
 ]  # fmt: skip
+if os.environ.get("TRITON_INTERPRET") == "1":
+    PRELOAD.append("tests.interpreter")  # so does Triton
 LIMIT = 120.0  # seconds, for a case that hangs; a machine may be busy
 
 
