@@ -9,6 +9,7 @@ BUDGET = "tests/test_budget.py"
 CLOSED = "tests/failures/test_closed_steps.py"
 NODES = "tests/failures/test_nodes.py"
 MATRIX = "tests/test_fault_matrix"
+LEDGER = "tests/test_ledger.py::test_what_was_rejected_is_taken_out_before_what_was_sent_goes_back"
 
 AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
 MUTANTS = [
@@ -185,8 +186,7 @@ MUTANTS = [
         "src/sparsync/engine/ledger.py",
         "self._in_flight.insert(-1, InFlight(unit, rejected, not held, held))",
         "pass",
-        f"{DEFERRED}::test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once[None-rejected]",
-        interpreted=True,
+        LEDGER,
     ),
     Mutant(
         "the first rank to learn of a failure does not broadcast it",
@@ -264,8 +264,7 @@ MUTANTS = [
         "src/sparsync/engine/ledger.py",
         "self._in_flight.insert(-1, InFlight(",
         "self._in_flight.insert(len(self._in_flight), InFlight(",
-        f"{DEFERRED}::test_what_a_failed_exchange_sent_comes_home_bit_for_bit_and_once[None-rejected]",
-        interpreted=True,
+        LEDGER,
     ),
     Mutant(
         "the mean over a training may exceed its budget",
