@@ -66,7 +66,7 @@ STEPS = [
     COMPARE,
     Step("gradient", "tests.matrix.training.gradient"),
     Step("begin step", f"{ENGINE}.worker.WorkerState.begin_step", once=True),
-    Step("take bucket", f"{ENGINE}.bucketing.BucketMapper.add"),
+    Step("take bucket", f"{ENGINE}.bucket_mapper.BucketMapper.add"),
     Step("add part", "sparsync.kernels.accumulate.parts.AddedParts.add", IN_PARTS, deferred=None),
     Step("sketch", f"{ENGINE}.step_order.sketch_unit", ("sketches",)),
     Step("sum in node", f"{ENGINE}.hierarchy.Nodes.sum", ("nodes",)),

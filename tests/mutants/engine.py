@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         "unused parameters are sent from",
-        "src/sparsync/engine/bucketing.py",
+        "src/sparsync/engine/bucket_mapper.py",
         "        if self.may_skip or bucket.frozen:\n",
         "        if bucket.frozen:\n",
         "tests/failures/test_unused_parameters.py::test_a_parameter_unused_on_every_rank_keeps_its_residual",
@@ -176,7 +176,7 @@ MUTANTS = [
     ),
     Mutant(
         "buckets of a step that can be undone do not wait for its end",
-        "src/sparsync/engine/bucketing.py",
+        "src/sparsync/engine/bucket_mapper.py",
         "{*plan.units, STEP_END} if self.plan.transactional else set(plan.units)",
         "set(plan.units)",
         "tests/failures/test_loss_scaling.py::test_an_overflow_of_one_optimizer_is_one_of_all[layer0.weight-SGD-SGD-2]",

@@ -16,7 +16,7 @@ from sparsync.collectives import Balanced, DenseAllReduce
 from sparsync.compressors import NoCompression
 from sparsync.config import ExchangePlan
 from sparsync.engine.auto_policy import AutoPolicy, Figures
-from sparsync.engine.bucketing import BucketMapper
+from sparsync.engine.bucket_mapper import BucketMapper
 from sparsync.engine.budget import largest_density
 from sparsync.engine.dense_step import DenseStep
 from sparsync.engine.reducer import Reducer

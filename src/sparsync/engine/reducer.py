@@ -25,7 +25,8 @@ from sparsync.collectives import Channel
 from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.config import ExchangePlan
 from sparsync.engine import checkpoint
-from sparsync.engine.bucketing import STEP_END, Bucket, BucketMapper
+from sparsync.engine.bucket_mapper import BucketMapper
+from sparsync.engine.bucketing import STEP_END, Bucket
 from sparsync.engine.completion import choose_completion
 from sparsync.engine.error_handling import ErrorHandler
 from sparsync.engine.hierarchy import Flat

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sparsync.collectives import Traffic
 from sparsync.config import ExchangePlan
-from sparsync.engine.bucketing import Bucket, BucketMapper, Unit
+from sparsync.engine.bucket_mapper import BucketMapper
+from sparsync.engine.bucketing import Bucket, Unit
 from sparsync.feedback import accumulation_dtype
 from sparsync.layout import Layout, Parameter, Span
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from sparsync.hosts.sharded_checkpoint import (
 )
 
 
-class Checkpointed:
+class Checkpointed(ABC):
     """The part of a handle that saves and loads.
 
     Attributes:
@@ -33,14 +34,14 @@ class Checkpointed:
     _auto: AutoSwitch | None
     _restarts: int
 
-    def _running(self) -> Reducer:
-        raise NotImplementedError
+    @abstractmethod
+    def _running(self) -> Reducer: ...
 
-    def _peers(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _peers(self) -> Any: ...
 
-    def _device(self) -> torch.device:
-        raise NotImplementedError
+    @abstractmethod
+    def _device(self) -> torch.device: ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals, thresholds and step: tensors and plain types only. Save one per rank."""
