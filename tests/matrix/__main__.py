@@ -53,8 +53,10 @@ def main() -> None:
             right[cell.collective, cell.fault] += not wrong
             if wrong:
                 print(cell, *wrong, sep="\n    ", flush=True)
+            if ran.total() % 250 == 0:
+                print(f"{ran.total()} of {len(cells)} cells, {time.monotonic() - began:.0f} s", flush=True)
     seconds = time.monotonic() - began
-    print(f"{sum(right.values())} of {sum(ran.values())} cells as expected, {sum(ran.values()) / seconds:.1f} a second")
+    print(f"{right.total()} of {ran.total()} cells as expected, {ran.total() / seconds:.1f} a second")
     for fault, times in sorted(took.items()):
         print(f"{fault}: {len(times)} cells, {sum(times) / len(times):.2f} s each, {max(times):.1f} s at most")
     if not asked.only:

@@ -90,7 +90,7 @@ SETTINGS = {
     )
 }  # fmt: skip
 # Tried for a method in a setting beside these, since with those it does not learn.
-ALSO: Mapping[tuple[str, str], tuple[float, ...]] = {("vgg16", "DGC"): (0.25, 0.125, 0.0625)}
+ALSO: Mapping[tuple[str, str], tuple[float, ...]] = {("vgg16", "DGC"): (0.25, 0.125, 0.0625, 0.03125, 0.015625)}
 WHOLE = {"dense_below": 0, "dense_1d": False}
 BASE, BALANCED = "recipe default, nothing dense", "recipe balanced, nothing dense"
 LEVELS = "recipe balanced with levels, nothing dense"
