@@ -16,7 +16,7 @@ from sparsync_lab.papers.p2 import long_training
 from sparsync_lab.papers.p3 import gtopk_on
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
-from sparsync_lab.papers.sweep import ALSO
+from sparsync_lab.papers.sweep import ALSO, EARLY
 from sparsync_lab.papers.vgg16_gap import ASKED, causes, densities
 from sparsync_lab.report import Row, Table
 from sparsync_lab.virtual.signed_gtopk import SIGNED_GTOPK
@@ -69,6 +69,14 @@ def random_k(model: str, feedback: bool, staged: bool) -> Run:
     words = f"randk, {'with' if feedback else 'no'} residual{', density warm-up' if staged else ''}"
     own = {"densities": densities(120)} if staged else {}
     return training(model, "randk", label=words, feedback=feedback, **own)
+
+
+def in_p1_schedule(run: Run, seed: int = 0) -> Run:
+    """Return a training of 11,700 steps in P1's schedule: as many steps, and the rate falls once, to a tenth."""
+    like = training("resnet20", "dense")
+    label = f"{run.label.removesuffix(', seed 0').removeprefix('11700 ')}, P1's schedule"
+    label += f", seed {seed}" if seed else ""
+    return replace(run, label=label, steps=11_640, warmup=like.warmup, decay=like.decay, seed=seed)
 
 
 def recipe_of_gtopk(density: float, **changes: Any) -> Run:
@@ -129,8 +137,14 @@ def questions() -> tuple[Question, ...]:
                 *(search.run("vgg16", "DGC", factor, 0) for factor in ALSO["vgg16", "DGC"]),
                 training("resnet20", "dense", label="dense, rate 0.4", rate=0.4),
                 search.run("resnet20", "dense", 4.0, 2),
+                *(in_p1_schedule(search.run("resnet20", EARLY, factor, 2)) for factor in (2.0, 1.0)),
+                *(in_p1_schedule(search.run("resnet20", "dense", 2.0, 2), seed) for seed in (1, 2)),
+                in_p1_schedule(search.run("resnet20", EARLY, 4.0, 2)),
+                in_p1_schedule(search.run("resnet20", "dense", 4.0, 2)),
                 training("resnet20", "topk", label="topk, rate 0.05", rate=0.05),
                 training("resnet20", "dense", label="dense, rate 0.2", rate=0.2),
+                *(in_p1_schedule(search.run("resnet20", EARLY, 2.0, 2), seed) for seed in (1, 2)),
+                *(search.run("resnet20", "dense", 1.0, 2, seed) for seed in (1, 2)),
             ),
             (
                 search.run("resnet20", "dense", 2.0, 2),

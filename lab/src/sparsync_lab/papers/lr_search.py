@@ -80,7 +80,8 @@ class LearningRateSearch:
             if taken is None or (made and taken not in made):
                 return dict(made)
             return {taken: made.get(taken)}
-        factors, whole = [*setting.factors, *ALSO.get((model, label), ())], sorted((*setting.factors, *setting.further))
+        factors = [*setting.factors, *ALSO.get((model, label), ())]
+        whole = sorted({*factors, *setting.further})
         while True:
             found = {factor: self.get(self.run(model, label, factor, 0)) for factor in sorted(factors)}
             known = {factor: history for factor, history in found.items() if history is not None}
