@@ -40,6 +40,7 @@ BLOCKS: Mapping[str, Block] = {
     "real training": network.real_training,
     "accuracy by length": accuracy.by_length,
     "standing": accuracy.standing,
+    "rates and schedules": accuracy.schedules,
     "ablations": accuracy.ablations,
     "other models": accuracy.other_models,
     "accuracy against budget": adamw.against_budget,

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from sparsync_lab.models import CATALOGUE
+from sparsync_lab.papers import tuned
 from sparsync_lab.papers.curves import base_result, display_score, quick_changes
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
@@ -16,7 +17,6 @@ from sparsync_lab.papers.p2 import long_training
 from sparsync_lab.papers.p3 import gtopk_on
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
-from sparsync_lab.papers.sweep import ALSO, EARLY
 from sparsync_lab.papers.vgg16_gap import ASKED, causes, densities
 from sparsync_lab.report import Row, Table
 from sparsync_lab.virtual.signed_gtopk import SIGNED_GTOPK
@@ -30,6 +30,7 @@ STEP_SECONDS = {
 IMAGES = {"mnist": 60_000, "cifar10": 50_000}
 # Of gTop-k on ResNet-20, with Elias-Fano indices, in the bytes that 0.1 % take with 32 + 32 bits.
 FEWER_BITS = {"sign": 0.0062, "levels": 0.0051, "bf16": 0.0024}
+TUNED = "tuned"
 LEARNS = "with trainings that learn: no momentum, a rate that grows over 5 epochs, 30 epochs, ResNet-18"
 
 
@@ -69,14 +70,6 @@ def random_k(model: str, feedback: bool, staged: bool) -> Run:
     words = f"randk, {'with' if feedback else 'no'} residual{', density warm-up' if staged else ''}"
     own = {"densities": densities(120)} if staged else {}
     return training(model, "randk", label=words, feedback=feedback, **own)
-
-
-def in_p1_schedule(run: Run, seed: int = 0) -> Run:
-    """Return a training of 11,700 steps in P1's schedule: as many steps, and the rate falls once, to a tenth."""
-    like = training("resnet20", "dense")
-    label = f"{run.label.removesuffix(', seed 0').removeprefix('11700 ')}, P1's schedule"
-    label += f", seed {seed}" if seed else ""
-    return replace(run, label=label, steps=11_640, warmup=like.warmup, decay=like.decay, seed=seed)
 
 
 def recipe_of_gtopk(density: float, **changes: Any) -> Run:
@@ -128,29 +121,11 @@ def questions() -> tuple[Question, ...]:
             ),
         ),
         Question(
-            "tuned",
-            "Baselines at their best: dense and TopK-SGD at 11,700 steps with other rates and P1's schedule; DGC on "
-            "VGG-16 with lower rates.",
-            (
-                search.run("resnet20", "dense", 1.0, 2),
-                training("resnet20", "topk", label="topk, rate 0.2", rate=0.2),
-                *(search.run("vgg16", "DGC", factor, 0) for factor in ALSO["vgg16", "DGC"]),
-                training("resnet20", "dense", label="dense, rate 0.4", rate=0.4),
-                search.run("resnet20", "dense", 4.0, 2),
-                *(in_p1_schedule(search.run("resnet20", EARLY, factor, 2)) for factor in (2.0, 1.0)),
-                *(in_p1_schedule(search.run("resnet20", "dense", 2.0, 2), seed) for seed in (1, 2)),
-                in_p1_schedule(search.run("resnet20", EARLY, 4.0, 2)),
-                in_p1_schedule(search.run("resnet20", "dense", 4.0, 2)),
-                training("resnet20", "topk", label="topk, rate 0.05", rate=0.05),
-                training("resnet20", "dense", label="dense, rate 0.2", rate=0.2),
-                *(in_p1_schedule(search.run("resnet20", EARLY, 2.0, 2), seed) for seed in (1, 2)),
-                *(search.run("resnet20", "dense", 1.0, 2, seed) for seed in (1, 2)),
-            ),
-            (
-                search.run("resnet20", "dense", 2.0, 2),
-                search.run("resnet20", "TopK-SGD", 0.25, 2),
-                *(training("resnet20", method) for method in both),
-            ),
+            TUNED,
+            "Baselines at their best: dense, TopK-SGD and the best recipe on ResNet-20 with other rates, and in P1's "
+            "schedule; DGC on VGG-16 with lower rates.",
+            tuned.asked(search),
+            tuned.beside(search),
         ),
         Question(
             "randk",
@@ -223,6 +198,8 @@ def evidence(context: RunContext) -> Result:
     for one, runs, beside in asked:
         tables.append(Table(one.asks, HEADINGS, [_row(run, done.get(run.name)) for run in (*runs, *beside)]))
         histories += [done[run.name] for run in runs if run.name in done]
+        if one.name == TUNED and not context.quick:
+            tables.append(tuned.comparison((*runs, *beside), done))
     result = base_result(context, histories, [run.name for run in every if run.name not in done])
     return replace(result, tables=tables, notes=[ONE_SEED, *result.notes])
 

@@ -1,0 +1,73 @@
+"""Dense, TopK-SGD and the best recipe on ResNet-20 for 120 epochs: each with several rates, in two schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from statistics import mean
+
+from sparsync_lab.papers.claim import SCORE
+from sparsync_lab.papers.curves import SEED, mean_and_std
+from sparsync_lab.papers.lr_search import LearningRateSearch
+from sparsync_lab.papers.p1_runs import training
+from sparsync_lab.papers.run import SEEDS, History, Run
+from sparsync_lab.papers.sweep import ALSO, EARLY
+from sparsync_lab.report import Row, Table
+from sparsync_lab.training.methods import DENSE
+
+MODEL = "resnet20"
+CAPTION = "ResNet-20, 120 epochs, at the bytes of 0.1 %: rates and schedules"
+TOPK = "TopK-SGD"
+METHODS = ("dense", EARLY, TOPK)
+COSINE, FALLS_ONCE = "cosine", "P1's: to a tenth at 81 of 120 epochs"
+
+
+def asked(search: LearningRateSearch) -> tuple[Run, ...]:
+    """Return the trainings that this asks for, the most valuable first."""
+    return (
+        search.run(MODEL, "dense", 1.0, 2),
+        training(MODEL, "topk", label="topk, rate 0.2", rate=0.2),
+        *(search.run("vgg16", "DGC", factor, 0) for factor in ALSO["vgg16", "DGC"]),
+        training(MODEL, "dense", label="dense, rate 0.4", rate=0.4),
+        search.run(MODEL, "dense", 4.0, 2),
+        *(in_p1_schedule(search.run(MODEL, EARLY, factor, 2)) for factor in (2.0, 1.0)),
+        *(in_p1_schedule(search.run(MODEL, "dense", 2.0, 2), seed) for seed in SEEDS[1:]),
+        in_p1_schedule(search.run(MODEL, EARLY, 4.0, 2)),
+        in_p1_schedule(search.run(MODEL, "dense", 4.0, 2)),
+        *(in_p1_schedule(search.run(MODEL, EARLY, 1.0, 2), seed) for seed in SEEDS[1:]),
+        *(search.run(MODEL, "dense", 1.0, 2, seed) for seed in SEEDS[1:]),
+        training(MODEL, "topk", label="topk, rate 0.05", rate=0.05),
+        training(MODEL, "dense", label="dense, rate 0.2", rate=0.2),
+    )
+
+
+def beside(search: LearningRateSearch) -> tuple[Run, ...]:
+    """Return the trainings of other items that belong to the same comparison."""
+    return (
+        *(search.run(MODEL, label, 2.0, 2, seed) for label in ("dense", EARLY) for seed in SEEDS),
+        *(search.run(MODEL, TOPK, factor, 2) for factor in (0.125, 0.25)),
+        *(_seeded(training(MODEL, method), seed) for method in ("dense", "topk") for seed in SEEDS),
+    )
+
+
+def in_p1_schedule(run: Run, seed: int = 0) -> Run:
+    """Return a training of 11,700 steps with as many as P1's, and P1's schedule."""
+    like = training(MODEL, "dense")
+    label = f"{run.label.removesuffix(f'{SEED}0').removeprefix('11700 ')}, P1's schedule"
+    return _seeded(replace(run, label=label, steps=11_640, warmup=like.warmup, decay=like.decay), seed)
+
+
+def _seeded(run: Run, seed: int) -> Run:
+    return replace(run, label=f"{run.label}{SEED}{seed}", seed=seed) if seed else run
+
+
+def comparison(runs: Iterable[Run], done: Mapping[str, History]) -> Table:
+    """Return what each method reached with each rate in each schedule, the best first."""
+    found: dict[tuple[str, str, float], list[History]] = {}
+    for run in {run.name: run for run in runs if run.model == MODEL and run.name in done}.values():
+        method = "dense" if run.method == DENSE else EARLY if run.method == "default" else TOPK
+        found.setdefault((method, COSINE if run.decay is None else FALLS_ONCE, run.rate), []).append(done[run.name])
+    best = {key: mean(history.last for history in own) for key, own in found.items()}
+    order = sorted(found, key=lambda key: (METHODS.index(key[0]), -best[key]))
+    rows = [Row([*key[:2], f"{key[2]:g}", mean_and_std(found[key]), str(len(found[key]))]) for key in order]
+    return Table(CAPTION, ["method", "schedule", "rate", SCORE, "seeds"], rows)
