@@ -39,10 +39,12 @@ coverage: install
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-# Every test, and many more examples of every law.
+# Every test, many more examples of every law, and the fault matrix as a whole, several cells at a time.
 test-full: install
-	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) $(addprefix --ignore=,$(INTERPRETED))
-	HYPOTHESIS_PROFILE=full TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) $(INTERPRETED)
+	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) $(addprefix --ignore=,tests/test_fault_matrix.py $(INTERPRETED))
+	HYPOTHESIS_PROFILE=full TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) $(KERNELS)
+	$(BIN)/python -m tests.matrix --jobs 4 --output runs/fault-matrix.csv
+	TRITON_INTERPRET=1 $(BIN)/python -m tests.matrix --jobs 3 --output runs/fault-matrix.csv
 
 # Seeded defects: each must turn a named test red. SINCE=commit: only those of rooms that changed since then.
 test-mutants: install

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import cast
 
@@ -41,3 +42,22 @@ def test_what_was_rejected_is_taken_out_before_what_was_sent_goes_back() -> None
     ledger.restore(Cause.EXCHANGE_FAILED)
     assert exact.sum() > 100
     assert torch.equal(residual, stood)
+
+
+def test_rejected_entries_that_are_held_go_back_on_the_stream_of_the_exchanges() -> None:
+    feedback, made = Feedback([Parameter.of("w", torch.zeros(4))]), list[torch.Tensor]()
+    residual = feedback.memory("unit", [Span("w", 0, 4)], 4, torch.device("cpu")).after
+
+    @contextmanager
+    def on_stream(_: torch.device) -> Iterator[None]:
+        before = residual.clone()
+        yield
+        made.append(residual - before)
+
+    ledger, unit = Ledger(feedback, on_stream), cast(Unit, SimpleNamespace(key="unit", keeps=True, grad=residual))
+    zero = torch.tensor(0)
+    entries = SparseGrad(torch.tensor([1, 2]), torch.tensor([3.0, 5.0]), torch.tensor(2), 4, zero, zero)
+    ledger.record_sent(unit, entries)
+    ledger.record_rejected(unit, entries, held=True)
+    ledger.restore_held()
+    assert [change.tolist() for change in made] == [[0, 3, 5, 0]]
