@@ -38,7 +38,14 @@ def over_sizes(sources: Sources) -> str:
             if own:
                 cells = (f"{float(own[size]):.2f} ×" if size in own else "–" for size in sizes)
                 rows.append([f"`{method}`", percent(density, 2), *cells])
-    return table(["method", "density", *(f"{size / 1e6:,g} million" for size in sizes)], rows)
+    made = dict.fromkeys((line["date"], line["commit"]) for line in lines)
+    when = [
+        f"{', '.join(f'{size / 1e6:,g}' for size in sizes if _of(lines, size=str(size), commit=commit))} million: "
+        f"commit {commit}, {date}"
+        for date, commit in made
+    ]
+    headings = ["method", "density", *(f"{size / 1e6:,g} million" for size in sizes)]
+    return "\n\n".join([table(headings, rows), "; ".join(when) + "."])
 
 
 def by_layers(sources: Sources) -> str:
@@ -66,19 +73,18 @@ def by_layers(sources: Sources) -> str:
 
 def preconditioned(sources: Sources) -> str:
     """Return what sketches, updates and selection take together on a GPU, beside selection alone."""
-    file = "bench-select-adamw-gpu.csv"
-    lines = sources.lines(file)
+    file = "bench-select-gpu.csv"
+    lines = _of(sources.lines(file), size="100000000", density="0.001", dtype="fp32")
     chosen = [line for line in lines if PRECONDITIONED_FLOOR in (line["method"], line["floor"])]
     chosen += [line for line in lines if line["method"] in PLAIN]
     rows = [
         [*_row(line), line["syncs"] or "–", line["allocations_5_steps"] or "–"] for line in sorted(chosen, key=_median)
     ]
-    command = f"sparsync bench select --size {lines[0]['size']} --density {lines[0]['density']} --dtype fp32"
     return "\n\n".join(
         [
             table([*HEADINGS, "waits for the GPU", "allocations in 5 steps"], rows),
-            sources.made(file, lines[0], command) + f" {int(lines[0]['size']):,} fp32 entries; "
-            f"Triton {lines[0]['triton']}.",
+            sources.made(file, lines[0], "sparsync bench select")
+            + f" {int(lines[0]['size']):,} fp32 entries, density 0.001; Triton {lines[0]['triton']}.",
         ]
     )
 
