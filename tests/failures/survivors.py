@@ -220,19 +220,20 @@ def case_never_finishes(store: Any, absent: int, deadline: float) -> tuple[str, 
     raise AssertionError("it has finished")
 
 
-def case_held(store: Any, rank_dies: bool, deadline: float) -> dict[str, Any]:
-    """Train for two steps, and for two more once the test lets it; ``rank_dies``: when it makes a group anew. The first
-    rank sees meanwhile who waits to join."""
+def case_held(store: Any, dies: bool, deadline: float) -> dict[str, Any]:
+    """Train for two steps, then look who waits to join until the test says so, and go on; ``dies``: as it lets some
+    in."""
     run = Run(deadline=deadline)
-    if rank_dies:
+    if dies:
         fail_at("_make_group", 0, run, die)
-    for step in range(4):
-        if step == 2:
-            store.set(f"{dist.get_rank()} is held", "")
-            while not store.check(["go on"]):
-                if dist.get_rank() == 0:
-                    run.sync.survival.members.somebody_waits()
-                time.sleep(0.05)
+    for _ in range(2):
+        run.step()
+    store.set(f"{dist.get_rank()} is held", "")
+    waits = False
+    while not store.check(["go on"]) or (dies and not waits):
+        waits = run.sync.survival.members.somebody_waits()
+        time.sleep(0.05)
+    for _ in range(2):
         run.step()
     return run.end()
 
