@@ -89,6 +89,7 @@ class Run:
     """A training of one process.
 
     Args:
+        buffers: what its buffers hold at first, if not what they do in a new model.
         cut: what the user clips gradients at.
         skipped: steps that do not count: ``"rolled back"`` by the user, or ``"not finite"`` on the first rank.
     """
@@ -97,12 +98,15 @@ class Run:
         self,
         adam: bool = False,
         normed: bool = False,
+        buffers: float = 0.0,
         cut: float = 0.0,
         skipped: Mapping[int, str] | None = None,
         **options: Any,
     ) -> None:
         self.cut, self.skipped = cut, skipped or {}
         self.model = Normed() if normed else Chain(SIZES)
+        for buffer in self.model.buffers() if buffers else ():
+            buffer.fill_(buffers)
         self.ddp = DistributedDataParallel(self.model, find_unused_parameters=adam, **SMALL_BUCKETS)
         parameters = self.model.parameters()
         self.optimizer = torch.optim.AdamW(parameters, 1e-3) if adam else torch.optim.SGD(parameters, RATE)
@@ -154,6 +158,7 @@ class Run:
             "residuals": {name: kept.numpy() for name, kept in state["residuals"].items()},
             "number": self.sync.survival.members.number if self.sync.survival else 0,
             "trajectory": [[p.numpy() for p in step] for step in self.weights],
+            "buffers": [buffer.numpy() for buffer in self.model.buffers()],
             "steps": self.sync.steps,
             "rank": dist.get_rank(),
             "workers": dist.get_world_size(),
@@ -213,6 +218,34 @@ def case_never_finishes(store: Any, absent: int, deadline: float) -> tuple[str, 
     finally:
         run.sync.abandon()
     raise AssertionError("it has finished")
+
+
+def case_held(store: Any, dies: bool, deadline: float) -> dict[str, Any]:
+    """Train for two steps, then look who waits to join until the test says so, and go on; ``dies``: as it lets some
+    in."""
+    run = Run(deadline=deadline)
+    if dies:
+        fail_at("_make_group", 0, run, die)
+    for _ in range(2):
+        run.step()
+    store.set(f"{dist.get_rank()} is held", "")
+    waits = False
+    while not store.check(["go on"]) or (dies and not waits):
+        waits = run.sync.survival.members.somebody_waits()
+        time.sleep(0.05)
+    for _ in range(2):
+        run.step()
+    return run.end()
+
+
+def case_waits_to_join(store: Any, deadline: float) -> tuple[str, float]:
+    """Return what a process hears that is not let in, and after how long."""
+    began = time.monotonic()
+    try:
+        Run(deadline=deadline)
+    except sparsync.PeerLost as error:
+        return str(error), time.monotonic() - began
+    raise AssertionError("it has joined")
 
 
 def case_among_kills(store: Any, steps: int, name: int, **options: Any) -> dict[str, Any]:

@@ -32,8 +32,10 @@ from tests.failures.survivors import (
     Reference,
     Run,
     case_among_kills,
+    case_held,
     case_never_finishes,
     case_training,
+    case_waits_to_join,
     freeze,
 )
 from tests.world import World
@@ -255,9 +257,35 @@ def test_the_end_waits_for_a_rank_until_the_deadline() -> None:
             assert 4 <= seconds < 20
 
 
+def test_a_process_that_waits_to_join_gives_up() -> None:
+    """The others live, and do not come to the end of a step for long: they go on without it later, at once. Or they die
+    when they have let in two, who have weights from nobody, and must not wait for each other."""
+    deadline = 8.0
+    with Crew() as held, Crew() as left:
+        for crew in (held, left):
+            for rank in range(2):
+                crew.start(case_held, rank, 2, dies=crew is left, deadline=deadline)
+        for crew, coming in ((held, 1), (left, 2)):
+            for rank in range(2):
+                crew.wait_for(f"{rank} is held")
+            for number in range(3, 3 + coming):
+                crew.start(case_waits_to_join, 0, 1, deadline=deadline)
+                crew.wait_for(f"sparsync survivors/2/here/{number}")
+        left.store.set("go on", "")
+        text, seconds = held.result(2)
+        assert "this process was not let in within 16 s" in text
+        assert 2 * deadline <= seconds < 4 * deadline
+        held.store.set("go on", "")
+        for found in (held.result(0), held.result(1)):
+            assert (found["steps"], found["workers"], found["changes"]) == (4, 2, [])
+        assert [left.result(member) for member in range(2)] == [DIED] * 2
+        for text, _ in (left.result(2), left.result(3)):
+            assert "there is nobody left to join" in text
+
+
 def test_buffers_are_sent_within_the_deadline() -> None:
     """Before the forward pass of step 2: rank 0, from which buffers are sent, dies or freezes; rank 1 of 5, which may
-    hand them on to others, dies; another process joins, which rank 0 alone notices."""
+    hand them on to others, dies; another process joins, which rank 0 alone notices, and whose buffers nobody gets."""
     ends = {(3, 0): "die", (3, 0, 0): "freeze", (5, 1): "die"}
     with ExitStack() as stack:
         crews = {key: stack.enter_context(Crew()) for key in ends}
@@ -267,8 +295,9 @@ def test_buffers_are_sent_within_the_deadline() -> None:
         with Crew() as crew:
             start(crew, 3, steps=60, pause=0.05, normed=True)
             crew.wait_for("steps of 0")
-            crew.start(case_training, 0, 1, steps=60, normed=True)
+            crew.start(case_training, 0, 1, steps=60, normed=True, buffers=1e6)
             found = crew.results()
+            assert all((buffer < 10**3).all() for own in found for buffer in own["buffers"])
             assert [(own["steps"], own["workers"], own["joined"]) for own in found[:3]] == [(60, 4, 1)] * 3
         for (workers, victim, *_), crew in crews.items():
             left = [crew.result(member) for member in range(workers) if member != victim]
@@ -387,7 +416,7 @@ def case_copied(rank: int, size: int) -> tuple[list[float], list[float], bool]:
         ddp(torch.zeros(4, SIZES[0]))
         seen.append(ddp.module.norm.running_mean[:2].tolist())
     run.sync.detach()
-    mended = not hasattr(run.ddp, "buffer_hook")
+    mended = "_sync_module_buffers" not in vars(run.ddp)
     del copy, ddp, run
     gc.collect()
     return seen[0], seen[1], mended
@@ -395,6 +424,26 @@ def case_copied(rank: int, size: int) -> tuple[list[float], list[float], bool]:
 
 def test_a_copy_of_a_model_that_goes_on_sends_its_buffers_as_ddp_does(worlds: dict[int, World]) -> None:
     assert worlds[3].run(case_copied) == [([1.0, 1.0], [1.0, 1.0], True)] * 3
+
+
+def case_uneven(rank: int, size: int) -> list[int]:
+    """Return how many batches the buffers have seen, after each step of this rank and at the end: the last rank makes
+    four steps, the others run out of data after two."""
+    run = Run(normed=True)
+    tracked, seen = run.model.norm.num_batches_tracked, []
+    with run.ddp.join():
+        for _ in range(4 if rank == size - 1 else 2):
+            run.step()
+            seen.append(int(tracked))
+    seen.append(int(tracked))
+    run.sync.detach()
+    del run
+    gc.collect()
+    return seen
+
+
+def test_buffers_are_never_those_of_a_rank_without_data(worlds: dict[int, World]) -> None:
+    assert worlds[3].run(case_uneven) == [[1, 2, 4], [1, 2, 4], [1, 2, 3, 4, 4]]
 
 
 def test_what_cannot_go_on_is_refused(worlds: dict[int, World]) -> None:

@@ -6,6 +6,7 @@ WORKERS = "tests/test_laws.py::test_law_1_nothing_is_lost_over_the_workers"
 EXCHANGES = "tests/failures/test_ranks_that_disagree.py::test_another_number_of_exchanges_on_one_rank_is_an_error"
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 FROZEN = "tests/failures/test_frozen_ranks.py"
+GIVES_UP = "tests/failures/test_survivors.py::test_a_process_that_waits_to_join_gives_up"
 
 MUTANTS = [
     Mutant(
@@ -225,6 +226,27 @@ MUTANTS = [
         "any(m in members or (self._hearts.known(m) and not self._hearts.stopped(m)) for m in here)",
         "bool(here)",
         "tests/failures/test_survivors.py::test_a_process_that_was_killed_while_it_waited_to_join_holds_nobody_up",
+    ),
+    Mutant(
+        "a process waits to join without end",
+        "src/sparsync/collectives/comm/membership.py",
+        "time.monotonic() - began > 2 * self.deadline",
+        "False",
+        GIVES_UP,
+    ),
+    Mutant(
+        "a process that has given up is still let in",
+        "src/sparsync/collectives/comm/membership.py",
+        "                self._ask(lambda s: s.delete_key(own))",
+        "                pass",
+        GIVES_UP,
+    ),
+    Mutant(
+        "those who wait to join wait for each other",
+        "src/sparsync/collectives/comm/membership.py",
+        "self._hearts.stopped(m) or here.get(m, (0,))[0] is None",
+        "self._hearts.stopped(m)",
+        GIVES_UP,
     ),
     Mutant(
         "a rank that the others took for lost mixes in when it wakes up",

@@ -573,16 +573,23 @@ MUTANTS = [
     Mutant(
         "DDP sends its buffers itself",
         "src/sparsync/hosts/shared_buffers.py",
-        '    if hasattr(ddp, "buffer_hook"):',
-        "    if True:",
+        '        if self.handle is None or hasattr(self.ddp, "buffer_hook"):',
+        "        if True:",
         f"{SURVIVORS}::test_buffers_are_sent_within_the_deadline",
     ),
     Mutant(
         "a loss that shows when buffers are sent is none",
         "src/sparsync/hosts/shared_buffers.py",
-        "        state.handle.fail(error)\n",
+        "            self.handle.fail(error)\n",
         "",
         f"{SURVIVORS}::test_buffers_are_sent_within_the_deadline",
+    ),
+    Mutant(
+        "buffers of a rank without data are sent to those who have some",
+        "src/sparsync/hosts/shared_buffers.py",
+        "    channel.broadcast(message, source)",
+        "    channel.broadcast(message)",
+        f"{SURVIVORS}::test_buffers_are_never_those_of_a_rank_without_data",
     ),
     Mutant(
         "workers of local steps begin different",

@@ -150,11 +150,11 @@ class Channel:
             self._bytes += tensor.nbytes
             self._wait(dist.reduce(tensor, group=self.group, group_dst=0, async_op=True))
 
-    def broadcast(self, tensor: Tensor) -> None:
-        """Make every rank's ``tensor`` the first rank's."""
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Make every rank's ``tensor`` that of the rank ``source``."""
         if self.group is not None:
             self._bytes += tensor.nbytes
-            self._wait(dist.broadcast(tensor, group=self.group, group_src=0, async_op=True))
+            self._wait(dist.broadcast(tensor, group=self.group, group_src=source, async_op=True))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Begin to sum as ``all_reduce`` does, several at a time; returns what waits for the sum."""

@@ -109,7 +109,8 @@ class Membership:
         return newest is not None
 
     def join(self) -> Generation:
-        """Wait until the others let this process in."""
+        """Wait until the others let this process in; raises ``PeerLost`` if they agree on nothing within twice the
+        deadline: it may take them one to notice a loss, and another to agree."""
         while True:
             with suppress(Excluded):
                 return self.agree(None)  # they may have agreed just before it came
@@ -122,7 +123,8 @@ class Membership:
             undone: the last of these was not finite, and is undone.
         """
         last, number, began = self.now, self.now.number + 1, time.monotonic()
-        self._ask(lambda s: s.set(f"{number}/here/{self.number}", json.dumps([steps, undone])))
+        own = f"{number}/here/{self.number}"
+        self._ask(lambda s: s.set(own, json.dumps([steps, undone])))
         while not (text := self._read(f"{number}/decision")):
             here = self._here(number)
             self._hearts.watch([*last.members, *here])
@@ -134,8 +136,16 @@ class Membership:
                 break
             if self._read(f"{last.number}/over"):
                 raise PeerLost("the training is over")
-            if steps is None and all(self._hearts.stopped(m) for m in last.members if m != self.number):
+            # Others who wait have no weights to go on from either.
+            if steps is None and all(self._hearts.stopped(m) or here.get(m, (0,))[0] is None for m in last.members):
                 raise PeerLost("there is nobody left to join: all ranks of the training are dead, or frozen")
+            if steps is None and time.monotonic() - began > 2 * self.deadline:
+                self._ask(lambda s: s.delete_key(own))  # nobody makes a group with this process any more
+                raise PeerLost(
+                    f"this process was not let in within {2 * self.deadline:g} s: the other ranks live, but have not "
+                    "come to the end of a step; start it again once they do, or raise deadline= if a step, or what "
+                    "they do between two, takes longer"
+                )
             time.sleep(POLL)
         self.now = Generation.of(text)
         self._hearts.watch(self.now.members)
