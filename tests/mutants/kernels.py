@@ -31,8 +31,8 @@ MUTANTS = [
     Mutant(
         "a last row that is not full is rotated as a full one",
         "src/sparsync/kernels/random_indices/reference.py",
-        "height - (torch.arange(width) >= last).long()",
-        "height - (torch.arange(width) > last).long()",
+        'device="cpu") >= last).long()',
+        'device="cpu") > last).long()',
         "tests/test_random_indices.py::test_entries_are_distinct_and_of_their_segment",
     ),
     Mutant(

@@ -73,7 +73,7 @@ class Selecting:
         runs = segment.runs(ctx.unused)
         if not runs:
             return rows.start
-        place = torch.cat([torch.arange(start, stop, device=u.device) for start, stop in runs])
+        place = torch.cat([torch.arange(start, stop, dtype=torch.int64, device=u.device) for start, stop in runs])
         picked = self.select(u[place], min(segment.k, place.numel()))
         return place[picked].sort().values
 
@@ -161,7 +161,8 @@ def send_chosen(
         from sparsync.kernels.accumulate import take_cpu
 
         places, travel, real = take_cpu.take(memory, indices, segments, *how, capacity, values)
-        return SparseGrad(places, travel, torch.tensor(real), layout.numel, flags, where)
+        count = torch.tensor(real, dtype=torch.int64, device="cpu")
+        return SparseGrad(places, travel, count, layout.numel, flags, where)
     unused = [(span.start, span.stop) for span in layout.spans if span.name in ctx.unused] if ctx.whole else []
     sent = take(residual, indices, segments, *how, unused)
     try:
@@ -170,7 +171,7 @@ def send_chosen(
         travel = torch.zeros(capacity + 1, dtype=residual.dtype, device=residual.device)
         if ctx.whole:
             room[:chosen], travel[:chosen] = indices, sent
-            count = torch.full((), chosen, device=residual.device)
+            count = torch.full((), chosen, dtype=torch.int64, device=residual.device)
         else:
             number = goes.cumsum(0)
             count = number[-1:].sum()

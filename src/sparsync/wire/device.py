@@ -72,8 +72,8 @@ class DeviceMessage:
         self.high_blocks = -(-self.high_words // HIGH)
         self.tiles = -(-shape.numel // TILE)
         spans = sorted((span.start, i) for i, segment in enumerate(layout.segments) for span in segment.spans)
-        self.starts = torch.tensor([start for start, _ in spans], device=device)
-        self.owners = torch.tensor([owner for _, owner in spans], device=device)
+        self.starts = torch.tensor([start for start, _ in spans], dtype=torch.int64, device=device)
+        self.owners = torch.tensor([owner for _, owner in spans], dtype=torch.int64, device=device)
         self.spans = len(spans)
         self.steps = max(0, (self.spans - 1).bit_length()) if len(layout.segments) > 1 else 0
         self.pieces, self.entries = -(-shape.numel // PIECE), -(-shape.capacity // BLOCK)
@@ -206,10 +206,10 @@ class DeviceMessage:
             indices, index_stride = self.indices, self.shape.capacity
         grid = (self.entries, self.workers)
         if self.gathered is None:
-            self.gathered = torch.zeros(self.workers, self.shape.capacity, device=out.device)
+            self.gathered = torch.zeros(self.workers, self.shape.capacity, dtype=torch.float32, device=out.device)
             self.products = torch.zeros(self.workers, self.entries, device=out.device, dtype=torch.float64)
-            self.peaks = torch.zeros(self.workers, self.entries, device=out.device)
-            self.factor = torch.ones((), device=out.device)
+            self.peaks = torch.zeros(self.workers, self.entries, dtype=torch.float32, device=out.device)
+            self.factor = torch.ones((), dtype=torch.float32, device=out.device)
         with on_device_of(out):
             self.launch(
                 gather_mean, grid,

@@ -65,7 +65,7 @@ def encode(
     assert sent.indices is not None
     places, coded = Places.of(wire, shape), wire.codec.signs
     words = sent.values if coded else wire.codec.pack(sent, segment_of, shape)
-    message = torch.empty(*header.shape[:-1], wire.bytes(shape) // 4, dtype=torch.int32)
+    message = torch.empty(*header.shape[:-1], wire.bytes(shape) // 4, dtype=torch.int32, device="cpu")
     message[..., :HEADER] = header
     done = loops.encode(
         _rows(message), _table(sent.indices), sent.count.reshape(-1).numpy(), _rows(words),
@@ -79,7 +79,8 @@ def unpack_indices(wire: Wire, message: Tensor, shape: Shape) -> Tensor | None:
     """Return Elias-Fano coded indices; ``None`` if there are fewer than the message says."""
     from sparsync.kernels.message import decode_cpu as loops
 
-    indices, places = torch.empty(*message.shape[:-1], shape.capacity, dtype=torch.int64), Places.of(wire, shape)
+    indices = torch.empty(*message.shape[:-1], shape.capacity, dtype=torch.int64, device="cpu")
+    places = Places.of(wire, shape)
     whole = loops.unpack_indices(_rows(message), places.width, places.high_at, places.high_words, _table(indices))
     return indices if whole else None
 
@@ -90,7 +91,7 @@ def unpack_signs(
     """Return values that travel as signs or levels; ``indices`` are theirs."""
     from sparsync.kernels.message import decode_cpu as loops
 
-    values, places = torch.empty(indices.shape), Places.of(wire, shape)
+    values, places = torch.empty(indices.shape, dtype=torch.float32, device="cpu"), Places.of(wire, shape)
     segments = _segments(indices, segment_of, shape)
     loops.unpack_signs(_rows(message), segments, *places[3:], _table(values))
     return values

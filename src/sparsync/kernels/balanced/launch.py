@@ -64,7 +64,7 @@ class LargestSums:
             return torch.zeros(number, dtype=dtype, device=device)
 
         self.values, self.rows = zeros(self.regions * region, torch.float32), zeros(self.regions * region)
-        self.count = torch.tensor(size, device=device)
+        self.count = torch.tensor(size, dtype=torch.int64, device=device)
         self._found = torch.full((self.regions,), region, dtype=torch.int32, device=device)
         self._owners = zeros(self.regions, torch.int64)
         self._table = table([SegmentRow(kept, kept, 0, self.regions, region, 0)], device)

@@ -19,7 +19,7 @@ def seed_of(seed: int, name: str) -> int:
 
 def dgc_sample(base: int, step: int, numel: int, wanted: int, device: torch.device) -> Tensor:
     """Return ``wanted`` random positions below ``numel``, or all of them; ``base`` is from ``seed_of``."""
-    number = torch.arange(wanted, device=device)
+    number = torch.arange(wanted, dtype=torch.int64, device=device)
     if wanted == numel:
         return number
     key = scramble((base + step * STRIDE) & WORD)

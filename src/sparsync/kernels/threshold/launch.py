@@ -109,4 +109,4 @@ def _first_thresholds(grad: Tensor, memory: Memory, space: CandidateLists, scale
                 total, runs = part, [(0, stop - start)]
         first = Threshold(estimate(total, runs, segment.k), segment.k, segment.k // 2, segment.k)
         rows[i] = [first.bits, first.k, first.left, first.inflow]
-    space.state.copy_(torch.tensor(rows, device=space.device))
+    space.state.copy_(torch.tensor(rows, dtype=torch.int64, device=space.device))

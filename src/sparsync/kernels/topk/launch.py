@@ -54,8 +54,8 @@ class TopKSearch(RadixRanges):
         super().__init__(space.layout, space.device, fallbacks)
         self.space, device = space, space.device
         sparse = [segment.k < segment.numel for segment in space.layout.segments]
-        self._wanted = torch.tensor([segment.k for segment in space.layout.segments], device=device)
-        self._sparse = torch.tensor(sparse, device=device)
+        self._wanted = torch.tensor([segment.k for segment in space.layout.segments], dtype=torch.int64, device=device)
+        self._sparse = torch.tensor(sparse, dtype=torch.bool, device=device)
 
     def forget_thresholds(self) -> None:
         """Raise thresholds that are not known, or were made for another k, above everything: the fallback finds one.
