@@ -18,6 +18,7 @@ from torch import Tensor
 from sparsync.kernels.second_moment import MomentVectors, begin_step, update
 from sparsync.kernels.sketch import Sketched
 from sparsync.layout import Matrices, Parameter
+from sparsync.number_checks import is_number
 
 SECOND_MOMENTS = ("sketch", "exact")
 LEAST_BETA, FEW = 0.5, 0.01  # momentum that is enough where no more than this share of the entries is sent
@@ -50,7 +51,7 @@ class Preconditioning:
     sgd: bool = False
 
     def __post_init__(self) -> None:
-        number = isinstance(self.beta, int | float) and 0 <= self.beta < 1
+        number = is_number(self.beta) and 0 <= self.beta < 1
         if not number and self.beta not in ("auto", "own"):
             raise ValueError(f"beta must be from 0 to below 1, 'auto' or 'own', got {self.beta!r}")
         if self.second_moment not in SECOND_MOMENTS:

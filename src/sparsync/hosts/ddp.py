@@ -1,4 +1,4 @@
-"""Sparsync on ``DistributedDataParallel``: the only module that knows DDP."""
+"""Sparsync on ``DistributedDataParallel``: ``attach``, and the communication hook."""
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with types, not with text.
 
@@ -24,7 +24,7 @@ from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
 from sparsync.hosts.coverage import ignored_in, left_out_by
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.registration_check import notice_unregistered_hook
-from sparsync.hosts.survival import Change, Survival
+from sparsync.hosts.survival import Change, Survival, check_states
 from sparsync.hosts.unwrap import unwrap_model, unwrap_optimizer
 from sparsync.schedule import Schedule
 
@@ -269,6 +269,7 @@ def attach(
     given = {name: value for name, value in locals().items() if name not in (*hosts, "hosts")}  # before all else
     optimizer, scaler = unwrap_optimizer(optimizer, scaler)
     plan = resolve(**{**given, "optimizer": optimizer, "scaler": scaler})
+    check_states(plan.on_loss, on_change, states)
     model = unwrap_model(ddp)
     if replicate is not None or any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__):
         if plan.on_loss != "raise":
