@@ -13,7 +13,7 @@ from sparsync.kernels import KernelPath, Memory
 from sparsync.kernels.accumulate import Rows, accumulate, take
 from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.kernels.clip import clip_scale, clip_scales
-from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.codecs import CODEC_NUMBERS
 from sparsync.kernels.precondition import came_in
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import SparseGrad
@@ -57,7 +57,7 @@ class Selecting:
         raise NotImplementedError(f"{type(self).__name__} has a kernel_limit but no launch()")
 
     def path(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context) -> KernelPath:
-        known = ctx.values in CODECS and not ctx.whole and not ctx.unused and bool(layout.segments)
+        known = ctx.values in CODEC_NUMBERS and not ctx.whole and not ctx.unused and bool(layout.segments)
         known = known and vouches(self, "launch", "choose")  # which is what the kernels do
         return path_of(grad, memory, ctx, self.kernel_limit if known else 0)
 

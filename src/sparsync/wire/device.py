@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.codecs import CODEC_NUMBERS
 from sparsync.kernels.device import on_device_of, usable_on
 from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.message.header import HEADER, SUM
@@ -33,7 +33,7 @@ MOST = 2**31 - PIECE
 
 def carries(wire: Wire, sent: SparseGrad) -> bool:
     """Return whether messages about ``sent`` can be made here."""
-    simple = wire.values in CODECS and wire.indices in ("int", "ef") and sent.indices is not None
+    simple = wire.values in CODEC_NUMBERS and wire.indices in ("int", "ef") and sent.indices is not None
     return simple and sent.values.dtype == torch.float32 and 0 < sent.numel < MOST and usable_on(sent.values.device)
 
 
@@ -62,7 +62,7 @@ class DeviceMessage:
     ) -> None:
         self.layout, self.shape, self.workers, self.launch = layout, shape, workers, Launcher()
         self.divisor = float(divisor or workers)
-        self.codec = CODECS[wire.values]
+        self.codec = CODEC_NUMBERS[wire.values]
         self.words = wire.bytes(shape) // 4
         self.values_at = HEADER + wire.index_codec.words(shape)
         self.plane = words_for(shape.capacity)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels import cpu
-from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.codecs import CODEC_NUMBERS
 from sparsync.kernels.cpu import Array
 from sparsync.kernels.message.header import ENTRIES, HEADER
 from sparsync.layout import Layout
@@ -31,7 +31,7 @@ NONE = np.zeros((1, 0), np.int64)
 
 def carries(wire: Wire, shape: Shape, *tensors: Tensor) -> bool:
     """Return whether loops can make and read these messages: ``tensors`` are all on the host."""
-    simple = wire.values in CODECS and wire.indices in ("int", "ef") and shape.dtype == torch.float32
+    simple = wire.values in CODEC_NUMBERS and wire.indices in ("int", "ef") and shape.dtype == torch.float32
     if not (simple and shape.capacity and shape.numel < 2**31 and all(on_host(tensor) for tensor in tensors)):
         return False
     return (shape.numel >= cpu.LEAST or cpu.loaded()) and cpu.available()
@@ -53,7 +53,7 @@ class Places(NamedTuple):
         low, high = ef_words(shape.numel, shape.capacity)
         width = ef_width(shape.numel, shape.capacity) if wire.indices == "ef" else -1
         values_at, plane = HEADER + wire.index_codec.words(shape), words_for(shape.capacity)
-        return cls(width, HEADER + low, high, values_at, CODECS[wire.values], shape.segments, plane)
+        return cls(width, HEADER + low, high, values_at, CODEC_NUMBERS[wire.values], shape.segments, plane)
 
 
 def encode(

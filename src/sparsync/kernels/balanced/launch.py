@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsync.kernels.codecs import CODECS, SCALED
+from sparsync.kernels.codecs import CODEC_NUMBERS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.strips import BLOCK, ChoiceRow, RangeRow, SegmentRow, table
@@ -51,7 +51,7 @@ class LargestSums:
         device: torch.device,
     ) -> None:
         self.size, self.numel, self.workers, self.segments, self.launch = size, numel, workers, segments, Launcher()
-        self.codec, self.places = CODECS[values] if workers > 1 else 0, places
+        self.codec, self.places = CODEC_NUMBERS[values] if workers > 1 else 0, places
         self.scaled = workers > 1 and values in SCALED
         region = max(1, -(-size // (DIGIT_PROGRAMS * BLOCK))) * BLOCK
         self.regions = -(-size // region)

@@ -16,7 +16,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from sparsync.kernels.rng import STRIDE, WORD, scramble
+from sparsync.kernels.rng import MASK_32, STRIDE, scramble
 from sparsync.layout import Layout, run_table
 from sparsync.workspace import Workspace
 
@@ -101,8 +101,8 @@ class RandomIndices:
 def _salts(name: str, many: int) -> Tensor:
     """Return words that tell a segment's draws apart from each other and from those of other segments."""
     base = zlib.crc32(name.encode())
-    one = scramble((torch.arange(many, dtype=torch.int64, device="cpu") * STRIDE + base) & WORD)
-    return scramble((one + base + 1) & WORD)
+    one = scramble((torch.arange(many, dtype=torch.int64, device="cpu") * STRIDE + base) & MASK_32)
+    return scramble((one + base + 1) & MASK_32)
 
 
 def _lengths(size: int, width: int, height: int) -> Tensor:

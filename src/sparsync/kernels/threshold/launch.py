@@ -16,7 +16,7 @@ from sparsync.kernels.candidates.launch import (
     candidates_of,
     collect,
 )
-from sparsync.kernels.codecs import CODECS, SCALED
+from sparsync.kernels.codecs import CODEC_NUMBERS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.precondition import came_in
@@ -82,7 +82,7 @@ def take_out(memory: Memory, space: EntryLists, codec: str, takers: int, block: 
         space.found, space.owners, space.segments, space.spans, space.given, space.choice, space.peaks, space.shares,
         space.out_indices, space.out_values, space.total, space.flags, space.regions, takers, space.span_count,
         space.entries,
-        BLOCK=block, CODEC=CODECS[codec], HALF=space.layout.dtype == torch.float16, MASKING=masking,
+        BLOCK=block, CODEC=CODEC_NUMBERS[codec], HALF=space.layout.dtype == torch.float16, MASKING=masking,
         num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
 

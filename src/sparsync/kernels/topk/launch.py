@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels.candidates.launch import CHUNK, CandidateLists, EntryLists, State, candidates_of, collect, count
-from sparsync.kernels.codecs import CODECS, SCALED
+from sparsync.kernels.codecs import CODEC_NUMBERS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.strips import BLOCK, RangeRow
@@ -155,6 +155,6 @@ def take_out(memory: Memory, space: EntryLists, search: RadixRanges, codec: str)
             space.found, space.owners, space.segments, space.strips, search.ranges, space.choice, space.peaks,
             space.shares, space.out_indices, space.out_values, space.total, search.rounds, search.index_bits,
             search.highest, space.regions, space.chunks, strips, len(space.layout.segments),
-            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=CHUNK, ACTION=action.value, CODEC=CODECS[codec],
+            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=CHUNK, ACTION=action.value, CODEC=CODEC_NUMBERS[codec],
             HALF=space.layout.dtype == torch.float16, MASKING=masking, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
