@@ -358,7 +358,7 @@ def test_momentum_stays_where_nothing_is_compressed() -> None:
     [
         *(
             ({"budget": share}, "budget must be a share of dense's bytes, above 0")
-            for share in (0, -1, 1.5, math.nan, "a")
+            for share in (0, -1, 1.5, math.nan, "1/60", True)
         ),
         *(({"total_steps": steps}, "total_steps must be a whole number, 1 or more") for steps in (0, 2.5, True)),
         ({"budget": 0.1, "density": 0.1}, "budget= and density= were both given"),

@@ -276,7 +276,9 @@ def test_nodes_must_hold_all_ranks_once():
         groups_of(((0, 1), (2,)), [""] * 4)
     assert groups_of(check_per_node([[3, 1], [2, 0]]), [""] * 4) == ((0, 2), (1, 3))
     assert groups_of(1, [""] * 4) == groups_of(((0,), (1,)), [""] * 2) == ()
-    assert groups_of(5, [""] * 5) == groups_of(8, [""] * 5) == ((0, 1, 2, 3, 4),)
+    with pytest.raises(ValueError, match=r"per_node=8 does not divide 5 ranks"):
+        groups_of(8, [""] * 5)
+    assert groups_of(5, [""] * 5) == ((0, 1, 2, 3, 4),)
     assert groups_of(8, [""]) == groups_of("local", [""]) == ()  # one worker alone
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import sparsync
 from sparsync.collectives import Channel
+from sparsync.config import resolve
 from sparsync.config.registry import compressors, make_compressor
 from sparsync.engine.bucketing import Bucket
 from sparsync.layout import Parameter
@@ -73,3 +75,48 @@ def test_the_residual_follows_the_learning_rate(rate, factor):
     sent = reducer.push(Bucket(0, torch.zeros(2000), ("a",), True)).wait()
     assert torch.equal(sent.view(40, 50) + reducer.residual("a"), kept * factor)
     assert sent.any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            ({name: value}, rf"{name} must be True or False, got {value!r}")
+            for name in ("masking", "precondition", "transactional", "dense_1d", "follow_lr", "debug")
+            for value in ("no", 1)
+        ),
+        ({"density": "0.01"}, "density must be above 0 and at most 1, got '0.01'"),
+        ({"density": True}, "density must be above 0 and at most 1, got True"),
+        ({"density": lambda step: None}, "density must be above 0 and at most 1, got None at step 0"),
+        *(({"clip": value}, f"clip must be a norm above 0, got {value!r}") for value in ("1.0", True, 0)),
+        *(({"dense_below": value}, "dense_below must be 0 or more entries") for value in ("1k", -1, 2.5, True)),
+        *(
+            ({"beta": value, "momentum": "correct"}, "beta must be from 0 to below 1")
+            for value in ("0.5", "auto", True)
+        ),
+        *(({"beta": value, "precondition": True}, "beta must be from 0 to below 1") for value in ("0.5", True)),
+        *(({"deadline": value}, "deadline must be above 0 seconds") for value in ("10s", True)),
+        *(({"seed": value}, "seed must be a whole number, got") for value in ("a", 0.5, True)),
+        *(({"scaler": value}, "scaler must be the GradScaler that is used, got") for value in (True, "cpu")),
+        *(({"on_change": value}, r"on_change= needs on_loss='continue'") for value in (print, 3)),
+        ({"states": [torch.optim.SGD]}, r"states= needs on_loss='continue'"),
+        ({"on_change": 3, "on_loss": "continue"}, "on_change must be callable, with a Change, got 3"),
+        ({"states": [1], "on_loss": "continue"}, r"states must have state_dict\(\) and load_state_dict\(\), got 1"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_by_name(options, message):
+    """Before the model is looked at, which here is no DDP."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        sparsync.attach(model, "topk", optimizer=optimizer, **options)
+
+
+def test_numbers_of_numpy_are_numbers():
+    """And a schedule's error comes when its step does."""
+    plan = resolve(compressor="topk", density=np.float32(0.25), clip=np.float64(1.0), dense_below=np.int64(10))
+    assert (plan.density(0), plan.clip, plan.dense_below) == (0.25, 1.0, 10)
+    late = resolve(compressor="topk", density=lambda step: 0.1 if step < 3 else "0.1").density
+    assert late(2) == 0.1
+    with pytest.raises(ValueError, match=r"density must be above 0 and at most 1, got '0\.1' at step 3"):
+        late(3)

@@ -469,10 +469,18 @@ def test_ten_thousand_workers_on_paper() -> None:
 
 def test_bad_numbers_are_refused() -> None:
     model = ModelShape.of_size(1000)
-    with pytest.raises(ValueError, match="workers must be 1 or more, got 0"):
-        Planner(model, 0, 1.0, FREE)
-    with pytest.raises(ValueError, match="per_node must be 1 or more, got 0"):
-        Network(LINK, 0)
+    for number in (0, "16", 2.5, True):
+        with pytest.raises(ValueError, match=f"workers must be a whole number, 1 or more, got {number!r}"):
+            Planner(model, number, 1.0, FREE)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"per_node must be a whole number, 1 or more, got {number!r}"):
+            Planner(model, 16, 1.0, FREE, per_node=number)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"per_node must be a whole number, 1 or more, got {number!r}"):
+            Network(LINK, number)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"every must be a whole number of local steps, 1 or more, got {number!r}"):
+            sparsync.plan(1000, compute=1, workers=2, bandwidth=1e9, costs=FREE, every=number)  # type: ignore[arg-type]
+    for per_node in (3, 32):  # attach() would refuse it
+        with pytest.raises(ValueError, match=f"per_node={per_node} does not divide 16 ranks"):
+            Planner(model, 16, 1.0, FREE, per_node=per_node)
     with pytest.raises(ValueError, match=r"model must be one of alexnet, .*, got 'resnet'"):
         ModelShape.named("resnet")
     with pytest.raises(ValueError, match="optimizer must be one of sgd, adam, adamw, got 'lion'"):
@@ -540,7 +548,10 @@ def test_costs_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert ForeignCosts(file).of(topk).finish == LocalCost(3.0)
     with pytest.raises(ValueError, match="has no costs of 'TopK GTopK fp32 int'"):
         ForeignCosts(file).of(gtopk)
+    (empty := tmp_path / "empty.json").write_text("{}")
     with pytest.raises(ValueError, match=r"must be a file that has the costs of one device; .* has 0"):
+        ForeignCosts(empty)
+    with pytest.raises(ValueError, match=r"costs must be a file that was measured elsewhere, and there is none at"):
         ForeignCosts(tmp_path / "none.json")
 
 
@@ -624,4 +635,12 @@ def test_a_plan_without_processes_needs_numbers() -> None:
     module = sparsync.plan(nn.Linear(1000, 1000), compute=0.1, workers=4, bandwidth=1e9, costs=FREE)
     assert module.planner.model.numel == 1_001_000
     optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters())
-    assert sparsync.plan(1000, compute=1, workers=2, bandwidth=1e9, costs=FREE, optimizer=optimizer).rows
+    given = {"compute": 1, "workers": 2, "bandwidth": 1e9, "costs": FREE}
+    for same in (optimizer, torch.optim.AdamW, "AdamW", "adamw"):
+        assert sparsync.plan(1000, **given, optimizer=same).rows == sparsync.plan(1000, **given, optimizer="adamw").rows
+
+
+@pytest.mark.parametrize("device", ["tpu", "cpu:0", "meta", *([] if torch.cuda.is_available() else ["cuda", "cuda:1"])])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(ValueError, match=f"device must be cpu.* here, got {device!r}"):
+        sparsync.plan(1000, compute=1, workers=2, bandwidth=1e9, costs=FREE, device=device)

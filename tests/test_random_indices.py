@@ -21,7 +21,7 @@ from sparsync.compressors.selecting import send_chosen
 from sparsync.kernels import Memory, Velocity
 from sparsync.kernels.accumulate import accumulate, accumulate_flat
 from sparsync.kernels.random_indices.reference import TURNS, RandomIndices
-from sparsync.kernels.rng import STRIDE, WORD, scramble
+from sparsync.kernels.rng import MASK_32, STRIDE, scramble
 from sparsync.layout import Layout, Segment, Span
 from sparsync.wire import CODECS
 from sparsync.workspace import Workspace
@@ -29,7 +29,7 @@ from tests.methods import gradient, place, worker
 
 CPU = torch.device("cpu")
 NOBODY = frozenset()
-keys = st.integers(0, WORD)
+keys = st.integers(0, MASK_32)
 kinds = pytest.mark.parametrize("kind", [RandomK, BlockRandomK], ids=["random", "block"])
 # What asks the device how much there is, or what it holds.
 WAITS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero", "equal", "index.Tensor")
@@ -62,7 +62,7 @@ def plainly(name, size, k, key, scattered):
     base = zlib.crc32(name.encode())
 
     def word(number):
-        salt = scramble((scramble((number * STRIDE + base) & WORD) + base + 1) & WORD)
+        salt = scramble((scramble((number * STRIDE + base) & MASK_32) + base + 1) & MASK_32)
         return scramble(salt ^ key)
 
     start, width = (word(0) << 30 | word(1) >> 2) % size, isqrt(size - 1) + 1

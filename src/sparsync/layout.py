@@ -34,7 +34,7 @@ class Parameter:
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         shape, stride = tuple(real.shape), tuple(real.stride())
         if not _dense_in_memory(shape, stride):  # such a gradient is made contiguous
-            stride = tuple(torch.empty(shape, device="meta").stride())
+            stride = tuple(torch.empty(shape, dtype=torch.float32, device="meta").stride())
         return cls(name, shape, stride, real.numel(), real.dtype)
 
 
@@ -201,15 +201,17 @@ class Layout:
         """Return where all spans start, in ascending order, and their segments' numbers; made once."""
         if device not in self._tables:
             spans = sorted((span.start, i) for i, segment in enumerate(self.segments) for span in segment.spans)
-            starts = torch.tensor([start for start, _ in spans], device=device)
-            owners = torch.tensor([owner for _, owner in spans], device=device)
+            starts = torch.tensor([start for start, _ in spans], dtype=torch.int64, device=device)
+            owners = torch.tensor([owner for _, owner in spans], dtype=torch.int64, device=device)
             self._tables[device] = (starts, owners)
         return self._tables[device]
 
     def budgets(self, device: torch.device) -> Tensor:
         """Return ``k`` of every segment, made once."""
         if device not in self._budgets:
-            self._budgets[device] = torch.tensor([segment.k for segment in self.segments], device=device)
+            self._budgets[device] = torch.tensor(
+                [segment.k for segment in self.segments], dtype=torch.int64, device=device
+            )
         return self._budgets[device]
 
 

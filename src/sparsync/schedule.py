@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sparsync.number_checks import is_number
+
 Schedule = Callable[[int], float]
 STAGES, SHARE = 4, 0.1  # of a front-loaded training: how many, and the part of it that they take together
 
@@ -34,7 +36,7 @@ class ExponentialWarmup:
     steps_per_epoch: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
+        if not (is_number(self.density) and 0 < self.density <= 1):
             raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
         if self.epochs < 0 or self.steps_per_epoch < 1:
             raise ValueError(
@@ -67,7 +69,7 @@ class FrontLoaded:
     most: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
+        if not (is_number(self.density) and 0 < self.density <= 1):
             raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
         if not (isinstance(self.steps, int) and self.steps >= 1):
             raise ValueError(f"steps must be a whole number, 1 or more, got {self.steps!r}")
@@ -96,10 +98,10 @@ def as_schedule(density: float | Schedule) -> Schedule:
     schedule: Schedule = density if callable(density) else Constant(density)
 
     def checked(step: int) -> float:
-        now = float(schedule(step))
-        if not 0 < now <= 1:
+        now = schedule(step)
+        if not (is_number(now) and 0 < now <= 1):
             raise ValueError(f"density must be above 0 and at most 1, got {now!r} at step {step}")
-        return now
+        return float(now)
 
     checked(0)
     return checked

@@ -41,7 +41,7 @@ class SparseGrad:
     @classmethod
     def dense(cls, values: Tensor, flags: Tensor, where: Tensor) -> SparseGrad:
         """Return the whole gradient, every entry sent."""
-        count = torch.tensor(values.numel(), device=values.device)
+        count = torch.tensor(values.numel(), dtype=torch.int64, device=values.device)
         return cls(None, values, count, values.numel(), flags, where)
 
     @classmethod

@@ -174,7 +174,7 @@ def profile(u: Tensor, points: int) -> Tensor:
 
 
 def _spread(size: Tensor, points: int) -> Tensor:
-    places = torch.arange(points, device=size.device) * size.numel() // points
+    places = torch.arange(points, dtype=torch.int64, device=size.device) * size.numel() // points
     return (size / size[0])[places]
 
 

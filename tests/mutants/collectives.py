@@ -33,8 +33,8 @@ MUTANTS = [
     Mutant(
         "entries that a message has no room for are lost",
         "src/sparsync/collectives/partition.py",
-        "torch.from_numpy(values[stay]), torch",
-        "torch.from_numpy(0 * values[stay]), torch",
+        "torch.from_numpy(values[stay]), many",
+        "torch.from_numpy(0 * values[stay]), many",
         f"{WORKERS}[topk-balanced]",
     ),
     Mutant(
@@ -61,7 +61,7 @@ MUTANTS = [
     Mutant(
         "entries restored twice may be added in any order on a GPU",
         "src/sparsync/collectives/partition.py",
-        "return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))\n\n    def _turn(",
+        "return replace(stays, indices=indices, values=values, count=count)\n\n    def _turn(",
         "return replace(stays, indices=indices.view(-1), values=values.view(-1))\n\n    def _turn(",
         "tests/test_collectives.py::test_balanced_what_comes_home_twice_does_so_in_one_order[IndexPartition]",
     ),

@@ -6,6 +6,34 @@ DISAGREE = "tests/failures/test_ranks_that_disagree.py::test_another_configurati
 
 MUTANTS = [
     Mutant(
+        "a text is taken for a truth value",
+        "src/sparsync/config/options.py",
+        "if not isinstance(given.get(name), bool | None):",
+        "if False:",
+        "tests/test_options.py::test_an_option_of_another_kind_is_refused_by_name",
+    ),
+    Mutant(
+        "anything is taken for a loss scaler",
+        "src/sparsync/config/options.py",
+        'if scaler is not None and not callable(getattr(scaler, "get_scale", None)):',
+        "if False:",
+        "tests/test_options.py::test_an_option_of_another_kind_is_refused_by_name",
+    ),
+    Mutant(
+        "a budget of True is all of dense",
+        "src/sparsync/config/budget.py",
+        "(is_number(self.share) and",
+        "(isinstance(self.share, int | float) and",
+        "tests/test_budget.py::test_what_makes_no_sense_is_refused",
+    ),
+    Mutant(
+        "nodes may be larger than all ranks together",
+        "src/sparsync/config/nodes.py",
+        "if ranks > 1 and ranks % per_node:",
+        "if ranks % min(ranks, per_node):",
+        "tests/test_hierarchy.py::test_nodes_must_hold_all_ranks_once",
+    ),
+    Mutant(
         "clipping is not compared over the ranks",
         "src/sparsync/config/options.py",
         '            "clip": self.clip,\n',

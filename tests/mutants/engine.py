@@ -647,7 +647,7 @@ MUTANTS = [
     Mutant(
         "who inherits nothing has no rows",
         "src/sparsync/engine/checkpoint.py",
-        "kept[kind].setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype))",
+        'kept[kind].setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"))',
         "pass",
         "tests/failures/test_changed_options.py::test_what_was_loaded_can_be_saved_by_all_ranks_together[fewer ranks]",
     ),

@@ -9,6 +9,13 @@ FSDP = "tests/test_fsdp.py"
 
 MUTANTS = [
     Mutant(
+        "hyperparameters are rounded to torch's default dtype",
+        "src/sparsync/feedback/second_moment.py",
+        'torch.tensor(rows, dtype=torch.float32, device="cpu")',
+        "torch.tensor(rows)",
+        "tests/test_torch_defaults.py::test_training_is_the_same_with_other_defaults[torch.bfloat16-cpu]",
+    ),
+    Mutant(
         "residuals keyed by bucket index",
         "src/sparsync/feedback/residual.py",
         "self.flat[key].spans != spans",

@@ -30,6 +30,13 @@ OUTER_WORKERS = f"{OUTER_TESTS}::test_another_number_of_workers_keeps_the_means"
 
 MUTANTS = [
     Mutant(
+        "on_change is ignored where ranks do not go on",
+        "src/sparsync/hosts/survival.py",
+        'if on_loss != "continue" and (on_change is not None or states):',
+        "if False:",
+        "tests/test_options.py::test_an_option_of_another_kind_is_refused_by_name",
+    ),
+    Mutant(
         "an attach that fails on one rank is told to nobody",
         "src/sparsync/hosts/handle.py",
         "                channel.monitor.broadcast_error(SparsyncError(own))\n",

@@ -13,6 +13,13 @@ KERNEL_RANGE = "tests/test_kernel_value_range.py"
 
 MUTANTS = [
     Mutant(
+        "a buffer follows torch's default dtype",
+        "src/sparsync/kernels/cpu.py",
+        'torch.empty(min(PIECE, grad.numel()), dtype=torch.float32, device="cpu")',
+        "torch.empty(min(PIECE, grad.numel()))",
+        "tests/test_torch_defaults.py::test_every_factory_call_names_its_dtype_and_device",
+    ),
+    Mutant(
         "a device that has stopped does not say so in its next header",
         "src/sparsync/kernels/message/header_triton.py",
         "tl.where(tl.load(failed_exchange) != 0, FAILED, 0)",
@@ -31,8 +38,8 @@ MUTANTS = [
     Mutant(
         "a last row that is not full is rotated as a full one",
         "src/sparsync/kernels/random_indices/reference.py",
-        "height - (torch.arange(width) >= last).long()",
-        "height - (torch.arange(width) > last).long()",
+        'device="cpu") >= last).long()',
+        'device="cpu") > last).long()',
         "tests/test_random_indices.py::test_entries_are_distinct_and_of_their_segment",
     ),
     Mutant(

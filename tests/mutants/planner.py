@@ -6,6 +6,13 @@ TESTS = "tests/test_planner.py"
 
 MUTANTS = [
     Mutant(
+        "a plan is made for machines that attach would refuse",
+        "src/sparsync/planner/forecast.py",
+        "        check_nodes_fit(per_node, workers)\n",
+        "",
+        "tests/test_planner.py::test_bad_numbers_are_refused",
+    ),
+    Mutant(
         "exchanges do not wait for one another",
         "src/sparsync/planner/overlap.py",
         "free = max(free, begin) + job.local + job.network",

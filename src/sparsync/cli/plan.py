@@ -17,7 +17,9 @@ from sparsync.planner.links import LATENCY, LOCAL
 from sparsync.planner.measure_link import measure_link, slowest
 from sparsync.planner.methods import OPTIMIZERS
 from sparsync.planner.quantities import bandwidth_of, seconds_of
+from sparsync.planner.report import check_every
 from sparsync.planner.shapes import SHAPES, Shapes
+from sparsync.planner.stored_costs import measured_device
 
 Draw = Callable[[Plan, Path], None]
 TimeModel = Callable[[str, torch.device], float]
@@ -61,7 +63,7 @@ def plan(
     if missing:
         raise ValueError(f"{' and '.join(missing)} must be given: {EXAMPLE}; or --measure, under torchrun")
     link = Link.at(bandwidth_of(given.bandwidth), latency_of(given))
-    device = device_of(given.device)
+    device = measured_device(given.device)
     show(make_plan(given, model, workers_of(given), link, seconds_of(given.compute), device), given.plot, draw)
     return 0
 
@@ -117,25 +119,17 @@ def latency_of(given: argparse.Namespace) -> float:
     return LATENCY if given.latency is None else seconds_of(given.latency, "latency")
 
 
-def device_of(name: str) -> torch.device:
-    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
-        there = "cpu and cuda" if torch.cuda.is_available() else "cpu"
-        raise ValueError(f"device must be {there} here, got {name!r}")
-    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
-
-
 def make_plan(
     given: argparse.Namespace, model: ModelShape, workers: int, link: Link, compute: float, device: torch.device
 ) -> Plan:
     """Return the plan that was asked for."""
+    check_every(given.every)
     book: CostBook = StoredCosts(device, fresh=given.measure) if given.costs is None else ForeignCosts(given.costs)
     local = LOCAL
     if given.local_bandwidth is not None:
         local = Link.at(bandwidth_of(given.local_bandwidth, "local-bandwidth"), LOCAL.latency)
     network = Network(link, given.per_node, local, given.trees)
     planner = Planner(model, workers, compute, book, given.optimizer, per_node=given.per_node)
-    if given.every < 1:
-        raise ValueError(f"every must be 1 or more local steps, got {given.every}")
     return Plan(planner, network, book.name, given.every)
 
 
@@ -149,8 +143,7 @@ def show(made: Plan, plot: Path | None, draw: Draw | None) -> None:
 def measure_script(given: argparse.Namespace, draw: Draw | None) -> int:
     """Measure the model that a user's script trains, on all ranks."""
     from sparsync.cli.plan_script import run_script
-    from sparsync.hosts.planning import device_of as device_of_model
-    from sparsync.hosts.planning import shape_of
+    from sparsync.hosts.planning import device_of, shape_of
 
     if not given.measure or "RANK" not in os.environ or not given.script:
         raise ValueError(
@@ -161,7 +154,7 @@ def measure_script(given: argparse.Namespace, draw: Draw | None) -> int:
         raise ValueError("--script says by itself what --model, --params and --compute would: leave them out")
 
     def report(ddp: DistributedDataParallel, seconds: float) -> None:
-        device, group = device_of_model(ddp), ddp.process_group
+        device, group = device_of(ddp), ddp.process_group
         link, (compute,) = measure_link(device, group), slowest([seconds], device, group)
         made = make_plan(given, shape_of(ddp), dist.get_world_size(group), link, compute, device)
         if dist.get_rank(group) == 0:
@@ -179,7 +172,7 @@ def measure_here(given: argparse.Namespace, model: ModelShape, draw: Draw | None
     if given.compute is None and (time_model is None or given.model is None):
         lab = "" if time_model is not None else " (the laboratory, pip install sparsync-lab, times named models)"
         raise ValueError(f"--compute must be given: of this model nobody can be asked{lab}")
-    device = device_of(given.device)
+    device = measured_device(given.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)

@@ -50,9 +50,9 @@ class BalancedBuffers:
         )  # fmt: skip
         # What has no room in a message, then what is left of sums: an entry may be in both.
         longest = max(size, layout.capacity)
-        self.indices = torch.arange(longest, device=device).remainder(layout.numel).repeat(2, 1)
-        self.values = torch.zeros(2, longest, device=device)
-        self.count = torch.tensor(2 * longest, device=device)
+        self.indices = torch.arange(longest, dtype=torch.int64, device=device).remainder(layout.numel).repeat(2, 1)
+        self.values = torch.zeros(2, longest, dtype=torch.float32, device=device)
+        self.count = torch.tensor(2 * longest, dtype=torch.int64, device=device)
         self.stays, self.left = zip(self.indices.unbind(), self.values.unbind(), strict=True)
 
 
@@ -118,7 +118,7 @@ class Balanced:
     ) -> list[Reduced]:
         workers, partition = len(sents), partition_for(sents[0].values, layout, len(sents), self.share)
         sums = sents[0].values.new_zeros(workers, partition.rows)
-        owners = torch.arange(workers, device=sums.device).unsqueeze(1)
+        owners = torch.arange(workers, dtype=torch.int64, device=sums.device).unsqueeze(1)
         parts, stays = partition.split(sents)
         for part in parts:  # in this order they are added
             sums.view(-1).index_add_(0, partition.within(part, owners), part.values.reshape(-1))
@@ -161,7 +161,7 @@ class BalancedMessages:
     def __init__(self, partition: IndexPartition, sent: SparseGrad, wire: Wire) -> None:
         self.partition, self.sent, self.wire = partition, sent, wire
         self.there, self.back = partition.shapes(sent.values.dtype)
-        self.owners = torch.arange(partition.workers, device=sent.values.device).unsqueeze(1)
+        self.owners = torch.arange(partition.workers, dtype=torch.int64, device=sent.values.device).unsqueeze(1)
 
     def scatter_messages(self, parts: SparseGrad, sequence: int) -> Tensor:
         """Return a message to every owner, a row each; ``parts``: as ``IndexPartition.split`` makes them."""

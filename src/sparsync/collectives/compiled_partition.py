@@ -27,7 +27,8 @@ class CompiledPartition(HostPartition):
         assert sent.indices is not None
         rows, values, count, stays = loops.deal(sent.indices, sent.values, self.workers, self.room)
         parts = replace(sent, indices=rows, values=values, count=count, numel=self.rows)
-        kept = replace(sent, indices=sent.indices[stays], values=sent.values[stays], count=torch.tensor(len(stays)))
+        left = torch.tensor(len(stays), dtype=torch.int64, device="cpu")
+        kept = replace(sent, indices=sent.indices[stays], values=sent.values[stays], count=left)
         return parts, kept
 
     def _nonzero(self, sums: Tensor) -> tuple[Tensor, Tensor]:

@@ -143,7 +143,7 @@ def merge(
     kept = _largest(torch.where(fresh, sums.abs(), -1), segment, layout) & fresh
     sent = torch.where(kept, round_sums(sums, segment, len(layout.segments), wire), 0)
     left = torch.where(sums.isfinite(), sums - sent, 0)  # of one that overflowed nothing: its senders keep their parts
-    place = torch.arange(values.shape[1], device=values.device)
+    place = torch.arange(values.shape[1], dtype=torch.int64, device=values.device)
     home = torch.where(real, indices, place // 2)  # zeros are added here and there: in one place they would queue
 
     count = kept.sum(1)
@@ -152,7 +152,7 @@ def merge(
     room = len(pairs), layout.capacity + 1
     travel = values.new_zeros(room).scatter_(1, slot, sent)[:, :-1]
     goes = indices.new_zeros(room).scatter_(1, slot, indices)[:, :-1]
-    number, merged = torch.tensor(left.shape[1]), []
+    number, merged = torch.tensor(left.shape[1], dtype=torch.int64, device="cpu"), []
     for row, (ours, theirs) in enumerate(pairs):
         flags, where = ours.flags | theirs.flags, torch.where(ours.where >= 0, ours.where, theirs.where)
         total = SparseGrad(goes[row], travel[row], count[row], layout.numel, flags, where)
@@ -163,13 +163,13 @@ def merge(
 def _largest(size: Tensor, segment: Tensor, layout: Layout) -> Tensor:
     """Return whether each entry is among the k largest of its row and segment, of equals the first."""
     order = torch.sort(size, dim=1, descending=True, stable=True).indices
-    place = torch.arange(size.shape[1], device=size.device).expand_as(size)
+    place = torch.arange(size.shape[1], dtype=torch.int64, device=size.device).expand_as(size)
     if len(layout.segments) == 1:
         chosen = place < layout.k
     else:
         own, by_segment = torch.sort(segment.gather(1, order), dim=1, stable=True)
         order = order.gather(1, by_segment)
-        numbers = torch.arange(len(layout.segments), device=size.device).repeat(len(size), 1)
+        numbers = torch.arange(len(layout.segments), dtype=torch.int64, device=size.device).repeat(len(size), 1)
         chosen = place - torch.searchsorted(own, numbers).gather(1, own) < layout.budgets(size.device)[own]
     return torch.zeros_like(size, dtype=torch.bool).scatter_(1, order, chosen)
 

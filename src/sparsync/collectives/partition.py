@@ -72,7 +72,8 @@ class IndexPartition:
         """Return all of several owners' entries, of which each has a row, with their places in the flat gradient."""
         assert part.indices is not None
         values = part.values.view(-1)
-        spread = torch.arange(values.numel(), device=values.device) % self.layout.numel  # as in ``rejected``
+        every = torch.arange(values.numel(), dtype=torch.int64, device=values.device)
+        spread = every % self.layout.numel  # as in ``rejected``
         indices = torch.where(values != 0, self.place(part.indices, owner).view(-1), spread)
         return self._whole(part, indices, values)
 
@@ -87,7 +88,8 @@ class IndexPartition:
         """Return where in a table of all owners' rows the entries of a sender's ``part`` lie, 1-D."""
         assert part.indices is not None
         places = (self.rows * owners + part.indices).view(-1)
-        return torch.where(part.values.view(-1) != 0, places, torch.arange(places.numel(), device=places.device))
+        own = torch.arange(places.numel(), dtype=torch.int64, device=places.device)
+        return torch.where(part.values.view(-1) != 0, places, own)
 
     def split(self, sents: Sequence[SparseGrad]) -> tuple[list[SparseGrad], list[SparseGrad]]:
         """Of every sender what goes to the owners, with their rows for indices and a row for each owner; and what it
@@ -98,17 +100,18 @@ class IndexPartition:
         owner = torch.where(values != 0, self.owner(indices), self.workers)  # of nothing, nobody
         order = torch.sort(owner * self.layout.numel + indices, stable=True).indices  # theirs must not decide who stays
         owner, indices, values = (t.gather(1, order) for t in (owner, indices, values))
-        bounds = torch.arange(self.workers + 2, device=device).expand(senders, -1).contiguous()
+        bounds = torch.arange(self.workers + 2, dtype=torch.int64, device=device).expand(senders, -1).contiguous()
         first = torch.searchsorted(owner, bounds)  # of every owner's, and of nobody's
         number = first.diff(dim=1)
-        place = torch.arange(capacity, device=device) - first.gather(1, owner)
+        place = torch.arange(capacity, dtype=torch.int64, device=device) - first.gather(1, owner)
         goes = (place < self.room) & (owner < self.workers)
         size = self.workers * self.room
         slot = torch.where(goes, owner * self.room + place, size)  # the last is thrown away
         shape = senders, self.workers, self.room
         rows = slot.new_zeros(senders, size + 1).scatter_(1, slot, indices // self.workers)[:, :-1].reshape(shape)
         travel = values.new_zeros(senders, size + 1).scatter_(1, slot, values)[:, :-1].reshape(shape)
-        number, every, left = number[:, :-1].clamp(max=self.room), torch.tensor(capacity), torch.where(goes, 0, values)
+        number, left = number[:, :-1].clamp(max=self.room), torch.where(goes, 0, values)
+        every = torch.tensor(capacity, dtype=torch.int64, device="cpu")
         parts, stays = [], []
         for i, sent in enumerate(sents):
             parts.append(replace(sent, indices=rows[i], values=travel[i], count=number[i], numel=self.rows))
@@ -125,12 +128,12 @@ class IndexPartition:
             sums: of every row, ``(owners, rows)``.
             owners: their numbers, ``(owners, 1)``.
         """
-        rows = torch.arange(self.rows, device=sums.device)
+        rows = torch.arange(self.rows, dtype=torch.int64, device=sums.device)
         chosen = torch.topk(_keys(sums, rows), self.kept, sorted=False).indices
         values, parts = sums.gather(1, chosen), len(self.layout.segments) + 1
         # Zeros stand apart: a mean of signs shall not count them.
         segment = torch.where(values != 0, self.segment(owners, chosen), parts - 1)
-        number = torch.arange(len(owners), device=sums.device).unsqueeze(1)
+        number = torch.arange(len(owners), dtype=torch.int64, device=sums.device).unsqueeze(1)
         sent = self._rounded(values.view(-1), (segment + parts * number).view(-1), parts * len(owners), wire)
         left = remainder_of(sums.reshape(-1), (chosen + self.rows * number).view(-1), sent).view(sums.shape)
         values = sent.view(values.shape)
@@ -147,10 +150,12 @@ class IndexPartition:
         """
         assert stays.indices is not None
         size = max(stays.values.numel(), left.numel())
-        spread = torch.arange(size, device=left.device)  # zeros are added all over: in one place they would queue
+        # Zeros are added all over: in one place they would queue.
+        spread = torch.arange(size, dtype=torch.int64, device=left.device)
         indices = torch.stack([torch.cat([own, spread[own.numel() :]]) for own in (stays.indices, places)])
         values = torch.stack([nn.functional.pad(own, (0, size - own.numel())) for own in (stays.values, left)])
-        return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
+        count = torch.tensor(indices.numel(), dtype=torch.int64, device="cpu")
+        return replace(stays, indices=indices, values=values, count=count)
 
     def _turn(self, rows: Tensor) -> Tensor:
         return (rows * MIXER & 0xFFFFFFFF) >> SHIFT
@@ -206,7 +211,8 @@ class HostPartition(IndexPartition):
         owner = self._below((flat - row * flat.dtype.type(self.workers)).astype(np.uint32) + self._turns(row))
         key = torch.from_numpy(owner.astype(np.uint8 if self.workers <= 256 else np.int64))  # a pass for every byte
         owners, sorting = torch.sort(key, stable=True)
-        ends = torch.searchsorted(owners, torch.arange(self.workers, dtype=key.dtype), right=True).tolist()
+        every = torch.arange(self.workers, dtype=key.dtype, device="cpu")
+        ends = torch.searchsorted(owners, every, right=True).tolist()
         order = sorting.numpy()
         row, values_ = row[order], values[order]
         rows, travel = np.zeros((self.workers, self.room), np.int64), np.zeros((self.workers, self.room), values.dtype)
@@ -217,8 +223,9 @@ class HostPartition(IndexPartition):
             count.append(size)
             left.append(order[begin + size : end])
         stay = np.concatenate(left)
-        parts = torch.from_numpy(rows), torch.from_numpy(travel), torch.tensor(count)
-        stays = torch.from_numpy(indices[stay]), torch.from_numpy(values[stay]), torch.tensor(len(stay))
+        parts = torch.from_numpy(rows), torch.from_numpy(travel), torch.tensor(count, dtype=torch.int64, device="cpu")
+        many = torch.tensor(len(stay), dtype=torch.int64, device="cpu")
+        stays = torch.from_numpy(indices[stay]), torch.from_numpy(values[stay]), many
         about = sent.flags, sent.where
         return SparseGrad(*parts, self.rows, *about), SparseGrad(*stays, self.layout.numel, *about)
 
@@ -230,7 +237,7 @@ class HostPartition(IndexPartition):
             chosen = self._reach(found, rows)
             goes, going = rows.index_select(0, chosen), found.index_select(0, chosen)
         else:
-            chosen, goes, going = torch.arange(rows.numel()), rows, found
+            chosen, goes, going = torch.arange(rows.numel(), dtype=torch.int64, device="cpu"), rows, found
         sent = self._rounded(going, self.segment(owner, goes), len(self.layout.segments), wire)
         left = self._left(found, chosen, sent)
         real = sent.numpy() != 0
@@ -243,7 +250,8 @@ class HostPartition(IndexPartition):
     def rejected(self, stays: SparseGrad, places: Tensor, left: Tensor) -> SparseGrad:
         assert stays.indices is not None
         indices, values = torch.cat([stays.indices, places]), torch.cat([stays.values, left])
-        return replace(stays, indices=indices, values=values, count=torch.tensor(indices.numel()))
+        count = torch.tensor(indices.numel(), dtype=torch.int64, device="cpu")
+        return replace(stays, indices=indices, values=values, count=count)
 
     def _nonzero(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows of sums that are not 0, and these sums."""

@@ -13,6 +13,7 @@ from sparsync.kernels import KernelPath, Memory, choose_path
 from sparsync.kernels.accumulate import Rounding
 from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.layout import Layout
+from sparsync.number_checks import is_number
 from sparsync.sparse import NONFINITE, SparseGrad
 from sparsync.workspace import Workspace
 
@@ -121,7 +122,7 @@ def path_of(grad: Tensor, memory: Memory | None, ctx: Context, limit: int) -> Ke
 
 def check_density(density: float) -> None:
     """Raise ``ValueError`` unless ``density`` is a share."""
-    if not (isinstance(density, int | float) and 0 < density <= 1):
+    if not (is_number(density) and 0 < density <= 1):
         raise ValueError(f"density must be above 0 and at most 1, got {density!r}")
 
 

@@ -26,7 +26,9 @@ class CarriedThreshold(Selecting):
 
     def init(self, layout: Layout) -> State:
         """Per segment: the threshold's bits (0: not known yet), the k it was made for, and candidates to expect."""
-        return {s.name: {name: torch.zeros((), dtype=torch.int64) for name in STATE} for s in layout.segments}
+        return {
+            s.name: {name: torch.zeros((), dtype=torch.int64, device="cpu") for name in STATE} for s in layout.segments
+        }
 
     def rescale(self, state: State, ratio: float) -> None:
         for own in state.values():

@@ -63,7 +63,7 @@ class GaussianK(Selecting):
         """Per segment, where the count is held: the quantile's factor, and how often the k largest went instead."""
         if not self.refine:
             return {}
-        one, none = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+        one, none = torch.ones((), dtype=torch.float64, device="cpu"), torch.zeros((), dtype=torch.int64, device="cpu")
         return {s.name: {"factor": one.clone(), "fallbacks": none.clone()} for s in layout.segments}
 
     def launch(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> SparseGrad:

@@ -13,7 +13,7 @@ from sparsync.kernels import KernelPath, Memory
 from sparsync.kernels.accumulate import Rows, accumulate, take
 from sparsync.kernels.accumulate.parts import AddedParts
 from sparsync.kernels.clip import clip_scale, clip_scales
-from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.codecs import CODEC_NUMBERS
 from sparsync.kernels.precondition import came_in
 from sparsync.layout import Layout, Segment
 from sparsync.sparse import SparseGrad
@@ -57,7 +57,7 @@ class Selecting:
         raise NotImplementedError(f"{type(self).__name__} has a kernel_limit but no launch()")
 
     def path(self, grad: Tensor, memory: Memory | None, layout: Layout, ctx: Context) -> KernelPath:
-        known = ctx.values in CODECS and not ctx.whole and not ctx.unused and bool(layout.segments)
+        known = ctx.values in CODEC_NUMBERS and not ctx.whole and not ctx.unused and bool(layout.segments)
         known = known and vouches(self, "launch", "choose")  # which is what the kernels do
         return path_of(grad, memory, ctx, self.kernel_limit if known else 0)
 
@@ -73,7 +73,7 @@ class Selecting:
         runs = segment.runs(ctx.unused)
         if not runs:
             return rows.start
-        place = torch.cat([torch.arange(start, stop, device=u.device) for start, stop in runs])
+        place = torch.cat([torch.arange(start, stop, dtype=torch.int64, device=u.device) for start, stop in runs])
         picked = self.select(u[place], min(segment.k, place.numel()))
         return place[picked].sort().values
 
@@ -161,7 +161,8 @@ def send_chosen(
         from sparsync.kernels.accumulate import take_cpu
 
         places, travel, real = take_cpu.take(memory, indices, segments, *how, capacity, values)
-        return SparseGrad(places, travel, torch.tensor(real), layout.numel, flags, where)
+        count = torch.tensor(real, dtype=torch.int64, device="cpu")
+        return SparseGrad(places, travel, count, layout.numel, flags, where)
     unused = [(span.start, span.stop) for span in layout.spans if span.name in ctx.unused] if ctx.whole else []
     sent = take(residual, indices, segments, *how, unused)
     try:
@@ -170,7 +171,7 @@ def send_chosen(
         travel = torch.zeros(capacity + 1, dtype=residual.dtype, device=residual.device)
         if ctx.whole:
             room[:chosen], travel[:chosen] = indices, sent
-            count = torch.full((), chosen, device=residual.device)
+            count = torch.full((), chosen, dtype=torch.int64, device=residual.device)
         else:
             number = goes.cumsum(0)
             count = number[-1:].sum()

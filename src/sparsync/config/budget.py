@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparsync.number_checks import is_number, is_whole
 from sparsync.schedule import FrontLoaded
 
 DEFAULT = 1 / 60  # the recipe's own
@@ -35,10 +36,10 @@ class Budget:
     asked: bool = True
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.share, int | float) and 0 < self.share <= 1):
+        if not (is_number(self.share) and 0 < self.share <= 1):
             raise ValueError(f"budget must be a share of dense's bytes, above 0 and at most 1, got {self.share!r}")
         steps = self.total_steps
-        if steps is not None and not (isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1):
+        if steps is not None and not (is_whole(steps) and steps >= 1):
             raise ValueError(f"total_steps must be a whole number, 1 or more, got {steps!r}")
 
     @property

@@ -45,12 +45,8 @@ def groups_of(per_node: PerNode, said: Sequence[str]) -> Groups:
     if isinstance(per_node, str):
         groups = _local_groups(said) if size > 1 else ((0,),)
     elif isinstance(per_node, int):
-        per_node = min(per_node, size)
-        if size % per_node:
-            raise ValueError(
-                f"per_node={per_node} does not divide {size} ranks; for nodes of different sizes give the ranks of each"
-            )
-        groups = tuple(tuple(range(start, start + per_node)) for start in range(0, size, per_node))
+        check_nodes_fit(per_node, size)
+        groups = tuple(tuple(range(start, min(start + per_node, size))) for start in range(0, size, per_node))
     else:
         groups = tuple(map(tuple, per_node))
         held = sum(map(len, groups))
@@ -59,6 +55,14 @@ def groups_of(per_node: PerNode, said: Sequence[str]) -> Groups:
                 f"per_node holds {held} ranks, and {size} train this model; their numbers are 0 to {size - 1}"
             )
     return () if len(groups) == size else groups
+
+
+def check_nodes_fit(per_node: int, ranks: int) -> None:
+    """Refuse nodes of so many ranks that not all of them would be full; one rank alone is none."""
+    if ranks > 1 and ranks % per_node:
+        raise ValueError(
+            f"per_node={per_node} does not divide {ranks} ranks; for nodes of different sizes give the ranks of each"
+        )
 
 
 def local_size() -> str:

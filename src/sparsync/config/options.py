@@ -19,9 +19,11 @@ from sparsync.config.recipes import AUTO, OURS, RECIPES, fill_in, take_budget
 from sparsync.config.registry import compressors, make_collective, make_compressor
 from sparsync.feedback import MOMENTA, Correction, Preconditioning, is_sgd, rules_of
 from sparsync.layout import SCOPES, Matrices, Parameter
+from sparsync.number_checks import is_number, is_whole
 from sparsync.schedule import Schedule, as_schedule
 from sparsync.wire import Wire
 
+FLAGS = ("masking", "precondition", "transactional", "dense_1d", "follow_lr", "debug")
 JOINED = ("drain", "freeze")  # what a rank without data does with its residual
 ON_LOSS = ("raise", "continue")  # what the others do when a rank is lost
 
@@ -71,11 +73,13 @@ class ExchangePlan:
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}, got {self.scope!r}")
         if self.joined not in JOINED:
             raise ValueError(f"joined must be one of {', '.join(JOINED)}, got {self.joined!r}")
-        if self.dense_below < 0:
+        if not (is_whole(self.dense_below) and self.dense_below >= 0):
             raise ValueError(f"dense_below must be 0 or more entries, got {self.dense_below!r}")
         if self.on_loss not in ON_LOSS:
             raise ValueError(f"on_loss must be one of {', '.join(ON_LOSS)}, got {self.on_loss!r}")
         check_deadline(self.deadline)
+        if not is_whole(self.seed):
+            raise ValueError(f"seed must be a whole number, got {self.seed!r}")
         object.__setattr__(self, "per_node", check_per_node(self.per_node))
         if self.per_node != 1 and not self.collective.node_sums:
             name = type(self.collective).__name__
@@ -86,7 +90,7 @@ class ExchangePlan:
             raise ValueError(f"momentum must be one of {', '.join(MOMENTA)}, got {self.momentum!r}")
         if self.momentum == "move" and self.optimizer is None:
             raise ValueError("momentum='move' needs optimizer=, to take it out of")
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
             raise ValueError(f"clip must be a norm above 0, got {self.clip!r}")
         if self.indices == "block" and not _sends_blocks(self.compressor, self.collective, self.values):
             raise ValueError("indices='block' needs a compressor that sends blocks and collective='allgather'")
@@ -216,7 +220,13 @@ def resolve(recipe: str | None = None, **given: Any) -> ExchangePlan:
     unknown = set(given) - known - {"total_steps"}
     if unknown:
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
-    if given.get("scaler") is not None and given.get("transactional") is False:
+    for name in FLAGS:
+        if not isinstance(given.get(name), bool | None):
+            raise ValueError(f"{name} must be True or False, got {given[name]!r}")
+    scaler = given.get("scaler")
+    if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
+        raise ValueError(f"scaler must be the GradScaler that is used, got {scaler!r}")
+    if scaler is not None and given.get("transactional") is False:
         raise ValueError("scaler= needs steps that can be undone: leave transactional out, or set it to True")
     if given.get("compressor") == AUTO:  # reads like one in a call
         if recipe not in (None, AUTO):

@@ -43,8 +43,8 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     # Three times 5 % of the entries, 7 bits each: a bit for every entry of the model, of which dense sends 64.
     "balanced": Recipe(
-        "5 % of the entries as signs, summed by all workers in parts: a 60th of dense, whatever the number of workers; "
-        "momentum of 0.5 before the residual",
+        "5 % of the entries as signs, summed by all workers in parts: about a 60th of dense, whatever the number of "
+        "workers; momentum of 0.5 before the residual",
         {
             "compressor": ThresholdK(0.05),
             "collective": Balanced(2.0),

@@ -15,6 +15,7 @@ from torch import Tensor
 from sparsync.collectives import Balanced, DenseAllReduce
 from sparsync.compressors import NoCompression
 from sparsync.config import ExchangePlan
+from sparsync.config.recipes import RECIPES
 from sparsync.engine.auto_policy import AutoPolicy, Figures
 from sparsync.engine.bucket_mapper import BucketMapper
 from sparsync.engine.budget import largest_density
@@ -29,11 +30,9 @@ log = logging.getLogger("sparsync")
 
 DENSE = "dense bf16"
 PROBE = 2**18  # entries of a probe of the network
-BALANCED, DENSITY, LEAST = (
-    Balanced(2.0),
-    0.05,
-    0.01,
-)  # of the recipe; and how far below its density a budget may force it
+BALANCED = RECIPES["balanced"].options
+DENSITY = BALANCED["compressor"].density
+LEAST = 0.01 * DENSITY  # to which a budget may force it down
 Clock = Callable[[], float]
 
 
@@ -60,12 +59,12 @@ def sparse_plans(
     if plan.scope == "global" and not plan.precondition:
         found["default in buckets"] = replace(plan, scope="bucket")
     follows = budget is not None and budget.follows("compressor", "collective", "values")
-    other = follows and not isinstance(plan.collective, Balanced) and (waits or BALANCED.deferrable)
+    other = follows and not isinstance(plan.collective, Balanced) and (waits or BALANCED["collective"].deferrable)
     if other and spending is not None:
-        own = replace(plan, collective=BALANCED, values="sign", budget=None, spending=None)
+        own = replace(plan, collective=BALANCED["collective"], values=BALANCED["values"], budget=None, spending=None)
         cost, allowed = bytes_per_step(own, tensors, workers), spending.share * spending.dense
-        if cost(LEAST * DENSITY) < allowed:
-            density = largest_density(lambda density: cost(density) / allowed, LEAST * DENSITY, DENSITY)
+        if cost(LEAST) < allowed:
+            density = largest_density(lambda density: cost(density) / allowed, LEAST, DENSITY)
             found["balanced"] = replace(own, density=as_schedule(density))
     return found
 

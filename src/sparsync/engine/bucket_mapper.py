@@ -145,7 +145,8 @@ class BucketMapper:
             matrices = None if dense else preconditioning.matrices(self.parameters[span.name])
             places.append(Span(span.name, start, span.numel if matrices is None else matrices.sums))
             start = places[-1].stop
-        grad, half = torch.zeros(start, device=bucket.buffer.device), preconditioning.second_moment == "sketch"
+        grad = torch.zeros(start, dtype=torch.float32, device=bucket.buffer.device)
+        half = preconditioning.second_moment == "sketch"
         rounded = tuple(place for place in places if half and place.name in self.dense_names)
         collective = ReduceByParts(half, full_sums=rounded[-1].stop if rounded else 0)
         return Unit(

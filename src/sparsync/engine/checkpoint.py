@@ -216,7 +216,7 @@ def share_of(
     else:
         for kind, tensors in (every or {}).items():
             for name, tensor in tensors.items():
-                kept[kind].setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype))
+                kept[kind].setdefault(name, torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"))
     return _whole({**like, **kept, **about})
 
 

@@ -203,7 +203,7 @@ class Nodes(Flat):
         """Return ``(rank, number of the parameter)`` of each rank whose own gradient is not finite. Headers tell the
         node alone; this is asked of all ranks in a step that is lost anyway."""
         finite = [bool(unit.grad[span.start : span.stop].isfinite().all()) for span in layout.spans]
-        own = torch.tensor([finite.index(False) if False in finite else -1], dtype=torch.int32)
+        own = torch.tensor([finite.index(False) if False in finite else -1], dtype=torch.int32, device="cpu")
         rows: list[int] = self.channel.all_gather(own.to(unit.grad.device)).view(-1).tolist()
         return [(rank, where) for rank, where in enumerate(rows) if where >= 0]
 

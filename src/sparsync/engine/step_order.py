@@ -20,7 +20,7 @@ Job = Callable[[], None]
 
 
 class UnitPath(Protocol):
-    """What an order asks of the reducer: the path of one unit, and the communication thread.
+    """What an order asks of ``UnitExchange``: the path of one unit, and the communication thread.
 
     Attributes:
         rates: gives the learning rate by parameter name, if residuals follow it.

@@ -194,7 +194,7 @@ class UnitExchange:
         self._exchange(unit, layout, sent, record, step)
 
     def _exchange(self, unit: Unit, layout: Layout, sent: SparseGrad, record: ExchangeRecord, step: int) -> None:
-        """Exchange, sum and write back, on the communication thread; ``self.step`` may be a step ahead by now."""
+        """Exchange, sum and write back, on the communication thread; the reducer may be a step ahead by now."""
         if self.errors.error is not None:
             self.worker.ledger.record_sent(unit, sent)
             self.errors.stop(self.errors.error, Cause.NEVER_SENT)

@@ -35,8 +35,8 @@ class UnitNorms:
 
     def __init__(self, spans: Sequence[Span], tensors: list[Sketched], norms: Tensor) -> None:
         self.spans, self.tensors, self.workspace = spans, tensors, Workspace()
-        self.numbers = torch.tensor([tensor.number for tensor in tensors], device=norms.device)
-        self.norms = torch.zeros(len(tensors), device=norms.device)
+        self.numbers = torch.tensor([tensor.number for tensor in tensors], dtype=torch.int64, device=norms.device)
+        self.norms = torch.zeros(len(tensors), dtype=torch.float32, device=norms.device)
 
     def read(self, norms: Tensor) -> Tensor:
         """Return them, as they are now among those of all tensors."""
@@ -52,7 +52,7 @@ class DenseUpdates:
         for name in names:
             self.tensors.append(replace(moment.tensors[name], start=start))
             start += self.tensors[-1].numel
-        self.updates = torch.zeros(start, device=moment.device)
+        self.updates = torch.zeros(start, dtype=torch.float32, device=moment.device)
         sizes = [tensor.numel for tensor in self.tensors]
         self.parts = dict(zip(names, torch.split(self.updates, sizes) if names else (), strict=True))
         self._numbers: dict[tuple[str, ...], Tensor] = {}
@@ -61,7 +61,9 @@ class DenseUpdates:
         """Return the numbers of tensors, on the device."""
         if names not in self._numbers:
             numbers = {name: tensor.number for name, tensor in zip(self.parts, self.tensors, strict=True)}
-            self._numbers[names] = torch.tensor([numbers[name] for name in names], device=self.updates.device)
+            self._numbers[names] = torch.tensor(
+                [numbers[name] for name in names], dtype=torch.int64, device=self.updates.device
+            )
         return self._numbers[names]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsync.kernels import Memory, Velocity, cpu
 from sparsync.layout import Parameter, Span
+from sparsync.number_checks import is_number
 from sparsync.sparse import SparseGrad
 from sparsync.workspace import Workspace
 
@@ -60,7 +61,7 @@ class Correction:
     masking: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < 1:
+        if not (is_number(self.beta) and 0 <= self.beta < 1):
             raise ValueError(f"beta must be from 0 to below 1, got {self.beta!r}")
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from sparsync.kernels.second_moment import MomentVectors, begin_step, update
 from sparsync.kernels.sketch import Sketched
 from sparsync.layout import Matrices, Parameter
+from sparsync.number_checks import is_number
 
 SECOND_MOMENTS = ("sketch", "exact")
 LEAST_BETA, FEW = 0.5, 0.01  # momentum that is enough where no more than this share of the entries is sent
@@ -50,7 +51,7 @@ class Preconditioning:
     sgd: bool = False
 
     def __post_init__(self) -> None:
-        number = isinstance(self.beta, int | float) and 0 <= self.beta < 1
+        number = is_number(self.beta) and 0 <= self.beta < 1
         if not number and self.beta not in ("auto", "own"):
             raise ValueError(f"beta must be from 0 to below 1, 'auto' or 'own', got {self.beta!r}")
         if self.second_moment not in SECOND_MOMENTS:
@@ -128,9 +129,13 @@ class SecondMoment:
         self.norm, self.clip, self.good = vectors.summary.unbind()
         self.gather_shards: Callable[[Tensor], Tensor] | None = None
         # Of a matrix's sum of squares, both rows and columns are it.
-        weights = [torch.full((t.size,), 1.0 if t.matrices is None else 0.5) for t in self.tensors.values()]
-        self._weights = torch.cat([*weights, torch.zeros(0)]).to(device)
-        self._part = torch.ones((), device=device)  # of the norm at which is clipped: what ``max_norm`` is of it here
+        weights = [
+            torch.full((t.size,), 1.0 if t.matrices is None else 0.5, dtype=torch.float32, device="cpu")
+            for t in self.tensors.values()
+        ]
+        self._weights = torch.cat([*weights, torch.zeros(0, dtype=torch.float32, device="cpu")]).to(device)
+        # Of the norm at which is clipped: what ``max_norm`` is of it here.
+        self._part = torch.ones((), dtype=torch.float32, device=device)
         self.draws = 0  # steps that signs were drawn for; one that is undone does not count
         self._known: tuple[Any, Any, float] = None, None, 0.0
         self._saved: list[Tensor] | None = None
@@ -169,7 +174,7 @@ class SecondMoment:
             ratio = min(1.0, rule.rate / last[name]) if rule.rate and last.get(name) else 1.0
             rows.append((rule.rate, first, rule.betas[1], rule.eps, 1.0, ratio))
         self.tables.shrinks = any(row[-1] < 1 for row in rows)
-        hyper = torch.tensor(rows).t().contiguous()
+        hyper = torch.tensor(rows, dtype=torch.float32, device="cpu").t().contiguous()
         self.vectors.hyper.copy_(hyper.pin_memory() if self.device.type == "cuda" else hyper, non_blocking=True)
 
     def update(self, loss_scale: float) -> None:
@@ -231,7 +236,7 @@ class SecondMoment:
         """Return where in the flat vectors the sketches of ``tensors`` are, or their entries, one after another."""
         key = tuple(tensor.number for tensor in tensors)
         if key not in self._indices:
-            places = [torch.arange(t.place, t.place + t.size, device=self.device) for t in tensors]
+            places = [torch.arange(t.place, t.place + t.size, dtype=torch.int64, device=self.device) for t in tensors]
             self._indices[key] = torch.cat(places)
         return self._indices[key]
 
@@ -264,7 +269,8 @@ class SecondMoment:
             state[name] = {"squares": self.squares[place].clone(), "numbers": numbers}
             if name in self.dense:
                 state[name]["mean"] = self.means[place].clone()
-        return {**state, "": {"max_norm": self.max_norm / self._part, "draws": torch.tensor(self.draws)}}
+        draws = torch.tensor(self.draws, dtype=torch.int64, device="cpu")
+        return {**state, "": {"max_norm": self.max_norm / self._part, "draws": draws}}
 
     def check_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Refuse what ``load_state_dict`` cannot take."""

@@ -1,4 +1,4 @@
-"""Sparsync on ``DistributedDataParallel``: the only module that knows DDP."""
+"""Sparsync on ``DistributedDataParallel``: ``attach``, and the communication hook."""
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with types, not with text.
 
@@ -24,7 +24,7 @@ from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
 from sparsync.hosts.coverage import ignored_in, left_out_by
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.registration_check import notice_unregistered_hook
-from sparsync.hosts.survival import Change, Survival
+from sparsync.hosts.survival import Change, Survival, check_states
 from sparsync.hosts.unwrap import unwrap_model, unwrap_optimizer
 from sparsync.schedule import Schedule
 
@@ -157,11 +157,12 @@ def attach(
     ddp: DistributedDataParallel,
     compressor: str | Compressor | None = None,
     *,
-    replicate: Any = None,
     optimizer: torch.optim.Optimizer | None = None,
     recipe: str | None = None,
     budget: float | None = None,
     total_steps: int | None = None,
+    scaler: Any = None,
+    replicate: Any = None,
     collective: str | Collective | None = None,
     scope: str | None = None,
     density: float | Schedule | None = None,
@@ -173,7 +174,6 @@ def attach(
     precondition: bool | None = None,
     second_moment: str | None = None,
     clip: float | None = None,
-    scaler: Any = None,
     transactional: bool | None = None,
     dense_below: int | None = None,
     dense_1d: bool | None = None,
@@ -197,14 +197,12 @@ def attach(
         compressor: which entries are sent: a name (``"threshold"``, ``"topk"``, ``"gaussian"``, ``"dgc"``,
             ``"trimmed"``, ``"random"``, ``"block"``, ``"none"``, or another package's) or an object: ``TopK(0.01)``.
             ``"auto"`` is the recipe of that name.
-        replicate: of a model of ``fully_shard`` (FSDP2): the ranks that hold the same shard, ``mesh["replicate"]``;
-            gradients are summed dense inside the shards' mesh, by FSDP, and exchanged between these.
         optimizer: of this model, for ``momentum`` and ``follow_lr``; without it momentum stays behind the residual.
             Accelerate's and Lightning's wrappers are looked into, for a loss scaler, too.
         recipe: options that go together: ``"default"`` (a budget of 1/60, the best we know), ``"balanced"`` (5 % of the
-            entries, a 60th of dense's bytes with any number of workers), ``"auto"`` (dense in bf16, or the sparse way
-            within default's budget that is fastest here and now), ``"paper"`` (TopK-SGD as published) or ``"dgc"``
-            (Deep Gradient Compression).
+            entries, about a 60th of dense's bytes with any number of workers), ``"auto"`` (dense in bf16, or the sparse
+            way within default's budget that is fastest here and now), ``"paper"`` (TopK-SGD as published) or
+            ``"dgc"`` (Deep Gradient Compression).
         budget: share of the bytes of a dense fp32 ring all-reduce that a worker may send in a step, in (0, 1], on
             average over the training: ``1/60``. Everything that is sent counts. Density, collective, ``values``,
             ``indices`` and which small tensors travel dense follow from it, from the number of workers and from the
@@ -212,6 +210,11 @@ def attach(
             sent, over the first tenth of the steps, and less later. One that cannot be reached is refused.
         total_steps: of the whole training, over which the budget is spent; 2,000 if it is not given: a longer training
             then sends less than its budget, a shorter one more.
+        scaler: the ``GradScaler``, if one is used: the residual follows the loss scale and skipped steps are undone.
+
+    Other Args: Rarely needed
+        replicate: of a model of ``fully_shard`` (FSDP2): the ranks that hold the same shard, ``mesh["replicate"]``;
+            gradients are summed dense inside the shards' mesh, by FSDP, and exchanged between these.
         collective: how they are summed: ``"allgather"``, ``"shared"``, ``"gtopk"``, ``"balanced"``, ``"dense"``, or an
             object; chosen to suit the compressor.
         scope: where the largest entries are looked for: in each ``"layer"``, each ``"bucket"``, or the whole model
@@ -238,7 +241,6 @@ def attach(
         clip: largest norm that each worker's gradient may have in a segment (a layer, a bucket or the model, by
             ``scope``; the tensors that travel dense are one), before it is added to the residual; of preconditioned
             updates, largest norm of the mean gradient; none.
-        scaler: the ``GradScaler``, if one is used: the residual follows the loss scale and skipped steps are undone.
         transactional: steps can be undone (one more residual of memory); always so with ``scaler``.
         dense_below: tensors of fewer entries travel dense; 1024.
         dense_1d: biases and norms travel dense: they are few bytes, and delaying them costs accuracy; ``True``.
@@ -269,6 +271,7 @@ def attach(
     given = {name: value for name, value in locals().items() if name not in (*hosts, "hosts")}  # before all else
     optimizer, scaler = unwrap_optimizer(optimizer, scaler)
     plan = resolve(**{**given, "optimizer": optimizer, "scaler": scaler})
+    check_states(plan.on_loss, on_change, states)
     model = unwrap_model(ddp)
     if replicate is not None or any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__):
         if plan.on_loss != "raise":

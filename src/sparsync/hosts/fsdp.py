@@ -175,7 +175,7 @@ class ShardedExchange:
             ranks = ", ".join(map(str, dist.get_process_group_ranks(self.handle.group)))
             named = kind(f"shard {self.shards.rank}, whose replicas are ranks {ranks}: {error}")
             raise self.shards.monitor.broadcast_error(named) from error
-        bad = torch.tensor([float(self.handle.bad_step)])
+        bad = torch.tensor([float(self.handle.bad_step)], dtype=torch.float32, device="cpu")
         if self.shards.backend == "gloo":  # others raise what the backend's own time limit says
             try:
                 self.shards.all_reduce(bad)

@@ -34,7 +34,7 @@ def gather_states(state: Mapping[str, Any] | None, device: torch.device) -> list
     file = BytesIO()
     torch.save(to_cpu(state), file)
     own = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
-    size = torch.tensor([own.numel()], device=device)
+    size = torch.tensor([own.numel()], dtype=torch.int64, device=device)
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, size)
     lengths = [int(one) for one in sizes]

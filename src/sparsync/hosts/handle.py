@@ -84,7 +84,7 @@ class Handle(Checkpointed):
         self._names = {id(p): name for name, p in named if name in trained}
         self.parameters = [Parameter.of(name, p) for name, p in trained.items()]
         self.dense_names = plan.dense_names(trained)
-        self.detached = False
+        self.detached = False  # a handle of comm_hook() is neither detached nor attached before its first bucket
         self._reducer: Reducer | None = None
         self._auto: AutoSwitch | None = None
         self._taken: TakenMomentum | None = None
@@ -174,7 +174,7 @@ class Handle(Checkpointed):
         self._load(share_of([state], state, reducer.channel.rank, reducer.channel.size))
 
     def is_attached(self) -> bool:
-        """Return whether the model's gradients go through this handle."""
+        """Return whether gradients go through this handle; with ``comm_hook`` not before the first bucket."""
         return self._reducer is not None
 
     def detach(self) -> None:

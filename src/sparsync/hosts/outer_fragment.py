@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +31,8 @@ class SharedWeights(Module):
 
     def __init__(self, own: Mapping[str, Tensor]) -> None:
         super().__init__()
-        make = partial(torch.zeros, dtype=torch.float32)
-        self.by_name = {name: Parameter(make(p.shape, device=p.device)) for name, p in own.items()}
+        zeros = {name: torch.zeros(p.shape, dtype=torch.float32, device=p.device) for name, p in own.items()}
+        self.by_name = {name: Parameter(tensor) for name, tensor in zeros.items()}
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, Parameter]]:
         yield from self.by_name.items()

@@ -44,7 +44,7 @@ def broadcast(own: Mapping[str, Any], source: int, wanted: bool) -> dict[str, An
     buffer = io.BytesIO()
     if dist.get_rank() == source:
         torch.save(own, buffer)
-    size = torch.tensor(buffer.tell())
+    size = torch.tensor(buffer.tell(), dtype=torch.int64, device="cpu")
     dist.broadcast(size, source)
     data = torch.frombuffer(bytearray(buffer.getvalue() or int(size)), dtype=torch.uint8)
     dist.broadcast(data, source)

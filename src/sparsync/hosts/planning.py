@@ -14,6 +14,8 @@ from sparsync.planner import CostBook, ForeignCosts, Link, ModelShape, Network, 
 from sparsync.planner.links import LATENCY
 from sparsync.planner.measure_link import measure_link
 from sparsync.planner.quantities import bandwidth_of, seconds_of
+from sparsync.planner.report import check_every
+from sparsync.planner.stored_costs import measured_device
 
 __all__ = ["plan"]
 
@@ -50,8 +52,9 @@ def plan(
             here, once, and kept in ``~/.cache/sparsync``.
         device: on which it is measured; the model's, or the CPU.
     """
+    check_every(every)
     group = model.process_group if isinstance(model, DistributedDataParallel) else None
-    shape, device = shape_of(model), torch.device(device) if device is not None else device_of(model)
+    shape, device = shape_of(model), device_of(model) if device is None else measured_device(device)
     if workers is None:
         if not dist.is_initialized():
             raise ValueError("workers= is needed where there is no process group")
@@ -63,10 +66,8 @@ def plan(
     else:
         raise ValueError("bandwidth= is needed where there is no process group that could be measured")
     book = costs_for(costs, device)
-    kind = optimizer if isinstance(optimizer, str) else type(optimizer).__name__.lower()
+    kind = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", type(optimizer).__name__)
     planner = Planner(shape, workers, seconds_of(compute), book, kind, per_node=per_node)
-    if every < 1:
-        raise ValueError(f"every must be 1 or more local steps, got {every!r}")
     return Plan(planner, Network(link, per_node, trees=trees), book.name, every)
 
 

@@ -35,9 +35,10 @@ def to_rows(state: Mapping[str, Any], group: dist.ProcessGroup | None, device: t
             return DTensor.from_local(value.unsqueeze(0).to(device), mesh, [Shard(0)], run_check=False)
         return value
 
-    plain = {key: value for key, value in state.items() if key != "rank"} | {"step": torch.tensor(state["step"])}
+    plain = {key: value for key, value in state.items() if key != "rank"}
+    plain["step"] = torch.tensor(state["step"], dtype=torch.int64, device="cpu")
     if state["loss_scale"] is not None:
-        plain["loss_scale"] = torch.tensor(state["loss_scale"], dtype=torch.float64)
+        plain["loss_scale"] = torch.tensor(state["loss_scale"], dtype=torch.float64, device="cpu")
     if mesh is None:  # the leader's row has what is the same on all ranks
         return {key: value for key, value in plain.items() if not isinstance(value, Tensor | Mapping)}
     return row(plain)  # type: ignore[no-any-return]
@@ -107,7 +108,7 @@ def make_room(
                 if path[1] in KEPT:  # of these a rank reads its own rows alone
                     value = empty(saved.size, dtype=dtype, device_mesh=mesh, placements=[Shard(0)])
                 else:
-                    value = torch.empty(saved.size, dtype=dtype)
+                    value = torch.empty(saved.size, dtype=dtype, device="cpu")
             _put(room, path[1:], value)
     if not room:
         raise ValueError(f"the checkpoint holds nothing under {key!r}; save {{{key!r}: sync.stateful()}}")

@@ -63,6 +63,18 @@ class Change:
     steps: int
 
 
+def check_states(on_loss: str, on_change: object, states: Sequence[Any]) -> None:
+    """Refuse what ranks that go on could not use, or would never be asked for."""
+    if on_loss != "continue" and (on_change is not None or states):
+        name = "states" if on_change is None else "on_change"
+        raise ValueError(f"{name}= needs on_loss='continue': it is for a training that goes on without a rank")
+    if on_change is not None and not callable(on_change):
+        raise ValueError(f"on_change must be callable, with a Change, got {on_change!r}")
+    for state in states:
+        if not (callable(getattr(state, "state_dict", None)) and callable(getattr(state, "load_state_dict", None))):
+            raise ValueError(f"states must have state_dict() and load_state_dict(), got {state!r}")
+
+
 class Survival:
     """Lets a training go on when ranks are lost, and when others come.
 

@@ -106,7 +106,7 @@ def as_fp32(grad: Tensor) -> Iterator[tuple[int, int, Array]]:
     if grad.dtype == torch.float32:
         yield 0, grad.numel(), array(grad)
         return
-    buffer = torch.empty(min(PIECE, grad.numel()))
+    buffer = torch.empty(min(PIECE, grad.numel()), dtype=torch.float32, device="cpu")
     for a in range(0, grad.numel(), PIECE):
         b = min(a + PIECE, grad.numel())
         yield a, b, array(buffer[: b - a].copy_(grad[a:b]))

@@ -125,7 +125,7 @@ class ChangingTable:
     def update(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return the table, holding ``rows``."""
         if rows != self._known:
-            here = torch.tensor(rows, dtype=torch.int64).flatten()
+            here = torch.tensor(rows, dtype=torch.int64, device="cpu").flatten()
             self.values.copy_(here.pin_memory() if self.values.is_cuda else here, non_blocking=True)
             self._known = rows
         return self.values

@@ -9,8 +9,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sparsync.collectives import Transfer
+from sparsync.config.nodes import check_nodes_fit
 from sparsync.engine.traffic import PlannedExchange, ddp_buckets, exchanges_of
 from sparsync.layout import Parameter
+from sparsync.number_checks import is_whole
 from sparsync.planner.costs import CostBook, FixedCosts, LocalCost, MethodCost
 from sparsync.planner.links import INSIDE, Network
 from sparsync.planner.methods import METHODS, ROUND, SUMMED, Method
@@ -115,8 +117,11 @@ class Planner:
         step: int = SETTLED,
         per_node: int = 1,
     ) -> None:
-        if workers < 1:
-            raise ValueError(f"workers must be 1 or more, got {workers}")
+        if not (is_whole(workers) and workers >= 1):
+            raise ValueError(f"workers must be a whole number, 1 or more, got {workers!r}")
+        if not (is_whole(per_node) and per_node >= 1):
+            raise ValueError(f"per_node must be a whole number, 1 or more, got {per_node!r}")
+        check_nodes_fit(per_node, workers)
         if methods is METHODS and 1 < per_node < workers:
             methods = {**METHODS, **SUMMED}
         self.model, self.workers, self.compute, self.methods, self._costs = model, workers, compute, methods, costs

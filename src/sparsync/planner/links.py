@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsync.collectives.base import PAIRS, RING, TREE, Traffic, Transfer
+from sparsync.number_checks import is_whole
 
 PAYLOAD = 1448 / 1514  # of what Ethernet carries: the rest is headers of full packets
 LATENCY = 50e-6  # seconds, where it is not given
@@ -66,8 +67,8 @@ class Network:
     trees: bool = False
 
     def __post_init__(self) -> None:
-        if self.per_node < 1:
-            raise ValueError(f"per_node must be 1 or more, got {self.per_node}")
+        if not (is_whole(self.per_node) and self.per_node >= 1):
+            raise ValueError(f"per_node must be a whole number, 1 or more, got {self.per_node!r}")
 
     def seconds(self, traffic: Traffic, workers: int) -> float:
         """Return how long an exchange of P workers takes."""

@@ -110,7 +110,7 @@ def measure_step(plan: ExchangePlan, numel: int, workers: int, device: torch.dev
     """Time steps of a matrix of ``numel`` entries through the reducer; the shortest of several times counts."""
     density = plan.density_at(2**31)
     plan = replace(plan, budget=None, spending=None, dense=frozenset(), density=as_schedule(density), deadline=300.0)
-    weight = torch.empty(numel // COLUMNS, COLUMNS, device="meta")
+    weight = torch.empty(numel // COLUMNS, COLUMNS, dtype=torch.float32, device="meta")
     parameters, names = [Parameter.of("weight", weight)], frozenset[str]()
     (main,) = (e for e in exchanges_of(plan, {"weight": weight}, workers)(density) if not e.sketch)
     channel = EchoChannel(EchoWire(plan.values, plan.indices), workers, device)
@@ -119,7 +119,8 @@ def measure_step(plan: ExchangePlan, numel: int, workers: int, device: torch.dev
         assert plan.optimizer is not None
         rule = rules_of(plan.optimizer).hyperparameters(plan.optimizer.param_groups[0])
         reducer.path.rules = lambda: {"weight": rule}
-    gradient = torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(device)
+    generator = torch.Generator("cpu").manual_seed(0)
+    gradient = torch.randn(numel, generator=generator, dtype=torch.float32, device="cpu").to(device)
     selects, finishes = [], []
     for turn in range(WARM_UPS + ROUNDS):
         buffer = gradient.roll(turn * 7919)
@@ -144,7 +145,7 @@ def measure_cast(device: torch.device) -> LocalCost:
     """Return what DDP's own bf16 hook takes beside its sum."""
     counted, times = [], []
     for numel in SIZES[kind_of(device)]:
-        buffer, taken = torch.randn(numel, device=device), []
+        buffer, taken = torch.randn(numel, dtype=torch.float32, device=device), []
         for _ in range(WARM_UPS + ROUNDS):
             _wait(device)
             begun = time.perf_counter()

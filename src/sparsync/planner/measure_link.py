@@ -63,7 +63,7 @@ def slowest(seconds: Sequence[float], device: torch.device, group: dist.ProcessG
 
 def _all_reduce_seconds(entries: int, device: torch.device, group: dist.ProcessGroup | None) -> float:
     """Return the median of several all-reduces, each begun together."""
-    tensor, times = torch.zeros(entries, device=device), []
+    tensor, times = torch.zeros(entries, dtype=torch.float32, device=device), []
     for _ in range(WARM_UPS + ROUNDS):
         dist.barrier(group)
         begun = time.perf_counter()

@@ -86,10 +86,10 @@ ROUND = Round("a round of local steps")
 
 
 def make_optimizer(name: str) -> torch.optim.Optimizer:
-    """Return an optimizer of this class, which nothing is trained with."""
-    if name not in OPTIMIZERS:
+    """Return an optimizer of this class, in capitals or not, which nothing is trained with."""
+    if name.lower() not in OPTIMIZERS:
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}")
-    weights = [Parameter(torch.zeros(1))]
-    if name == "sgd":
+    weights = [Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))]
+    if name.lower() == "sgd":
         return torch.optim.SGD(weights, lr=0.1, momentum=0.9)
-    return (torch.optim.AdamW if name == "adamw" else torch.optim.Adam)(weights)
+    return (torch.optim.AdamW if name.lower() == "adamw" else torch.optim.Adam)(weights)

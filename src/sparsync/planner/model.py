@@ -39,7 +39,10 @@ class ModelShape:
     def of_shapes(cls, title: str, shapes: list[TensorShape]) -> ModelShape:
         """Return a model by its shapes."""
         names = [f"tensor {number}" for number in range(len(shapes))]
-        tensors = {name: torch.empty(shape.shape, device="meta") for name, shape in zip(names, shapes, strict=True)}
+        tensors = {
+            name: torch.empty(shape.shape, dtype=torch.float32, device="meta")
+            for name, shape in zip(names, shapes, strict=True)
+        }
         work = {name: float(shape.numel * shape.positions) for name, shape in zip(names, shapes, strict=True)}
         return cls(title, tensors, work)
 

@@ -6,11 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sparsync.number_checks import is_whole
 from sparsync.planner.forecast import ForecastRow, Planner
 from sparsync.planner.links import Network
 from sparsync.planner.quantities import bandwidth_text, bytes_text, seconds_text
 
 HEADINGS = ("method", "step", "efficiency", "speed-up", "sent a step", "network", "local")
+
+
+def check_every(every: int) -> None:
+    """Refuse what is no number of local steps."""
+    if not (is_whole(every) and every >= 1):
+        raise ValueError(f"every must be a whole number of local steps, 1 or more, got {every!r}")
 
 
 @dataclass(frozen=True)

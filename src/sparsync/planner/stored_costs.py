@@ -67,6 +67,8 @@ class ForeignCosts:
     """
 
     def __init__(self, file: Path, name: str = "") -> None:
+        if not file.is_file():
+            raise ValueError(f"costs must be a file that was measured elsewhere, and there is none at {file}")
         content = read(file)
         found = [known for known in content if name.lower() in known.lower()]
         if len(found) != 1:
@@ -101,6 +103,15 @@ def read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def measured_device(name: torch.device | str) -> torch.device:
+    """Return the device of this name; refuse one that cannot be measured here."""
+    there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    kind, _, number = str(name).partition(":")
+    if kind not in there or (number and not (number.isdecimal() and kind == "cuda")):
+        raise ValueError(f"device must be {' or '.join(there)} here, got {str(name)!r}")
+    return torch.device(name if number or kind == "cpu" else f"cuda:{torch.cuda.current_device()}")
 
 
 def device_name(device: torch.device) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from sparsync.engine.bucketing import Unit
 from sparsync.kernels import KernelPath, choose_path
-from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.codecs import CODEC_NUMBERS
 from sparsync.kernels.dense_pass.launch import ENTRIES as DENSE_ENTRIES
 from sparsync.kernels.device import usable_on
 from sparsync.kernels.topk.launch import ENTRIES
@@ -40,7 +40,7 @@ def repeatable(unit: Unit, wire: Wire, clips: bool) -> bool:
     # Half-precision means are summed beside their bucket, which waits.
     if compressor.random:  # whose keys wait in their place; norms to clip by are asked for
         return not clips and grad.dtype in (torch.float32, torch.float64)
-    carried = wire.values in CODECS and wire.indices != "block"
+    carried = wire.values in CODEC_NUMBERS and wire.indices != "block"
     return carried and grad.dtype == torch.float32 and 0 < grad.numel() < ENTRIES
 
 

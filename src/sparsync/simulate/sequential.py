@@ -49,7 +49,7 @@ class SequentialPasses:
         device = self.parameters[0].device
         self.first = tuple(tensor.detach().to(device) for tensor in carried)
         self.carried: list[Carried] = [tuple(tensor.clone() for tensor in self.first) for _ in views]
-        self.losses = torch.zeros(len(views), device=device)
+        self.losses = torch.zeros(len(views), dtype=torch.float32, device=device)
         self.inputs: list[Batch] = []
         self._wants_graph = graph
         self._graph: torch.cuda.CUDAGraph | None = None

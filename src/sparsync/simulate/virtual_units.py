@@ -100,14 +100,14 @@ class Keys:
 
     def __init__(self, seed: int, workers: int, shared: bool, device: torch.device) -> None:
         self._context = Context(seed=seed, shared=shared)
-        self._here = torch.zeros(workers, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._here = torch.zeros(workers, dtype=torch.int64, pin_memory=device.type == "cuda", device="cpu")
         self._there = torch.zeros(workers, dtype=torch.int64, device=device)
         self.of = self._there.unbind()  # by rank
 
     def turn(self, step: int) -> None:
         """Put the keys of a step in place, without waiting: before the next turn the host must have waited for it."""
         contexts = (replace(self._context, step=step, rank=rank) for rank in range(len(self.of)))
-        self._here.copy_(torch.tensor([key_of(context) for context in contexts]))
+        self._here.copy_(torch.tensor([key_of(context) for context in contexts], dtype=torch.int64, device="cpu"))
         self._there.copy_(self._here, non_blocking=True)
 
 

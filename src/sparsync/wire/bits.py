@@ -43,7 +43,8 @@ def unpack_bits(words: Tensor) -> Tensor:
 def clear_from(count: Tensor, entries: Tensor) -> Tensor:
     """Return ``entries``, of which those from ``count`` on become 0."""
     if not on_host(entries):
-        return entries.masked_fill_(torch.arange(entries.shape[-1], device=entries.device) >= count.unsqueeze(-1), 0)
+        number = torch.arange(entries.shape[-1], dtype=torch.int64, device=entries.device)
+        return entries.masked_fill_(number >= count.unsqueeze(-1), 0)
     for row, n in zip(entries.view(count.numel(), -1).numpy(), count.view(-1).tolist(), strict=True):
         row[n:] = 0
     return entries
@@ -57,7 +58,7 @@ def mark(places: Tensor, count: Tensor, size: int) -> Tensor:
         for row, own, n in zip(bits, places.view(len(bits), -1).numpy(), count.view(-1).tolist(), strict=True):
             row[own[:n]] = 1
         return torch.from_numpy(bits).view(*shape, size)
-    real = torch.arange(places.shape[-1], device=places.device) < count.unsqueeze(-1)
+    real = torch.arange(places.shape[-1], dtype=torch.int64, device=places.device) < count.unsqueeze(-1)
     marks = torch.zeros(*shape, size + 1, dtype=torch.uint8, device=places.device)
     return marks.scatter_(-1, torch.where(real, places, size), 1)[..., :-1]  # the last is thrown away
 
@@ -99,7 +100,7 @@ def gather(bits: Tensor, width: int) -> Tensor:
         for bit in range(1, width):
             numbers |= own[..., bit].astype(kind) << kind(bit)
         return torch.from_numpy(numbers.astype(np.int64))
-    return (columns.to(torch.int64) << torch.arange(width, device=bits.device)).sum(-1)
+    return (columns.to(torch.int64) << torch.arange(width, dtype=torch.int64, device=bits.device)).sum(-1)
 
 
 def _smallest(width: int) -> type[np.unsignedinteger[Any]]:

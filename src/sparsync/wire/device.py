@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.codecs import CODEC_NUMBERS
 from sparsync.kernels.device import on_device_of, usable_on
 from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.message.header import HEADER, SUM
@@ -33,7 +33,7 @@ MOST = 2**31 - PIECE
 
 def carries(wire: Wire, sent: SparseGrad) -> bool:
     """Return whether messages about ``sent`` can be made here."""
-    simple = wire.values in CODECS and wire.indices in ("int", "ef") and sent.indices is not None
+    simple = wire.values in CODEC_NUMBERS and wire.indices in ("int", "ef") and sent.indices is not None
     return simple and sent.values.dtype == torch.float32 and 0 < sent.numel < MOST and usable_on(sent.values.device)
 
 
@@ -62,7 +62,7 @@ class DeviceMessage:
     ) -> None:
         self.layout, self.shape, self.workers, self.launch = layout, shape, workers, Launcher()
         self.divisor = float(divisor or workers)
-        self.codec = CODECS[wire.values]
+        self.codec = CODEC_NUMBERS[wire.values]
         self.words = wire.bytes(shape) // 4
         self.values_at = HEADER + wire.index_codec.words(shape)
         self.plane = words_for(shape.capacity)
@@ -72,8 +72,8 @@ class DeviceMessage:
         self.high_blocks = -(-self.high_words // HIGH)
         self.tiles = -(-shape.numel // TILE)
         spans = sorted((span.start, i) for i, segment in enumerate(layout.segments) for span in segment.spans)
-        self.starts = torch.tensor([start for start, _ in spans], device=device)
-        self.owners = torch.tensor([owner for _, owner in spans], device=device)
+        self.starts = torch.tensor([start for start, _ in spans], dtype=torch.int64, device=device)
+        self.owners = torch.tensor([owner for _, owner in spans], dtype=torch.int64, device=device)
         self.spans = len(spans)
         self.steps = max(0, (self.spans - 1).bit_length()) if len(layout.segments) > 1 else 0
         self.pieces, self.entries = -(-shape.numel // PIECE), -(-shape.capacity // BLOCK)
@@ -206,10 +206,10 @@ class DeviceMessage:
             indices, index_stride = self.indices, self.shape.capacity
         grid = (self.entries, self.workers)
         if self.gathered is None:
-            self.gathered = torch.zeros(self.workers, self.shape.capacity, device=out.device)
+            self.gathered = torch.zeros(self.workers, self.shape.capacity, dtype=torch.float32, device=out.device)
             self.products = torch.zeros(self.workers, self.entries, device=out.device, dtype=torch.float64)
-            self.peaks = torch.zeros(self.workers, self.entries, device=out.device)
-            self.factor = torch.ones((), device=out.device)
+            self.peaks = torch.zeros(self.workers, self.entries, dtype=torch.float32, device=out.device)
+            self.factor = torch.ones((), dtype=torch.float32, device=out.device)
         with on_device_of(out):
             self.launch(
                 gather_mean, grid,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels import cpu
-from sparsync.kernels.codecs import CODECS
+from sparsync.kernels.codecs import CODEC_NUMBERS
 from sparsync.kernels.cpu import Array
 from sparsync.kernels.message.header import ENTRIES, HEADER
 from sparsync.layout import Layout
@@ -31,7 +31,7 @@ NONE = np.zeros((1, 0), np.int64)
 
 def carries(wire: Wire, shape: Shape, *tensors: Tensor) -> bool:
     """Return whether loops can make and read these messages: ``tensors`` are all on the host."""
-    simple = wire.values in CODECS and wire.indices in ("int", "ef") and shape.dtype == torch.float32
+    simple = wire.values in CODEC_NUMBERS and wire.indices in ("int", "ef") and shape.dtype == torch.float32
     if not (simple and shape.capacity and shape.numel < 2**31 and all(on_host(tensor) for tensor in tensors)):
         return False
     return (shape.numel >= cpu.LEAST or cpu.loaded()) and cpu.available()
@@ -53,7 +53,7 @@ class Places(NamedTuple):
         low, high = ef_words(shape.numel, shape.capacity)
         width = ef_width(shape.numel, shape.capacity) if wire.indices == "ef" else -1
         values_at, plane = HEADER + wire.index_codec.words(shape), words_for(shape.capacity)
-        return cls(width, HEADER + low, high, values_at, CODECS[wire.values], shape.segments, plane)
+        return cls(width, HEADER + low, high, values_at, CODEC_NUMBERS[wire.values], shape.segments, plane)
 
 
 def encode(
@@ -65,7 +65,7 @@ def encode(
     assert sent.indices is not None
     places, coded = Places.of(wire, shape), wire.codec.signs
     words = sent.values if coded else wire.codec.pack(sent, segment_of, shape)
-    message = torch.empty(*header.shape[:-1], wire.bytes(shape) // 4, dtype=torch.int32)
+    message = torch.empty(*header.shape[:-1], wire.bytes(shape) // 4, dtype=torch.int32, device="cpu")
     message[..., :HEADER] = header
     done = loops.encode(
         _rows(message), _table(sent.indices), sent.count.reshape(-1).numpy(), _rows(words),
@@ -79,7 +79,8 @@ def unpack_indices(wire: Wire, message: Tensor, shape: Shape) -> Tensor | None:
     """Return Elias-Fano coded indices; ``None`` if there are fewer than the message says."""
     from sparsync.kernels.message import decode_cpu as loops
 
-    indices, places = torch.empty(*message.shape[:-1], shape.capacity, dtype=torch.int64), Places.of(wire, shape)
+    indices = torch.empty(*message.shape[:-1], shape.capacity, dtype=torch.int64, device="cpu")
+    places = Places.of(wire, shape)
     whole = loops.unpack_indices(_rows(message), places.width, places.high_at, places.high_words, _table(indices))
     return indices if whole else None
 
@@ -90,7 +91,7 @@ def unpack_signs(
     """Return values that travel as signs or levels; ``indices`` are theirs."""
     from sparsync.kernels.message import decode_cpu as loops
 
-    values, places = torch.empty(indices.shape), Places.of(wire, shape)
+    values, places = torch.empty(indices.shape, dtype=torch.float32, device="cpu"), Places.of(wire, shape)
     segments = _segments(indices, segment_of, shape)
     loops.unpack_signs(_rows(message), segments, *places[3:], _table(values))
     return values

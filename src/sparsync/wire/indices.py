@@ -79,7 +79,8 @@ class EliasFano:
         # Most compressors sort already. Looking is far cheaper than sorting, but on a GPU it would wait for the host.
         if sent.indices.device.type == "cpu" and _ascending(sent.indices, sent.count):
             return sent
-        real = torch.arange(sent.indices.shape[-1], device=sent.indices.device) < sent.count.unsqueeze(-1)
+        number = torch.arange(sent.indices.shape[-1], dtype=torch.int64, device=sent.indices.device)
+        real = number < sent.count.unsqueeze(-1)
         keys = torch.where(real, sent.indices, sent.numel)  # what is not real stays last
         order = keys.sort(stable=True).indices
         return replace(sent, indices=sent.indices.gather(-1, order), values=sent.values.gather(-1, order))
@@ -88,14 +89,15 @@ class EliasFano:
         assert sent.indices is not None
         width = ef_width(shape.numel, shape.capacity)
         _, high_words = ef_words(shape.numel, shape.capacity)
-        place = (sent.indices >> width).add_(torch.arange(shape.capacity, device=sent.indices.device))
+        number = torch.arange(shape.capacity, dtype=torch.int64, device=sent.indices.device)
+        place = (sent.indices >> width).add_(number)
         high = pack_bits(mark(place, sent.count, 32 * high_words))
         return torch.cat([pack_bits(spread(sent.indices, width)), high], -1) if width else high
 
     def unpack(self, words: Tensor, count: Tensor, shape: Shape) -> Tensor:
         width = ef_width(shape.numel, shape.capacity)
         low_words, _ = ef_words(shape.numel, shape.capacity)
-        number = torch.arange(shape.capacity, device=words.device)
+        number = torch.arange(shape.capacity, dtype=torch.int64, device=words.device)
         indices = ones(unpack_bits(words[..., low_words:]), shape.capacity).sub_(number)
         indices <<= width
         if width:
@@ -154,9 +156,11 @@ class BlockTables(NamedTuple):
 @lru_cache(maxsize=16)
 def _block_tables(shape: Shape, device: torch.device) -> BlockTables:
     """Return the tables of a shape. They are made on the host and copied whole, so that any stream may read them."""
-    sizes = torch.tensor([sum(stop - start for start, stop in runs) for _, runs in shape.slots])
-    room = torch.tensor([capacity for capacity, _ in shape.slots])
-    first, number = room.cumsum(0) - room, torch.arange(shape.capacity)
+    sizes = torch.tensor(
+        [sum(stop - start for start, stop in runs) for _, runs in shape.slots], dtype=torch.int64, device="cpu"
+    )
+    room = torch.tensor([capacity for capacity, _ in shape.slots], dtype=torch.int64, device="cpu")
+    first, number = room.cumsum(0) - room, torch.arange(shape.capacity, dtype=torch.int64, device="cpu")
     starts, ends, lengths = run_table(shape.runs, torch.device("cpu"))
     segment = torch.bucketize(number, first, right=True) - 1
     made = (first, sizes.cumsum(0) - sizes, sizes, starts, ends, starts - (ends - lengths), number, segment)

@@ -75,7 +75,8 @@ class Wire:
     def header(self, sent: SparseGrad, sequence: int, unit: int, digest: int) -> Tensor:
         """Return the header; count and flags are copied on the device they are on. If it travels alone, ``seal`` it."""
         sequence &= 0x7FFFFFFF  # a long training wraps round
-        words = torch.tensor(Header(MAGIC << 16 | VERSION, sequence, unit, digest, 0, 0, 0), dtype=torch.int32)
+        header = Header(MAGIC << 16 | VERSION, sequence, unit, digest, 0, 0, 0)
+        words = torch.tensor(header, dtype=torch.int32, device="cpu")
         words = words.to(sent.values.device).expand(*sent.count.shape, HEADER).clone()
         words[..., ENTRIES], words[..., FLAGS], words[..., WHERE] = sent.count, sent.flags, sent.where
         return words

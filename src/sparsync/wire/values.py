@@ -128,7 +128,8 @@ def _bins(segments: Tensor, parts: int, queues: int) -> tuple[Tensor, tuple[int,
     """Where each entry is added, in a table of ``(queues, parts)``: neighbours in other rows, so that none waits for
     another."""
     if queues > 1:
-        segments = segments + parts * (torch.arange(segments.numel(), device=segments.device) % queues)
+        number = torch.arange(segments.numel(), dtype=torch.int64, device=segments.device)
+        segments = segments + parts * (number % queues)
     return segments, (queues, parts)
 
 

@@ -20,6 +20,7 @@ from sparsync.collectives.comm.recording import Recording
 from sparsync.collectives.comm.store_monitor import GRACE, StoreMonitor
 from sparsync.kernels.device import usable_on
 from sparsync.layout import Layout
+from sparsync.number_checks import is_number
 from sparsync.sparse import SparseGrad
 from sparsync.version import __version__
 from sparsync.wire import HEADER, VERSION, Header, Wire, read_headers
@@ -313,7 +314,7 @@ class Channel:
 
 def check_deadline(deadline: float) -> None:
     """Refuse what is no time that anything could wait for."""
-    if not (isinstance(deadline, int | float) and 0 < deadline <= LONGEST):
+    if not (is_number(deadline) and 0 < deadline <= LONGEST):
         raise ValueError(f"deadline must be above 0 seconds and at most a year ({LONGEST:,} s), got {deadline!r}")
 
 

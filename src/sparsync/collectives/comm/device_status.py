@@ -37,7 +37,7 @@ class Report:
         if fitting is not None:
             buffer = spare.pop(fitting)
         else:
-            buffer = torch.empty(words.numel(), dtype=words.dtype, pin_memory=True)
+            buffer = torch.empty(words.numel(), dtype=words.dtype, pin_memory=True, device="cpu")
         buffer.copy_(words.view(-1), non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()

@@ -105,7 +105,7 @@ def accumulate_flat(grad: Tensor, memory: Memory, mine: Tensor | None) -> Tensor
     host."""
     before, after, velocity = memory.before, memory.after, memory.velocity
     none = torch.iinfo(torch.int64).max
-    first = torch.full((), none, device=grad.device)
+    first = torch.full((), none, dtype=torch.int64, device=grad.device)
     for a, b in chunks([(0, grad.numel())], grad.device):
         came, old = grad[a:b], before[a:b]
         new = torch.mul(velocity.before[a:b], velocity.beta).add_(came) if velocity else came
@@ -142,7 +142,9 @@ def rows_of(memory: Memory, runs: Sequence[Run], path: KernelPath) -> Rows:
 
 
 def _cut(runs: Sequence[Run], after: Tensor, path: KernelPath) -> Rows:
-    starts = [torch.arange(start, stop, ROW, device=after.device) for start, stop in runs or [(0, 0)]]
+    starts = [
+        torch.arange(start, stop, ROW, dtype=torch.int64, device=after.device) for start, stop in runs or [(0, 0)]
+    ]
     stops = [(start + ROW).clamp_(max=stop) for start, (_, stop) in zip(starts, runs or [(0, 0)], strict=True)]
     start, stop = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (starts, stops))
     return Rows(start, stop, torch.empty(start.numel(), dtype=after.dtype, device=after.device), path)

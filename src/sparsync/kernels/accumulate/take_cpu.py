@@ -63,11 +63,11 @@ def take(
     if memory.velocity is not None:
         velocity, masking = memory.velocity.after, memory.velocity.masking
     if values is None:
-        values = torch.empty(indices.numel())
+        values = torch.empty(indices.numel(), dtype=torch.float32, device="cpu")
         _gather(array(memory.after), array(indices), array(values))
     sent = round_values(values, segments, parts, rounding, most)
     # One more than can go: the loop writes every entry, and counts it afterwards.
-    out = torch.empty(capacity + 1, dtype=torch.int64), torch.empty(capacity + 1)
+    out = tuple(torch.empty(capacity + 1, dtype=dtype, device="cpu") for dtype in (torch.int64, torch.float32))
     number = _take(
         array(memory.after), array(velocity), masking, array(indices), array(values), array(sent), *map(array, out)
     )

@@ -48,7 +48,8 @@ class ParameterTables:
             for at in range(0, numel, size)
         ]
         self.count, self.strips = len(strips), table(strips, device)
-        self.rows, self.none = ChangingTable(len(sizes), len(ChangeRow._fields), device), torch.zeros((), device=device)
+        self.rows = ChangingTable(len(sizes), len(ChangeRow._fields), device)
+        self.none = torch.zeros((), dtype=torch.float32, device=device)
 
 
 def apply_update(changes: Sequence[ParameterChange], undo: Tensor, skip: Tensor | None, workspace: Workspace) -> None:

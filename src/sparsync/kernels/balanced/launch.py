@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsync.kernels.codecs import CODECS, SCALED
+from sparsync.kernels.codecs import CODEC_NUMBERS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.launcher import Launcher
 from sparsync.kernels.strips import BLOCK, ChoiceRow, RangeRow, SegmentRow, table
@@ -51,7 +51,7 @@ class LargestSums:
         device: torch.device,
     ) -> None:
         self.size, self.numel, self.workers, self.segments, self.launch = size, numel, workers, segments, Launcher()
-        self.codec, self.places = CODECS[values] if workers > 1 else 0, places
+        self.codec, self.places = CODEC_NUMBERS[values] if workers > 1 else 0, places
         self.scaled = workers > 1 and values in SCALED
         region = max(1, -(-size // (DIGIT_PROGRAMS * BLOCK))) * BLOCK
         self.regions = -(-size // region)
@@ -64,7 +64,7 @@ class LargestSums:
             return torch.zeros(number, dtype=dtype, device=device)
 
         self.values, self.rows = zeros(self.regions * region, torch.float32), zeros(self.regions * region)
-        self.count = torch.tensor(size, device=device)
+        self.count = torch.tensor(size, dtype=torch.int64, device=device)
         self._found = torch.full((self.regions,), region, dtype=torch.int32, device=device)
         self._owners = zeros(self.regions, torch.int64)
         self._table = table([SegmentRow(kept, kept, 0, self.regions, region, 0)], device)

@@ -57,9 +57,9 @@ class EntryLists:
         self.choice, self.rotation = zeros(parts * len(ChoiceRow._fields), dtype=torch.int64), zeros(1)
         index = torch.int32 if layout.numel < 2**31 else torch.int64
         self.indices = torch.full((self.entries + 1,), -1, device=device, dtype=index)  # the last: what is not finite
-        self.values = torch.zeros(self.entries, device=device)
+        self.values = torch.zeros(self.entries, dtype=torch.float32, device=device)
         self.out_indices = zeros(layout.capacity, dtype=torch.int64)
-        self.out_values = torch.zeros(layout.capacity, device=device)
+        self.out_values = torch.zeros(layout.capacity, dtype=torch.float32, device=device)
         self.total, self.flags = zeros((), dtype=torch.int64), zeros(2)
         # The message that the last kernel leaves behind.
         self.sent = SparseGrad(
@@ -87,7 +87,7 @@ class CandidateLists(EntryLists):
         self.state = torch.zeros(parts, len(STATE), device=device, dtype=torch.int64)
         self.histogram = torch.zeros(parts * BINS, device=device, dtype=torch.int32)
         self.tickets = torch.zeros(parts, device=device, dtype=torch.int32)  # regions that are counted
-        self.scales = torch.ones(parts, device=device)
+        self.scales = torch.ones(parts, dtype=torch.float32, device=device)
         self._names = [segment.name for segment in layout.segments]
         self._bags: list[dict[str, Tensor]] = []
 

@@ -26,5 +26,5 @@ def checksum(messages: Tensor) -> Tensor:
     """Return the checksums, int64, of messages (int32, any number of them) along the last dimension."""
     words = messages.long().bitwise_and_(0xFFFFFFFF)
     words[..., SUM : SUM + 2] = 0
-    factors = torch.arange(messages.shape[-1], device=messages.device).mul_(STEP).add_(FIRST)
+    factors = torch.arange(messages.shape[-1], dtype=torch.int64, device=messages.device).mul_(STEP).add_(FIRST)
     return words.mul_(factors).sum(-1)

@@ -28,7 +28,7 @@ class ClipBuffers:
         strips = Strips(groups, self.blocks)
         self.strips, self.groups = table(strips.rows, device), table(strips.groups, device)
         self.sums = torch.zeros(len(strips.rows), dtype=torch.float64, device=device)
-        self.scales = torch.ones(len(groups), device=device)
+        self.scales = torch.ones(len(groups), dtype=torch.float32, device=device)
         self.limit, self._clip = torch.zeros((), dtype=torch.float64, device=device), 0.0
 
     def set_limit(self, clip: float) -> None:

@@ -25,12 +25,12 @@ class DenseBuffers:
 
     def __init__(self, layout: Layout, device: torch.device, keeps: bool) -> None:
         self.layout, self.launch = layout, Launcher()
-        self.out = torch.zeros(layout.numel if keeps else 1, device=device)
+        self.out = torch.zeros(layout.numel if keeps else 1, dtype=torch.float32, device=device)
         self.first = torch.full((), 0x7FFFFFFF, dtype=torch.int32, device=device)
-        self.starts = torch.tensor([span.start for span in layout.spans], device=device)
+        self.starts = torch.tensor([span.start for span in layout.spans], dtype=torch.int64, device=device)
         self.words = torch.zeros(2, dtype=torch.int32, device=device)
         self.flags = self.words.unbind()
-        self.count = torch.tensor(layout.numel, device=device)
+        self.count = torch.tensor(layout.numel, dtype=torch.int64, device=device)
 
 
 def send_dense(

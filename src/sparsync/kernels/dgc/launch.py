@@ -56,7 +56,8 @@ class DGCSample:
             starts, stops, _ = run_table(runs, torch.device("cpu"))
             rows.append(SampleRow(seed_of(seed, segment.name), runs_before, len(runs), least))
             ends.append(stops)
-            shifts.append(starts - stops + torch.tensor([stop - start for start, stop in runs]))
+            lengths = torch.tensor([stop - start for start, stop in runs], dtype=torch.int64, device="cpu")
+            shifts.append(starts - stops + lengths)
             runs_before += len(runs)
         most = max(len(segment.runs()) for segment in space.layout.segments)
         self.halvings = most.bit_length() if most > 1 else 0  # of the search for a position's run
@@ -64,7 +65,7 @@ class DGCSample:
         self.pieces, self.rows, self.owners = (table(rows, device) for rows in (pieces, rows, owners))
         self.ends, self.shifts = torch.cat(ends).to(device), torch.cat(shifts).to(device)
         self.sizes = torch.tensor(sizes, dtype=torch.int32, device=device)
-        self.drawn = torch.zeros(first, device=device)
+        self.drawn = torch.zeros(first, dtype=torch.float32, device=device)
         segments = len(pieces)
         self.ranges = torch.zeros((DIGITS + 1) * segments * len(RangeRow._fields), dtype=torch.int64, device=device)
         self.sums = torch.zeros(DIGITS * segments << DIGIT, dtype=torch.int32, device=device)

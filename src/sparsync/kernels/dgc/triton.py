@@ -52,7 +52,7 @@ from sparsync.kernels.topk.radix_select_triton import (
 )
 from sparsync.kernels.topk.triton import bin_of_limit, close_lists
 
-WORD, STRIDE = tl.constexpr(rng.WORD), tl.constexpr(rng.STRIDE)
+MASK_32, STRIDE = tl.constexpr(rng.MASK_32), tl.constexpr(rng.STRIDE)
 FIRST_FACTOR, SECOND_FACTOR = tl.constexpr(rng.FACTORS[0]), tl.constexpr(rng.FACTORS[1])
 SHARE = tl.constexpr(reference.SHARE)
 RUNGS = tl.constexpr(reference.ROUNDS + 1)  # thresholds that may be tried
@@ -65,8 +65,8 @@ SEED, FIRST_RUN, RUNS, LEAST = map(tl.constexpr, range(SAMPLE.value))
 @triton.jit
 def _scramble(x):
     """Do as ``rng.scramble``."""
-    x = ((x ^ (x >> 16)) * FIRST_FACTOR) & WORD
-    x = ((x ^ (x >> 13)) * SECOND_FACTOR) & WORD
+    x = ((x ^ (x >> 16)) * FIRST_FACTOR) & MASK_32
+    x = ((x ^ (x >> 13)) * SECOND_FACTOR) & MASK_32
     return x ^ (x >> 16)
 
 
@@ -87,9 +87,9 @@ def draw(
     real = spot < tl.load(sizes + piece)
     position = number
     if tl.load(row + CAPACITY) < numel:
-        key = _scramble((tl.load(own + SEED) + step.to(tl.int64) * STRIDE) & WORD)
-        one = _scramble((key + number * STRIDE) & WORD)
-        two = _scramble((one + key + 1) & WORD)
+        key = _scramble((tl.load(own + SEED) + step.to(tl.int64) * STRIDE) & MASK_32)
+        one = _scramble((key + number * STRIDE) & MASK_32)
+        two = _scramble((one + key + 1) & MASK_32)
         position = ((one << 30) | (two >> 2)) % numel
     ends = run_ends + tl.load(own + FIRST_RUN)
     run = tl.zeros([BLOCK], tl.int64)

@@ -120,5 +120,5 @@ def _sums(u: Tensor) -> Tensor:
 
 def _beyond(u: Tensor, rows: Rows, threshold: float) -> Tensor:
     """Return indices of magnitudes above ``threshold``, not at it: what reaches the next number that ``u`` can hold."""
-    bound = torch.tensor(threshold, dtype=u.dtype)
-    return above(u, rows, torch.nextafter(bound, torch.tensor(inf, dtype=u.dtype)).item())
+    bound = torch.tensor(threshold, dtype=u.dtype, device="cpu")
+    return above(u, rows, torch.nextafter(bound, torch.tensor(inf, dtype=u.dtype, device="cpu")).item())

@@ -29,7 +29,7 @@ class ProbeBuffers:
     def __init__(self, count: int, device: torch.device) -> None:
         self.launch, self.rows = Launcher(), ChangingTable(count, len(ProbeRow._fields), device)
         self.squares = torch.zeros(max(1, count), dtype=torch.float64, device=device)
-        self.undo = torch.ones((), device=device)
+        self.undo = torch.ones((), dtype=torch.float32, device=device)
 
 
 def find_undo(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clipping, workspace: Workspace) -> Tensor:

@@ -39,7 +39,7 @@ def recognise(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clippin
         grads: some of them, as they are now.
         numbers: of their tensors.
     """
-    nothing = torch.full((), 1 / clipping.scale, device=clipping.norms.device)
+    nothing = torch.full((), 1 / clipping.scale, dtype=torch.float32, device=clipping.norms.device)
     if not grads:
         return nothing
     dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32

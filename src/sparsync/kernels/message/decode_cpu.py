@@ -28,7 +28,7 @@ LARGEST = np.float32(3.4028234663852886e38)
 BIT = np.array([0, 1, 28, 2, 29, 14, 24, 3, 30, 22, 20, 15, 25, 17, 4, 8, 31, 27, 13, 23, 21, 19, 16, 7, 26, 12, 18, 6,
                 11, 5, 10, 9])  # fmt: skip
 assert (WORDS, ENTRIES) == (header.HEADER, header.ENTRIES)
-assert codecs.CODECS == {"fp32": FP32, "fp16": FP16, "bf16": BF16, "sign": SIGN, "levels": LEVELS}
+assert codecs.CODEC_NUMBERS == {"fp32": FP32, "fp16": FP16, "bf16": BF16, "sign": SIGN, "levels": LEVELS}
 assert TOP == HALF
 
 

@@ -14,7 +14,7 @@ from sparsync.kernels.message import header
 WORDS, SUM = 10, 8  # of a header: its length, and where the checksum stands
 SIGN, LEVELS = 3, 4
 assert (WORDS, SUM) == (header.HEADER, header.SUM)
-assert (codecs.CODECS["sign"], codecs.CODECS["levels"]) == (SIGN, LEVELS)
+assert (codecs.CODEC_NUMBERS["sign"], codecs.CODEC_NUMBERS["levels"]) == (SIGN, LEVELS)
 
 
 @njit(error_model="numpy")

@@ -17,7 +17,7 @@ class UpdateBuffer:
     """The update that a half-precision gradient asks for, in full precision."""
 
     def __init__(self, numel: int, device: torch.device) -> None:
-        self.values = torch.empty(numel, device=device)
+        self.values = torch.empty(numel, dtype=torch.float32, device=device)
 
 
 def came_in(grad: Tensor, memory: Memory, workspace: Workspace) -> Tensor:

@@ -16,7 +16,7 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from sparsync.kernels.rng import STRIDE, WORD, scramble
+from sparsync.kernels.rng import MASK_32, STRIDE, scramble
 from sparsync.layout import Layout, run_table
 from sparsync.workspace import Workspace
 
@@ -49,7 +49,7 @@ class RandomIndices:
         lines = [height + width if scattered else 0 for height, width in zip(heights, widths, strict=True)]
         salts = [
             _salts(segment.name, 2 + TURNS * many) for segment, many in zip(layout.segments, lines, strict=True)
-        ] or [torch.zeros(2, dtype=torch.int64)]
+        ] or [torch.zeros(2, dtype=torch.int64, device="cpu")]
         begins = _starts(lines)
         columns = [begin + height for begin, height in zip(begins, heights, strict=True)]
         table = [[max(1, size) for size in sizes], counts, _starts(counts), _starts(sizes), widths, begins, columns]
@@ -57,7 +57,7 @@ class RandomIndices:
         # its own, the width of its grid, and the numbers of its first row and column among all lines.
         rows = torch.tensor(table, dtype=torch.int64, device=device)
         self.size, self.counts, self.first, self.before, self.width, self.rows, self.columns = rows
-        self.count, self.numbers = sum(counts), torch.arange(len(sizes), device=device)
+        self.count, self.numbers = sum(counts), torch.arange(len(sizes), dtype=torch.int64, device=device)
         runs = [run for group in groups for run in group]
         starts, ends, lengths = run_table(runs, device)
         self.shift = starts - (ends - lengths)  # from positions along all runs to the flat gradient
@@ -65,7 +65,7 @@ class RandomIndices:
         self.start_salts = torch.stack([own[:2] for own in salts], 1).to(device)
         self.salts = torch.cat([own[2:].view(TURNS, -1) for own in salts], 1).to(device)
         grids = [_lengths(*grid) for grid in zip(sizes, widths, heights, strict=True)] if scattered else []
-        self.length = torch.cat([torch.zeros(0, dtype=torch.int64), *grids]).to(device)
+        self.length = torch.cat([torch.zeros(0, dtype=torch.int64, device="cpu"), *grids]).to(device)
 
     def draw(self, key: int | Tensor) -> tuple[Tensor, Tensor]:
         """Return flat indices, segment by segment, and the number of the segment of each.
@@ -76,7 +76,8 @@ class RandomIndices:
         high, low = scramble(self.start_salts ^ key)
         start = (high << 30 | low >> 2) % self.size
         owner = torch.repeat_interleave(self.numbers, self.counts, output_size=self.count)
-        place = torch.arange(self.count, device=self.device).add_((start - self.first).index_select(0, owner))
+        place = torch.arange(self.count, dtype=torch.int64, device=self.device)
+        place.add_((start - self.first).index_select(0, owner))
         place.remainder_(self.size.index_select(0, owner))
         if self.scattered:
             place = self._scatter(place, owner, key)
@@ -100,15 +101,15 @@ class RandomIndices:
 def _salts(name: str, many: int) -> Tensor:
     """Return words that tell a segment's draws apart from each other and from those of other segments."""
     base = zlib.crc32(name.encode())
-    one = scramble((torch.arange(many) * STRIDE + base) & WORD)
-    return scramble((one + base + 1) & WORD)
+    one = scramble((torch.arange(many, dtype=torch.int64, device="cpu") * STRIDE + base) & MASK_32)
+    return scramble((one + base + 1) & MASK_32)
 
 
 def _lengths(size: int, width: int, height: int) -> Tensor:
     """Return how many positions every row of a grid has, then every column."""
-    rows = torch.full((height,), width)
+    rows = torch.full((height,), width, dtype=torch.int64, device="cpu")
     rows[-1:] = last = size - (height - 1) * width
-    return torch.cat([rows, height - (torch.arange(width) >= last).long()])
+    return torch.cat([rows, height - (torch.arange(width, dtype=torch.int64, device="cpu") >= last).long()])
 
 
 def _starts(sizes: list[int]) -> list[int]:

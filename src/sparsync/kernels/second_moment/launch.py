@@ -61,9 +61,9 @@ class MomentBuffers:
             for at in range(0, group.size, BLOCK)
         ]  # fmt: skip
         self.count, self.strips = len(strips), table(strips, device)
-        self.parts, self.totals = torch.zeros(self.count, device=device), torch.zeros(self.count, device=device)
+        self.parts, self.totals = (torch.zeros(self.count, dtype=torch.float32, device=device) for _ in range(2))
         self.tensors = vectors.norms.numel()
-        self.taken = torch.zeros(len(TAKEN), self.tensors, device=device)
+        self.taken = torch.zeros(len(TAKEN), self.tensors, dtype=torch.float32, device=device)
 
 
 class DenseUpdateBuffers:
@@ -74,7 +74,7 @@ class DenseUpdateBuffers:
         strips = list(_dense_strips(tensors))
         self.count, self.strips = len(strips), table(strips, device)
         self.parts = torch.zeros(self.count, device=device, dtype=torch.float64)
-        self.factor = torch.ones((), device=device)
+        self.factor = torch.ones((), dtype=torch.float32, device=device)
 
 
 def _dense_strips(tensors: Sequence[Sketched]) -> Iterator[DenseStrip]:

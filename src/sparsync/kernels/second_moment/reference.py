@@ -61,18 +61,21 @@ class MomentVectors:
     ) -> None:
         self.groups, self.device, self.workspace = groups_of(tensors), device, Workspace()
         self.floor, self.rise, self.sgd = floor, rise, sgd
-        self.rises = torch.tensor([tensor.matrices is not None for tensor in tensors], device=device)
-        self.plain = torch.tensor([tensor.number in dense for tensor in tensors], device=device)
-        self.numels = torch.tensor([tensor.numel for tensor in tensors], device=device)
+        self.rises = torch.tensor([tensor.matrices is not None for tensor in tensors], dtype=torch.bool, device=device)
+        self.plain = torch.tensor([tensor.number in dense for tensor in tensors], dtype=torch.bool, device=device)
+        self.numels = torch.tensor([tensor.numel for tensor in tensors], dtype=torch.int64, device=device)
         count, size = len(tensors), sum(tensor.size for tensor in tensors)
-        self.sums, self.signs, self.squares, sizes = (torch.zeros(size, device=device) for _ in range(4))
-        self.means = torch.zeros(size if dense else 0, device=device)
+        self.sums, self.signs, self.squares, sizes = (
+            torch.zeros(size, dtype=torch.float32, device=device) for _ in range(4)
+        )
+        self.means = torch.zeros(size if dense else 0, dtype=torch.float32, device=device)
         doubles = torch.ones(count, device=device, dtype=torch.float64)
         self.powers1, self.powers2, self.steps = doubles, doubles.clone(), torch.zeros_like(doubles)
-        self.norms, self.summary = torch.zeros(count, device=device), torch.ones(3, device=device)
-        self.max_norm = torch.full((), math.inf, device=device)
-        self.hyper = torch.zeros(len(HYPER), count, device=device)
-        rates, eps, betas, shares = (torch.zeros(count, device=device) for _ in range(4))
+        self.norms = torch.zeros(count, dtype=torch.float32, device=device)
+        self.summary = torch.ones(3, dtype=torch.float32, device=device)
+        self.max_norm = torch.full((), math.inf, dtype=torch.float32, device=device)
+        self.hyper = torch.zeros(len(HYPER), count, dtype=torch.float32, device=device)
+        rates, eps, betas, shares = (torch.zeros(count, dtype=torch.float32, device=device) for _ in range(4))
         self.tables = Tables(sizes, rates, eps, betas, shares, self.hyper[-1], limit)
 
 
@@ -96,11 +99,13 @@ class GroupIndex:
 
     def __init__(self, vectors: MomentVectors) -> None:
         groups, device = vectors.groups, vectors.device
-        self.tensor = torch.tensor([group.tensor for group in groups], device=device)
+        self.tensor = torch.tensor([group.tensor for group in groups], dtype=torch.int64, device=device)
         self.groups_of = torch.bincount(self.tensor, minlength=vectors.norms.numel())
-        self.lengths = torch.tensor([group.size for group in groups], device=device)
-        self.pairs = torch.tensor([group.pair for group in groups], device=device)
-        self.exact = torch.tensor([float(group.pair == i) for i, group in enumerate(groups)], device=device)
+        self.lengths = torch.tensor([group.size for group in groups], dtype=torch.int64, device=device)
+        self.pairs = torch.tensor([group.pair for group in groups], dtype=torch.int64, device=device)
+        self.exact = torch.tensor(
+            [float(group.pair == i) for i, group in enumerate(groups)], dtype=torch.float32, device=device
+        )
         self.group = torch.repeat_interleave(self.lengths)
         self.owner = self.tensor[self.group]
 

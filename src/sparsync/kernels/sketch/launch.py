@@ -66,7 +66,7 @@ class SketchBuffers:
                     self._cut(tensor, tensor.matrices, number)
         self.tile_count, self.sum_count = len(self._tiles), len(self._sums)
         self.tiles, self.sums = table(self._tiles, device), table(self._sums, device)
-        self.parts = torch.zeros(max(1, self._room), device=device)
+        self.parts = torch.zeros(max(1, self._room), dtype=torch.float32, device=device)
 
     def _copy(self, tensor: Sketched) -> None:
         size = self.turns * WIDE[0] * WIDE[1]

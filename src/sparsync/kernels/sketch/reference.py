@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsync.kernels.rng import STRIDE, WORD, scramble
+from sparsync.kernels.rng import MASK_32, STRIDE, scramble
 from sparsync.layout import Matrices
 
 ALIGNED = 64  # bytes, as torch's CPU allocator gives them
@@ -41,7 +41,7 @@ class Sketched:
 
 def sign_key(seed: int, step: int) -> int:
     """Return the 32 bits that a step's signs are drawn from."""
-    return scramble((scramble((seed * STRIDE + 1) & WORD) + step * STRIDE) & WORD)
+    return scramble((scramble((seed * STRIDE + 1) & MASK_32) + step * STRIDE) & MASK_32)
 
 
 def draw_signs(count: int, seed: int, step: int, device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ from sparsync.kernels.candidates.launch import (
     candidates_of,
     collect,
 )
-from sparsync.kernels.codecs import CODECS, SCALED
+from sparsync.kernels.codecs import CODEC_NUMBERS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.precondition import came_in
@@ -82,7 +82,7 @@ def take_out(memory: Memory, space: EntryLists, codec: str, takers: int, block: 
         space.found, space.owners, space.segments, space.spans, space.given, space.choice, space.peaks, space.shares,
         space.out_indices, space.out_values, space.total, space.flags, space.regions, takers, space.span_count,
         space.entries,
-        BLOCK=block, CODEC=CODECS[codec], HALF=space.layout.dtype == torch.float16, MASKING=masking,
+        BLOCK=block, CODEC=CODEC_NUMBERS[codec], HALF=space.layout.dtype == torch.float16, MASKING=masking,
         num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
 
@@ -109,4 +109,4 @@ def _first_thresholds(grad: Tensor, memory: Memory, space: CandidateLists, scale
                 total, runs = part, [(0, stop - start)]
         first = Threshold(estimate(total, runs, segment.k), segment.k, segment.k // 2, segment.k)
         rows[i] = [first.bits, first.k, first.left, first.inflow]
-    space.state.copy_(torch.tensor(rows, device=space.device))
+    space.state.copy_(torch.tensor(rows, dtype=torch.int64, device=space.device))

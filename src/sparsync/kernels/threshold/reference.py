@@ -69,7 +69,7 @@ def bits_of(u: Tensor) -> Tensor:
 
 def magnitude(bits: int) -> float:
     """Return the magnitude that an integer stands for."""
-    return torch.tensor(bits, dtype=torch.int32).view(torch.float32).item()
+    return torch.tensor(bits, dtype=torch.int32, device="cpu").view(torch.float32).item()
 
 
 def bins_of(bits: Tensor, threshold: int) -> Tensor:
@@ -122,7 +122,7 @@ def edge_bits(bin: int) -> int:
 
 def sample_positions(numel: int, device: torch.device) -> Tensor:
     """Return evenly spaced positions below ``numel``; the spacing is odd, not to march in step with a matrix's rows."""
-    return torch.arange(0, numel, max(1, numel // SAMPLE) | 1, device=device)
+    return torch.arange(0, numel, max(1, numel // SAMPLE) | 1, dtype=torch.int64, device=device)
 
 
 def estimate(u: Tensor, runs: Sequence[tuple[int, int]], k: int) -> int:

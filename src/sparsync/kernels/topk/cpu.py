@@ -117,7 +117,7 @@ def _keep_largest(u, found, k):
 
 def above(u: Tensor, rows: Rows, threshold: float) -> Tensor:
     """Do as ``reference.above``."""
-    bound = torch.tensor(threshold, dtype=torch.float32).clamp(min=0).view(torch.int32)
+    bound = torch.tensor(threshold, dtype=torch.float32, device="cpu").clamp(min=0).view(torch.int32)
     low = max(1, int(bound))  # what is zero is never found
     number = rows.peak.numel()
     threads = threads_for(number * ROW)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsync.kernels.candidates.launch import CHUNK, CandidateLists, EntryLists, State, candidates_of, collect, count
-from sparsync.kernels.codecs import CODECS, SCALED
+from sparsync.kernels.codecs import CODEC_NUMBERS, SCALED
 from sparsync.kernels.device import on_device_of
 from sparsync.kernels.memory import Memory
 from sparsync.kernels.strips import BLOCK, RangeRow
@@ -54,8 +54,8 @@ class TopKSearch(RadixRanges):
         super().__init__(space.layout, space.device, fallbacks)
         self.space, device = space, space.device
         sparse = [segment.k < segment.numel for segment in space.layout.segments]
-        self._wanted = torch.tensor([segment.k for segment in space.layout.segments], device=device)
-        self._sparse = torch.tensor(sparse, device=device)
+        self._wanted = torch.tensor([segment.k for segment in space.layout.segments], dtype=torch.int64, device=device)
+        self._sparse = torch.tensor(sparse, dtype=torch.bool, device=device)
 
     def forget_thresholds(self) -> None:
         """Raise thresholds that are not known, or were made for another k, above everything: the fallback finds one.
@@ -155,6 +155,6 @@ def take_out(memory: Memory, space: EntryLists, search: RadixRanges, codec: str)
             space.found, space.owners, space.segments, space.strips, search.ranges, space.choice, space.peaks,
             space.shares, space.out_indices, space.out_values, space.total, search.rounds, search.index_bits,
             search.highest, space.regions, space.chunks, strips, len(space.layout.segments),
-            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=CHUNK, ACTION=action.value, CODEC=CODECS[codec],
+            BLOCK=BLOCK, BLOCKS=space.blocks, PIECE=CHUNK, ACTION=action.value, CODEC=CODEC_NUMBERS[codec],
             HALF=space.layout.dtype == torch.float16, MASKING=masking, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

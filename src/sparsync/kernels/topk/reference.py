@@ -39,7 +39,7 @@ def reach(size: Tensor, threshold: float) -> Tensor:
     """
     if size.device.type != "cpu":
         return (size >= threshold).nonzero().squeeze(1)
-    bound = torch.tensor(threshold, dtype=size.dtype).numpy()
+    bound = torch.tensor(threshold, dtype=size.dtype, device="cpu").numpy()
     return torch.from_numpy(np.flatnonzero(size.numpy() >= bound))
 
 
