@@ -24,9 +24,9 @@ from sparsync.local_shard import local_shard
 from sparsync.workspace import Workspace
 
 UNEXCHANGED = (
-    "{kind} steps, and its gradients were not exchanged: nothing has come through the wrapped model's backward since the "
-    "last step, so there is no update to apply, and replicas would drift apart. Call the wrapped model, ddp(x), not "
-    "ddp.module(x); leave no_sync() before the last backward of a step; step once after it; or detach() first"
+    "{kind} steps, and its gradients were not exchanged: nothing has come through the wrapped model's backward since "
+    "the last step, so there is no update to apply, and replicas would drift apart. Call the wrapped model, ddp(x), "
+    "not ddp.module(x); leave no_sync() before the last backward of a step; step once after it; or detach() first"
 )
 
 

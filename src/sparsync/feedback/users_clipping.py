@@ -14,9 +14,9 @@ from sparsync.layout import Parameter
 from sparsync.workspace import Workspace
 
 CUT_APART = (
-    "gradients were changed between backward and optimizer.step(), not all by the same factor, as by clip_grad_value_, or "
-    "by clip_grad_norm_ on some of the parameters: they hold the update that was exchanged, and what is cut off is lost, "
-    "so that training may stall; use attach(..., clip=max_norm) instead, or one clip_grad_norm_ over all parameters"
+    "gradients were changed between backward and optimizer.step(), not all by the same factor, as by clip_grad_value_ "
+    "or by clip_grad_norm_ on some of the parameters: they hold the update that was exchanged, and what is cut off it "
+    "is lost, so that training may stall; use attach(..., clip=max_norm), or one clip_grad_norm_ over all parameters"
 )
 
 
@@ -98,12 +98,12 @@ class UsersClipping:
 
     def _tell_of_parts(self) -> None:
         """Tell once that gradients were cut apart, when the device has said so: nobody waits for it."""
-        if self._told or not (self._copied is None or self._copied.query()):
+        if self._told or not (self._copied is None or self._copied.query()):  # type: ignore[no-untyped-call]
             return
         if self._heard:
             self._told = True
             self._tell(CUT_APART)
         elif self._heard is not self._apart:
             self._heard.copy_(self._apart, non_blocking=True)
-            self._copied = self._copied or torch.cuda.Event()
+            self._copied = self._copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()

@@ -294,7 +294,7 @@ class Handle(Checkpointed):
                 self._take_optimizer(self._reducer)
             else:
                 beta = plan.correction.beta if plan.correction else 0.0
-                self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0), self._names)
+                self._taken = take_momentum(plan.optimizer, plan.momentum, beta, self._names)
         except Exception as error:
             if not isinstance(error, SparsyncError | ValueError):  # these are the same on all ranks; others wait for us
                 own = f"rank {channel.rank}: attach: {type(error).__name__}: {error}"
@@ -314,9 +314,8 @@ class Handle(Checkpointed):
         if not plan.precondition:  # which takes off what is there already
             reducer, watched = self._reducer, [p for p in self._trained.values() if p.requires_grad]  # no shards
             self._on_stop.append(notice_old_gradients(watched, lambda: reducer.step > 0, self._tell))
-        told = momentum_notice(
-            self._preconditioned or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense
-        )
+        known, density = plan.momentum_asked or plan.compressor.dense, plan.density_at(0)
+        told = momentum_notice(self._preconditioned or self._taken, plan.optimizer, known, density)
         if told and not self._told:
             self._tell(told)
         self._told = True

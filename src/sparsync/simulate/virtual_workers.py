@@ -118,8 +118,9 @@ class VirtualWorkers:
                 optimizer, self._names, by_name, self._exchange.preconditioner, feedbacks, partial(log.warning, "%s")
             )
         else:
-            self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density_at(0))
-        told = momentum_notice(self._taken, optimizer, plan.momentum_asked or plan.compressor.dense)
+            self._taken = take_momentum(optimizer, plan.momentum, beta)
+        known = plan.momentum_asked or plan.compressor.dense
+        told = momentum_notice(self._taken, optimizer, known, plan.density_at(0))
         if told:
             log.warning("%s", told)
 
