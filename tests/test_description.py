@@ -43,8 +43,8 @@ def test_the_first_lines_say_what_is_sent_how_much_less_and_what_was_changed(wor
         title, what, how_much, changed, *details = text.splitlines()
         assert title == f"sparsync {sparsync.__version__} on 3 workers (gloo)"
         found = re.match(
-            r"  About ([\d.]+) % of all entries are sent in a step: 5 % of those of (\d) tensors? \((.*?)\), and all of "
-            r"the other (\d), which are small \((.*?)\)\. The rest is kept, and sent later\.$",
+            r"  About ([\d.]+) % of all entries are sent in a step: 5 % of those of (\d) tensors? \((.*?)\), and all "
+            r"of the other (\d), which are small \((.*?)\)\. The rest is kept, and sent later\.$",
             what,
         )
         assert found, what

@@ -30,6 +30,6 @@ class NonFiniteLog:
         if self._first and new and self._steps == 1:
             log.warning("%s", said)
         elif self._first and new and self._steps == 10 ** (len(str(self._steps)) - 1):
-            log.warning("%s; that makes %d such steps", said, self._steps)
+            log.warning("%s", f"{said}; that makes {self._steps} such steps")
         else:
             log.debug("%s", said)
