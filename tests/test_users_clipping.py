@@ -20,18 +20,19 @@ TOLD = "not all by the same factor, as by clip_grad_value_ or by clip_grad_norm_
 
 
 class Net(nn.Module):
-    """Compressed matrices, one of them in another order of memory, among norms and biases that travel dense."""
+    """Matrices larger than what is looked at, one in another order of memory; norms and biases travel dense."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.mix = nn.Conv2d(8, 32, 3, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.up = nn.Linear(32, 1200)  # larger than what is looked at
-        self.norm = nn.LayerNorm(1200)
-        self.out = nn.Linear(1200, 10)
+        self.up = nn.Linear(64, 1200)
+        self.up.weight = nn.Parameter(self.up.weight.detach().t().contiguous().t())
+        self.mix = nn.Linear(1200, 32)
+        self.norm = nn.LayerNorm(32)
+        self.out = nn.Linear(32, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.out(self.norm(self.up(self.mix(x).mean((2, 3)))).relu())
+        logits: Tensor = self.out(self.norm(self.mix(self.up(x).relu())))
         return logits
 
 
@@ -80,7 +81,7 @@ def case_cut(rank: int, size: int, cut: str) -> tuple[list[str], list[float], fl
     sync = sparsync.attach(ddp, optimizer=optimizer, density=0.05)
     moved = []
     rng = torch.Generator().manual_seed(rank)
-    x, y = torch.randn(16, 8, 4, 4, generator=rng), torch.randint(10, (16,), generator=rng)
+    x, y = torch.randn(16, 64, generator=rng), torch.randint(1000, (16,), generator=rng)
     with logged() as told:
         for _ in range(STEPS):
             optimizer.zero_grad()
@@ -88,7 +89,9 @@ def case_cut(rank: int, size: int, cut: str) -> tuple[list[str], list[float], fl
             CUTS[cut](model)
             before = [p.detach().clone() for p in many(model)]
             optimizer.step()
-            moved.append(float(torch.stack([(p - q).norm() for p, q in zip(many(model), before, strict=True)]).norm()))
+            moved.append(
+                float(torch.stack([(p.detach() - q).norm() for p, q in zip(many(model), before, strict=True)]).norm())
+            )
     preconditioner = sync._running().worker.preconditioner
     assert preconditioner is not None
     learned = float(preconditioner.moment.max_norm)
