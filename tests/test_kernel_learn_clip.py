@@ -38,19 +38,21 @@ def grads_of(seed: int = 0) -> tuple[list[Tensor], Tensor]:
 
 def both(
     grads: list[Tensor], norms: Tensor, scale: float, workspace: Workspace, good: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """What undoes it, and the norm at which gradients are clipped: by kernels, and the same of the specification."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What undoes it, the norm at which gradients are clipped, and whether they were cut apart: by kernels, and the
+    same of the specification."""
     results = []
     for device in (DEVICE, "cpu"):
         summary = torch.tensor([2.0, 1.0, good], device=device)
-        clipping = Clipping(norms.to(device), summary, torch.tensor(math.inf, device=device), scale)
+        apart = torch.zeros((), device=device)
+        clipping = Clipping(norms.to(device), summary, torch.tensor(math.inf, device=device), apart, scale)
         here = [grad.to(device) for grad in grads]
         if len(results) == 0:
             undo = find_undo(here, NUMBERS[: len(grads)], clipping, workspace)
             assert workspace.find(ProbeBuffers) is not None, "no kernel was launched"
         else:
             undo = reference.find_undo(here, NUMBERS[: len(grads)], clipping)
-        results.append((undo.cpu(), clipping.max_norm.cpu()))
+        results.append((undo.cpu(), clipping.max_norm.cpu(), apart.cpu()))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0.0)
     return results[0]
@@ -62,7 +64,8 @@ def test_what_was_done_to_all(name: str) -> None:
     workspace = Workspace()
     for seed in range(2):
         grads, norms = grads_of(seed)
-        undo, max_norm = both([grad * factor for grad in grads], norms, scale, workspace)
+        undo, max_norm, apart = both([grad * factor for grad in grads], norms, scale, workspace)
+        assert not apart
         torch.testing.assert_close(undo, torch.tensor(1 / expected), rtol=1e-4, atol=0.0)
         if factor * scale == 1:  # norms are rounded, and what nobody touched is not to be changed by that
             assert undo == scale
@@ -74,15 +77,36 @@ def test_what_was_done_to_all(name: str) -> None:
 def test_what_is_cut_in_part_stays_as_it_was_cut(which: int) -> None:
     grads, norms = grads_of()
     grads[which] = grads[which] * 0.5
-    undo, max_norm = both(grads, norms, 4.0, Workspace())
+    undo, max_norm, apart = both(grads, norms, 4.0, Workspace())
     assert undo == 4
     assert max_norm == math.inf
+    assert apart
+
+
+@pytest.mark.parametrize("which", range(len(SIZES)))
+def test_a_gradient_that_is_zeroed_says_nothing(which: int) -> None:
+    grads, norms = grads_of()
+    grads = [grad * 0.3 * (i != which) for i, grad in enumerate(grads)]
+    undo, max_norm, apart = both(grads, norms, 1.0, Workspace())
+    torch.testing.assert_close(torch.stack([1 / undo, max_norm / 2]), torch.full((2,), 0.3), rtol=1e-4, atol=0.0)
+    assert not apart
+
+
+def test_a_gradient_where_none_was_written_is_noted() -> None:
+    grads, norms = grads_of()
+    norms[NUMBERS[1]] = 0.0
+    undo, max_norm, apart = both(grads, norms, 1.0, Workspace())
+    assert (undo, max_norm, apart) == (1, math.inf, 1)
 
 
 def test_a_bad_step_teaches_nothing() -> None:
     grads, norms = grads_of()
-    _, max_norm = both([grad * 0.3 for grad in grads], norms, 1.0, Workspace(), good=0.0)
-    assert max_norm == math.inf
+    for factors in ([0.3] * 4, [0.3, 0.3, 0.3, 1.0]):
+        cut = [grad * factor for grad, factor in zip(grads, factors, strict=True)]
+        _, max_norm, apart = both(cut, norms, 1.0, Workspace(), good=0.0)
+        assert (max_norm, apart) == (math.inf, 0)
+    cut[0] = cut[0] * math.nan
+    assert both(cut, norms, 1.0, Workspace())[2] == 0
 
 
 @pytest.mark.parametrize("scale", [1.0, 16.0])

@@ -174,7 +174,7 @@ def test_network_passes_and_selection_are_measured_on_the_spot(
     torchrun: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     lines = torchrun(2, "--model", "lenet5")
-    assert lines[0].startswith("lenet5: 61,706 parameters in 1 buckets; 2 workers, ")
+    assert lines[0].startswith("lenet5: 61,706 parameters in 1 bucket; 2 workers, ")
     assert sum("expect " in line or "don't: " in line for line in lines) == 1
     (known,) = json.loads((tmp_path / "sparsync" / "costs.json").read_text()).values()
     assert CAST in known
@@ -222,7 +222,7 @@ def test_the_model_of_a_users_own_script_is_measured(costs: Path, tmp_path: Path
         return
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("Linear: 60,200 parameters in 1 buckets; 2 workers, ")
+    assert lines[0].startswith("Linear: 60,200 parameters in 1 bucket; 2 workers, ")
     assert sum("expect " in line or "don't: " in line for line in lines) == 1
     assert "the script went on" not in done.stdout
 

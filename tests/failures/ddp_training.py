@@ -145,16 +145,20 @@ def bad_gradient(model: nn.Module, name: str, value: float, here: bool = True) -
 
 
 @contextmanager
-def logged() -> Iterator[list[str]]:
-    """Yield the list of warnings that Sparsync logs meanwhile."""
+def logged(level: int = logging.WARNING) -> Iterator[list[str]]:
+    """Yield the list of what Sparsync logs meanwhile, at ``level`` or above."""
     messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
+    handler, logger = logging.Handler(level), logging.getLogger("sparsync")
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("sparsync").addHandler(handler)
+    before = logger.level
+    logger.addHandler(handler)
+    if level < logging.WARNING:
+        logger.setLevel(level)
     try:
         yield messages
     finally:
-        logging.getLogger("sparsync").removeHandler(handler)
+        logger.setLevel(before)
+        logger.removeHandler(handler)
 
 
 class ErrorFeedbackReference:

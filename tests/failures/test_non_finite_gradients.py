@@ -1,4 +1,4 @@
-"""A gradient that is not finite is named on every rank and never enters a residual."""
+"""A gradient that is not finite is named once, by the first rank, and never enters a residual."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sparsync import TopK
 from tests.failures.ddp_training import (
     ALL_SPARSE,
     SIZES,
+    SMALL_BUCKETS,
     Chain,
     bad_gradient,
     local_gradients,
@@ -59,10 +60,25 @@ def case_nan_on_one_rank(rank: int, size: int, name: str, compressor: Any, **opt
     ],
     ids=["kept", "undone", "dense", "rounded"],
 )
-def test_nan_on_one_rank_is_named_on_all(worlds: Any, name: str, options: dict[str, Any]) -> None:
+def test_nan_on_one_rank_is_named_by_the_first(worlds: Any, name: str, options: dict[str, Any]) -> None:
     expected = [f"step 2: the gradient of {name} was not finite on rank 1"]
-    for messages in worlds[3].run(case_nan_on_one_rank, name=name, **options):
-        assert messages == expected
+    assert worlds[3].run(case_nan_on_one_rank, name=name, **options) == [expected, [], []]
+
+
+def case_many(rank: int, size: int) -> list[str]:
+    """Weights are NaN after the first bad step: many tensors, in every bucket, on both ranks and in all 12 steps."""
+    with training(Chain(SIZES), TopK(0.05), SMALL_BUCKETS, **ALL_SPARSE) as run, logged() as messages:
+        for step in range(12):
+            run.step(lambda m, step=step: loss_of(m, rank, step) * math.nan)
+        return messages
+
+
+def test_many_gradients_that_are_not_finite_are_told_in_the_first_step_and_the_tenth(worlds: Any) -> None:
+    (first, tenth), others = worlds[2].run(case_many)
+    assert first.startswith("step 0: the gradient of ")
+    assert tenth.startswith("step 9: the gradient of ")
+    assert tenth.endswith("was not finite on rank 0; that makes 10 such steps")
+    assert others == []
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -129,7 +130,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
     began = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(paths_of(cell))
-        told = stack.enter_context(logged())
+        told = stack.enter_context(logged(logging.DEBUG))
         if cell.collective == "sketches":
             stack.enter_context(patch("sparsync.engine.unit_exchange.compress_unit", noting(whole)))
         first = Injection(WRITE, "raise", after=False, last=False, word=0)

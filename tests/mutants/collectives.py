@@ -140,7 +140,7 @@ MUTANTS = [
         "src/sparsync/collectives/base.py",
         "if header.flags & NONFINITE]",
         "if False]",
-        "tests/failures/test_non_finite_gradients.py::test_nan_on_one_rank_is_named_on_all",
+        "tests/failures/test_non_finite_gradients.py::test_nan_on_one_rank_is_named_by_the_first",
     ),
     Mutant(
         "wrong divisor",

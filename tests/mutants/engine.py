@@ -576,7 +576,7 @@ MUTANTS = [
     ),
     Mutant(
         "a parameter that does not exist is looked up",
-        "src/sparsync/engine/unit_step.py",
+        "src/sparsync/engine/non_finite_log.py",
         "known = 0 <= where < len(layout.spans)",
         "known = True",
         "tests/test_hostile_messages.py::test_a_parameter_that_does_not_exist_is_not_looked_up",
@@ -694,5 +694,21 @@ MUTANTS = [
         "    if first is not None and worker.rank == 0 and not _understood(worker, first):",
         "    if False:",
         "tests/failures/test_changed_options.py::test_another_compressor_goes_on_with_the_residual",
+    ),
+    Mutant(
+        "every gradient that is not finite is told of",
+        "src/sparsync/engine/non_finite_log.py",
+        "        new = step != self._last",
+        "        new = True",
+        "tests/failures/test_non_finite_gradients.py::"
+        "test_many_gradients_that_are_not_finite_are_told_in_the_first_step_and_the_tenth",
+    ),
+    Mutant(
+        "every rank tells of gradients that are not finite",
+        "src/sparsync/engine/completion.py",
+        "NonFiniteLog(channel.rank == 0)",
+        "NonFiniteLog(True)",
+        "tests/failures/test_non_finite_gradients.py::"
+        "test_many_gradients_that_are_not_finite_are_told_in_the_first_step_and_the_tenth",
     ),
 ]

@@ -6,6 +6,8 @@ PRECONDITIONED = "tests/test_preconditioned.py"
 
 RANGE = "tests/failures/test_value_range.py"
 FSDP = "tests/test_fsdp.py"
+CUT = "tests/test_users_clipping.py::test_one_factor_is_undone_and_learned_and_everything_else_told_once"
+USE = "tests/failures/test_optimizer_use.py"
 
 MUTANTS = [
     Mutant(
@@ -158,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         "SGD's first update before its clipping",
-        "src/sparsync/feedback/taken_optimizer.py",
+        "src/sparsync/feedback/users_clipping.py",
         "            factor = factor / fresh",
         "            pass",
         "tests/test_preconditioned_sgd.py::test_clipping_is_plain_sgds_from_the_first_step",
@@ -200,7 +202,7 @@ MUTANTS = [
     ),
     Mutant(
         "a node's velocity is taken for one rank's",
-        "src/sparsync/feedback/taken_optimizer.py",
+        "src/sparsync/feedback/taken_state.py",
         "feedback.ranks * v for",
         "v for",
         "tests/test_hierarchy.py::test_adamws_state_is_taken_over_and_handed_back",
@@ -221,7 +223,7 @@ MUTANTS = [
     ),
     Mutant(
         "a shard without entries has no state",
-        "src/sparsync/feedback/taken_optimizer.py",
+        "src/sparsync/feedback/taken_state.py",
         "return self._shared(parameter, state) if shard is not parameter else None",
         "return None",
         f"{FSDP}::test_a_resumed_training_has_the_same_bits[adamw]",
@@ -246,5 +248,69 @@ MUTANTS = [
         "self._dropped.add(id(parameter))",
         "pass",
         "tests/test_preconditioned_training.py::test_accumulation_after_a_step_that_is_left_out",
+    ),
+    Mutant(
+        "a factor is looked for in what travels dense alone",
+        "src/sparsync/feedback/users_clipping.py",
+        "probes = [self._probe(name, grad) for name, grad in grads.items()]",
+        "grads = {n: g for n, g in grads.items() if n in moment.dense}\n"
+        "        probes = [self._probe(name, grad) for name, grad in grads.items()]",
+        f"{CUT}[biases and norms]",
+    ),
+    Mutant(
+        "gradients in another order of memory are taken for changed",
+        "src/sparsync/feedback/users_clipping.py",
+        "        return grad.as_strided((min(own.numel, PROBED),), (1,))",
+        "        return grad.flatten()[:PROBED]",
+        "tests/test_users_clipping.py::test_untouched_gradients_are_not_told_of",
+    ),
+    Mutant(
+        "gradients that are cut apart are not told of",
+        "src/sparsync/feedback/users_clipping.py",
+        "            self._tell(CUT_APART)",
+        "            pass",
+        f"{CUT}[values]",
+    ),
+    Mutant(
+        "gradients that are cut apart are told of in every step",
+        "src/sparsync/feedback/users_clipping.py",
+        "            self._told = True",
+        "            pass",
+        f"{CUT}[matrices]",
+    ),
+    Mutant(
+        "a step without an exchange does nothing",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "                self._refuse_unexchanged()",
+        "                pass",
+        f"{USE}::test_a_step_on_gradients_that_were_not_exchanged_is_refused[by_the_bare_model]",
+    ),
+    Mutant(
+        "a step after a rollback is refused",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "            if not preconditioner.undone:",
+        "            if True:",
+        f"{USE}::test_steps_that_need_no_exchange_pass",
+    ),
+    Mutant(
+        "an update that waits at detach() is left as a gradient",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "                parameter.grad = None",
+        "                pass",
+        f"{USE}::test_an_update_that_waits_at_detach_is_dropped_and_told",
+    ),
+    Mutant(
+        "copies of an optimizer have no state",
+        "src/sparsync/feedback/taken_state.py",
+        '        vars(optimizer)["__getstate__"] = self._state_of_copies',
+        "        pass",
+        f"{USE}::test_copies_of_an_optimizer_have_its_state_and_a_handle_has_none",
+    ),
+    Mutant(
+        "momentum that stays is told of on every density",
+        "src/sparsync/feedback/momentum.py",
+        "if momentum < 0.9 or density > 0.01:",
+        "if momentum < 0.9:",
+        "tests/test_momentum.py::test_attach_moves_momentum_until_detach",
     ),
 ]

@@ -732,4 +732,18 @@ MUTANTS = [
         "",
         f"{OUTER_TESTS}::test_virtual_workers_train_as_processes_do[moments]",
     ),
+    Mutant(
+        "a handle is copied",
+        "src/sparsync/hosts/handle.py",
+        "        raise TypeError(COPIED)",
+        "        return self.__dict__  # type: ignore[return-value]",
+        "tests/failures/test_optimizer_use.py::test_copies_of_an_optimizer_have_its_state_and_a_handle_has_none",
+    ),
+    Mutant(
+        "an update is dropped without a word",
+        "src/sparsync/hosts/handle.py",
+        "            self._tell(DROPPED)",
+        "            pass",
+        "tests/failures/test_optimizer_use.py::test_an_update_that_waits_at_detach_is_dropped_and_told",
+    ),
 ]

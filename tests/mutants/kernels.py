@@ -725,4 +725,20 @@ MUTANTS += [
         "tests/test_kernel_message.py::test_the_mean_of_more_ranks_than_are_read_at_once[int-0]",
         interpreted=True,
     ),
+    Mutant(
+        "a zeroed gradient hides the others' factor",
+        "src/sparsync/kernels/learn_clip/reference.py",
+        "<= NEAR * factor * shown) | (found == 0)).all()",
+        "<= NEAR * factor * clipping.norms[list(numbers)])).all()",
+        "tests/test_users_clipping.py::"
+        "test_one_factor_is_undone_and_learned_and_everything_else_told_once[all but one that is zeroed]",
+    ),
+    Mutant(
+        "by the kernel, gradients that are cut apart are not noted",
+        "src/sparsync/kernels/learn_clip/triton.py",
+        "mask=(differ > 0) & (bad == 0))",
+        "mask=(differ > 0) & (bad != 0))",
+        "tests/test_kernel_learn_clip.py::test_what_is_cut_in_part_stays_as_it_was_cut",
+        interpreted=True,
+    ),
 ]

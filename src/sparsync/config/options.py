@@ -200,8 +200,13 @@ class ExchangePlan:
             momentum.append(f"{self.correction.beta:g} before the residual, {masking} masking")
         if self.preconditioning is not None:
             beta, kind = self.preconditioning.beta, self.preconditioning.second_moment
-            own = {"own": "the optimizer's own", "auto": "as the density asks for,"}.get(str(beta), f"{beta}")
-            momentum.append(f"{own} before the residual, over the shared second moment ({kind}); rate in the residual")
+            known = {"own": "the optimizer's own", "auto": "0.5 where few entries are sent, up to the optimizer's own"}
+            momentum.append(known.get(str(beta), f"{beta}"))
+            squares = "of rows and columns" if kind == "sketch" else "of every entry"
+            lines["update"] = (
+                f"made by each worker, learning rate included, with a second moment that all share ({squares}); what "
+                "is not sent of it is kept"
+            )
         if self.optimizer is None and self.recipe in OURS and self.joined != "freeze":
             momentum.append("the optimizer's is not known here and stays; pass optimizer=")
         if momentum:

@@ -17,8 +17,9 @@ from sparsync.collectives.comm.header_checks import DeviceChecks, OnStream, chec
 from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import PendingBucket, Unit
 from sparsync.engine.ledger import Cause
+from sparsync.engine.non_finite_log import NonFiniteLog
 from sparsync.engine.stats import ExchangeRecord, Stats
-from sparsync.engine.unit_step import finish_unit, poison, poison_unit, warn_of_non_finite
+from sparsync.engine.unit_step import finish_unit, poison, poison_unit
 from sparsync.engine.worker import WorkerState
 from sparsync.errors import SparsyncError
 from sparsync.layout import Layout, Parameter, Span
@@ -38,7 +39,7 @@ class Completion:
 
     def __init__(self, plan: ExchangePlan, channel: Channel, worker: WorkerState, stats: Stats) -> None:
         self.plan, self.channel, self.worker, self.stats = plan, channel, worker, stats
-        self.bad = False
+        self.bad, self.non_finite = False, NonFiniteLog(channel.rank == 0)
 
     def begin_step(self, on_stream: OnStream) -> None:
         """Begin a step."""
@@ -91,7 +92,7 @@ class Immediate(Completion):
         self.worker.ledger.record_rejected(unit, reduced.rejected)
         check_fits(int(self.channel.checks.failed_exchange(unit.grad.device)), self.channel.monitor)
         for rank, where in reduced.bad_ranks:
-            warn_of_non_finite(step, layout, rank, where)
+            self.non_finite.note(step, layout, rank, where)
         self.bad = self.bad or bool(reduced.bad_ranks) or (flag is not None and bool(flag.bad))
         if self.bad:
             poison_unit(unit, layout.spans)
@@ -188,7 +189,7 @@ class Deferred(Completion):
                 check_headers(headers, self.channel.monitor)
                 for rank, header in enumerate(headers):
                     if header.flags & NONFINITE:
-                        warn_of_non_finite(pending.step, layout, rank, header.where)
+                        self.non_finite.note(pending.step, layout, rank, header.where)
             check_fits(outcome.failed_exchange, self.channel.monitor)
             self.bad = outcome.bad
             self._pending.pop(0)

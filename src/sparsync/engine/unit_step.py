@@ -7,7 +7,6 @@ finish_unit      Reduced -> the mean in the unit's place; rejected entries -> re
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ from sparsync.kernels.sketch import Sketched
 from sparsync.layout import Layout, Span
 from sparsync.sparse import SparseGrad
 from sparsync.workspace import Workspace
-
-log = logging.getLogger("sparsync")
 
 
 def cut_unit(unit: Unit, plan: ExchangePlan, step: int, workers: Sequence[WorkerState]) -> tuple[Layout, bool]:
@@ -192,10 +189,3 @@ def poison(result: Tensor, spans: Sequence[Span]) -> None:
     """Let the optimizer, or a loss scaler, see that the step is bad: NaN in the first entry of every parameter."""
     starts = torch.tensor([span.start for span in spans], dtype=torch.int64, device=result.device)
     result[starts] = math.nan
-
-
-def warn_of_non_finite(step: int, layout: Layout, rank: int, where: int) -> None:
-    """Log whose gradient was not finite; ``where``: the number of the parameter, as that rank says."""
-    known = 0 <= where < len(layout.spans)
-    name = layout.spans[where].name if known else f"a parameter that does not exist ({where})"
-    log.warning("step %d: the gradient of %s was not finite on rank %d", step, name, rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -169,30 +168,14 @@ def restore_old_groups(optimizer: Optimizer) -> None:
             group["betas" if "betas" in group else "momentum"] = group.pop(OLD)
 
 
-def warn_of_momentum(optimizer: Optimizer, density: float) -> None:
-    """Say so when an optimizer whose rule is known keeps a large momentum behind a low density."""
-    if known_rule(optimizer) is None:
-        return
-    momentum = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
-    if momentum >= 0.9 and density <= 0.01:
-        warnings.warn(
-            f"the optimizer's momentum of {momentum:g} stays behind a density of {density:g}: an entry is then delayed "
-            "twice, by the residual and by the momentum. After 50 steps on scikit-learn's digits at a density of 0.001 "
-            "83 % of the test images were right with momentum kept, 90 % with momentum='move', 96 % dense; after 300 "
-            "steps 96.4, 96.8 and 97.1 % (`sparsync bench momentum`). attach(..., momentum='move') avoids it",
-            stacklevel=5,
-        )
-
-
 def take_momentum(
-    optimizer: Optimizer | None, mode: str, beta: float, density: float, ours: Container[int] | None = None
+    optimizer: Optimizer | None, mode: str, beta: float, ours: Container[int] | None = None
 ) -> TakenMomentum | None:
-    """Step without the optimizer's momentum where ``mode`` says so, or warn where that does harm.
+    """Step without the optimizer's momentum where ``mode`` says so.
 
     Args:
         mode: one of ``MOMENTA``.
         beta: momentum that acts before the residual instead.
-        density: share of the entries that is sent; 1 for all.
         ours: ids of the parameters that are exchanged, all by default.
     """
     if optimizer is None:
@@ -200,22 +183,32 @@ def take_momentum(
     if mode != "keep":
         return TakenMomentum(optimizer, beta, ours)
     restore_old_groups(optimizer)
-    warn_of_momentum(optimizer, density)
     return None
 
 
 def momentum_notice(
-    taken: TakenMomentum | TakenOptimizer | None, optimizer: Optimizer | None, asked: bool
+    taken: TakenMomentum | TakenOptimizer | None, optimizer: Optimizer | None, asked: bool, density: float
 ) -> str | None:
     """Return what a user is to be told once of the optimizer's momentum, in one sentence; ``None`` for nothing.
 
     Args:
         taken: what makes the optimizer's steps meanwhile, if not itself.
         asked: it is known that momentum stays, or nothing stays in the residual.
+        density: share of the entries that is sent; 1 for all.
     """
     if taken is not None:
         return taken.announcement()
-    if asked or (optimizer is not None and known_rule(optimizer) is not None):
+    if optimizer is not None and known_rule(optimizer) is not None:
+        momentum = max(float(group.get("momentum", 0.0)) for group in optimizer.param_groups)
+        if momentum < 0.9 or density > 0.01:
+            return None
+        return (
+            f"the optimizer's momentum of {momentum:g} stays behind a density of {density:g}: an entry is then delayed "
+            "twice, by the residual and by the momentum. After 50 steps on scikit-learn's digits at a density of 0.001 "
+            "83 % of the test images were right with momentum kept, 90 % with momentum='move', 96 % dense; after 300 "
+            "steps 96.4, 96.8 and 97.1 % (`sparsync bench momentum`). attach(..., momentum='move') avoids it"
+        )
+    if asked:
         return None
     refuse = "attach(..., momentum='keep') says that this is meant"
     if optimizer is None:

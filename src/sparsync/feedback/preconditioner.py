@@ -22,6 +22,8 @@ from sparsync.layout import Span
 from sparsync.value_range import HALF
 from sparsync.workspace import Workspace
 
+PROBED = 1 << 14  # entries, the first of a compressed tensor, in which a change of what is shown is looked for
+
 
 class TensorPlaces:
     """Where in the moments the tensors of a flat gradient are."""
@@ -84,8 +86,8 @@ class Preconditioner:
         self.transactional, self.loss_scale = transactional, 1.0
         self.shown: dict[str, Tensor] = {}  # by parameter name: what its update was multiplied by, for all to see
         self.norms = torch.zeros_like(self.moment.norms)  # of what is shown, where a change of it is looked for
-        self.probes = self.moment.dense or frozenset(self.moment.tensors)  # where that is
         self.pending = False  # an exchange's result waits for the optimizer's step
+        self.undone = False  # the last exchange's was taken back
         self._units: dict[int, UnitNorms] = {}  # by the id of its spans
         self._dense = DenseUpdates(self.moment)
 
@@ -134,7 +136,7 @@ class Preconditioner:
     def update(self) -> None:
         """Make this step's preconditioner, once the means of all sketches are there."""
         self.moment.update(self.loss_scale)
-        self.pending = True
+        self.pending, self.undone = True, False
 
     def write_dense(self, places: Mapping[str, Tensor]) -> None:
         """Write the updates of tensors that travel dense, with the mean gradient's norm as ``show`` gives it.
@@ -178,8 +180,7 @@ class Preconditioner:
         unit = self._unit(spans)
         factor = multiply(result, unit.read(self.moment.norms), self.loss_scale)
         self.shown.update((span.name, factor) for span in spans)
-        if spans[0].name in self.probes:
-            self._note_norms(unit.numbers, [result[span.start : span.stop] for span in spans])
+        self._note_norms(unit.numbers, [result[s.start : min(s.stop, s.start + PROBED)] for s in spans])
 
     def _note_norms(self, numbers: Tensor, results: list[Tensor]) -> None:
         """Note the norms that results have; ``numbers``: of their tensors."""
@@ -209,4 +210,4 @@ class Preconditioner:
     def undo(self) -> None:
         """Make everything what it was before the last step."""
         self.moment.undo()
-        self.pending = False
+        self.pending, self.undone = False, True

@@ -12,7 +12,7 @@ from sparsync.engine.reducer import Reducer
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.hosts.coverage import describe_left_out
 from sparsync.kernels import KernelPath
-from sparsync.planner.quantities import bytes_text
+from sparsync.planner.quantities import bytes_text, count_text
 from sparsync.version import __version__
 
 
@@ -42,8 +42,8 @@ def describe_exchange(
         "recipe": about.pop("recipe"),
         "compressor": about.pop("compressor"),
         "collective": about.pop("collective"),
-        "compressed": f"{len(numel) - len(dense_names)} tensors, {sparse:,} entries",
-        "dense": f"{len(dense_names)} tensors, {dense:,} entries (1-D or small)",
+        "compressed": f"{count_text(len(numel) - len(dense_names), 'tensor')}, {sparse:,} entries",
+        "dense": f"{count_text(len(dense_names), 'tensor')}, {dense:,} entries (1-D or small)",
         **({"left out": describe_left_out(left_out)} if left_out else {}),
         **({"shards": shards} if shards else {}),
         **({"nodes": _describe_nodes(reducer)} if reducer.stage.groups else {}),
@@ -59,7 +59,7 @@ def describe_exchange(
         _say_how_much(reducer, dense_now, trained),
         _say_changes(reducer, momentum_taken),
     ]
-    title = f"sparsync {__version__} on {reducer.channel.size} workers ({reducer.channel.backend})"
+    title = f"sparsync {__version__} on {count_text(reducer.channel.size, 'worker')} ({reducer.channel.backend})"
     details = [f"  {name:<12} {text}" for name, text in lines.items()]
     return "\n".join([title, *(f"  {sentence}" for sentence in plain), *details])
 
@@ -76,10 +76,11 @@ def _say_what(reducer: Reducer, dense_now: bool, tensors: int, whole: int, spars
     if density == 1.0 or not sparse:
         return f"Every entry of the gradient is sent{' for now' if dense_now else ''}."
     share = (density * sparse + dense) / (sparse + dense)
-    also = f", and all of the other {whole}, which are small ({dense:,})" if whole else ""
+    are = "is" if whole == 1 else "are"
+    also = f", and all of the other {whole}, which {are} small ({dense:,})" if whole else ""
     return (
         f"About {100 * share:.3g} % of all entries are sent in a step: {100 * density:.3g} % of those of "
-        f"{tensors - whole} tensors ({sparse:,}){also}. The rest is kept, and sent later."
+        f"{count_text(tensors - whole, 'tensor')} ({sparse:,}){also}. The rest is kept, and sent later."
     )
 
 
@@ -113,10 +114,10 @@ def _describe_nodes(reducer: Reducer) -> str:
     groups, rank = reducer.stage.groups, reducer.channel.rank
     own = next(group for group in groups if rank in group)
     sizes = sorted({len(group) for group in groups})
-    ranks = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    ranks = count_text(sizes[0], "rank") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} ranks"
     role = "leads" if rank == own[0] else f"is led by rank {own[0]} on"
     return (
-        f"{len(groups)} of {ranks} ranks, dense sums inside, one residual each; collective and bytes are between their "
+        f"{len(groups)} of {ranks}, dense sums inside, one residual each; collective and bytes are between their "
         f"first ranks; rank {rank} {role} ranks {', '.join(map(str, own))}"
     )
 
@@ -124,5 +125,5 @@ def _describe_nodes(reducer: Reducer) -> str:
 def _describe_kernels(reducer: Reducer) -> str:
     """Return what works on the units' gradients, which is decided when they are first compressed."""
     paths = Counter(unit.workspace.find(KernelPath) for unit in reducer.buckets.units)
-    known = (f"{path} for {many} unit{'s' * (many > 1)}" for path, many in paths.items() if path is not None)
+    known = (f"{path} for {count_text(many, 'unit')}" for path, many in paths.items() if path is not None)
     return ", ".join(known) or "chosen in the first step"

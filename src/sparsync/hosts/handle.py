@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,15 @@ if TYPE_CHECKING:
     from sparsync.hosts.survival import Survival
 
 log = logging.getLogger("sparsync")
+
+COPIED = (
+    "a handle belongs to this process and its group, and can be neither copied nor pickled: save its state_dict(), and "
+    "give that to load_state_dict() after another attach()"
+)
+DROPPED = (
+    "detach() comes between backward and optimizer.step(): the update that was exchanged is dropped, and gradients are "
+    "None, as the optimizer's own rule would take it for a gradient; call optimizer.step() before detach()"
+)
 
 
 class Handle(Checkpointed):
@@ -183,6 +192,7 @@ class Handle(Checkpointed):
         The residual is dropped with the handle; take ``state_dict()`` before, to keep it. Before a process exits:
         ``detach()``, delete the DDP model, then ``torch.distributed.destroy_process_group()``.
         """
+        self._tell_of_dropped_update()
         self.detached = True
         self._stop(self._reducer.mean_of if self._reducer is not None else None)
         for release in self._on_detach:
@@ -192,8 +202,16 @@ class Handle(Checkpointed):
     def abandon(self) -> None:
         """Stop as ``detach`` does, but alone, because the other ranks may not come: of Adam and AdamW, the optimizer is
         given this rank's own velocities, not their mean."""
+        self._tell_of_dropped_update()
         self._stop()
         self.detach()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(COPIED)
+
+    def _tell_of_dropped_update(self) -> None:
+        if self._preconditioned is not None and self._preconditioned.update_waits:
+            self._tell(DROPPED)
 
     def _stop(self, mean_of: Callable[[Tensor], Tensor] | None = None) -> None:
         """Give the optimizer back, and end the exchange; ``mean_of``: hand velocities back as their mean."""
@@ -243,7 +261,7 @@ class Handle(Checkpointed):
 
     @property
     def update_waits(self) -> bool:
-        """Whether an update was exchanged that the optimizer has not applied."""
+        """Whether an update was exchanged that the optimizer has not applied, zeroed or not."""
         return self._preconditioned is not None and self._preconditioned.preconditioner.pending
 
     @property
@@ -276,7 +294,7 @@ class Handle(Checkpointed):
                 self._take_optimizer(self._reducer)
             else:
                 beta = plan.correction.beta if plan.correction else 0.0
-                self._taken = take_momentum(plan.optimizer, plan.momentum, beta, plan.density_at(0), self._names)
+                self._taken = take_momentum(plan.optimizer, plan.momentum, beta, self._names)
         except Exception as error:
             if not isinstance(error, SparsyncError | ValueError):  # these are the same on all ranks; others wait for us
                 own = f"rank {channel.rank}: attach: {type(error).__name__}: {error}"
@@ -296,9 +314,8 @@ class Handle(Checkpointed):
         if not plan.precondition:  # which takes off what is there already
             reducer, watched = self._reducer, [p for p in self._trained.values() if p.requires_grad]  # no shards
             self._on_stop.append(notice_old_gradients(watched, lambda: reducer.step > 0, self._tell))
-        told = momentum_notice(
-            self._preconditioned or self._taken, plan.optimizer, plan.momentum_asked or plan.compressor.dense
-        )
+        known, density = plan.momentum_asked or plan.compressor.dense, plan.density_at(0)
+        told = momentum_notice(self._preconditioned or self._taken, plan.optimizer, known, density)
         if told and not self._told:
             self._tell(told)
         self._told = True
@@ -317,7 +334,7 @@ class Handle(Checkpointed):
         assert optimizer is not None
         parameters = {p.name: p for p in self.parameters}
         self._preconditioned = TakenOptimizer(
-            optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback]
+            optimizer, self._names, parameters, preconditioner, [reducer.worker.feedback], self._tell
         )
         reducer.path.rules = self._preconditioned.rules
 

@@ -55,6 +55,11 @@ def _split(text: str | float, name: str, wanted: str) -> tuple[float, str]:
     return number, found[2]
 
 
+def count_text(count: int, what: str) -> str:
+    """Return a number of things: ``1 tensor``, ``2 tensors``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def seconds_text(seconds: float) -> str:
     """Return a time with three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):

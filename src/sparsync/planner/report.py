@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sparsync.number_checks import is_whole
 from sparsync.planner.forecast import ForecastRow, Planner
 from sparsync.planner.links import Network
-from sparsync.planner.quantities import bandwidth_text, bytes_text, seconds_text
+from sparsync.planner.quantities import bandwidth_text, bytes_text, count_text, seconds_text
 
 HEADINGS = ("method", "step", "efficiency", "speed-up", "sent a step", "network", "local")
 
@@ -140,10 +140,11 @@ class Plan:
         planner, link = self.planner, self.network.link
         nodes = ""
         if self.network.per_node > 1:
-            nodes = f" in {math.ceil(planner.workers / self.network.per_node)} machines"
+            nodes = f" in {count_text(math.ceil(planner.workers / self.network.per_node), 'machine')}"
+        buckets, workers = count_text(len(planner.model.ready), "bucket"), count_text(planner.workers, "worker")
         title = (
-            f"{planner.model.title}: {planner.model.numel:,} parameters in {len(planner.model.ready)} buckets; "
-            f"{planner.workers:,} workers{nodes}, {bandwidth_text(link.bandwidth)}, {seconds_text(link.latency)} a "
+            f"{planner.model.title}: {planner.model.numel:,} parameters in {buckets}; "
+            f"{workers}{nodes}, {bandwidth_text(link.bandwidth)}, {seconds_text(link.latency)} a "
             f"message; compute {seconds_text(planner.compute)}"
         )
         best = f"Best: {self.sentence()}."

@@ -16,6 +16,7 @@ from sparsync.config import ExchangePlan
 from sparsync.config.nodes import groups_of
 from sparsync.engine import checkpoint
 from sparsync.engine.ledger import Cause
+from sparsync.engine.non_finite_log import NonFiniteLog
 from sparsync.engine.traffic import units_of
 from sparsync.engine.unit_step import (
     Moment,
@@ -26,7 +27,6 @@ from sparsync.engine.unit_step import (
     poison,
     round_unit,
     sketch_unit,
-    warn_of_non_finite,
 )
 from sparsync.engine.worker import WorkerState, preconditioner_for
 from sparsync.feedback import AdamRule
@@ -84,7 +84,7 @@ class VirtualExchange:
         shared = plan.collective.shared
         self._keys = Keys(plan.seed, workers, shared, device) if plan.compressor.random else None
         self._replays = GraphReplays[UnitOutcome](streams) if graph else None
-        self.tally = Tally()
+        self.tally, self.non_finite = Tally(), NonFiniteLog(first=True)
 
     @property
     def senders(self) -> list[WorkerState]:
@@ -208,7 +208,7 @@ class VirtualExchange:
         span, group = layout.spans[where], self.nodes[number] if self.nodes else (number,)
         bad = [rank for rank in group if not virtual.grads[rank][span.start : span.stop].isfinite().all()]
         for rank in bad or group[:1]:
-            warn_of_non_finite(self.tally.steps, layout, rank, where)
+            self.non_finite.note(self.tally.steps, layout, rank, where)
 
     def _count(self, virtual: VirtualUnit, layout: Layout, sents: Sequence[SparseGrad]) -> None:
         """Count the bytes of a step; now and then the messages are encoded, to see that this is what travels."""

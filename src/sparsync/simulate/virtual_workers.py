@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,10 +114,13 @@ class VirtualWorkers:
         self._taken: TakenOptimizer | TakenMomentum | None
         if self._exchange.preconditioner is not None:
             by_name, feedbacks = {p.name: p for p in parameters}, [w.feedback for w in self._exchange.workers]
-            self._taken = TakenOptimizer(optimizer, self._names, by_name, self._exchange.preconditioner, feedbacks)
+            self._taken = TakenOptimizer(
+                optimizer, self._names, by_name, self._exchange.preconditioner, feedbacks, partial(log.warning, "%s")
+            )
         else:
-            self._taken = take_momentum(optimizer, plan.momentum, beta, plan.density_at(0))
-        told = momentum_notice(self._taken, optimizer, plan.momentum_asked or plan.compressor.dense)
+            self._taken = take_momentum(optimizer, plan.momentum, beta)
+        known = plan.momentum_asked or plan.compressor.dense
+        told = momentum_notice(self._taken, optimizer, known, plan.density_at(0))
         if told:
             log.warning("%s", told)
 

@@ -18,7 +18,7 @@ GAP = "…"  # what is put in when it is said
 OWN = tuple(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SparsyncError))
 REFUSED = ("ValueError", "TypeError", "ImportError")
 WARNING = "warning"
-WARNINGS = ("log.warning", "warnings.warn")
+WARNINGS = ("log.warning", "self._tell")
 # Functions and constants whose text is said elsewhere, by the kind it is said as.
 TOLD = {"announcement": WARNING, "momentum_notice": WARNING, "refusal": "ValueError", "SENTENCE": WARNING}
 BODIES, RETURNED = ("body", "orelse", "finalbody", "handlers"), "return"

@@ -44,7 +44,7 @@ def find_undo(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clippin
             space.launch(kernels.measure, (count,), rows, space.squares, BLOCK=BLOCK, num_warps=4)
         space.launch(
             kernels.find_undo, (1,),
-            rows, space.squares, clipping.norms, clipping.summary, clipping.max_norm, space.undo, count, clipping.scale,
-            BLOCK=BLOCK, num_warps=4,
+            rows, space.squares, clipping.norms, clipping.summary, clipping.max_norm, clipping.apart, space.undo, count,
+            clipping.scale, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return space.undo

@@ -22,21 +22,23 @@ class Clipping:
         norms: of what was written, by tensor.
         summary: of the mean gradient: its norm, by what it was clipped, and whether it is finite (1) or not (0).
         max_norm: at what it is clipped: 0-d.
+        apart: becomes 1 once gradients were changed, not all by the same factor: 0-d.
         scale: by what the gradients are still multiplied, if nobody but us has touched them.
     """
 
     norms: Tensor
     summary: Tensor
     max_norm: Tensor
+    apart: Tensor
     scale: float
 
 
 def recognise(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clipping) -> Tensor:
     """Return by what all gradients were multiplied since they were written; 1 / scale if that is not the same for all:
-    what is cut in part stays as it was cut.
+    what is cut in part stays as it was cut, and is noted. Gradients that are 0 now say nothing.
 
     Args:
-        grads: some of them, as they are now.
+        grads: or parts of them, as they are now.
         numbers: of their tensors.
     """
     nothing = torch.full((), 1 / clipping.scale, dtype=torch.float32, device=clipping.norms.device)
@@ -44,9 +46,11 @@ def recognise(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clippin
         return nothing
     dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
     found = torch.stack(torch._foreach_norm(list(grads), 2, dtype=dtype)).float()
-    shown = clipping.norms[list(numbers)]
+    shown = torch.where(found != 0, clipping.norms[list(numbers)], 0.0)
     factor = torch.linalg.vector_norm(found) / torch.linalg.vector_norm(shown)
-    uniform = ((found - factor * shown).abs() <= NEAR * factor * shown).all()
+    uniform = (((found - factor * shown).abs() <= NEAR * factor * shown) | (found == 0)).all()
+    bad = ~found.isfinite().all() | (clipping.summary[2] <= 0)
+    clipping.apart.copy_(torch.where(uniform | bad, clipping.apart, 1.0))
     changed = (factor * clipping.scale - 1).abs() > ROUNDING
     return torch.where(uniform & changed & (factor > 0) & factor.isfinite(), factor, nothing)
 
