@@ -46,7 +46,7 @@ class UsersClipping:
         self._workspace, self._first, self._tell = Workspace(), True, tell
         device = preconditioner.device
         self._apart = torch.zeros((), dtype=torch.float32, device=device)
-        self._heard = torch.zeros((), dtype=torch.float32, device="cpu", pin_memory=True) if device.type == "cuda" else self._apart
+        self._heard = self._apart.cpu().pin_memory() if device.type == "cuda" else self._apart
         self._copied: torch.cuda.Event | None = None
         self._told = False
 
