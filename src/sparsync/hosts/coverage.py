@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 
 from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parallel import DistributedDataParallel
@@ -11,6 +11,7 @@ from sparsync.hosts.unwrap import plain_name
 
 IGNORED = "ignored by DDP, each rank has its own"
 DELAYED = "reduced by DDP later, dense"
+WRAP_ANEW = "it knows those alone that were trained when the model was wrapped: freeze and unfreeze before, and wrap it anew"
 
 
 def left_out_by(ddp: DistributedDataParallel) -> dict[str, str]:
@@ -31,6 +32,31 @@ def ignored_in(module: Module) -> dict[str, str]:
         for name, p in module.named_parameters()
         if p.requires_grad and _as_ddp_names_it(name) in ignored
     }
+
+
+def refuse_changed_since(ddp: DistributedDataParallel, names: Mapping[int, str]) -> None:
+    """Refuse a model of which other parameters are trained than when it was wrapped.
+
+    Args:
+        names: of those that are trained and not left out, by ``id``.
+    """
+    if ddp._get_ddp_logging_data().get("num_parameter_tensors", len(names)) == len(names):
+        return  # parameters that changed places are seen in the first step: to name DDP's takes as much memory as they do
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    known = {id(p) for bucket in buckets for p in bucket.parameters()}
+    missing = [name for key, name in names.items() if key not in known]
+    if missing:
+        raise ValueError(not_brought(missing, len(names)))
+    frozen = [plain_name(n) for n, p in ddp.module.named_parameters() if id(p) in known and not p.requires_grad]
+    raise ValueError(f"{frozen[0]!r} is frozen, and DDP waits for its gradient: {WRAP_ANEW}")
+
+
+def not_brought(missing: Sequence[str], trained: int) -> str:
+    """Return what is wrong if DDP has no bucket for some of the parameters that are trained."""
+    return (
+        f"{missing[0]!r} is trained ({len(missing)} of {trained} parameters), and DDP does not exchange it, so that "
+        f"replicas would drift apart: {WRAP_ANEW}"
+    )
 
 
 def refuse_sparse_gradients(module: Module, left_out: Container[str]) -> None:

@@ -21,7 +21,7 @@ from sparsync.config.nodes import PerNode
 from sparsync.errors import SparsyncError
 from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
 from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
-from sparsync.hosts.coverage import ignored_in, left_out_by
+from sparsync.hosts.coverage import ignored_in, left_out_by, refuse_changed_since
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.registration_check import notice_unregistered_hook
 from sparsync.hosts.survival import Change, Survival
@@ -96,6 +96,7 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
         joined = torch._C._current_graph_task_id() == -1  # type: ignore[attr-defined]
         return handle.push(bucket.index(), buffer, parameters, bucket.is_last(), joined)
     except Exception as error:  # an exception that leaves the hook would end the process
+        handle.fail(error)  # or backward would wait for the buckets before this one
         future: Future[Tensor] = Future()
         future.set_exception(error)  # type: ignore[arg-type]
         return future
@@ -117,6 +118,12 @@ def _refuse_other_hook(ddp: DistributedDataParallel) -> None:
         raise SparsyncError(
             "DDP's own mixed_precision= holds the only communication hook that a model can have: leave it out and use "
             "torch.autocast (with a GradScaler: scaler=), or a model in bf16; values='bf16' halves what travels"
+        )
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.module.parameters()):
+        raise SparsyncError(
+            "this model's optimizers step inside backward (_apply_optimizer_in_backward), which DDP does by the only "
+            "communication hook that a model can have: make one optimizer that steps after backward, and pass it to "
+            "attach(..., optimizer=optimizer)"
         )
     others = [other for other, _ in getattr(ddp, "_comm_hooks", []) if other is not hook]
     if others:
@@ -290,6 +297,7 @@ def attach(
     may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
     module, left_out = (ddp.module, left_out_by(ddp)) if model is ddp else (model, left_out_of(model, ddp))
     handle = Handle(module, plan, ddp.process_group, may_skip, left_out)
+    refuse_changed_since(ddp, handle._names)
     if plan.on_loss == "continue":
         handle.survival = Survival(handle, ddp, states, on_change)
         handle.survival.begin()
@@ -300,10 +308,10 @@ def attach(
         try:
             ddp.register_comm_hook(slot, hook)
         except RuntimeError as error:
-            handle.detach()
+            handle.abandon()
             raise SparsyncError(f"DDP takes one communication hook, and this model has another: {error}") from error
         except Exception:
-            handle.detach()
+            handle.abandon()
             raise
         vars(ddp)["_sparsync"] = slot
     slot.handle = handle
