@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 
+from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parallel import DistributedDataParallel
 
+from sparsync.errors import SparsyncError
 from sparsync.hosts.unwrap import plain_name
 
 IGNORED = "ignored by DDP, each rank has its own"
 DELAYED = "reduced by DDP later, dense"
-WRAP_ANEW = "it knows those alone that were trained when the model was wrapped: freeze and unfreeze before, and wrap it anew"
+WRAP_ANEW = "it knows what was trained when the model was wrapped: freeze and unfreeze before, and wrap the model anew"
 
 
 def left_out_by(ddp: DistributedDataParallel) -> dict[str, str]:
@@ -41,22 +43,36 @@ def refuse_changed_since(ddp: DistributedDataParallel, names: Mapping[int, str])
         names: of those that are trained and not left out, by ``id``.
     """
     if ddp._get_ddp_logging_data().get("num_parameter_tensors", len(names)) == len(names):
-        return  # parameters that changed places are seen in the first step: to name DDP's takes as much memory as they do
+        return  # what has changed places is seen in the first step: to ask DDP for its parameters takes their memory
     buckets = ddp.reducer._get_zeros_like_grad_buckets()
     known = {id(p) for bucket in buckets for p in bucket.parameters()}
     missing = [name for key, name in names.items() if key not in known]
     if missing:
-        raise ValueError(not_brought(missing, len(names)))
+        raise ValueError(not_brought(missing))
     frozen = [plain_name(n) for n, p in ddp.module.named_parameters() if id(p) in known and not p.requires_grad]
     raise ValueError(f"{frozen[0]!r} is frozen, and DDP waits for its gradient: {WRAP_ANEW}")
 
 
-def not_brought(missing: Sequence[str], trained: int) -> str:
+def frozen_in(ddp: DistributedDataParallel) -> dict[str, Tensor]:
+    """Return the parameters that are not trained, and that DDP would not exchange if they were."""
+    return {
+        plain_name(name): p
+        for name, p in ddp.module.named_parameters()
+        if not p.requires_grad and _as_ddp_names_it(name) not in ddp.parameters_to_ignore
+    }
+
+
+def refuse_unfrozen(frozen: Mapping[str, Tensor]) -> None:
+    """Raise if any of ``frozen_in`` is trained by now."""
+    missing = [name for name, p in frozen.items() if p.requires_grad]
+    if missing:
+        raise SparsyncError(not_brought(missing))
+
+
+def not_brought(missing: Sequence[str]) -> str:
     """Return what is wrong if DDP has no bucket for some of the parameters that are trained."""
-    return (
-        f"{missing[0]!r} is trained ({len(missing)} of {trained} parameters), and DDP does not exchange it, so that "
-        f"replicas would drift apart: {WRAP_ANEW}"
-    )
+    others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    return f"{missing[0]!r}{others} is trained, and DDP does not exchange it: replicas would drift apart; {WRAP_ANEW}"
 
 
 def refuse_sparse_gradients(module: Module, left_out: Container[str]) -> None:

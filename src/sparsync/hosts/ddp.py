@@ -21,7 +21,7 @@ from sparsync.config.nodes import PerNode
 from sparsync.errors import SparsyncError
 from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
 from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
-from sparsync.hosts.coverage import ignored_in, left_out_by, refuse_changed_since
+from sparsync.hosts.coverage import frozen_in, ignored_in, left_out_by, refuse_changed_since, refuse_unfrozen
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.registration_check import notice_unregistered_hook
 from sparsync.hosts.survival import Change, Survival
@@ -37,6 +37,7 @@ class Slot:
     def __init__(self, group: Any) -> None:
         self.handle: Handle | None = None
         self.check: BucketCheck | None = None
+        self.frozen: dict[str, Tensor] = {}
         self.group = group
 
     def clear(self) -> None:
@@ -63,6 +64,8 @@ class Watch:
         if self.slot is None or self.slot.handle is None:
             return
         self.slot.handle.check_start()
+        if torch.is_grad_enabled():
+            refuse_unfrozen(self.slot.frozen)
         if self.slot.check is not None:
             self.slot.check.before_forward(torch.is_grad_enabled() and bool(ddp.require_backward_grad_sync))
 
@@ -314,7 +317,7 @@ def attach(
             handle.abandon()
             raise
         vars(ddp)["_sparsync"] = slot
-    slot.handle = handle
+    slot.handle, slot.frozen = handle, frozen_in(ddp)
     handle.on_detach(slot.clear)
     slot.check = BucketCheck(p for p in ddp.module.parameters() if p.requires_grad)
     handle.on_detach(slot.check.remove)

@@ -255,7 +255,7 @@ class Handle(Checkpointed):
         if self._unseen:
             self._unseen.difference_update(names)
             if last and self._unseen:
-                raise SparsyncError(not_brought(sorted(self._unseen), len(self._trained)))
+                raise SparsyncError(not_brought(sorted(self._unseen)))
         if self._restarts:
             self._tell(RESTARTED.format(self._restarts))
         self._restarts = 0
