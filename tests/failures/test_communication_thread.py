@@ -116,7 +116,7 @@ import sparsync
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
-ddp = DistributedDataParallel(nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30)), bucket_cap_mb=0.005)
+ddp = DistributedDataParallel(nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30)), bucket_cap_mb=0.002)
 sync = sparsync.attach(ddp, "topk", density=0.01)
 for _ in range(3):
     ddp(torch.randn(4, 50)).square().mean().backward()

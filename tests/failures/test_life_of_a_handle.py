@@ -50,7 +50,8 @@ def velocity(optimizer: torch.optim.Optimizer) -> torch.Tensor:
 
 def case_detach_in_backward(rank: int, size: int, elsewhere: bool) -> str:
     """Detach when the first buckets were sent and the last has not come; ``elsewhere``: on another thread."""
-    with training(Chain(SIZES), "topk", SMALL_BUCKETS, check=False, scope="global", momentum="keep", deadline=20) as run:
+    options = {"scope": "global", "momentum": "keep", "deadline": 20}
+    with training(Chain(SIZES), "topk", SMALL_BUCKETS, check=False, **options) as run:
         run.step(lambda m: loss_of(m, rank, 0))
 
         def stop(_: Any) -> None:
@@ -65,7 +66,7 @@ def case_detach_in_backward(rank: int, size: int, elsewhere: bool) -> str:
         return error_of(run.step, lambda m: loss_of(m, rank, 1))[1]
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "on another thread"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 def test_nobody_waits_for_ever_when_a_model_is_detached_in_backward(elsewhere: bool) -> None:
     """It is refused; where nobody can tell that backward runs, backward raises."""
     said = "the model was detached while backward ran" if elsewhere else "a step is under way: call this after backward"

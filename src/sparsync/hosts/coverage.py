@@ -42,7 +42,8 @@ def refuse_changed_since(ddp: DistributedDataParallel, names: Mapping[int, str])
     Args:
         names: of those that are trained and not left out, by ``id``.
     """
-    if ddp._get_ddp_logging_data().get("num_parameter_tensors", len(names)) == len(names):
+    told = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    if told.get("num_parameter_tensors", len(names)) == len(names):
         return  # what has changed places is seen in the first step: to ask DDP for its parameters takes their memory
     buckets = ddp.reducer._get_zeros_like_grad_buckets()
     known = {id(p) for bucket in buckets for p in bucket.parameters()}

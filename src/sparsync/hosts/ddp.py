@@ -54,8 +54,8 @@ class Slot:
 
 
 class Watch:
-    """Raises, before a forward pass, what ended an earlier step, and looks whether that brought buckets. A copy of the
-    model is not watched."""
+    """Raises, before a forward pass, what ended an earlier step, looks whether that brought buckets, and refuses to
+    train what DDP does not exchange. A copy of the model is not watched."""
 
     def __init__(self, slot: Slot | None = None) -> None:
         self.slot = slot

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from sparsync.collectives.comm.comm_thread import CommThread, stop_at_exit
+from sparsync.collectives.comm.comm_thread import CommThread
 
 T = TypeVar("T")
 SLACK = 1.0  # seconds that an answer may take beside what was waited for
@@ -101,7 +101,6 @@ class BoundedStore:
                 if time.monotonic() + pause > end:
                     return False
                 time.sleep(pause)
-                stop_at_exit()
                 pause = min(2 * pause, longest)
             return True
 

@@ -89,8 +89,9 @@ class Channel:
         self._local = len(self._peers) < dist.get_world_size()
         usual = str(dist.get_backend_config(peers)) == str(dist.get_backend_config())
         self._asked = None if usual else dist.get_backend(peers)  # as the peers have, which may not be the default
-        self._hold(self.new_group(self.ranks))
-        self.backend = _backend(self.group, device)
+        group = self.new_group(self.ranks)
+        self._hold(group)
+        self.backend = _backend(group, device)
         self.may_defer = self.backend == "nccl" and usable_on(device)
 
     @property

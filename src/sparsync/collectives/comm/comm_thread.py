@@ -89,11 +89,10 @@ def _end_all() -> None:
     """End all threads before the interpreter does: one that returns from a call of torch while Python is finalized is
     unwound through C++, which aborts the process. The last step's may, as backward waits for its results alone."""
     threads = [thread for thread in list(_running) if thread.is_alive()]
-    for thread in threads:
-        _running[thread].put(None)
     for given_up in (False, True):
         if given_up:
             _exiting.set()
         until = time.monotonic() + AT_EXIT
-        for thread in threads:
+        for thread in reversed(threads):  # the later ones ask the store, whose thread came first
+            _running[thread].put(None)
             thread.join(max(0.0, until - time.monotonic()))
