@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 
 from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
@@ -13,7 +13,10 @@ from sparsync.hosts.unwrap import plain_name
 
 IGNORED = "ignored by DDP, each rank has its own"
 DELAYED = "reduced by DDP later, dense"
-WRAP_ANEW = "it knows what was trained when the model was wrapped: freeze and unfreeze before, and wrap the model anew"
+NOT_EXCHANGED = (
+    "is trained, and DDP does not exchange it, so that replicas would drift apart: it knows what was trained when the "
+    "model was wrapped; freeze and unfreeze before, and wrap the model anew"
+)
 
 
 def left_out_by(ddp: DistributedDataParallel) -> dict[str, str]:
@@ -49,9 +52,12 @@ def refuse_changed_since(ddp: DistributedDataParallel, names: Mapping[int, str])
     known = {id(p) for bucket in buckets for p in bucket.parameters()}
     missing = [name for key, name in names.items() if key not in known]
     if missing:
-        raise ValueError(not_brought(missing))
+        raise ValueError(f"{missing[0]!r} {NOT_EXCHANGED}")
     frozen = [plain_name(n) for n, p in ddp.module.named_parameters() if id(p) in known and not p.requires_grad]
-    raise ValueError(f"{frozen[0]!r} is frozen, and DDP waits for its gradient: {WRAP_ANEW}")
+    raise ValueError(
+        f"{frozen[0]!r} is frozen, and was trained when the model was wrapped, so that DDP waits for its gradient: "
+        "freeze it before, and wrap the model anew"
+    )
 
 
 def frozen_in(ddp: DistributedDataParallel) -> dict[str, Tensor]:
@@ -67,13 +73,7 @@ def refuse_unfrozen(frozen: Mapping[str, Tensor]) -> None:
     """Raise if any of ``frozen_in`` is trained by now."""
     missing = [name for name, p in frozen.items() if p.requires_grad]
     if missing:
-        raise SparsyncError(not_brought(missing))
-
-
-def not_brought(missing: Sequence[str]) -> str:
-    """Return what is wrong if DDP has no bucket for some of the parameters that are trained."""
-    others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    return f"{missing[0]!r}{others} is trained, and DDP does not exchange it: replicas would drift apart; {WRAP_ANEW}"
+        raise SparsyncError(f"{missing[0]!r} {NOT_EXCHANGED}")
 
 
 def refuse_sparse_gradients(module: Module, left_out: Container[str]) -> None:

@@ -31,7 +31,7 @@ from sparsync.feedback import (
     take_momentum,
 )
 from sparsync.hosts.checkpointed import Checkpointed
-from sparsync.hosts.coverage import describe_left_out, not_brought, refuse_sparse_gradients
+from sparsync.hosts.coverage import NOT_EXCHANGED, describe_left_out, refuse_sparse_gradients
 from sparsync.hosts.description import describe_exchange
 from sparsync.hosts.optimizer_check import notice_other_optimizer
 from sparsync.hosts.restart_check import SENTENCE as RESTARTED
@@ -255,7 +255,7 @@ class Handle(Checkpointed):
         if self._unseen:
             self._unseen.difference_update(names)
             if last and self._unseen:
-                raise SparsyncError(not_brought(sorted(self._unseen)))
+                raise SparsyncError(f"{min(self._unseen)!r} {NOT_EXCHANGED}")
         if self._restarts:
             self._tell(RESTARTED.format(self._restarts))
         self._restarts = 0
