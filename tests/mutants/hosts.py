@@ -108,7 +108,7 @@ MUTANTS = [
     Mutant(
         "check does not know what failed before the reducer",
         "src/sparsync/hosts/handle.py",
-        "        if self._reducer is None and self._early is not None:\n",
+        "        if self._refused is not None:\n",
         "        if False:\n",
         CHECKED,
     ),

@@ -88,7 +88,7 @@ class Handle(Checkpointed):
         self.dense_names = plan.dense_names(trained)
         self._unseen = set(trained)  # by the first step's buckets
         self.detached = False
-        self._early: Exception | None = None  # what failed before there was a reducer
+        self._refused: Exception | None = None  # why the last bucket was, which the reducer has not heard of
         self._handled = id(sys.exc_info()[1])  # all of this may be made where an exception is handled
         self._reducer: Reducer | None = None
         self._auto: AutoSwitch | None = None
@@ -113,8 +113,8 @@ class Handle(Checkpointed):
 
     def check(self) -> None:
         """Raise, with its full text, the error that ended an exchange; ``backward`` raises it mangled by DDP."""
-        if self._reducer is None and self._early is not None:
-            raise self._early
+        if self._refused is not None:
+            raise self._refused
         self._running().check()
 
     @property
@@ -251,7 +251,13 @@ class Handle(Checkpointed):
         try:
             names = tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
-            raise SparsyncError("this hook state belongs to another model; make one for each model") from None
+            error = SparsyncError("this hook state belongs to another model; make one for each model")
+            if reducer.under_way:  # those who wait for other buckets must hear of it
+                raise error from None
+            self._refused, future = error, Future[Tensor]()  # and its own model goes on
+            future.set_exception(error)  # type: ignore[arg-type]
+            return future
+        self._refused = None
         if self._unseen:
             self._unseen.difference_update(names)
             if last and self._unseen:
@@ -283,7 +289,7 @@ class Handle(Checkpointed):
     def fail(self, error: Exception) -> None:
         """Stop with an error that has happened on this rank, of which the others are told."""
         if self._reducer is None:
-            self._early = error
+            self._refused = error
         else:
             self._reducer.errors.fail(error)
 
