@@ -247,10 +247,9 @@ class Channel:
     def close(self) -> None:
         """Give the process group back."""
         self._abandon_messages()
-        self.group = None
-        self._release()
         self.monitor.close()
-        self.size = 1
+        self.size, self.group = 1, None
+        self._release()
 
     def _wait(self, work: dist.Work | None) -> None:
         assert work is not None
