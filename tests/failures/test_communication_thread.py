@@ -1,4 +1,4 @@
-"""Exchanges run on one thread of their own, which ends with ``detach()``."""
+"""Exchanges run on one thread of their own, which ends with ``detach()``, or before the interpreter does."""
 
 from __future__ import annotations
 
@@ -103,8 +103,11 @@ def test_messages_between_two_ranks_leave_nothing_behind(worlds: Any, exchanges:
         assert not alive
 
 
-SCRIPT = """
+BEGIN = """
 import gc
+import os
+import signal
+import time
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -113,21 +116,51 @@ import sparsync
 
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
-ddp = DistributedDataParallel(nn.Linear(50, 40))
+ddp = DistributedDataParallel(nn.Sequential(nn.Linear(50, 40), nn.Linear(40, 30)), bucket_cap_mb=0.002)
 sync = sparsync.attach(ddp, "topk", density=0.01)
 for _ in range(3):
     ddp(torch.randn(4, 50)).square().mean().backward()
+"""
+DETACHED = """
 sync.detach()
 del ddp
 gc.collect()
 dist.destroy_process_group()
 print("the end")
 """
+# The thread calls torch and comes back, time and again, as after a last step that it has not quite ended.
+BUSY = """
+def work():
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        store.check(["nothing"])
+
+store = dist.HashStore()
+sync._running()._comm_thread.submit(work)
+print("the end")
+"""
+# A rank ends by an error of its own, while its thread waits for the other, which is frozen.
+WAITING = """
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+sync._running().channel.monitor.patience = 0.001
+print("the end", flush=True)
+
+def fail(grad):
+    time.sleep(0.1)
+    raise ZeroDivisionError
+
+ddp.module[0].weight.register_hook(fail)
+ddp(torch.randn(4, 50)).square().mean().backward()
+"""
 
 
-def test_scripts_end_without_an_abort(tmp_path):
+@pytest.mark.parametrize(
+    ("end", "code"), [(DETACHED, 0), (BUSY, 0), (WAITING, 1)], ids=["detached", "busy", "waiting for a frozen rank"]
+)
+def test_scripts_end_without_an_abort(tmp_path, end: str, code: int) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(BEGIN + end)
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
@@ -137,9 +170,10 @@ def test_scripts_end_without_an_abort(tmp_path):
         for rank in range(2)
     ]  # fmt: skip
     try:
-        for process in ranks:
+        for process in ranks[: 1 if end == WAITING else 2]:
             shown, errors = process.communicate(timeout=240)
-            assert (process.returncode, shown) == (0, "the end\n"), errors
+            assert (process.returncode, shown) == (code, "the end\n"), errors
+            assert code == 0 or "ZeroDivisionError" in errors
     finally:
         for process in ranks:
             process.kill()

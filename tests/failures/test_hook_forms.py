@@ -161,8 +161,10 @@ def case_reuse(rank: int, size: int) -> str:
     batch = inputs(rank, 8, 40)[0]
     square(first(batch)).backward()
     _, refused = error_of(square(second(batch)).backward)
+    assert error_of(handle.check)[1] in refused
     first.zero_grad()
     square(first(batch)).backward()  # the model it belongs to goes on
+    handle.check()
     assert_same_on_all_ranks([p.grad for p in first.parameters()])
     handle.detach()
     del first, second

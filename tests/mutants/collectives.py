@@ -7,8 +7,47 @@ EXCHANGES = "tests/failures/test_ranks_that_disagree.py::test_another_number_of_
 TRAINING = "tests/test_training.py::test_laws_1_and_2_hold_in_training"
 FROZEN = "tests/failures/test_frozen_ranks.py"
 GIVES_UP = "tests/failures/test_survivors.py::test_a_process_that_waits_to_join_gives_up"
+FORGOTTEN = (
+    "tests/failures/test_life_of_a_handle.py::"
+    "test_a_model_that_nobody_detached_is_freed_with_its_threads_and_its_group[SGD]"
+)
 
 MUTANTS = [
+    Mutant(
+        "the interpreter ends before its threads",
+        "src/sparsync/collectives/comm/comm_thread.py",
+        "@atexit.register\n",
+        "",
+        "tests/failures/test_communication_thread.py::test_scripts_end_without_an_abort[busy]",
+    ),
+    Mutant(
+        "a thread waits on while the process ends",
+        "src/sparsync/collectives/comm/store_monitor.py",
+        "                stop_at_exit()\n",
+        "",
+        "tests/failures/test_communication_thread.py::test_scripts_end_without_an_abort[waiting for a frozen rank]",
+    ),
+    Mutant(
+        "a thread holds its last job",
+        "src/sparsync/collectives/comm/comm_thread.py",
+        "        del job  # which may hold all there is, this thread's owner included\n",
+        "",
+        FORGOTTEN,
+    ),
+    Mutant(
+        "a thread outlives its owner",
+        "src/sparsync/collectives/comm/comm_thread.py",
+        "            weakref.finalize(self, self._jobs.put, None).atexit = False",
+        "            pass",
+        FORGOTTEN,
+    ),
+    Mutant(
+        "a forgotten process group is never given back",
+        "src/sparsync/collectives/comm/channel.py",
+        "weakref.finalize(self, give_back, [group], self._local, self.monitor)",
+        "weakref.finalize(self, list)",
+        FORGOTTEN,
+    ),
     Mutant(
         "an alarm that cannot be read is an error without text",
         "src/sparsync/collectives/comm/store_monitor.py",
@@ -209,8 +248,8 @@ MUTANTS = [
     Mutant(
         "closing after an alarm waits for an exchange that the others left",
         "src/sparsync/collectives/comm/channel.py",
-        "        if self.monitor.alarmed:  # an exchange that the others left",
-        "        if False:  # an exchange that the others left",
+        "    if monitor.alarmed:  # an exchange that the others left",
+        "    if False:  # an exchange that the others left",
         "tests/test_collectives.py::test_law_4_closing_after_an_alarm_waits_for_no_exchange",
     ),
     Mutant(

@@ -12,7 +12,18 @@ MATRIX = "tests/test_fault_matrix"
 LEDGER = "tests/test_ledger.py::test_what_was_rejected_is_taken_out_before_what_was_sent_goes_back"
 
 AUTO, POLICY = "tests/test_auto.py", "tests/test_auto_policy.py"
+DETACHED = (
+    "tests/failures/test_life_of_a_handle.py::"
+    "test_nobody_waits_for_ever_when_a_model_is_detached_in_backward[elsewhere]"
+)
 MUTANTS = [
+    Mutant(
+        "a bucket that never comes back is waited for",
+        "src/sparsync/engine/reducer.py",
+        "                    bucket.future.set_exception(StepFailed(DETACHED))  # type: ignore[arg-type]\n",
+        "                    pass\n",
+        DETACHED,
+    ),
     Mutant(
         "what fails while a part is added is only logged",
         "src/sparsync/engine/unit_exchange.py",

@@ -12,6 +12,12 @@ FSDP = "tests/test_fsdp.py"
 MATRIX = "tests/test_fault_matrix.py::test_every_fault_ends_as_expected"
 BYPASSED = "tests/failures/test_bypassed_hook.py"
 UNWRAP, RANK_FILES = "tests/test_unwrap.py", "tests/test_rank_files.py"
+LIFE = "tests/failures/test_life_of_a_handle.py"
+DETACHED = f"{LIFE}::test_nobody_waits_for_ever_when_a_model_is_detached_in_backward"
+HANDED_BACK = f"{LIFE}::test_detach_hands_back_means_where_no_exception_is_under_way"
+CHANGED = f"{LIFE}::test_parameters_that_changed_after_the_model_was_wrapped_are_refused"
+CHECKED = f"{LIFE}::test_check_raises_what_failed_before_the_reducer_and_nobody_waits"
+INFERENCE = f"{LIFE}::test_a_model_may_be_attached_and_detached_in_inference_mode"
 ACCELERATE, TRAINER = "tests/frameworks/test_accelerate.py", "tests/frameworks/test_transformers.py"
 
 LIGHTNING = "tests/frameworks/test_lightning.py"
@@ -35,6 +41,104 @@ MUTANTS = [
         'if on_loss != "continue" and (on_change is not None or states):',
         "if False:",
         "tests/test_options.py::test_an_option_of_another_kind_is_refused_by_name",
+    ),
+    Mutant(
+        "a model is detached in the middle of backward",
+        "src/sparsync/hosts/handle.py",
+        "        if reducer is not None and reducer.under_way and torch._C",
+        "        if False and torch._C",
+        f"{DETACHED}[here]",
+    ),
+    Mutant(
+        "detach waits for the others while an exception is under way",
+        "src/sparsync/hosts/handle.py",
+        "        alone = error is not None and ",
+        "        alone = False and ",
+        f"{LIFE}::test_detach_waits_for_nobody_while_an_exception_is_under_way",
+    ),
+    Mutant(
+        "an exception that was handled all along counts as under way",
+        "src/sparsync/hosts/handle.py",
+        " and id(error) != self._handled",
+        "",
+        f"{HANDED_BACK}[handled]",
+    ),
+    Mutant(
+        "the end of a generator counts as an exception",
+        "src/sparsync/hosts/handle.py",
+        " and not isinstance(error, GeneratorExit)",
+        "",
+        f"{HANDED_BACK}[generator]",
+    ),
+    Mutant(
+        "every optimizer's hook holds the handle",
+        "src/sparsync/hosts/handle.py",
+        "weakref.WeakMethod(self._tell)",
+        "lambda: self._tell",
+        f"{LIFE}::test_a_model_that_nobody_detached_is_freed_with_its_threads_and_its_group[AdamW]",
+    ),
+    Mutant(
+        "attach takes parameters that DDP does not exchange",
+        "src/sparsync/hosts/ddp.py",
+        "    refuse_changed_since(ddp, handle._names)\n",
+        "",
+        CHANGED,
+    ),
+    Mutant(
+        "a parameter is unfrozen that DDP does not exchange",
+        "src/sparsync/hosts/ddp.py",
+        "            refuse_unfrozen(self.slot.frozen)\n",
+        "            pass\n",
+        CHANGED,
+    ),
+    Mutant(
+        "a hook does not miss what no bucket brings",
+        "src/sparsync/hosts/handle.py",
+        "            if last and self._unseen:\n",
+        "            if False:\n",
+        CHANGED,
+    ),
+    Mutant(
+        "optimizers may step inside backward",
+        "src/sparsync/hosts/ddp.py",
+        '    if any(hasattr(parameter, "_in_backward_optimizers")',
+        '    if False and any(hasattr(parameter, "_in_backward_optimizers")',
+        f"{LIFE}::test_optimizers_that_step_inside_backward_are_refused",
+    ),
+    Mutant(
+        "a hook fails, and backward waits for the buckets before",
+        "src/sparsync/hosts/ddp.py",
+        "        handle.fail(error)  # or backward would wait for the buckets before this one\n",
+        "",
+        CHECKED,
+    ),
+    Mutant(
+        "check does not know what failed before the reducer",
+        "src/sparsync/hosts/handle.py",
+        "        if self._refused is not None:\n",
+        "        if False:\n",
+        CHECKED,
+    ),
+    Mutant(
+        "attach makes tensors in inference mode",
+        "src/sparsync/hosts/handle.py",
+        "    @torch.inference_mode(False)\n    def start(",
+        "    def start(",
+        INFERENCE,
+    ),
+    Mutant(
+        "detach makes tensors in inference mode",
+        "src/sparsync/hosts/handle.py",
+        "    @torch.inference_mode(False)\n    def _stop(",
+        "    def _stop(",
+        INFERENCE,
+    ),
+    Mutant(
+        "a state is loaded in inference mode",
+        "src/sparsync/hosts/checkpointed.py",
+        "    @torch.inference_mode(False)\n",
+        "",
+        INFERENCE,
     ),
     Mutant(
         "an attach that fails on one rank is told to nobody",

@@ -46,6 +46,7 @@ UNFINISHED = (
     "the last backward did not finish: gradients of its first buckets were sent, the others never came; "
     "build the DistributedDataParallel model anew"
 )
+DETACHED = "the model was detached while backward ran, before all gradients had come: detach() after backward"
 
 
 class Reducer:
@@ -105,6 +106,11 @@ class Reducer:
     def error(self) -> SparsyncError | None:
         """What ended this training, if anything has."""
         return self.errors.error
+
+    @property
+    def under_way(self) -> bool:
+        """Whether backward is to bring more buckets of a step, or waits for their results."""
+        return self._current.open or not all(bucket.future.done() for bucket in self._current.buckets)
 
     # ---- the path -------------------------------------------------------------------------------------------------
 
@@ -321,6 +327,9 @@ class Reducer:
         finally:
             self.stage.close()
             self.channel.close()
+            for bucket in self._current.buckets:
+                if not bucket.future.done():  # backward may wait for it, on another thread
+                    bucket.future.set_exception(StepFailed(DETACHED))  # type: ignore[arg-type]
             self._current.buckets = []
             self.before_step = lambda: None  # which may know other ways, whose buffers end with them
             self.buckets.forget_layouts()

@@ -17,7 +17,9 @@ PYTHON_REDUCER = (
 )
 SENTENCE = (
     "backward has made gradients, and DDP gave no bucket to the hook: Sparsync exchanges nothing of this model, which "
-    "trains dense, or every rank alone; wrap the model anew and attach() to that"
+    "trains dense, or every rank alone. Parameters are unused (DDP's find_unused_parameters=True), were frozen, "
+    "replaced or cast (model.to) after the model was wrapped, or a copy of it trains; wrap the model that trains anew, "
+    "and attach() to that"
 )
 
 

@@ -100,6 +100,7 @@ class Checkpointed(ABC):
         if self._auto is not None:
             self._auto.check_state(state if isinstance(state, Mapping) else state[0])
 
+    @torch.inference_mode(False)
     def _load(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         if self._auto is not None:
             self.check_state(state)  # of both, before either is changed

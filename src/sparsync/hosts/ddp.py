@@ -21,7 +21,7 @@ from sparsync.config.nodes import PerNode
 from sparsync.errors import SparsyncError
 from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
 from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
-from sparsync.hosts.coverage import ignored_in, left_out_by
+from sparsync.hosts.coverage import frozen_in, ignored_in, left_out_by, refuse_changed_since, refuse_unfrozen
 from sparsync.hosts.handle import Handle
 from sparsync.hosts.registration_check import notice_unregistered_hook
 from sparsync.hosts.survival import Change, Survival, check_states
@@ -37,6 +37,7 @@ class Slot:
     def __init__(self, group: Any) -> None:
         self.handle: Handle | None = None
         self.check: BucketCheck | None = None
+        self.frozen: dict[str, Tensor] = {}
         self.group = group
 
     def clear(self) -> None:
@@ -53,8 +54,8 @@ class Slot:
 
 
 class Watch:
-    """Raises, before a forward pass, what ended an earlier step, and looks whether that brought buckets. A copy of the
-    model is not watched."""
+    """Raises, before a forward pass, what ended an earlier step, looks whether that brought buckets, and refuses to
+    train what DDP does not exchange. A copy of the model is not watched."""
 
     def __init__(self, slot: Slot | None = None) -> None:
         self.slot = slot
@@ -63,6 +64,8 @@ class Watch:
         if self.slot is None or self.slot.handle is None:
             return
         self.slot.handle.check_start()
+        if torch.is_grad_enabled():
+            refuse_unfrozen(self.slot.frozen)
         if self.slot.check is not None:
             self.slot.check.before_forward(torch.is_grad_enabled() and bool(ddp.require_backward_grad_sync))
 
@@ -96,6 +99,7 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
         joined = torch._C._current_graph_task_id() == -1  # type: ignore[attr-defined]
         return handle.push(bucket.index(), buffer, parameters, bucket.is_last(), joined)
     except Exception as error:  # an exception that leaves the hook would end the process
+        handle.fail(error)  # or backward would wait for the buckets before this one
         future: Future[Tensor] = Future()
         future.set_exception(error)  # type: ignore[arg-type]
         return future
@@ -117,6 +121,12 @@ def _refuse_other_hook(ddp: DistributedDataParallel) -> None:
         raise SparsyncError(
             "DDP's own mixed_precision= holds the only communication hook that a model can have: leave it out and use "
             "torch.autocast (with a GradScaler: scaler=), or a model in bf16; values='bf16' halves what travels"
+        )
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.module.parameters()):
+        raise SparsyncError(
+            "this model's optimizers step inside backward (_apply_optimizer_in_backward), which DDP does by the only "
+            "communication hook that a model can have: make one optimizer that steps after backward, and pass it to "
+            "attach(..., optimizer=optimizer)"
         )
     others = [other for other, _ in getattr(ddp, "_comm_hooks", []) if other is not hook]
     if others:
@@ -293,6 +303,7 @@ def attach(
     may_skip = bool(ddp.find_unused_parameters or ddp.static_graph)
     module, left_out = (ddp.module, left_out_by(ddp)) if model is ddp else (model, left_out_of(model, ddp))
     handle = Handle(module, plan, ddp.process_group, may_skip, left_out)
+    refuse_changed_since(ddp, handle._names)
     if plan.on_loss == "continue":
         handle.survival = Survival(handle, ddp, states, on_change)
         handle.survival.begin()
@@ -303,13 +314,13 @@ def attach(
         try:
             ddp.register_comm_hook(slot, hook)
         except RuntimeError as error:
-            handle.detach()
+            handle.abandon()
             raise SparsyncError(f"DDP takes one communication hook, and this model has another: {error}") from error
         except Exception:
-            handle.detach()
+            handle.abandon()
             raise
         vars(ddp)["_sparsync"] = slot
-    slot.handle = handle
+    slot.handle, slot.frozen = handle, frozen_in(ddp)
     handle.on_detach(slot.clear)
     slot.check = BucketCheck(p for p in ddp.module.parameters() if p.requires_grad)
     handle.on_detach(slot.check.remove)

@@ -221,7 +221,7 @@ def attach_fsdp(model: Module, replicate: Any, plan: ExchangePlan) -> Handle:
         shards.assert_consistent("configuration", plan.configuration(frozenset()))
     except Exception as error:
         shards.monitor.broadcast_error(SparsyncError(f"shard {mesh.get_local_rank()}: {error}"))
-        handle.detach()
+        handle.abandon()
         raise
     exchange = ShardedExchange(handle, buckets, shards)
     for bucket, part in zip(buckets, groups.values(), strict=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,7 +31,7 @@ from sparsync.feedback import (
     take_momentum,
 )
 from sparsync.hosts.checkpointed import Checkpointed
-from sparsync.hosts.coverage import describe_left_out, refuse_sparse_gradients
+from sparsync.hosts.coverage import NOT_EXCHANGED, describe_left_out, refuse_sparse_gradients
 from sparsync.hosts.description import describe_exchange
 from sparsync.hosts.optimizer_check import notice_other_optimizer
 from sparsync.hosts.restart_check import SENTENCE as RESTARTED
@@ -93,7 +95,10 @@ class Handle(Checkpointed):
         self._names = {id(p): name for name, p in named if name in trained}
         self.parameters = [Parameter.of(name, p) for name, p in trained.items()]
         self.dense_names = plan.dense_names(trained)
+        self._unseen = set(trained)  # by the first step's buckets
         self.detached = False  # a handle of comm_hook() is neither detached nor attached before its first bucket
+        self._refused: Exception | None = None  # why the last bucket was, which the reducer has not heard of
+        self._handled = id(sys.exc_info()[1])  # all of this may be made where an exception is handled
         self._reducer: Reducer | None = None
         self._auto: AutoSwitch | None = None
         self._taken: TakenMomentum | None = None
@@ -117,6 +122,8 @@ class Handle(Checkpointed):
 
     def check(self) -> None:
         """Raise, with its full text, the error that ended an exchange; ``backward`` raises it mangled by DDP."""
+        if self._refused is not None:
+            raise self._refused
         self._running().check()
 
     @property
@@ -190,21 +197,33 @@ class Handle(Checkpointed):
         """Stop: end the communication thread, give the process group back; the model then trains dense.
 
         The residual is dropped with the handle; take ``state_dict()`` before, to keep it. Before a process exits:
-        ``detach()``, delete the DDP model, then ``torch.distributed.destroy_process_group()``.
+        ``detach()``, delete the DDP model, then ``torch.distributed.destroy_process_group()``. While an exception is
+        under way, as in ``finally``, the other ranks may not come, and this is ``abandon()``.
         """
-        self._tell_of_dropped_update()
-        self.detached = True
-        self._stop(self._reducer.mean_of if self._reducer is not None else None)
-        for release in self._on_detach:
-            release()
-        self._on_detach = []
+        error = sys.exc_info()[1]
+        alone = error is not None and id(error) != self._handled and not isinstance(error, GeneratorExit)
+        if alone and self._preconditioned is not None:
+            log.warning(
+                "%s is under way: detach() waits for no other rank, and the optimizer is given this rank's own "
+                "velocities, not their mean", type(error).__name__,
+            )  # fmt: skip
+        self._detach(alone)
 
     def abandon(self) -> None:
         """Stop as ``detach`` does, but alone, because the other ranks may not come: of Adam and AdamW, the optimizer is
         given this rank's own velocities, not their mean."""
+        self._detach(alone=True)
+
+    def _detach(self, alone: bool) -> None:
+        reducer = self._reducer
+        if reducer is not None and reducer.under_way and torch._C._current_graph_task_id() != -1:  # type: ignore[attr-defined]
+            raise SparsyncError("a step is under way: call this after backward")
         self._tell_of_dropped_update()
-        self._stop()
-        self.detach()
+        self.detached = True
+        self._stop(None if alone or reducer is None else reducer.mean_of)
+        for release in self._on_detach:
+            release()
+        self._on_detach = []
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(COPIED)
@@ -213,6 +232,7 @@ class Handle(Checkpointed):
         if self._preconditioned is not None and self._preconditioned.update_waits:
             self._tell(DROPPED)
 
+    @torch.inference_mode(False)
     def _stop(self, mean_of: Callable[[Tensor], Tensor] | None = None) -> None:
         """Give the optimizer back, and end the exchange; ``mean_of``: hand velocities back as their mean."""
         if self._preconditioned is not None:
@@ -248,7 +268,17 @@ class Handle(Checkpointed):
         try:
             names = tuple(self._names[id(parameter)] for parameter in parameters)
         except KeyError:
-            raise SparsyncError("this hook state belongs to another model; make one for each model") from None
+            error = SparsyncError("this hook state belongs to another model; make one for each model")
+            if reducer.under_way:  # those who wait for other buckets must hear of it
+                raise error from None
+            self._refused, future = error, Future[Tensor]()  # and its own model goes on
+            future.set_exception(error)  # type: ignore[arg-type]
+            return future
+        self._refused = None
+        if self._unseen:
+            self._unseen.difference_update(names)
+            if last and self._unseen:
+                raise SparsyncError(f"{min(self._unseen)!r} {NOT_EXCHANGED}")
         if self._restarts:
             self._tell(RESTARTED.format(self._restarts))
         self._restarts = 0
@@ -275,8 +305,12 @@ class Handle(Checkpointed):
 
     def fail(self, error: Exception) -> None:
         """Stop with an error that has happened on this rank, of which the others are told."""
-        self._running().errors.fail(error)
+        if self._reducer is None:
+            self._refused = error
+        else:
+            self._reducer.errors.fail(error)
 
+    @torch.inference_mode(False)
     def start(self) -> Reducer:
         """Make the process group and compare with the other ranks; done by ``attach``, or by the first bucket."""
         device, asked = self._device(), self._asked
@@ -308,7 +342,7 @@ class Handle(Checkpointed):
         if self._taken is not None:
             self._on_stop.append(self._taken.undo)
         if plan.optimizer is not None and (self._preconditioned or self._taken):
-            self._on_stop.append(notice_other_optimizer(plan.optimizer, self._tell))
+            self._on_stop.append(notice_other_optimizer(plan.optimizer, weakref.WeakMethod(self._tell)))
         if plan.optimizer is not None and plan.scaler is None:
             self._on_stop.append(notice_scaler(plan.optimizer, self._tell))
         if not plan.precondition:  # which takes off what is there already

@@ -15,8 +15,12 @@ SENTENCE = (
 )
 
 
-def notice_other_optimizer(optimizer: torch.optim.Optimizer, tell: Callable[[str], None]) -> Callable[[], None]:
+def notice_other_optimizer(
+    optimizer: torch.optim.Optimizer, tell: weakref.WeakMethod[Callable[[str], None]]
+) -> Callable[[], None]:
     """Look, at each step of any optimizer, whether it updates what ``optimizer`` holds; ``tell`` of it once.
+
+    The hook is every optimizer's, for the life of the process: so it holds neither ``optimizer`` nor who tells.
 
     Returns:
         What ends the search.
@@ -29,7 +33,10 @@ def notice_other_optimizer(optimizer: torch.optim.Optimizer, tell: Callable[[str
         if told or stepping is given():
             return
         if any(id(p) in held and p.grad is not None for group in stepping.param_groups for p in group["params"]):
-            told = True
-            tell(SENTENCE.format(kind=type(stepping).__name__))
+            told, say = True, tell()
+            if say is not None:
+                say(SENTENCE.format(kind=type(stepping).__name__))
 
-    return register_optimizer_step_pre_hook(look).remove
+    remove = register_optimizer_step_pre_hook(look).remove
+    weakref.finalize(optimizer, remove)
+    return remove

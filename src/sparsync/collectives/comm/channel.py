@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -65,6 +67,7 @@ class Channel:
         self.recording: Recording | None = None
         self.left_out: SparseGrad | None = None
         self._messages: CommThread | None = None  # waits for messages between two ranks
+        self._release: Callable[[], object] = lambda: None
         device = device or torch.device("cpu")
         # A single worker sends nothing; but NCCL, which is asked on the device, is asked all the same.
         if peers is None or (self.size == 1 and _backend(peers, device) != "nccl"):
@@ -87,8 +90,9 @@ class Channel:
         self._local = len(self._peers) < dist.get_world_size()
         usual = str(dist.get_backend_config(peers)) == str(dist.get_backend_config())
         self._asked = None if usual else dist.get_backend(peers)  # as the peers have, which may not be the default
-        self.group = self.new_group(self.ranks)
-        self.backend = _backend(self.group, device)
+        group = self.new_group(self.ranks)
+        self._hold(group)
+        self.backend = _backend(group, device)
         self.may_defer = self.backend == "nccl" and usable_on(device)
 
     @property
@@ -111,12 +115,10 @@ class Channel:
         )  # fmt: skip
         return self.monitor.ask(lambda _: make(), self.place)  # torch asks the store, without a time limit
 
-    def give_back(self, group: Any) -> None:
-        """Let a process group go."""
-        # A group named after its ranks is left to the final destroy_process_group(): were it destroyed, the next one
-        # would get its name, find its old keys in the store, and hang.
-        if group is not None and dist.is_initialized() and not self._local:
-            dist.destroy_process_group(group)
+    def _hold(self, group: Any) -> None:
+        """Exchange in this group, until this channel is closed or nobody has it any more."""
+        self.group, release = group, weakref.finalize(self, give_back, [group], self._local, self.monitor)
+        release.atexit, self._release = False, release
 
     def room_for(self, message: Tensor) -> Tensor:
         """Return room in which ``all_gather`` can leave every rank's ``message``, time and again."""
@@ -245,17 +247,10 @@ class Channel:
 
     def close(self) -> None:
         """Give the process group back."""
-        self.give_back(self.group)
         self._abandon_messages()
         self.monitor.close()
-        self.size = 1
-        self._let_go()
-
-    def _let_go(self) -> None:
-        last = [self.group]
-        self.group = None
-        if self.monitor.alarmed:  # an exchange that the others left waits for them, and the group's end for that
-            threading.Thread(target=last.clear, name="sparsync group", daemon=True).start()
+        self.size, self.group = 1, None
+        self._release()
 
     def _wait(self, work: dist.Work | None) -> None:
         assert work is not None
@@ -310,6 +305,21 @@ class Channel:
             return True
         except RuntimeError as error:
             self.monitor.fail(f"the connection to a rank broke ({str(error).splitlines()[0]})", self.place)
+
+
+def give_back(last: list[Any], named: bool, monitor: StoreMonitor) -> None:
+    """Let a process group go.
+
+    Args:
+        last: holds it; nothing else of ours does.
+        named: it is named after its ranks, and left to the final ``destroy_process_group()``: were it destroyed, the
+            next one would get its name, find its old keys in the store, and hang.
+    """
+    if dist.is_initialized() and not named:
+        with suppress(ValueError):  # it was destroyed with all others, and a new default group was made
+            dist.destroy_process_group(last[0])
+    if monitor.alarmed:  # an exchange that the others left waits for them, and the group's end for that
+        threading.Thread(target=last.clear, name="sparsync group", daemon=True).start()
 
 
 def check_deadline(deadline: float) -> None:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from sparsync.collectives.comm.bounded_store import BoundedStore, StoreSilent
+from sparsync.collectives.comm.comm_thread import CommThread, stop_at_exit
 from sparsync.collectives.comm.store_monitor import GONE, SILENT
 from sparsync.errors import Excluded, Mismatch, PeerLost
 
@@ -237,7 +238,8 @@ class Heartbeats:
         self._end = threading.Event()
         self._looked = time.monotonic()
         store.set(f"beat/{number}", "0")
-        threading.Thread(target=self._run, name="sparsync heart", daemon=True).start()
+        self._thread = CommThread(threaded=True, name="sparsync heart")
+        self._thread.submit(self._run)
 
     def watch(self, numbers: Iterable[int]) -> None:
         """Look for the beats of these processes."""
@@ -255,11 +257,13 @@ class Heartbeats:
     def close(self) -> None:
         """Stop."""
         self._end.set()
+        self._thread.abandon()
 
     def _run(self) -> None:
         beat = 0
         with suppress(DistError):  # the store is gone: whoever asks it hears of that
             while not self._end.wait(BEAT):
+                stop_at_exit()
                 beat, now, last = beat + 1, time.monotonic(), self._looked
                 self._store.set(f"beat/{self._number}", str(beat))
                 if now - last > 4 * BEAT:  # we were frozen ourselves: the others get another chance

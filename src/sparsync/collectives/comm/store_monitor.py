@@ -18,6 +18,7 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from sparsync import errors
 from sparsync.collectives.comm.bounded_store import BoundedStore, StoreSilent
+from sparsync.collectives.comm.comm_thread import stop_at_exit
 from sparsync.errors import Mismatch, PeerLost, SparsyncError, name_ranks
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class StoreMonitor:
         until = (time.monotonic() if began is None else began) + self.deadline - self.grace
         try:
             while not done(self.patience):
+                stop_at_exit()
                 if time.monotonic() > until:
                     self.fail(f"no answer within {self.deadline:g} s", place)
                 with suppress(StoreSilent):  # the ranks may answer all the same

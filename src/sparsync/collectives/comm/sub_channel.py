@@ -22,12 +22,13 @@ class SubChannel(Channel):
     """
 
     def __init__(self, whole: Channel, ranks: Sequence[int], group: Any) -> None:
-        self.whole, self.ranks, self.group = whole, ranks, group
+        self.whole, self.ranks, self._local = whole, ranks, whole._local
         self.rank, self.size, self.divisor = ranks.index(whole.rank), len(ranks), whole.size
         self.wire, self.monitor, self.backend, self.may_defer = whole.wire, whole.monitor, whole.backend, False
         # What kernels note of messages is looked up at the whole channel's checks.
         self.checks = HostChecks(whole.monitor, ranks, whole.checks.failed_exchange)
         self.sequence, self._bytes, self._messages, self.recording = 0, 0, None, None
+        self._hold(group)
 
     @property
     def place(self) -> str:
@@ -36,8 +37,8 @@ class SubChannel(Channel):
     def close(self) -> None:
         """Give the process group back."""
         self._abandon_messages()
-        self.whole.give_back(self.group)
-        self._let_go()
+        self.group = None
+        self._release()
 
 
 def split(whole: Channel, parts: Sequence[Sequence[int]]) -> SubChannel:
