@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparsync.hosts import gathered_states
+from sparsync.hosts.states import gathered
 from tests.world import World
 
 
@@ -19,8 +19,8 @@ def own_state(rank: int) -> dict[str, Any] | None:
 
 def gather(rank: int, size: int, chunk: int) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathered_states, "CHUNK", chunk)
-        return gathered_states.gather_states(own_state(rank), torch.device("cpu"))
+        patch.setattr(gathered, "CHUNK", chunk)
+        return gathered.gather_states(own_state(rank), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("chunk", [1000, 1 << 24])

@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync.engine.state_form import NEEDED, OPTIONAL
-from sparsync.hosts.rank_files import load_ranks, save_ranks
-from sparsync.hosts.sharded_checkpoint import own_state
+from sparsync.hosts.states.rank_files import load_ranks, save_ranks
+from sparsync.hosts.states.sharded import own_state
 from tests.failures.checked_training import inputs, mlp, square
 
 

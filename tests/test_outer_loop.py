@@ -21,7 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsync import Mismatch, OuterLoop, PeerLost, SparsyncError, TopK
-from sparsync.hosts.outer_plan import cut, round_plan
+from sparsync.local_steps.round_plan import cut, round_plan
 from sparsync_lab.virtual.outer_workers import OuterWorkers
 from tests.world import World, run_forked
 

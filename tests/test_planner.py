@@ -22,9 +22,9 @@ from sparsync.engine.bucketing import Bucket
 from sparsync.engine.budget import plan_for
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.traffic import bytes_per_step, ddp_buckets
-from sparsync.hosts.outer_plan import round_plan
 from sparsync.hosts.planning import shape_of
 from sparsync.layout import Layout, Parameter, Span
+from sparsync.local_steps.round_plan import round_plan
 from sparsync.planner import (
     METHODS,
     FixedCosts,

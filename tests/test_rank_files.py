@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparsync.hosts.rank_files import load_ranks, save_ranks
+from sparsync.hosts.states.rank_files import load_ranks, save_ranks
 from tests.failures.ddp_training import SIZES, Chain, loss_of, training
 from tests.failures.reducers import error_of
 from tests.world import World

@@ -28,10 +28,10 @@ from sparsync.config.recipes import RECIPES
 from sparsync.errors import Damaged, Excluded, Mismatch, PeerFailed, PeerLost, SparsyncError, StepFailed
 from sparsync.hosts.ddp import attach, comm_hook
 from sparsync.hosts.handle import Handle
-from sparsync.hosts.outer_loop import OuterLoop
 from sparsync.hosts.planning import plan
 from sparsync.hosts.survival import Change
 from sparsync.layout import Layout
+from sparsync.local_steps.outer_loop import OuterLoop
 from sparsync.schedule import Constant, ExponentialWarmup, FrontLoaded
 from sparsync.sparse import SparseGrad
 from sparsync.version import __version__

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparsync.compressors import Compressor
 from sparsync.hosts import ddp
 from sparsync.hosts.handle import Handle
-from sparsync.hosts.rank_files import NAME, load_ranks, save_ranks
+from sparsync.hosts.states.rank_files import NAME, load_ranks, save_ranks
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsync.hosts.coverage import IGNORED
+from sparsync.hosts.checks.coverage import IGNORED
 
 CALLBACK = "Trainer(callbacks=[sparsync.hosts.lightning.Sparsync()])"
 ADAPTERS = {

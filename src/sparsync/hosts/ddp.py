@@ -19,11 +19,11 @@ from sparsync.compressors import Compressor
 from sparsync.config import resolve
 from sparsync.config.nodes import PerNode
 from sparsync.errors import SparsyncError
-from sparsync.hosts.bucket_check import PYTHON_REDUCER, BucketCheck
+from sparsync.hosts.checks.buckets import PYTHON_REDUCER, BucketCheck
+from sparsync.hosts.checks.coverage import frozen_in, ignored_in, left_out_by, refuse_changed_since, refuse_unfrozen
+from sparsync.hosts.checks.registration import notice_unregistered_hook
 from sparsync.hosts.composable import hidden_ddp, left_out_of, refusal
-from sparsync.hosts.coverage import frozen_in, ignored_in, left_out_by, refuse_changed_since, refuse_unfrozen
 from sparsync.hosts.handle import Handle
-from sparsync.hosts.registration_check import notice_unregistered_hook
 from sparsync.hosts.survival import Change, Survival, check_states
 from sparsync.hosts.unwrap import unwrap_model, unwrap_optimizer
 from sparsync.schedule import Schedule

@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsync.engine.auto import AutoSwitch
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.traffic import bytes_per_step
-from sparsync.hosts.coverage import describe_left_out
+from sparsync.hosts.checks.coverage import describe_left_out
 from sparsync.kernels import KernelPath
 from sparsync.planner.quantities import bytes_text, count_text
 from sparsync.version import __version__

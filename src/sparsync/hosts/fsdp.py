@@ -26,8 +26,8 @@ from torch.nn import Module
 from sparsync.collectives import Channel
 from sparsync.config import ExchangePlan
 from sparsync.errors import SparsyncError, StepFailed
+from sparsync.hosts.checks.fsdp import check_model, check_plan, group_of
 from sparsync.hosts.first_replica import copy_first_replica
-from sparsync.hosts.fsdp_checks import check_model, check_plan, group_of
 from sparsync.hosts.handle import Handle
 from sparsync.local_shard import local_shard
 

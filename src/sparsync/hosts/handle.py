@@ -30,16 +30,16 @@ from sparsync.feedback import (
     refuse_other_model,
     take_momentum,
 )
-from sparsync.hosts.checkpointed import Checkpointed
-from sparsync.hosts.coverage import NOT_EXCHANGED, describe_left_out, refuse_sparse_gradients
+from sparsync.hosts.checks.coverage import NOT_EXCHANGED, describe_left_out, refuse_sparse_gradients
+from sparsync.hosts.checks.optimizer import notice_other_optimizer
+from sparsync.hosts.checks.restart import SENTENCE as RESTARTED
+from sparsync.hosts.checks.restart import restarts
+from sparsync.hosts.checks.scaler import notice_scaler
+from sparsync.hosts.checks.zero_grad import notice_old_gradients
 from sparsync.hosts.description import describe_exchange
-from sparsync.hosts.optimizer_check import notice_other_optimizer
-from sparsync.hosts.restart_check import SENTENCE as RESTARTED
-from sparsync.hosts.restart_check import restarts
-from sparsync.hosts.scaler_check import notice_scaler
 from sparsync.hosts.start_reducer import start_reducer
+from sparsync.hosts.states.checkpointed import Checkpointed
 from sparsync.hosts.unwrap import plain_name
-from sparsync.hosts.zero_grad_check import notice_old_gradients
 from sparsync.layout import Parameter
 from sparsync.local_shard import local_shard
 

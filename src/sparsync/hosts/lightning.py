@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from sparsync.compressors import Compressor
 from sparsync.engine.stats import Stats
 from sparsync.hosts.ddp import attach
-from sparsync.hosts.gathered_states import gather_states, to_cpu
 from sparsync.hosts.handle import Handle
+from sparsync.hosts.states.gathered import gather_states, to_cpu
 
 log = logging.getLogger("sparsync")
 

@@ -31,8 +31,8 @@ from sparsync.engine import checkpoint
 from sparsync.engine.reducer import Reducer
 from sparsync.errors import PeerLost, Regroup, name_ranks
 from sparsync.hosts.handle import Handle
-from sparsync.hosts.peer_state import PeerState, broadcast, digest_of
 from sparsync.hosts.shared_buffers import share_buffers
+from sparsync.hosts.states.peer import PeerState, broadcast, digest_of
 from sparsync.version import __version__
 
 log = logging.getLogger("sparsync")

@@ -17,7 +17,7 @@ from sparsync.config import resolve
 from sparsync.engine.stats import Stats, Totals
 from sparsync.hosts.ddp import attach
 from sparsync.hosts.handle import Handle
-from sparsync.hosts.rank_files import load_ranks, save_ranks
+from sparsync.hosts.states.rank_files import load_ranks, save_ranks
 from sparsync.hosts.unwrap import unwrap_model, unwrap_optimizer
 
 __all__ = ["SparsyncCallback", "use"]

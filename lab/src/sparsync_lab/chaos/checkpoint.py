@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from sparsync.hosts.rank_files import load_ranks, save_ranks
+from sparsync.hosts.states.rank_files import load_ranks, save_ranks
 from sparsync_lab.chaos.ledger import LawBroken, gather
 from sparsync_lab.chaos.methods import METHODS
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from sparsync.compressors import Compressor
 from sparsync.config import ExchangePlan
 from sparsync.engine.budget import plan_for
-from sparsync.hosts.outer_moments import from_means, means_of, numel_of
-from sparsync.hosts.outer_plan import cut, round_plan
 from sparsync.layout import Parameter
+from sparsync.local_steps.round_plan import cut, round_plan
+from sparsync.local_steps.shared_moments import from_means, means_of, numel_of
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync_lab.baselines.local_step_workers import LocalStepWorkers
 

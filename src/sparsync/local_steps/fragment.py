@@ -18,8 +18,8 @@ from sparsync.config import ExchangePlan
 from sparsync.engine.bucketing import future_on
 from sparsync.engine.stats import ExchangeRecord
 from sparsync.hosts.handle import Handle
-from sparsync.hosts.outer_moments import SharedMoments
-from sparsync.hosts.outer_state import State
+from sparsync.local_steps.shared_moments import SharedMoments
+from sparsync.local_steps.state import State
 
 log = logging.getLogger("sparsync")
 

@@ -12,7 +12,7 @@ import torch
 from sparsync.engine.auto import AutoSwitch
 from sparsync.engine.reducer import Reducer
 from sparsync.errors import SparsyncError
-from sparsync.hosts.sharded_checkpoint import (
+from sparsync.hosts.states.sharded import (
     StatefulRows,
     make_room,
     own_state,

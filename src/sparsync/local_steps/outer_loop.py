@@ -16,11 +16,11 @@ from sparsync.compressors import Compressor
 from sparsync.engine.stats import Stats, Totals
 from sparsync.errors import SparsyncError
 from sparsync.hosts.first_replica import copy_first_replica
-from sparsync.hosts.outer_fragment import Fragment
-from sparsync.hosts.outer_moments import SharedMoments, numel_of
-from sparsync.hosts.outer_plan import check_arguments, cut, round_plan, trained_parameters
-from sparsync.hosts.outer_state import SCHEMA, State, check_states
 from sparsync.hosts.unwrap import plain_name, unwrap_model, unwrap_optimizer
+from sparsync.local_steps.fragment import Fragment
+from sparsync.local_steps.round_plan import check_arguments, cut, round_plan, trained_parameters
+from sparsync.local_steps.shared_moments import SharedMoments, numel_of
+from sparsync.local_steps.state import SCHEMA, State, check_states
 
 log = logging.getLogger("sparsync")
 
