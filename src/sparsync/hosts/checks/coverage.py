@@ -54,10 +54,11 @@ def refuse_changed_since(ddp: DistributedDataParallel, names: Mapping[int, str])
     if missing:
         raise ValueError(f"{missing[0]!r} {NOT_EXCHANGED}")
     frozen = [plain_name(n) for n, p in ddp.module.named_parameters() if id(p) in known and not p.requires_grad]
-    raise ValueError(
-        f"{frozen[0]!r} is frozen, and was trained when the model was wrapped, so that DDP waits for its gradient: "
-        "freeze it before, and wrap the model anew"
-    )
+    if frozen:
+        raise ValueError(
+            f"{frozen[0]!r} is frozen, and was trained when the model was wrapped, so that DDP waits for its gradient: "
+            "freeze it before, and wrap the model anew"
+        )
 
 
 def frozen_in(ddp: DistributedDataParallel) -> dict[str, Tensor]:
