@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -86,8 +86,9 @@ class Ledger:
         if good:
             self._count(came, applied, size, kept_before)
         elif self.undoes and sync is not None:
-            if self.counts or self.ratio == 1:
-                self._assert_as_before(kept_before, velocity_before)
+            if not self.counts:
+                kept_before = self._in_this_scale(kept_before, sync.dense_names)
+            self._assert_as_before(kept_before, velocity_before)
             self._count(nothing, nothing, nothing, kept_before)
         else:
             # What was finite stays, and nothing is applied. Of what travels dense nothing is kept.
@@ -98,6 +99,16 @@ class Ledger:
             came = torch.where(whole, self.kept - kept_before, torch.where(came.isfinite(), came, 0.0))
             self._count(came, nothing, size.nan_to_num(0, 0, 0), kept_before)
         return good
+
+    def _in_this_scale(self, kept: Tensor, dense: Collection[str]) -> Tensor:
+        """Return what was kept where updates are exchanged: of tensors that travel dense it is what bf16 cuts off their
+        gradients, and follows the loss scale, by one power of 2 for all of them."""
+        parts = [torch.full((p.numel(),), n in dense) for n, p in zip(self.names, self.parameters, strict=True)]
+        whole = torch.cat(parts) & (kept != 0)
+        if not bool(whole.any()):
+            return kept
+        ratio = float(self.kept[whole][0] / kept[whole][0])
+        return torch.where(whole, ratio * kept, kept) if math.frexp(ratio)[0] == 0.5 else kept
 
     def _assert_as_before(self, kept: Tensor, velocity: Tensor) -> None:
         """Compare bit for bit, or within the rounding of a learning rate that was followed."""
