@@ -22,6 +22,7 @@ from sparsync.layout import Span
 from sparsync.value_range import HALF
 from sparsync.workspace import Workspace
 
+SHOWN = 2.0**64  # largest loss scale that results are shown in: beyond, a norm may leave fp32 where no entry does
 PROBED = 1 << 14  # entries, the first of a compressed tensor, in which a change of what is shown is looked for
 
 
@@ -148,7 +149,7 @@ class Preconditioner:
             return
         dense, outs = self._dense, list(places.values())
         factor = write_dense(
-            self.moment.vectors, dense.tensors, dense.updates, self.loss_scale, self.norms, dense.workspace
+            self.moment.vectors, dense.tensors, dense.updates, self._shown_scale, self.norms, dense.workspace
         )
         if any(out.dtype == torch.float16 for out in outs):  # whose range may end below what the norm asks for
             peak = dense.updates.abs().amax()
@@ -178,9 +179,13 @@ class Preconditioner:
             multiply: does as ``give_norm``.
         """
         unit = self._unit(spans)
-        factor = multiply(result, unit.read(self.moment.norms), self.loss_scale)
+        factor = multiply(result, unit.read(self.moment.norms), self._shown_scale)
         self.shown.update((span.name, factor) for span in spans)
         self._note_norms(unit.numbers, [result[s.start : min(s.stop, s.start + PROBED)] for s in spans])
+
+    @property
+    def _shown_scale(self) -> float:
+        return min(self.loss_scale, SHOWN)
 
     def _note_norms(self, numbers: Tensor, results: list[Tensor]) -> None:
         """Note the norms that results have; ``numbers``: of their tensors."""

@@ -195,8 +195,7 @@ def _goes_with(kind: str, setting: Setting) -> bool:
     freezes = setting.frozen_joins or setting.unused
     fits = {
         "not finite": setting.undoes or not method.nodes,  # what a node's sum keeps of it is not seen from outside
-        # The norm of a mean gradient may overflow where its entries do not, which updates are shown with: a known gap.
-        "overflow": setting.scaled and method.keeps != "updates",
+        "overflow": setting.scaled,
         "scale jump": setting.scaled,
         "rolled back": setting.undoes,
         "unused layer": setting.unused,
