@@ -144,6 +144,8 @@ class Ledger:
         self.unit = unit
         self.read(sync)
         now = self.kept_unit * self.kept
+        if not self.counts:
+            then = self._in_this_scale(then, sync.dense_names)
         slack = 8 * EPS * (then.abs() + size) + LEAST
         sizes = [p.numel() for p in self.parameters]
         parts = zip(self.names, *(torch.split(t, sizes) for t in (now, then, came, slack)), strict=True)
