@@ -35,6 +35,7 @@ CASES: tuple[tuple[str, dict[str, object]], ...] = (
     ("gaussian, layer", {"compressor": "gaussian", "scope": "layer", "density": 0.001}),
 )
 MODELS = ("resnet50", "gpt2")
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 WARM_UP = 25  # rounds that are not counted
 BATCH = {"resnet50": 64, "gpt2": 8}
 CONTEXT, WORDS = 1024, 50_257
@@ -59,7 +60,7 @@ class GpuStepRow:
 class GpuTimedMethod:
     """A method and its model, timed step by step on a GPU."""
 
-    def __init__(self, model: str, method: str, options: dict[str, object]) -> None:
+    def __init__(self, model: str, method: str, options: dict[str, object], optimizer: str) -> None:
         torch.manual_seed(0)
         self.kind = model
         net = (imagenet("resnet50") if model == "resnet50" else GPT(WORDS, 12, 768, 12, CONTEXT)).cuda()
@@ -67,9 +68,11 @@ class GpuTimedMethod:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.row = GpuStepRow(model, method, sum(p.numel() for p in net.parameters()))
         self.ddp = DistributedDataParallel(net, device_ids=[0], gradient_as_bucket_view=True)
-        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-3)
+        self.optimizer = OPTIMIZERS[optimizer](self.ddp.parameters(), lr=1e-3)  # type: ignore[call-arg]
         self.sync = None
         if method != PLAIN:
+            if optimizer != "sgd":
+                options = {name: value for name, value in options.items() if name != "momentum"}
             self.sync = sparsync.attach(self.ddp, optimizer=self.optimizer, **options)  # type: ignore[arg-type]
 
     def step(self, x: Tensor, y: Tensor, counted: bool) -> None:
@@ -109,7 +112,9 @@ def single_process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def measure(model: str, rounds: int, methods: Sequence[str], progress: Callable[[int], None]) -> list[GpuStepRow]:
+def measure(
+    model: str, rounds: int, methods: Sequence[str], optimizer: str, progress: Callable[[int], None]
+) -> list[GpuStepRow]:
     """Time all ``methods`` (none given: every one of ``CASES``) and plain DDP in turn, a step each, round after round;
     who goes first changes with the round."""
     unknown = set(methods) - {name for name, _ in CASES}
@@ -118,13 +123,15 @@ def measure(model: str, rounds: int, methods: Sequence[str], progress: Callable[
         raise ValueError(f"method must be one of {known}, got {', '.join(sorted(unknown))}")
     if model not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {model!r}")
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
     if not torch.cuda.is_available():
         raise ValueError("device is cuda, but torch finds no GPU here")
     if rounds < 1:
         raise ValueError(f"rounds must be 1 or more, got {rounds}")
     with single_process_group():
         wanted = [case for case in CASES if not methods or case[0] in (PLAIN, *methods)]
-        timed = [GpuTimedMethod(model, method, options) for method, options in wanted]
+        timed = [GpuTimedMethod(model, method, options, optimizer) for method, options in wanted]
         x, y = _batch(model)
         for turn in range(WARM_UP + rounds):
             start = turn % len(timed)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparsync_lab.bench.step_cpu import WARM_UP, CpuStepRow, StepBench, measure_all
-from sparsync_lab.bench.step_gpu import MODELS, GpuStepRow
+from sparsync_lab.bench.step_gpu import MODELS, OPTIMIZERS, GpuStepRow
 from sparsync_lab.bench.step_gpu import WARM_UP as WARM_UP_ON_GPU
 from sparsync_lab.bench.step_gpu import measure as measure_on_gpu
 from sparsync_lab.cli.bench_output import Out, bench_file
@@ -36,18 +36,19 @@ def step(
         *MODELS
     ],
     method: Annotated[list[str], typer.Option(help="On a GPU: beside plain DDP; by default all.")] = [],  # noqa: B006
+    optimizer: Annotated[str, typer.Option(help=f"On a GPU: {' or '.join(OPTIMIZERS)}.")] = "sgd",
     out: Out = None,
 ) -> None:
     """Time a training step with each method against plain DDP, interleaved in one run."""
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu or cuda, got {device!r}")
-    name = f"bench-step-{'gpu' if device == 'cuda' else 'cpu'}.csv"
     if device == "cuda":
-        _on_gpu(model, rounds, method, bench_file(out, name))
+        name = "bench-step-gpu.csv" if optimizer == "sgd" else f"bench-step-{optimizer}-gpu.csv"
+        _on_gpu(model, rounds, method, optimizer, bench_file(out, name))
         return
     where = environment()
     benches = [StepBench(size, rounds, density=density) for size in parameters]
-    out = bench_file(out, name)
+    out = bench_file(out, "bench-step-cpu.csv")
     console = Console()
     with progress_bar(console, f"{workers} workers", len(benches) * (WARM_UP + rounds)) as progress:
         measured = measure_all(benches, workers, progress)
@@ -69,14 +70,14 @@ def _write(out: Path, lines: list[dict[str, Any]]) -> None:
     print(f"results: {out}")
 
 
-def _on_gpu(models: list[str], rounds: int, methods: list[str], out: Path) -> None:
+def _on_gpu(models: list[str], rounds: int, methods: list[str], optimizer: str, out: Path) -> None:
     console, lines = Console(), []
     for model in models:
         with progress_bar(console, model, WARM_UP_ON_GPU + rounds) as progress:
-            rows = measure_on_gpu(model, rounds, methods, progress)
+            rows = measure_on_gpu(model, rounds, methods, optimizer, progress)
         console.print(_gpu_table(rows))
         where = environment() | {"device": torch.cuda.get_device_name()}
-        lines += [_gpu_line(row, rows[0], rounds) | where for row in rows]
+        lines += [_gpu_line(row, rows[0], rounds, optimizer) | where for row in rows]
     console.print(
         "One GPU, one worker, bf16 autocast: nothing travels, so this is what selection, messages and sums add to a "
         "step. Host: how long a step keeps the host.",
@@ -104,11 +105,12 @@ def _gpu_table(rows: list[GpuStepRow]) -> Table:
     return table
 
 
-def _gpu_line(row: GpuStepRow, plain: GpuStepRow, rounds: int) -> dict[str, Any]:
+def _gpu_line(row: GpuStepRow, plain: GpuStepRow, rounds: int, optimizer: str) -> dict[str, Any]:
     low, median, high = row.quantiles()
     return {
         "model": row.model,
         "method": row.method,
+        "optimizer": optimizer,
         "parameters": row.parameters,
         "rounds": rounds,
         "step_p20_ms": f"{low:.3f}",
