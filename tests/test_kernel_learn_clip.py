@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsync.kernels.learn_clip import Clipping, find_undo, reference
-from sparsync.kernels.learn_clip.launch import ProbeBuffers
+from sparsync.kernels.learn_clip import Clipping, find_undo, note_norms, reference
+from sparsync.kernels.learn_clip.launch import NotedBuffers, ProbeBuffers
 from sparsync.workspace import Workspace
 from tests.pairs import DEVICE, MARKS
 
@@ -114,3 +114,20 @@ def test_where_nothing_was_written_nothing_but_the_scale_is_undone(scale: float)
     grads, norms = grads_of()
     assert both([torch.zeros_like(grad) for grad in grads], norms * 0, scale, Workspace())[0] == scale
     assert both([], norms, scale, Workspace())[0] == scale
+
+
+def test_norms_are_noted_where_their_tensors_are():
+    grads, expected = grads_of()
+    grads, norms, workspace = (
+        [grad.to(DEVICE) for grad in grads],
+        torch.full((6,), math.nan, device=DEVICE),
+        Workspace(),
+    )
+    for _ in range(2):
+        note_norms(grads, NUMBERS, norms, workspace)
+        assert workspace.find(NotedBuffers) is not None, "no kernel was launched"
+        torch.testing.assert_close(norms.cpu(), expected, rtol=1e-6, atol=0.0, equal_nan=True)
+        grads, expected = [grad * 3 for grad in grads], expected * 3
+    halves, norms = [grad.to(torch.bfloat16) for grad in grads], torch.full((6,), math.nan, device=DEVICE)
+    note_norms(halves, NUMBERS, norms, workspace)
+    torch.testing.assert_close(norms.cpu(), expected, rtol=1e-2, atol=0.0, equal_nan=True)

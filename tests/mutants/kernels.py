@@ -413,6 +413,14 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
+        "norms of what is shown are noted in the unit's order instead of the model's on the device",
+        "src/sparsync/kernels/learn_clip/triton.py",
+        "tl.store(norms + number, ",
+        "tl.store(norms + tl.program_id(0), ",
+        "tests/test_kernel_learn_clip.py::test_norms_are_noted_where_their_tensors_are",
+        interpreted=True,
+    ),
+    Mutant(
         "a cut of some gradients is taken for one of all on the device",
         "src/sparsync/kernels/learn_clip/triton.py",
         "uniform = (differ == 0) & ",

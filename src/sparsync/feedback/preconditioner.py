@@ -16,6 +16,7 @@ from torch import Tensor
 from sparsync.feedback.residual import FlatBuffer
 from sparsync.feedback.second_moment import AdamRule, SecondMoment
 from sparsync.kernels import Update
+from sparsync.kernels.learn_clip import note_norms
 from sparsync.kernels.second_moment import write_dense
 from sparsync.kernels.sketch import Sketched, sketch
 from sparsync.layout import Span
@@ -38,12 +39,13 @@ class UnitNorms:
 
     def __init__(self, spans: Sequence[Span], tensors: list[Sketched], norms: Tensor) -> None:
         self.spans, self.tensors, self.workspace = spans, tensors, Workspace()
-        self.numbers = torch.tensor([tensor.number for tensor in tensors], dtype=torch.int64, device=norms.device)
+        self.numbers = tuple(tensor.number for tensor in tensors)
+        self._index = torch.tensor(self.numbers, dtype=torch.int64, device=norms.device)
         self.norms = torch.zeros(len(tensors), dtype=torch.float32, device=norms.device)
 
     def read(self, norms: Tensor) -> Tensor:
         """Return them, as they are now among those of all tensors."""
-        return torch.index_select(norms, 0, self.numbers, out=self.norms)
+        return torch.index_select(norms, 0, self._index, out=self.norms)
 
 
 class DenseUpdates:
@@ -58,16 +60,6 @@ class DenseUpdates:
         self.updates = torch.zeros(start, dtype=torch.float32, device=moment.device)
         sizes = [tensor.numel for tensor in self.tensors]
         self.parts = dict(zip(names, torch.split(self.updates, sizes) if names else (), strict=True))
-        self._numbers: dict[tuple[str, ...], Tensor] = {}
-
-    def numbers_of(self, names: tuple[str, ...]) -> Tensor:
-        """Return the numbers of tensors, on the device."""
-        if names not in self._numbers:
-            numbers = {name: tensor.number for name, tensor in zip(self.parts, self.tensors, strict=True)}
-            self._numbers[names] = torch.tensor(
-                [numbers[name] for name in names], dtype=torch.int64, device=self.updates.device
-            )
-        return self._numbers[names]
 
 
 class Preconditioner:
@@ -159,7 +151,8 @@ class Preconditioner:
         torch._foreach_copy_(outs, [dense.parts[name] for name in places])
         self.shown.update(dict.fromkeys(places, factor))
         if any(out.dtype.itemsize < dense.updates.dtype.itemsize for out in outs):  # rounded, which changes their norms
-            self._note_norms(dense.numbers_of(tuple(places)), outs)
+            numbers = tuple(self.moment.tensors[name].number for name in places)
+            note_norms(outs, numbers, self.norms, dense.workspace)
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
         """Return how a flat gradient becomes the update that it asks for.
@@ -181,17 +174,12 @@ class Preconditioner:
         unit = self._unit(spans)
         factor = multiply(result, unit.read(self.moment.norms), self._shown_scale)
         self.shown.update((span.name, factor) for span in spans)
-        self._note_norms(unit.numbers, [result[s.start : min(s.stop, s.start + PROBED)] for s in spans])
+        probed = [result[s.start : min(s.stop, s.start + PROBED)] for s in spans]
+        note_norms(probed, unit.numbers, self.norms, unit.workspace)
 
     @property
     def _shown_scale(self) -> float:
         return min(self.loss_scale, SHOWN)
-
-    def _note_norms(self, numbers: Tensor, results: list[Tensor]) -> None:
-        """Note the norms that results have; ``numbers``: of their tensors."""
-        double = any(result.dtype == torch.float64 for result in results)
-        norms = torch._foreach_norm(results, 2, dtype=torch.float64 if double else torch.float32)
-        self.norms.index_copy_(0, numbers, torch.stack(norms).float())
 
     def _unit(self, spans: Sequence[Span]) -> UnitNorms:
         if id(spans) not in self._units:

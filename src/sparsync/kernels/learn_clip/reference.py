@@ -33,6 +33,16 @@ class Clipping:
     scale: float
 
 
+def note_norms(grads: Sequence[Tensor], index: Tensor, norms: Tensor) -> None:
+    """Write the norms that gradients, or parts of them, have.
+
+    Args:
+        index: the numbers of their tensors: where their norms are in ``norms``.
+    """
+    dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
+    norms.index_copy_(0, index, torch.stack(torch._foreach_norm(list(grads), 2, dtype=dtype)).float())
+
+
 def recognise(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clipping) -> Tensor:
     """Return by what all gradients were multiplied since they were written; 1 / scale if that is not the same for all:
     what is cut in part stays as it was cut, and is noted. Gradients that are 0 now say nothing.
