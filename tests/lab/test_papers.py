@@ -546,6 +546,8 @@ def test_a_longer_training_is_shown_with_the_best_rate_that_it_was_made_with() -
     assert [run.rate for run in search.runs(longer)[0]] == [0.4, 0.4]  # what was chosen is trained all the same
     assert {run.rate for run in search.others(longer)} == {0.1, 0.2, 0.4, 0.8}
     assert [h.run.rate for h in search.repeats("resnet20", "dense", 0)] == [0.4]
+    long[0.2, 2] = 0.88  # so that the first seed's best rate is not the best in the mean
+    assert [(h.run.rate, h.run.seed) for h in search.repeats("resnet20", "dense", 1)] == [(0.4, 0), (0.4, 1)]
 
 
 def test_rows_are_compared_over_the_seeds_that_both_have() -> None:

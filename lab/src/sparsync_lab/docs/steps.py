@@ -38,12 +38,14 @@ def on_cpus(sources: Sources) -> str:
 
 
 def on_a_gpu(sources: Sources) -> str:
-    """Return tables of step times on a GPU: the newest, and of methods that were measured before."""
+    """Return tables of step times on a GPU: the newest, with AdamW, and of methods that were measured before."""
     newest, before = "bench-step-gpu.csv", "bench-step-scopes-gpu.csv"
     known = {line["method"] for line in sources.lines(newest)} - {"plain DDP"}
     return "\n\n".join(
         [
             _gpu_table(sources, newest),
+            "With AdamW:",
+            _gpu_table(sources, "bench-step-adamw-gpu.csv"),
             "Not measured again since a step's kernels are replayed as CUDA graphs:",
             _gpu_table(sources, before, known),
         ]
@@ -63,7 +65,8 @@ def _gpu_table(sources: Sources, name: str, but_for: Collection[str] = ()) -> st
     methods = dict.fromkeys(line["method"] for line in lines)
     headings = [f"{MODELS[model]}, {size:,} entries: ms (p20–p80)" for model, size in sizes.items()]
     rows = [[method, *(cell for model in sizes for cell in found[model, method])] for method in methods]
-    command = f"sparsync bench step --device cuda --rounds {lines[0]['rounds']}"
+    adamw = " --optimizer adamw" if lines[0].get("optimizer") == "adamw" else ""
+    command = f"sparsync bench step --device cuda{adamw} --rounds {lines[0]['rounds']}"
     return "\n\n".join(
         [
             table(["method", *(cell for heading in headings for cell in (heading, "ratio"))], rows),

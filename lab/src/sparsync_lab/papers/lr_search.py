@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import isnan, log10
+from statistics import mean
 from typing import Any
 
 from sparsync_lab.papers.equal_bytes import density_of, options_in
@@ -176,12 +177,14 @@ class LearningRateSearch:
 
     def repeats(self, model: str, label: str, length: int) -> list[History]:
         """Return what was trained with the chosen rate, seed by seed; a longer training that was made with several,
-        with the best of them."""
+        with that which is the best in the mean over its seeds."""
         factor = self.chosen(model, label, so_far=True)
         if factor is None:
             return []
         longer = self.made(model, label, length, self.tried(model, label)) if length else {}
-        factor = best_factor(longer) if longer else factor
+        if longer:
+            means = {made: mean(map(goodness, self.seeds(model, label, made, length))) for made in longer}
+            factor = max(means, key=lambda made: (means[made], -abs(log10(made))))
         return self.seeds(model, label, factor, length)
 
     def asked(self, model: str) -> list[str]:
