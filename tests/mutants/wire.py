@@ -10,7 +10,7 @@ MUTANTS = [
         "src/sparsync/wire/values.py",
         "(exponent >> plane & 1)",
         "(exponent & 1)",
-        "tests/test_wire.py::test_round_trip[torch.float32-levels-int]",
+        "tests/test_host_messages.py::test_messages_and_their_mean_are_the_same[levels-int]",
     ),
     Mutant(
         "a block does not wrap round",
