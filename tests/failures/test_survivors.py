@@ -480,34 +480,46 @@ def follow(crew: Crew, expected: Reference, steps: int) -> int:
 
 def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool = False) -> dict[str, int]:
     """Kill and freeze processes at random points, between steps and while the others go on, and let others come, until
-    so many steps are made; print what happens."""
+    so many steps are made; print what happens. However fast the machine is, all events have their time: the others
+    train slowly where one of them takes long."""
     rng, began = random.Random(seed), time.monotonic()
     options: dict[str, Any] = {"steps": steps, "deadline": DEADLINE / 2, "normed": normed}
     counts = {"steps": steps, "killed": 0, "frozen": 0, "started": 0}
+    made, each = 0, int(1.5 * steps) // events
     with Crew() as crew:
+
+        def look() -> tuple[int, list[int], list[int]]:
+            """Return how many steps are made, who lives, and who of these trains."""
+            left = [member for member in lives if not crew.answered(member)]
+            return int(crew.wait_for("steps")), left, [own for own in left if crew.store.check([f"{own} is in"])]
+
+        crew.store.set("asked for", str(each))
         lives = [crew.start(case_among_kills, rank, workers, **options, name=rank) for rank in range(workers)]
         crew.wait_for("steps")
-        made = 0
         while events and lives and made < 0.9 * steps:
             if rng.random() < 0.7:
-                until, rest = made + rng.randint(1, 2 * int(0.8 * steps) // events), time.monotonic() + 20
+                until, rest = made + rng.randint(1, each), time.monotonic() + 20
                 while int(crew.wait_for("steps")) < until and time.monotonic() < rest:
                     time.sleep(0.001)
-            time.sleep(rng.uniform(0, 2))
-            lives, made = [member for member in lives if not crew.answered(member)], int(crew.wait_for("steps"))
-            inside = [member for member in lives if crew.store.check([f"{member} is in"])]
+                time.sleep(rng.uniform(0, 0.05))
+            else:
+                time.sleep(rng.uniform(0, 2))
+            made, lives, inside = look()
+            while len(inside) <= 1 and len(lives) == workers:  # wait for one of those that were started
+                time.sleep(0.01)
+                made, lives, inside = look()
             if len(inside) > 1 and (len(lives) == workers or rng.random() < 0.3):
                 victim, event = rng.choice(inside), "frozen" if rng.random() < 0.2 else "killed"
                 crew.signal(victim, signal.SIGSTOP if event == "frozen" else signal.SIGKILL)
                 lives.remove(victim)
-            elif len(lives) < workers:
+            else:
                 victim, event = crew.start(case_among_kills, 0, 1, **options, name=len(crew.members)), "started"
                 lives.append(victim)
-            else:
-                continue
             counts[event] += 1
             events -= 1
+            crew.store.set("asked for", str(made + each))
             print(f"{time.monotonic() - began:6.1f} s, step {made:4d}: process {victim} {event}", flush=True)
+        crew.store.set("asked for", str(steps))
         for process, _ in crew.members:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGCONT)

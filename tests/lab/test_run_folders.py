@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -108,18 +109,19 @@ def wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
     """Wait until there is something, while a process lives."""
     until = time.monotonic() + LIMIT / 2
     while not (found := what()):
-        assert process.poll() is None
+        assert process.poll() is None, process.communicate(timeout=10)[1]
         assert time.monotonic() < until
         time.sleep(0.02)
     return found
 
 
 @contextmanager
-def started(command: list[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """Start a command in a session of its own, of which nothing is left at the end."""
+    scratch = tempfile.TemporaryDirectory()  # a process that is killed leaves its temporary files
     process = subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        command, cwd=ROOT, env=os.environ | {"TMPDIR": scratch.name}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
     )  # fmt: skip
     try:
         yield process
@@ -131,20 +133,17 @@ def started(command: list[str], **variables: str) -> Iterator[subprocess.Popen[s
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=60)
+        scratch.cleanup()
 
 
 # ---- two trainings in one folder ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow  # a process of its own must come up while the machine is busy
-def test_a_second_training_in_a_run_folder_says_who_holds_it(
-    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_training_in_a_run_folder_says_who_holds_it(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     holder = copy / "holder.json"
-    scratch = tmp_path / "scratch"  # a process that is killed leaves its temporary files
-    scratch.mkdir()
     command = [*TRAIN, "--resume", "--steps", "100000", "--out", str(copy)]
-    with started(command, TMPDIR=str(scratch)) as first:
+    with started(command) as first:
         wait_for(holder.exists, first)
         for arguments in (["--resume", "--steps", "20"], SPARSE):
             said = refuse(capsys, *arguments, "--out", copy)

@@ -18,6 +18,13 @@ MUTANTS = [
         "tests/lab/test_run_folders.py::test_every_rank_is_told_that_the_folder_is_in_use",
     ),
     Mutant(
+        "workers need a temporary folder with a short name",
+        "lab/src/sparsync_lab/training/local_workers.py",
+        """        tempfile.tempdir = "/tmp"\n""",
+        "        pass\n",
+        "tests/lab/test_train.py::test_workers_start_where_the_temporary_folder_has_a_long_name",
+    ),
+    Mutant(
         "a checkpoint counts before its files are on the disk",
         "lab/src/sparsync_lab/training/durable.py",
         "            os.fsync(file.fileno())",

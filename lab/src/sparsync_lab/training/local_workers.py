@@ -12,8 +12,9 @@ import os
 import random
 import signal
 import socket
+import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.forkserver import ensure_running
@@ -31,6 +32,7 @@ __all__ = ["PRELOAD", "LocalWorkers", "Message", "Worker", "WorkerFailed", "fork
 # Imported once, by the process the workers are forked from; DDP imports the second when it is first used.
 PRELOAD = ("sparsync", "torch._dynamo")
 GRACE = 1.0  # seconds in which the other workers may report once one has failed
+LONGEST = 70  # bytes of a temporary folder's name: with 32 for a socket in it, what every system takes
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -197,7 +199,8 @@ def fork_server(preload: Sequence[str] = PRELOAD) -> ForkServerContext:
     context.set_forkserver_preload(list(preload))
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it inherits this: Ctrl-C while it imports is for us alone
     try:
-        ensure_running()
+        with _room_for_sockets():
+            ensure_running()
     finally:
         signal.signal(signal.SIGINT, handler)
     # Whoever starts a process waits for the imports. If Ctrl-C ends that, nothing of value is left half started.
@@ -205,6 +208,18 @@ def fork_server(preload: Sequence[str] = PRELOAD) -> ForkServerContext:
     first.start()
     first.join()
     return context
+
+
+@contextlib.contextmanager
+def _room_for_sockets() -> Iterator[None]:
+    """Take ``/tmp`` for the temporary folder where a socket in that of the environment would have too long a name."""
+    former = tempfile.gettempdir()
+    if len(os.fsencode(former)) > LONGEST:
+        tempfile.tempdir = "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = former
 
 
 def _cause(failures: Sequence[Message]) -> BaseException:
