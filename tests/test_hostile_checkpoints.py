@@ -59,7 +59,11 @@ class Run:
     """A training of one process, after two steps."""
 
     def __init__(self, method: str) -> None:
-        options = dict(METHODS[method])
+        self.method = method
+        self.build()
+
+    def build(self) -> None:
+        method, options = self.method, dict(METHODS[self.method])
         self.ddp = DistributedDataParallel(mlp())
         make = torch.optim.AdamW if method == "adamw" else torch.optim.SGD
         self.optimizer = make(self.ddp.parameters(), 1e-2)
@@ -68,7 +72,16 @@ class Run:
         self.handle = sparsync.attach(self.ddp, options.pop("compressor"), dense_below=1, **options)
         self.batches = inputs(0, 8, 40, steps=4)
         self.train(self.batches[:2])
-        self.whole = self.handle.state_dict()
+        self.whole, self.weights = self.handle.state_dict(), copy.deepcopy(self.ddp.state_dict())
+
+    def go_back(self) -> None:
+        self.handle.load_state_dict(self.whole)
+        self.ddp.load_state_dict(self.weights)
+
+    def build_anew(self) -> None:
+        """Give up what failed, so that it fails no other test."""
+        self.handle.detach()
+        self.build()
 
     def train(self, batches: list[Tensor]) -> None:
         for batch in batches:
@@ -123,9 +136,9 @@ def damaged(state: dict[str, Any], data: st.DataObject) -> Any:
             parent = parent[key]
         what, own = data.draw(st.sampled_from(["drop", "junk", "rename", "swap", "bend", "add"])), parent[path[-1]]
         if what == "junk":
-            parent[path[-1]] = data.draw(st.sampled_from(JUNK))
+            parent[path[-1]] = copy.deepcopy(data.draw(st.sampled_from(JUNK)))  # what is added to it would stay in it
         elif what == "add":
-            parent[data.draw(st.sampled_from(["", "x", "0.weight", 3]))] = data.draw(st.sampled_from(JUNK))
+            parent[data.draw(st.sampled_from(["", "x", "0.weight", 3]))] = copy.deepcopy(data.draw(st.sampled_from(JUNK)))
         elif what == "swap":
             other = state
             for key in data.draw(st.sampled_from(paths)):
@@ -147,15 +160,22 @@ def refuses(run: Run, state: Any) -> bool:
     run.train(run.batches[3:])  # so that it is not at what the state was made of
     before = flat(run.handle.state_dict())
     try:
-        run.handle.load_state_dict(state)
-        refused = False
-        run.train(run.batches[2:3])
-        for kind in ("residuals", "velocities"):
-            assert all(tensor.isfinite().all() for tensor in run.handle.state_dict()[kind].values())
-    except ValueError:
-        refused = True
-        assert flat(run.handle.state_dict()) == before
-    run.handle.load_state_dict(run.whole)
+        try:
+            run.handle.load_state_dict(state)
+            refused = False
+        except ValueError:
+            refused = True
+            assert flat(run.handle.state_dict()) == before
+        if not refused:
+            run.train(run.batches[2:3])
+            made = run.handle.state_dict()
+            for kind in ("residuals", "velocities"):
+                assert all(tensor.isfinite().all() for tensor in made[kind].values())
+            run.handle.load_state_dict(made)
+        run.go_back()
+    except BaseException:
+        run.build_anew()
+        raise
     return refused
 
 
@@ -219,6 +239,42 @@ def test_moments_of_another_form_are_refused(runs: dict[str, Run], name: str, ke
     assert key in whole["moments"][name]
     whole["moments"][name][key] = tensor
     assert refuses(runs["adamw"], whole)
+
+
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [("floor", 2**31), ("floor", 2**62), ("floor", -1), ("k", -1), ("left", -1), ("inflow", -(2**62))],
+)
+def test_thresholds_that_no_magnitude_has_are_refused(runs: dict[str, Run], key: str, number: int) -> None:
+    """They are kept in 64 bits and compared in 32."""
+    whole = copy.deepcopy(runs["threshold"].whole)
+    whole["compressor"]["0.weight"][key].fill_(number)
+    assert refuses(runs["threshold"], whole)
+
+
+@pytest.mark.parametrize("number", [0, 1, 0x7F800000, 2**31 - 1])
+def test_any_threshold_that_fits_is_gone_on_from(runs: dict[str, Run], number: int) -> None:
+    whole = copy.deepcopy(runs["threshold"].whole)
+    whole["compressor"]["0.weight"]["floor"].fill_(number)
+    assert not refuses(runs["threshold"], whole)
+
+
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [(key, 10**400) for key in ("loss_scale", "rates", "highest_rates")]
+    + [("loss_scale", number) for number in (5e-324, 1e-38, 1e39)],
+)
+def test_numbers_that_do_not_fit_are_refused(runs: dict[str, Run], key: str, number: float) -> None:
+    """An integer beyond every float; and loss scales that no scaler has, as it keeps them in fp32."""
+    whole = runs["threshold"].whole
+    assert refuses(runs["threshold"], whole | {key: number if key == "loss_scale" else {"0.weight": number}})
+
+
+@pytest.mark.parametrize("method", ["threshold", "gaussian", "own"])
+def test_what_is_kept_saturates_on_its_way_to_another_loss_scale(runs: dict[str, Run], method: str) -> None:
+    whole = runs[method].whole
+    large = {name: 1e4 * own for name, own in whole["residuals"].items()}
+    assert not refuses(runs[method], whole | {"residuals": large, "loss_scale": 1.2e-38})
 
 
 @pytest.mark.parametrize("wrong", [5, {}, {"on": "dense"}, {"on": 5, "times": {}, "workers": 1}], ids=str)

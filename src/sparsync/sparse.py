@@ -83,7 +83,7 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
             out.copy_(cast_finite(whole, out.dtype))
         return out
     out.zero_()
-    if len(terms) == 1:  # which has every index once, so that each is divided as it comes
+    if len(terms) == 1 and out.device.type != "cpu":  # each index once: divided as it comes, but for the sign of a 0
         quotients = cast_finite(terms[0].values / divisor, out.dtype)
         replace(terms[0], values=quotients).add_to(out)
         return out[terms[0].indices]  # of a message that names one twice, too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
@@ -86,6 +87,11 @@ class Compressor(Protocol):
     def init(self, layout: Layout) -> State:
         """Return fresh state for the segments of ``layout``."""
         ...
+
+    def accepts(self, bag: Mapping[str, Tensor]) -> bool:
+        """Return whether it can go on from what a checkpoint holds of a segment, of the types and shapes that ``init``
+        gives: a file may hold any numbers."""
+        return True
 
     def begin(self, grad: Tensor, memory: Memory, layout: Layout, ctx: Context, state: State) -> AddedParts | None:
         """Return what adds a gradient like ``grad`` to the residual in parts, as they come, before ``compress`` is

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from sparsync.compressors.base import State
 from sparsync.compressors.selecting import Selecting
@@ -29,6 +31,11 @@ class CarriedThreshold(Selecting):
         return {
             s.name: {name: torch.zeros((), dtype=torch.int64, device="cpu") for name in STATE} for s in layout.segments
         }
+
+    def accepts(self, bag: Mapping[str, Tensor]) -> bool:
+        """Return whether the threshold's bits are those of a magnitude, which kernels have in 32 bits, and nothing
+        that is counted is negative."""
+        return int(bag["floor"]) < 2**31 and all(int(bag[name]) >= 0 for name in STATE)
 
     def rescale(self, state: State, ratio: float) -> None:
         for own in state.values():

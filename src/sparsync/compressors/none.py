@@ -1,5 +1,6 @@
 """No compression: every entry is sent."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,9 @@ class NoCompression:
 
     def init(self, layout: Layout) -> State:
         return {}
+
+    def accepts(self, bag: Mapping[str, Tensor]) -> bool:
+        return True
 
     def rescale(self, state: State, ratio: float) -> None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,9 @@ class Selecting:
 
     def init(self, layout: Layout) -> State:
         return {}
+
+    def accepts(self, bag: Mapping[str, Tensor]) -> bool:
+        return True
 
     def rescale(self, state: State, ratio: float) -> None:
         return None

@@ -260,8 +260,8 @@ def _understood(worker: WorkerState, state: Mapping[str, Any]) -> bool:
 
 
 def _misfit(worker: WorkerState, state: Mapping[str, Mapping[str, Tensor]]) -> str:
-    """Return what state lacks that this compressor is going to look up, or has in another form; a size that goes with
-    the segment's may be any."""
+    """Return what state lacks that this compressor is going to look up, or has in another form, or in numbers that it
+    cannot go on from; a size that goes with the segment's may be any."""
     layouts = [Layout.cut([Span("any", 0, n)], numel=n, scope="layer", density=1.0) for n in (1, 2)]
     small, large = (worker.plan.compressor.init(layout) for layout in layouts)
     for kind, expected in small.items():
@@ -271,6 +271,8 @@ def _misfit(worker: WorkerState, state: Mapping[str, Mapping[str, Tensor]]) -> s
                 fits = found is not None and (found.dtype, found.dim()) == (like.dtype, like.dim())
                 if found is None or not fits or (fixed and found.shape != like.shape):
                     return f"the checkpoint's {key!r} of {name!r} is not that of this compressor"
+            if not worker.plan.compressor.accepts(bag):
+                return f"the checkpoint's numbers of {name!r} are none that this compressor makes"
     return ""
 
 

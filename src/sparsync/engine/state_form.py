@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 SCHEMA = 2
+SCALES = torch.finfo(torch.float32)  # in which a scaler keeps its scale
 
 
 def _number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _count(value: Any) -> bool:
@@ -54,7 +55,7 @@ OPTIONAL: dict[str, Callable[[Any], bool]] = {
     "nodes": _text,
     "method": _text,
     "corrected": lambda value: isinstance(value, bool),
-    "loss_scale": lambda value: value is None or (_number(value) and value > 0),
+    "loss_scale": lambda value: value is None or (_number(value) and SCALES.tiny <= value <= SCALES.max),
     "highest_rates": _by_name(_number),
     "moments": _by_name(_by_name(_tensor)),
 }

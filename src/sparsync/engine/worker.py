@@ -17,6 +17,7 @@ from sparsync.feedback import Feedback, Preconditioner, RoundingFeedback, Second
 from sparsync.layout import Parameter
 
 LARGEST_FALL = 100.0  # of a learning rate from its highest, that residuals follow
+LARGEST_RISE = torch.finfo(torch.float32).max  # of a loss scale: 0 times infinity would not be a number
 SUDDEN = 0.9  # a learning rate that falls to less of itself in one step: thresholds do not follow by themselves
 
 
@@ -61,7 +62,7 @@ class WorkerState:
         self.rounding.begin_step()
         scale, last = loss_scale or 1.0, self.loss_scale or 1.0  # a loaded state may be of a training with or without
         if scale != last:
-            self._follow_loss_scale(scale / last)
+            self._follow_loss_scale(min(scale / last, LARGEST_RISE))
         self.loss_scale = loss_scale
         if self.preconditioner is None and rates is not None:
             self.rates = self.feedback.follow(self.rates, self._bounded(rates))

@@ -236,13 +236,13 @@ class ParameterBuffers:
     def rescale(self, ratios: Mapping[str, float]) -> None:
         if len({*ratios.values()}) == 1 and ratios.keys() >= self._location.keys():  # all at once
             for buffer in self.flat.values():
-                buffer.committed.mul_(next(iter(ratios.values())))
+                _scale(buffer.committed, next(iter(ratios.values())))
             ratios = {name: ratio for name, ratio in ratios.items() if name not in self._location}
         for name, ratio in ratios.items():
             if name in self._location:
-                self._view(name).mul_(ratio)
+                _scale(self._view(name), ratio)
             elif name in self._loaded:
-                self._loaded[name].mul_(ratio)
+                _scale(self._loaded[name], ratio)
 
     def get(self, name: str, newest: bool = False) -> Tensor | None:
         parameter = self.parameters[name]
@@ -300,6 +300,14 @@ class ParameterBuffers:
         self.flat[key] = buffer
         lived_in = {id(home) for home, _ in self._location.values()}
         self.flat = {key: buffer for key, buffer in self.flat.items() if id(buffer) in lived_in}
+
+
+def _scale(kept: Tensor, ratio: float) -> None:
+    """Multiply in place; what grows saturates, as the ratio does: 0 times infinity would not be a number."""
+    top = torch.finfo(kept.dtype).max
+    kept.mul_(min(ratio, top))
+    if ratio > 1:
+        kept.clamp_(-top, top)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
