@@ -37,8 +37,8 @@ MUTANTS = [
     Mutant(
         "an index that stands twice hides an overflow",
         "src/sparsync/sparse.py",
-        "return out[terms[0].indices]",
-        "return quotients",
+        "return out[term.indices]",
+        "return term.values / divisor",
         "tests/test_hostile_messages.py::test_an_index_that_stands_twice_hides_no_overflow",
     ),
 ]
