@@ -147,7 +147,7 @@ def damaged(state: dict[str, Any], data: st.DataObject) -> Any:
             for key in data.draw(st.sampled_from(paths)):
                 other = other[key]
             parent[path[-1]] = copy.deepcopy(other)
-        elif what == "bend" and isinstance(own, Tensor):
+        elif what == "bend" and isinstance(own, Tensor) and own.layout == torch.strided and not own.is_meta:
             bend = [Tensor.double, Tensor.half, Tensor.int, Tensor.cfloat, Tensor.flatten, Tensor.to_sparse]
             bend += [lambda t: t[..., None], lambda t: t[:-1] if t.dim() else t, lambda t: t.float() * 1e38 * 1e38]
             parent[path[-1]] = data.draw(st.sampled_from(bend))(own)
