@@ -43,6 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "threshold": {"compressor": "threshold", "momentum": "correct"},
     "gaussian": {"compressor": sparsync.GaussianK(0.02, refine=True), "transactional": True},
     "adamw": {"compressor": "topk", "precondition": True},
+    "scaled": {"compressor": "topk", "follow_lr": True, "scaler": torch.amp.GradScaler("cpu")},
     "auto": {"compressor": "auto"},
     "own": {"compressor": Remembering(0.02)},
 }
@@ -53,6 +54,8 @@ JUNK: tuple[Any, ...] = (
     torch.zeros(60, dtype=torch.complex64), torch.zeros(60, device="meta"), torch.eye(60).to_sparse(),
     torch.zeros(60, requires_grad=True), torch.full((60,), -1.0), torch.tensor(-1), torch.tensor(2**62),
 )  # fmt: skip
+
+junk = st.sampled_from(JUNK).map(copy.deepcopy)  # else what is added to a dictionary of these would stay there
 
 
 class Run:
@@ -67,7 +70,7 @@ class Run:
         self.ddp = DistributedDataParallel(mlp())
         make = torch.optim.AdamW if method == "adamw" else torch.optim.SGD
         self.optimizer = make(self.ddp.parameters(), 1e-2)
-        if method == "threshold" or method == "adamw":
+        if method in ("threshold", "adamw", "scaled"):
             options["optimizer"] = self.optimizer
         self.handle = sparsync.attach(self.ddp, options.pop("compressor"), dense_below=1, **options)
         self.batches = inputs(0, 8, 40, steps=4)
@@ -136,15 +139,15 @@ def damaged(state: dict[str, Any], data: st.DataObject) -> Any:
             parent = parent[key]
         what, own = data.draw(st.sampled_from(["drop", "junk", "rename", "swap", "bend", "add"])), parent[path[-1]]
         if what == "junk":
-            parent[path[-1]] = copy.deepcopy(data.draw(st.sampled_from(JUNK)))  # what is added to it would stay in it
+            parent[path[-1]] = data.draw(junk)
         elif what == "add":
-            parent[data.draw(st.sampled_from(["", "x", "0.weight", 3]))] = copy.deepcopy(data.draw(st.sampled_from(JUNK)))
+            parent[data.draw(st.sampled_from(["", "x", "0.weight", 3]))] = data.draw(junk)
         elif what == "swap":
             other = state
             for key in data.draw(st.sampled_from(paths)):
                 other = other[key]
             parent[path[-1]] = copy.deepcopy(other)
-        elif what == "bend" and isinstance(own, Tensor):
+        elif what == "bend" and isinstance(own, Tensor) and own.layout == torch.strided and not own.is_meta:
             bend = [Tensor.double, Tensor.half, Tensor.int, Tensor.cfloat, Tensor.flatten, Tensor.to_sparse]
             bend += [lambda t: t[..., None], lambda t: t[:-1] if t.dim() else t, lambda t: t.float() * 1e38 * 1e38]
             parent[path[-1]] = data.draw(st.sampled_from(bend))(own)
@@ -270,11 +273,19 @@ def test_numbers_that_do_not_fit_are_refused(runs: dict[str, Run], key: str, num
     assert refuses(runs["threshold"], whole | {key: number if key == "loss_scale" else {"0.weight": number}})
 
 
-@pytest.mark.parametrize("method", ["threshold", "gaussian", "own"])
+@pytest.mark.parametrize("method", ["threshold", "gaussian", "scaled", "own"])
 def test_what_is_kept_saturates_on_its_way_to_another_loss_scale(runs: dict[str, Run], method: str) -> None:
-    whole = runs[method].whole
-    large = {name: 1e4 * own for name, own in whole["residuals"].items()}
-    assert not refuses(runs[method], whole | {"residuals": large, "loss_scale": 1.2e-38})
+    whole = copy.deepcopy(runs[method].whole) | {"loss_scale": 1.2e-38}
+    for own in whole["residuals"].values():
+        own.mul_(1e4)[0] = 0  # which stays so
+    for bag in whole["compressor"].values():
+        bag.get("floor", torch.zeros(())).zero_()
+    assert not refuses(runs[method], whole)
+
+
+def test_what_is_kept_saturates_on_its_way_to_another_rate(runs: dict[str, Run]) -> None:
+    run = runs["scaled"]
+    assert not refuses(run, run.whole | {"rates": dict.fromkeys(run.whole["residuals"], 1e300)})
 
 
 @pytest.mark.parametrize("wrong", [5, {}, {"on": "dense"}, {"on": 5, "times": {}, "workers": 1}], ids=str)

@@ -35,7 +35,7 @@ from sparsync.collectives.partition import HostPartition
 from sparsync.kernels import cpu
 from sparsync.layout import Parameter
 from sparsync.schedule import Constant
-from sparsync.sparse import FAILED, NONFINITE, SparseGrad
+from sparsync.sparse import FAILED, NONFINITE, SparseGrad, _add_quotients
 from sparsync.wire import CODECS, HEADER, Header, Wire, read_headers, seal
 from sparsync.workspace import Workspace
 from tests.failures.reducers import error_of, push_all
@@ -132,6 +132,8 @@ def test_an_index_that_stands_twice_hides_no_overflow():
     message[HEADER : HEADER + 2], message[HEADER + shape.capacity :] = 3, 0x7F7FFFFF
     for read in (mean_of, partial(plain, mean_of)):
         assert not read(Wire(), message.unsqueeze(0), layout, shape, torch.float32)[1]
+    sent = Wire().decode_plain(message, layout.segment_of, shape)
+    assert _add_quotients(torch.zeros(layout.numel), sent, 1).isinf().any()  # which is for GPUs
 
 
 # ---- a whole step with a hostile peer --------------------------------------------------------------------------------

@@ -83,10 +83,8 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
             out.copy_(cast_finite(whole, out.dtype))
         return out
     out.zero_()
-    if len(terms) == 1 and out.device.type != "cpu":  # each index once: divided as it comes, but for the sign of a 0
-        quotients = cast_finite(terms[0].values / divisor, out.dtype)
-        replace(terms[0], values=quotients).add_to(out)
-        return out[terms[0].indices]  # of a message that names one twice, too
+    if len(terms) == 1 and out.device.type != "cpu":
+        return _add_quotients(out, terms[0], divisor)
     touched = torch.cat([term.indices for term in terms if term.indices is not None])
     if out.dtype == terms[0].values.dtype:
         for term in terms:
@@ -103,6 +101,13 @@ def write_mean(out: Tensor, terms: Sequence[SparseGrad], divisor: int) -> Tensor
         start += term.values.numel()
     out[unique] = quotients = cast_finite(sums / divisor, out.dtype)
     return quotients
+
+
+def _add_quotients(out: Tensor, term: SparseGrad, divisor: int) -> Tensor:
+    """Do the same for one term, without waiting for the host: it has every index once, so that each is divided as it
+    comes. Equal but for the sign of a 0, which a sum does not keep."""
+    replace(term, values=cast_finite(term.values / divisor, out.dtype)).add_to(out)
+    return out[term.indices]  # of a message that names one twice, too
 
 
 def give_norm(out: Tensor, norms: Tensor, scale: float) -> Tensor:

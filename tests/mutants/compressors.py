@@ -13,6 +13,13 @@ RANGE = "tests/failures/test_value_range.py"
 
 MUTANTS = [
     Mutant(
+        "a threshold beyond 32 bits is loaded",
+        "src/sparsync/compressors/carried_threshold.py",
+        'return int(bag["floor"]) < 2**31 and all(',
+        "return all(",
+        "tests/test_hostile_checkpoints.py::test_thresholds_that_no_magnitude_has_are_refused",
+    ),
+    Mutant(
         "what was taken out is lost where there is no memory for its message",
         "src/sparsync/compressors/selecting.py",
         "        residual.index_add_(0, indices, sent)\n",

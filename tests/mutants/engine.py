@@ -94,7 +94,7 @@ MUTANTS = [
     Mutant(
         "loss scale ignored",
         "src/sparsync/engine/worker.py",
-        "self._follow_loss_scale(scale / last)",
+        "self._follow_loss_scale(min(scale / last, LARGEST_RISE))",
         "self._follow_loss_scale(1.0)",
         "tests/failures/test_loss_scaling.py::test_the_residual_follows_the_loss_scale",
     ),
@@ -598,6 +598,27 @@ MUTANTS = [
         "if key in state and not fits(state[key]):",
         "if False:",
         "tests/test_hostile_checkpoints.py::test_a_value_of_another_type_is_refused",
+    ),
+    Mutant(
+        "integers of a state may be beyond every float",
+        "src/sparsync/engine/state_form.py",
+        "abs(value) <= sys.float_info.max",
+        "value == value",
+        "tests/test_hostile_checkpoints.py::test_numbers_that_do_not_fit_are_refused",
+    ),
+    Mutant(
+        "a loss scale that no scaler has is loaded",
+        "src/sparsync/engine/state_form.py",
+        "SCALES.tiny <= value <= SCALES.max",
+        "value > 0",
+        "tests/test_hostile_checkpoints.py::test_numbers_that_do_not_fit_are_refused",
+    ),
+    Mutant(
+        "thresholds follow a loss scale beyond every number",
+        "src/sparsync/engine/worker.py",
+        "min(scale / last, LARGEST_RISE)",
+        "scale / last",
+        "tests/test_hostile_checkpoints.py::test_what_is_kept_saturates_on_its_way_to_another_loss_scale[scaled]",
     ),
     Mutant(
         "a list of as many ranks as a state says is made",

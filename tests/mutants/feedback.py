@@ -32,6 +32,20 @@ MUTANTS = [
         "tests/failures/test_bucket_rebuilds.py::test_residuals_survive_a_rebuild_into_buckets_of_other_sizes",
     ),
     Mutant(
+        "a residual becomes infinite on its way to another loss scale",
+        "src/sparsync/feedback/residual.py",
+        "        kept.clamp_(-top, top)\n",
+        "        pass\n",
+        "tests/test_hostile_checkpoints.py::test_what_is_kept_saturates_on_its_way_to_another_loss_scale",
+    ),
+    Mutant(
+        "0 is multiplied by infinity",
+        "src/sparsync/feedback/residual.py",
+        "kept.mul_(min(ratio, top))",
+        "kept.mul_(ratio)",
+        "tests/test_hostile_checkpoints.py::test_what_is_kept_saturates_on_its_way_to_another_rate",
+    ),
+    Mutant(
         "velocities do not follow the loss scale",
         "src/sparsync/feedback/residual.py",
         "            self._velocities.rescale(ratios)",

@@ -6,6 +6,13 @@ RANGE = "tests/failures/test_value_range.py"
 
 MUTANTS = [
     Mutant(
+        "the mean of one term loses the sign of a 0",
+        "src/sparsync/sparse.py",
+        'if len(terms) == 1 and out.device.type != "cpu":',
+        "if len(terms) == 1:",
+        "tests/test_host_messages.py::test_messages_and_their_mean_are_the_same[fp32-int]",
+    ),
+    Mutant(
         "divided by a little more",
         "src/sparsync/sparse.py",
         "out[touched] = quotients = out[touched] / divisor",
@@ -30,8 +37,8 @@ MUTANTS = [
     Mutant(
         "an index that stands twice hides an overflow",
         "src/sparsync/sparse.py",
-        "return out[terms[0].indices]",
-        "return quotients",
+        "return out[term.indices]",
+        "return term.values / divisor",
         "tests/test_hostile_messages.py::test_an_index_that_stands_twice_hides_no_overflow",
     ),
 ]
