@@ -116,6 +116,22 @@ def test_a_step_that_is_not_finite_changes_nothing(odd: float) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize("huge", [1e19, 1e38])
+def test_sums_whose_squares_are_not_finite_are_taken_as_the_largest(huge: float) -> None:
+    pair = Pair(DENSE)
+    for moments in (pair.fused, pair.plain):
+        moments.max_norm.fill_(2.0)
+    pair.step(pair.sums(0))
+    sums = pair.sums(1)
+    sums[[0, -1]] = huge
+    pair.step(sums)
+    assert pair.fused.summary[2]
+    assert 0 < pair.fused.summary[1] < 1e-9
+    assert all(torch.isfinite(getattr(pair.fused, name)).all() for name in NAMES)
+    assert all(torch.isfinite(getattr(pair.fused.tables, name)).all() for name in TABLES)
+    pair.step(pair.sums(2))
+
+
 def test_who_has_no_gradient_or_is_not_trained_rests() -> None:
     pair = Pair(DENSE)
     pair.step(pair.sums(0))

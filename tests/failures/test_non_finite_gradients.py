@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
+import sparsync
 from sparsync import TopK
 from tests.failures.ddp_training import (
     ALL_SPARSE,
     SIZES,
     SMALL_BUCKETS,
     Chain,
+    assert_replicas_equal,
     bad_gradient,
     local_gradients,
     logged,
@@ -102,3 +105,31 @@ def case_hidden_overflow(rank: int, size: int) -> None:
 
 def test_an_overflow_is_seen_though_nothing_is_sent(worlds: Any) -> None:
     worlds[2].run(case_hidden_overflow)
+
+
+def case_huge_gradient(rank: int, size: int, clipped: bool) -> float:
+    model = Chain(SIZES)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    handle = sparsync.attach(ddp, density=0.05, precondition=True, optimizer=optimizer, **ALL_SPARSE)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = loss_of(ddp, rank, step)
+        if step == 1 and rank == 1:
+            loss = loss + 1e30 * sum(p.flatten()[0] for p in model.parameters())
+        loss.backward()
+        if clipped:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert_replicas_equal(model)
+    moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - before
+    kept = [handle.residual(name) for name, _ in model.named_parameters()]
+    handle.detach()
+    assert all(value is None or torch.isfinite(value).all() for value in kept)
+    return float(moved.abs().max())
+
+
+@pytest.mark.parametrize("clipped", [False, True], ids=["as it is", "clipped"])
+def test_a_finite_gradient_whose_square_is_not_leaves_adamw_finite(worlds: Any, clipped: bool) -> None:
+    assert all(0 < moved < 1 for moved in worlds[3].run(case_huge_gradient, clipped=clipped))

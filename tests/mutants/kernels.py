@@ -405,6 +405,21 @@ MUTANTS = [
         interpreted=True,
     ),
     Mutant(
+        "squares of a finite gradient overflow the second moment",
+        "src/sparsync/kernels/second_moment/reference.py",
+        ".clamp_(-LARGEST, LARGEST)",
+        "",
+        "tests/failures/test_non_finite_gradients.py::test_a_finite_gradient_whose_square_is_not_leaves_adamw_finite",
+    ),
+    Mutant(
+        "squares of a finite gradient overflow the second moment on the device",
+        "src/sparsync/kernels/second_moment/triton.py",
+        "return tl.minimum(tl.maximum(came, -LARGEST), LARGEST)",
+        "return came",
+        "tests/test_kernel_second_moment.py::test_sums_whose_squares_are_not_finite_are_taken_as_the_largest",
+        interpreted=True,
+    ),
+    Mutant(
         "of a long column only the first strips are summed on the device",
         "src/sparsync/kernels/second_moment/triton.py",
         "for i in range(0, strips, LANES):",

@@ -14,6 +14,7 @@ from sparsync.kernels.sketch.reference import Sketched
 from sparsync.sparse import give_norm
 from sparsync.workspace import Workspace
 
+LARGEST = 2.0**46  # of a mean gradient's sums, without loss scale: their squares, added up, are finite
 HYPER = ("rate", "first", "second", "eps", "known", "kept")
 
 
@@ -116,7 +117,8 @@ def index_of(vectors: MomentVectors) -> GroupIndex:
 
 
 def update(vectors: MomentVectors, loss_scale: float) -> None:
-    """Take this step's gradient into the moments, and make its tables; a step that is not finite changes nothing.
+    """Take this step's gradient into the moments, and make its tables; a step that is not finite changes nothing, and
+    what is beyond ``LARGEST`` is taken as that.
 
     Args:
         loss_scale: of the gradients; moments have none.
@@ -124,7 +126,7 @@ def update(vectors: MomentVectors, loss_scale: float) -> None:
     index, tables, sums = index_of(vectors), vectors.tables, vectors.sums
     rate, first, second, eps, known, _ = vectors.hyper
     good = torch.isfinite(sums).all()
-    sums.mul_(1 / loss_scale).masked_fill_(~good, 0)
+    sums.mul_(1 / loss_scale).clamp_(-LARGEST, LARGEST).masked_fill_(~good, 0)
     squares = sums * sums
     # A group's sum of squares is that of its matrix, of rows and of columns alike.
     energy = _sums(squares, index.lengths)

@@ -12,6 +12,7 @@ import triton.language as tl
 from sparsync.kernels import rng
 from sparsync.kernels.second_moment import launch
 from sparsync.kernels.second_moment.reference import HYPER
+from sparsync.kernels.second_moment.reference import LARGEST as LARGEST_SUM
 
 STRIP, DENSE = tl.constexpr(len(launch.MomentStrip._fields)), tl.constexpr(len(launch.DenseStrip._fields))
 PLACE, SIZE, TENSOR, EXACT, LENGTH, FIRST, STRIPS, PAIR_FIRST, PAIR_STRIPS = map(tl.constexpr, range(STRIP.value))
@@ -19,6 +20,7 @@ DENSE_TENSOR, DENSE_PLACE, DENSE_AT, DENSE_SIZE, DENSE_FIRST, DENSE_STRIPS = map
 RATE, BETA1, BETA2, EPS, KNOWN = (tl.constexpr(HYPER.index(n)) for n in ("rate", "first", "second", "eps", "known"))
 TAKE2, TAKE1, CORRECTION, LEAST = map(tl.constexpr, range(len(launch.TAKEN)))
 FIRST_FACTOR, SECOND_FACTOR = (tl.constexpr(factor) for factor in rng.FACTORS)
+LARGEST = tl.constexpr(LARGEST_SUM)
 INFINITE = tl.constexpr(0x7F800000)  # bits of infinity; NaN is above
 
 
@@ -34,13 +36,19 @@ def begin_step(sums, signs, size, key, BLOCK: tl.constexpr):
     tl.store(sums + at, tl.zeros([BLOCK], tl.float32), mask=at < size)
 
 
+@triton.jit
+def _within(came):
+    """Return what a sum is taken as, without loss scale."""
+    return tl.minimum(tl.maximum(came, -LARGEST), LARGEST)
+
+
 @triton.jit(do_not_specialize=["share"])
 def measure(sums, strips, parts, share, BLOCK: tl.constexpr):
     """Sum up the squares of one strip a program; NaN where anything is not finite."""
     row, lane = strips + tl.program_id(0) * STRIP, tl.arange(0, BLOCK)
     came = tl.load(sums + tl.load(row + PLACE) + lane, mask=lane < tl.load(row + SIZE), other=0.0)
     nonfinite = tl.sum(((came.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= INFINITE).to(tl.int32))
-    came *= share
+    came = _within(came * share)
     tl.store(parts + tl.program_id(0), tl.where(nonfinite > 0, float("nan"), tl.sum(came * came)))
 
 
@@ -116,7 +124,7 @@ def take_in(
     row, lane = strips + tl.program_id(0) * STRIP, tl.arange(0, BLOCK)
     at, inside, own = tl.load(row + PLACE) + lane, lane < tl.load(row + SIZE), taken + tl.load(row + TENSOR)
     clip, good = tl.load(summary + 1), tl.load(summary + 2) > 0.0
-    came = tl.load(sums + at, mask=inside, other=0.0) * share
+    came = _within(tl.load(sums + at, mask=inside, other=0.0) * share)
     came = tl.where(good, came, 0.0)
     square = _lerp(
         tl.load(squares + at, mask=inside, other=0.0), came * came * (clip * clip), tl.load(own + TAKE2 * tensors)
