@@ -288,9 +288,24 @@ def test_what_is_kept_saturates_on_its_way_to_another_rate(runs: dict[str, Run])
     assert not refuses(run, run.whole | {"rates": dict.fromkeys(run.whole["residuals"], 1e300)})
 
 
-@pytest.mark.parametrize("wrong", [5, {}, {"on": "dense"}, {"on": 5, "times": {}, "workers": 1}], ids=str)
+AUTO = {"on": "dense", "times": {}, "workers": 1, "waited": 0.0, "probe": 1, "density": 0.1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        5,
+        {},
+        {"on": "dense"},
+        {"on": 5, "times": {}, "workers": 1},
+        AUTO | {"waited": math.inf},
+        AUTO | {"probe": 10**400},
+    ],
+    ids=["number", "empty", "torn", "kind", "infinite", "beyond"],
+)
 def test_what_auto_cannot_go_on_from_is_refused_before_anything_changes(runs: dict[str, Run], wrong: Any) -> None:
     assert refuses(runs["auto"], runs["auto"].whole | {"auto": wrong})
+    assert not refuses(runs["auto"], runs["auto"].whole | {"auto": AUTO})
 
 
 def test_a_number_of_workers_is_no_size_to_allocate(runs: dict[str, Run]) -> None:

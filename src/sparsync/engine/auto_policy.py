@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -249,7 +250,10 @@ class AutoPolicy:
         if not (isinstance(times, Mapping) and isinstance(state.get("on"), str)):
             return False
         numbers = [*figures, *times.values()]
-        return {*map(type, times)} <= {str} and all(type(one) in (int, float) and one >= 0 for one in numbers)
+        largest = sys.float_info.max
+        return {*map(type, times)} <= {str} and all(
+            type(one) in (int, float) and 0 <= one <= largest for one in numbers
+        )
 
     def load_state_dict(self, state: Mapping[str, Any], step: int, same: bool) -> None:
         """Go on from a checkpoint.
