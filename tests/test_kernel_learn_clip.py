@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsync.kernels.learn_clip import Clipping, find_undo, note_norms, reference
-from sparsync.kernels.learn_clip.launch import NotedBuffers, ProbeBuffers
+from sparsync.kernels.learn_clip import Clipping, ProbedPart, find_undo, note_norms_of, reference
+from sparsync.kernels.learn_clip.launch import ProbeBuffers
 from sparsync.workspace import Workspace
 from tests.pairs import DEVICE, MARKS
 
@@ -118,16 +118,10 @@ def test_where_nothing_was_written_nothing_but_the_scale_is_undone(scale: float)
 
 def test_norms_are_noted_where_their_tensors_are():
     grads, expected = grads_of()
-    grads, norms, workspace = (
-        [grad.to(DEVICE) for grad in grads],
-        torch.full((6,), math.nan, device=DEVICE),
-        Workspace(),
-    )
-    for _ in range(2):
-        note_norms(grads, NUMBERS, norms, workspace)
-        assert workspace.find(NotedBuffers) is not None, "no kernel was launched"
-        torch.testing.assert_close(norms.cpu(), expected, rtol=1e-6, atol=0.0, equal_nan=True)
-        grads, expected = [grad * 3 for grad in grads], expected * 3
-    halves, norms = [grad.to(torch.bfloat16) for grad in grads], torch.full((6,), math.nan, device=DEVICE)
-    note_norms(halves, NUMBERS, norms, workspace)
-    torch.testing.assert_close(norms.cpu(), expected, rtol=1e-2, atol=0.0, equal_nan=True)
+    starts = [sum(SIZES[:i]) for i in range(len(SIZES))]
+    parts = tuple(map(ProbedPart, starts, SIZES, NUMBERS))
+    flat, workspace = torch.cat(grads).to(DEVICE), Workspace()
+    for dtype, near in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
+        norms = torch.full((6,), math.nan, device=DEVICE)
+        note_norms_of(flat.to(dtype), parts, norms, workspace)
+        torch.testing.assert_close(norms.cpu(), expected, rtol=near, atol=0.0, equal_nan=True)

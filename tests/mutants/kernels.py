@@ -430,7 +430,7 @@ MUTANTS = [
     Mutant(
         "norms of what is shown are noted in the unit's order instead of the model's on the device",
         "src/sparsync/kernels/learn_clip/triton.py",
-        "tl.store(norms + number, ",
+        "tl.store(norms + tl.load(row + 2), ",
         "tl.store(norms + tl.program_id(0), ",
         "tests/test_kernel_learn_clip.py::test_norms_are_noted_where_their_tensors_are",
         interpreted=True,

@@ -16,7 +16,7 @@ from torch import Tensor
 from sparsync.feedback.residual import FlatBuffer
 from sparsync.feedback.second_moment import AdamRule, SecondMoment
 from sparsync.kernels import Update
-from sparsync.kernels.learn_clip import note_norms
+from sparsync.kernels.learn_clip import ProbedPart, note_norms, note_norms_of
 from sparsync.kernels.second_moment import write_dense
 from sparsync.kernels.sketch import Sketched, sketch
 from sparsync.layout import Span
@@ -39,13 +39,13 @@ class UnitNorms:
 
     def __init__(self, spans: Sequence[Span], tensors: list[Sketched], norms: Tensor) -> None:
         self.spans, self.tensors, self.workspace = spans, tensors, Workspace()
-        self.numbers = tuple(tensor.number for tensor in tensors)
-        self._index = torch.tensor(self.numbers, dtype=torch.int64, device=norms.device)
+        self.numbers = torch.tensor([tensor.number for tensor in tensors], dtype=torch.int64, device=norms.device)
         self.norms = torch.zeros(len(tensors), dtype=torch.float32, device=norms.device)
+        self.probed = tuple(ProbedPart(t.start, min(t.numel, PROBED), t.number) for t in tensors)
 
     def read(self, norms: Tensor) -> Tensor:
         """Return them, as they are now among those of all tensors."""
-        return torch.index_select(norms, 0, self._index, out=self.norms)
+        return torch.index_select(norms, 0, self.numbers, out=self.norms)
 
 
 class DenseUpdates:
@@ -60,6 +60,16 @@ class DenseUpdates:
         self.updates = torch.zeros(start, dtype=torch.float32, device=moment.device)
         sizes = [tensor.numel for tensor in self.tensors]
         self.parts = dict(zip(names, torch.split(self.updates, sizes) if names else (), strict=True))
+        self._numbers: dict[tuple[str, ...], Tensor] = {}
+
+    def numbers_of(self, names: tuple[str, ...]) -> Tensor:
+        """Return the numbers of tensors, on the device."""
+        if names not in self._numbers:
+            numbers = {name: tensor.number for name, tensor in zip(self.parts, self.tensors, strict=True)}
+            self._numbers[names] = torch.tensor(
+                [numbers[name] for name in names], dtype=torch.int64, device=self.updates.device
+            )
+        return self._numbers[names]
 
 
 class Preconditioner:
@@ -151,8 +161,7 @@ class Preconditioner:
         torch._foreach_copy_(outs, [dense.parts[name] for name in places])
         self.shown.update(dict.fromkeys(places, factor))
         if any(out.dtype.itemsize < dense.updates.dtype.itemsize for out in outs):  # rounded, which changes their norms
-            numbers = tuple(self.moment.tensors[name].number for name in places)
-            note_norms(outs, numbers, self.norms, dense.workspace)
+            note_norms(outs, dense.numbers_of(tuple(places)), self.norms)
 
     def update_of(self, spans: Sequence[Span], velocity: FlatBuffer, workspace: Workspace) -> Update:
         """Return how a flat gradient becomes the update that it asks for.
@@ -174,8 +183,7 @@ class Preconditioner:
         unit = self._unit(spans)
         factor = multiply(result, unit.read(self.moment.norms), self._shown_scale)
         self.shown.update((span.name, factor) for span in spans)
-        probed = [result[s.start : min(s.stop, s.start + PROBED)] for s in spans]
-        note_norms(probed, unit.numbers, self.norms, unit.workspace)
+        note_norms_of(result, unit.probed, self.norms, unit.workspace)
 
     @property
     def _shown_scale(self) -> float:

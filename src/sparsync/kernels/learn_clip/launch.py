@@ -32,23 +32,12 @@ class ProbeBuffers:
         self.undo = torch.ones((), dtype=torch.float32, device=device)
 
 
-class NotedBuffers:
-    """The gradients whose norms are noted."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        self.launch, self.rows = Launcher(), ChangingTable(count, len(ProbeRow._fields), device)
-
-
-def note_norms(grads: Sequence[Tensor], numbers: Sequence[int], norms: Tensor, workspace: Workspace) -> None:
+def note_norms(flat: Tensor, parts: Tensor, norms: Tensor, launch: Launcher) -> None:
     """Do as ``reference.note_norms``: nothing waits for the host, nothing is allocated."""
     from sparsync.kernels.learn_clip import triton as kernels
 
-    count, device = len(grads), norms.device
-    space = workspace.get(NotedBuffers, (count, device), lambda: NotedBuffers(count, device))
     with on_device_of(norms):
-        space.launch(
-            kernels.note_norms, (count,), space.rows.update(_rows(grads, numbers)), norms, BLOCK=BLOCK, num_warps=4
-        )
+        launch(kernels.note_norms, (parts.shape[0],), flat, parts, norms, BLOCK=BLOCK, num_warps=4)
 
 
 def find_undo(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clipping, workspace: Workspace) -> Tensor:
@@ -57,7 +46,7 @@ def find_undo(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clippin
 
     count, device = len(grads), clipping.norms.device
     space = workspace.get(ProbeBuffers, (count, device), lambda: ProbeBuffers(count, device))
-    rows = space.rows.update(_rows(grads, numbers))
+    rows = space.rows.update([(g.data_ptr(), g.numel(), number) for g, number in zip(grads, numbers, strict=True)])
     with on_device_of(clipping.norms):
         if count:
             space.launch(kernels.measure, (count,), rows, space.squares, BLOCK=BLOCK, num_warps=4)
@@ -67,7 +56,3 @@ def find_undo(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clippin
             clipping.scale, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return space.undo
-
-
-def _rows(grads: Sequence[Tensor], numbers: Sequence[int]) -> list[ProbeRow]:
-    return [ProbeRow(g.data_ptr(), g.numel(), number) for g, number in zip(grads, numbers, strict=True)]

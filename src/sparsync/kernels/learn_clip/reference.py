@@ -33,14 +33,11 @@ class Clipping:
     scale: float
 
 
-def note_norms(grads: Sequence[Tensor], index: Tensor, norms: Tensor) -> None:
-    """Write the norms that gradients, or parts of them, have.
-
-    Args:
-        index: the numbers of their tensors: where their norms are in ``norms``.
-    """
-    dtype = torch.float64 if any(grad.dtype == torch.float64 for grad in grads) else torch.float32
-    norms.index_copy_(0, index, torch.stack(torch._foreach_norm(list(grads), 2, dtype=dtype)).float())
+def note_norms(grads: Sequence[Tensor], numbers: Tensor, norms: Tensor) -> None:
+    """Write the norms that gradients, or parts of them, have; ``numbers``: of their tensors."""
+    double = any(grad.dtype == torch.float64 for grad in grads)
+    found = torch._foreach_norm(list(grads), 2, dtype=torch.float64 if double else torch.float32)
+    norms.index_copy_(0, numbers, torch.stack(found).float())
 
 
 def recognise(grads: Sequence[Tensor], numbers: Sequence[int], clipping: Clipping) -> Tensor:

@@ -14,28 +14,27 @@ SOME, WHOLE = tl.constexpr(reference.SOME), tl.constexpr(reference.WHOLE)
 
 
 @triton.jit
-def _sum_of_squares(rows, BLOCK: tl.constexpr):
-    """Return that of this program's gradient."""
+def note_norms(flat, parts, norms, BLOCK: tl.constexpr):
+    """Do as ``reference.note_norms``: one part a program."""
+    row, lane = parts + tl.program_id(0) * 3, tl.arange(0, BLOCK)
+    own, numel = flat + tl.load(row), tl.load(row + 1)
+    total = tl.full([BLOCK], 0.0, tl.float64)
+    for i in range(0, numel, BLOCK):
+        g = tl.load(own + i + lane, mask=i + lane < numel, other=0.0).to(tl.float64)
+        total += g * g
+    tl.store(norms + tl.load(row + 2), tl.sqrt(tl.sum(total)).to(tl.float32))
+
+
+@triton.jit
+def measure(rows, squares, BLOCK: tl.constexpr):
+    """Sum up the squares of one gradient a program."""
     row, lane = rows + tl.program_id(0) * PROBE, tl.arange(0, BLOCK)
     grad, numel = tl.load(row + ADDRESS).to(tl.pointer_type(tl.float32)), tl.load(row + NUMEL)
     total = tl.full([BLOCK], 0.0, tl.float64)
     for i in range(0, numel, BLOCK):
         g = tl.load(grad + i + lane, mask=i + lane < numel, other=0.0).to(tl.float64)
         total += g * g
-    return tl.sum(total)
-
-
-@triton.jit
-def measure(rows, squares, BLOCK: tl.constexpr):
-    """Sum up the squares of one gradient a program."""
-    tl.store(squares + tl.program_id(0), _sum_of_squares(rows, BLOCK))
-
-
-@triton.jit
-def note_norms(rows, norms, BLOCK: tl.constexpr):
-    """Do as ``reference.note_norms``: one gradient a program."""
-    number = tl.load(rows + tl.program_id(0) * PROBE + NUMBER)
-    tl.store(norms + number, tl.sqrt(_sum_of_squares(rows, BLOCK)).to(tl.float32))
+    tl.store(squares + tl.program_id(0), tl.sum(total))
 
 
 @triton.jit
