@@ -214,6 +214,11 @@ def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'new' / 'report.html'}"
 
 
+def test_bench_step_does_not_time_sgd_for_another_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "step", "--optimizer", "adamw"]) == 2
+    assert "optimizer adamw is timed on a GPU alone" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_bench_step_writes_its_columns(tmp_path: Path) -> None:
     out = tmp_path / "bench.csv"

@@ -46,6 +46,8 @@ def step(
         name = "bench-step-gpu.csv" if optimizer == "sgd" else f"bench-step-{optimizer}-gpu.csv"
         _on_gpu(model, rounds, method, optimizer, bench_file(out, name))
         return
+    if optimizer != "sgd":
+        raise ValueError(f"optimizer {optimizer} is timed on a GPU alone: --device cuda")
     where = environment()
     benches = [StepBench(size, rounds, density=density) for size in parameters]
     out = bench_file(out, "bench-step-cpu.csv")
