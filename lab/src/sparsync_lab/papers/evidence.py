@@ -13,7 +13,7 @@ from sparsync_lab.papers.curves import base_result, display_score, quick_changes
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, training
-from sparsync_lab.papers.p2 import long_training
+from sparsync_lab.papers.p2 import learned, long_training
 from sparsync_lab.papers.p3 import gtopk_on
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
@@ -175,10 +175,10 @@ def questions() -> tuple[Question, ...]:
             "the rest",
             f"P2, table 1, the other cells {LEARNS}.",
             (
-                *cells("global", 4, ("topk", *wide)),
+                *cells("layer", 2, ("standard", "topk", *wide)),
                 *cells("layer", 1, ("standard", "topk", "random+allgather", "block+allgather")),
                 *cells("global", 1, ("topk", "random+allgather", "block+allgather")),
-                *cells("layer", 2, ("standard", "topk", *wide)),
+                *cells("global", 4, ("topk", *wide)),
                 *cells("global", 2, ("topk", *wide)),
             ),
         ),
@@ -200,6 +200,8 @@ def evidence(context: RunContext) -> Result:
         histories += [done[run.name] for run in runs if run.name in done]
         if one.name == TUNED and not context.quick:
             tables.append(tuned.comparison((*runs, *beside), done))
+    if not context.quick:
+        tables.append(learned({run.label: done[run.name] for run in every if run.name in done}))
     result = base_result(context, histories, [run.name for run in every if run.name not in done])
     return replace(result, tables=tables, notes=[ONE_SEED, *result.notes])
 
