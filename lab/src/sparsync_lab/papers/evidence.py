@@ -13,11 +13,11 @@ from sparsync_lab.papers.curves import base_result, display_score, quick_changes
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, training
-from sparsync_lab.papers.p2 import learned, long_training
+from sparsync_lab.papers.p2 import SCOPES, learned, long_training
 from sparsync_lab.papers.p3 import gtopk_on
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
-from sparsync_lab.papers.vgg16_gap import ASKED, causes, densities
+from sparsync_lab.papers.vgg16_gap import ASKED, CLIPPED, causes, densities
 from sparsync_lab.report import Row, Table
 from sparsync_lab.virtual.signed_gtopk import SIGNED_GTOPK
 
@@ -89,6 +89,11 @@ def gtopk_in_fewer_bits(values: str, density: float) -> Run:
     return replace(run, label=label, method=method, options={**run.options, "values": values, "indices": "ef"})
 
 
+def at_layers_rate(run: Run) -> Run:
+    """Return a training of P2 with entries chosen globally, at the rate of those chosen layer by layer."""
+    return replace(run, label=f"{run.label}, layer's rate", rate=SCOPES["layer"] * run.workers)
+
+
 @cache
 def questions() -> tuple[Question, ...]:
     """Return all questions, the most valuable first."""
@@ -158,8 +163,11 @@ def questions() -> tuple[Question, ...]:
         ),
         Question(
             "authors' settings",
-            "P1, figure 6: with weight decay and density warm-up of the authors' code, 120 epochs.",
-            tuple(authors_settings(model, method) for model in ("vgg16", "resnet20") for method in both),
+            "P1, figure 6: with weight decay and density warm-up of the authors' code, 120 epochs; and VGG-16 clipped.",
+            (
+                *(authors_settings(model, method) for model in ("vgg16", "resnet20") for method in both),
+                *(training("vgg16", method, label=f"{method}, {CLIPPED}", clip=1.0) for method in both),
+            ),
             tuple(training(model, method) for model in ("vgg16", "resnet20") for method in both),
         ),
         Question(
@@ -175,6 +183,7 @@ def questions() -> tuple[Question, ...]:
             "the rest",
             f"P2, table 1, the other cells {LEARNS}.",
             (
+                at_layers_rate(long_training("topk", "global", 8)),
                 *cells("layer", 2, ("standard", "topk", *wide)),
                 *cells("layer", 1, ("standard", "topk", "random+allgather", "block+allgather")),
                 *cells("global", 1, ("topk", "random+allgather", "block+allgather")),
