@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -171,6 +171,7 @@ def smallest(plan: ExchangePlan, tensors: dict[str, Tensor], workers: int) -> fl
     return None
 
 
+@example(shapes=[(232,)], workers=1, share=0.0625, steps=None, scope="global")
 @given(
     shapes=shapes,
     workers=st.sampled_from([1, 2, 3, 5, 16, 64, 300]),
@@ -199,17 +200,18 @@ def test_a_budget_holds_and_is_used_up(
     assert part <= DENSE_PART * share * plan.spending.dense
     if plan.spending.densities[0] == plan.spending.densities[1]:  # all that there is to send
         return
-    # One entry more in the last step, or four digits more of a density, would not fit.
-    cost, last, numel = (
-        bytes_per_step(plan, tensors, counted),
-        plan.spending.densities[1],
-        sum(map(Tensor.numel, tensors.values())),
-    )
-    more = plan.budget.schedule(min(1.0, last * 1.002 + 1.5 / numel), 1.0)
-    spent = [(cost(density), count) for density, count in more.stages() if count]
-    mean = sum(sent * count for sent, count in spent) / more.steps
-    allowed = share * plan.spending.dense
-    assert mean > allowed or max(sent for sent, _ in spent) > 8 * allowed or last >= 0.49
+    # One entry more in the last step, or four digits more of a density, would not fit; two may fit again, as compact
+    # indices take a bit less each from a power of two on.
+    cost, last = bytes_per_step(plan, tensors, counted), plan.spending.densities[1]
+    numel, allowed = sum(map(Tensor.numel, tensors.values())), share * plan.spending.dense
+
+    def fits(density: float) -> bool:
+        more = plan.budget.schedule(min(1.0, density), 1.0)
+        spent = [(cost(now), count) for now, count in more.stages() if count]
+        mean = sum(sent * count for sent, count in spent) / more.steps
+        return mean <= allowed and max(sent for sent, _ in spent) <= 8 * allowed
+
+    assert last >= 0.49 or not all(fits(last * 1.002 + entries / numel) for entries in (0.5, 1.0, 1.5))
 
 
 def test_it_takes_no_time_and_no_memory_for_a_billion_parameters() -> None:

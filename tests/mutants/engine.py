@@ -285,6 +285,13 @@ MUTANTS = [
         f"{BUDGET}::test_a_budget_holds_and_is_used_up",
     ),
     Mutant(
+        "a part of the budget is left over",
+        "src/sparsync/engine/budget.py",
+        "return four_digits(density) if spent(",
+        "return four_digits(0.9 * density) if spent(",
+        f"{BUDGET}::test_a_budget_holds_and_is_used_up",
+    ),
+    Mutant(
         "a step may send more than dense",
         "src/sparsync/engine/budget.py",
         "/ min(MOST * allowed, self.dense)",

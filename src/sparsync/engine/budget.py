@@ -12,8 +12,9 @@ All of it follows from what a plan's own messages take (``bytes_per_step``), for
 4. *Values*: the most exact with which enough entries travel: fp16 from a half of all entries on, levels from a quarter
    on, else signs, and these for at most half of the entries. With Laplacian entries that is about where the next one
    brings more of their energy for the same bytes.
-5. *Density*: the largest with which the mean over the training is within the budget, and no step is above 8 times the
-   budget or above dense.
+5. *Density*: as large as it can be while the mean over the training is within the budget, and no step is above 8 times
+   the budget or above dense. (Compact indices take a bit less each from a power of two on, so that a density beyond one
+   that does not fit may fit again, with a few per cent more entries; that is not looked for.)
 
 What is given does not follow. Random kinds have a density alone.
 """
