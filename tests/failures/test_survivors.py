@@ -71,9 +71,61 @@ def test_survivors_of_a_kill_at_any_stage_go_on_with_equal_replicas() -> None:
             assert changes[0].steps in STAGES[stage], stage
             assert (first["rank"], last["rank"], first["lost"], first["steps"]) == (0, 1, 1, 7)
             expected = Reference(range(3))
+            assert_said(changes[0], expected, [changes[0].steps])
             expected.follow(changes)
             expected.assert_same(first)
             expected.assert_same(last)
+
+
+def assert_said(change: Change, expected: Reference, ages: list[int]) -> None:
+    """Compare what is said of what is lost with what the reference keeps, before the change: the estimate is made of
+    what those keep who are left, and not far from what is lost."""
+    expected.until(change.steps)
+    norms = [float(torch.cat([own.flatten() for own in expected.kept[m].values()]).norm()) for m in expected.members]
+    left = [norm for rank, norm in enumerate(norms) if rank not in change.lost]
+    assert change.lost_norm == pytest.approx(sum(left) / len(left), rel=1e-5)
+    assert change.lost_steps == tuple(ages)
+    assert all(norms[rank] == pytest.approx(change.lost_norm, rel=0.5) for rank in change.lost)
+
+
+@pytest.mark.slow
+def test_what_is_lost_is_said_with_its_age_and_about_its_norm() -> None:
+    """A process that has joined dies: what it had kept is no older than that. Then rank 1 dies, which was there from
+    the beginning."""
+    with Crew() as crew:
+        start(crew, 2, steps=120, faults={1: [("backward", 110, "die")]}, pause=0.02)
+        crew.wait_for("steps of 0")
+        crew.start(case_training, 0, 1, steps=120, faults={2: [("forward", 100, "die")]})
+        found, *died = crew.results()
+        assert died == [DIED, DIED]
+        joined, second, third = found["changes"]
+        assert (joined.joined, joined.lost_steps, joined.lost_norm) == ((2,), (), 0)
+        assert (second.lost, second.steps, third.lost, third.steps) == ((2,), 100, (1,), 110)
+        expected = Reference(range(2))
+        expected.follow([joined])
+        assert_said(second, expected, [100 - joined.steps])
+        expected.follow([second])
+        assert_said(third, expected, [110])
+        assert (found["lost"], found["lost_steps"]) == (2, 110)
+        assert found["lost_norm"] == pytest.approx(second.lost_norm + third.lost_norm)
+
+
+def case_loaded(store: Any) -> int:
+    """Return from which step on a rank keeps something, as it says, when it had joined and has loaded a state."""
+    run = Run()
+    run.step()
+    run.sync.survival._since = 1
+    run.sync.load_state_dict(run.sync.state_dict())
+    since: int = run.sync.survival._since
+    run.end()
+    return since
+
+
+def test_what_a_checkpoint_holds_is_as_old_as_the_training() -> None:
+    with Crew() as crew:
+        for rank in range(2):
+            crew.start(case_loaded, rank, 2)
+        assert crew.results() == [0, 0]
 
 
 METHODS: dict[str, dict[str, Any]] = {
