@@ -532,12 +532,12 @@ def follow(crew: Crew, expected: Reference, steps: int) -> int:
 
 def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool = False) -> dict[str, int]:
     """Kill and freeze processes at random points, between steps and while the others go on, and let others come, until
-    so many steps are made; print what happens. However fast the machine is, all events have their time: the others
-    train slowly where one of them takes long."""
+    so many steps are made; print what happens. Each event has its part of the first nine tenths of the steps, however
+    fast the machine is: the others train slowly where one takes long."""
     rng, began = random.Random(seed), time.monotonic()
     options: dict[str, Any] = {"steps": steps, "deadline": DEADLINE / 2, "normed": normed}
-    counts = {"steps": steps, "killed": 0, "frozen": 0, "started": 0}
-    made, each = 0, int(1.5 * steps) // events
+    counts = {"steps": steps, "killed": 0, "frozen": 0, "started": 0, "last event": 0}
+    made, happened, part = 0, 0, 0.9 * steps / events
     with Crew() as crew:
 
         def look() -> tuple[int, list[int], list[int]]:
@@ -545,12 +545,12 @@ def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool =
             left = [member for member in lives if not crew.answered(member)]
             return int(crew.wait_for("steps")), left, [own for own in left if crew.store.check([f"{own} is in"])]
 
-        crew.store.set("asked for", str(each))
+        crew.store.set("asked for", str(int(part)))
         lives = [crew.start(case_among_kills, rank, workers, **options, name=rank) for rank in range(workers)]
         crew.wait_for("steps")
-        while events and lives and made < 0.9 * steps:
+        while happened < events and lives and made < 0.9 * steps:
             if rng.random() < 0.7:
-                until, rest = made + rng.randint(1, each), time.monotonic() + 20
+                until, rest = (happened + rng.random()) * part, time.monotonic() + 20
                 while int(crew.wait_for("steps")) < until and time.monotonic() < rest:
                     time.sleep(0.001)
                 time.sleep(rng.uniform(0, 0.05))
@@ -567,9 +567,8 @@ def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool =
             else:
                 victim, event = crew.start(case_among_kills, 0, 1, **options, name=len(crew.members)), "started"
                 lives.append(victim)
-            counts[event] += 1
-            events -= 1
-            crew.store.set("asked for", str(made + each))
+            happened, counts[event], counts["last event"] = happened + 1, counts[event] + 1, made
+            crew.store.set("asked for", str(int((happened + 1) * part)))
             print(f"{time.monotonic() - began:6.1f} s, step {made:4d}: process {victim} {event}", flush=True)
         crew.store.set("asked for", str(steps))
         for process, _ in crew.members:
@@ -600,3 +599,4 @@ def test_kills_at_random_points_over_2000_steps() -> None:
     counts = among_kills(2000, 4, events=60, seed=1)
     print(counts)
     assert counts["changes"] >= 20
+    assert counts["last event"] > 0.8 * 2000
