@@ -203,7 +203,7 @@ class Protocol:
         rank, votes = self.ranks[number], {**self.votes} if self.store else {}
         rank.heard, rank.phase, rank.waited = frozenset(votes), STOPPED, 0
         alone = self.lost and self.defect == "where somebody is lost, nobody looks at the others' votes"
-        rank.known = {number: rank.completed, **({} if alone else votes)}
+        rank.known = {**({} if alone else votes), number: rank.completed}
         self.save(rank)  # state_dict() after an error speaks of the steps that were completed
 
     def crash(self, number: int) -> None:

@@ -86,9 +86,11 @@ class Explored(RuleBasedStateMachine):
             self.send(number, gradient, "")
         for source in range(count):
             self.deliver(source, ahead % count)
-        if self.protocol.ranks[ahead % count].running and self.protocol.can_complete(ahead % count):
+        first = self.protocol.ranks[ahead % count]
+        if first.running and self.protocol.can_complete(ahead % count):
             self.protocol.complete(ahead % count)
-            self.protocol.send(ahead % count, gradient)
+            if first.phase == IDLE:
+                self.protocol.send(ahead % count, gradient)
         self.protocol.crash(victim % count)
         self.tick(DEADLINE + GRACE + 2)
 
