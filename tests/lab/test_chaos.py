@@ -127,8 +127,10 @@ def raised_in(*files: Path, error: str = "RuntimeError") -> Exception:
 
 def test_no_other_error_than_that_of_torchs_own_exchange_is_excused() -> None:
     attached: Any = object()
-    torchs, ours, users = TORCHS / "distributed_c10d.py", OURS / "handle.py", Path(__file__)
+    torchs, ddp = (place / "distributed.py" for place in TORCHS)
+    ours, users = OURS / "handle.py", Path(__file__)
     assert without_us(raised_in(users, torchs), attached)
+    assert without_us(raised_in(users, torchs, ddp), attached)
     assert not without_us(raised_in(ours, torchs), attached)
     assert not without_us(raised_in(users), attached)
     assert not without_us(raised_in(users, torchs, error="KeyError"), attached)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 import sparsync
@@ -20,7 +21,11 @@ from sparsync_lab.chaos.schedule import Life
 from sparsync_lab.chaos.training import Outcome
 from sparsync_lab.training.local_workers import Worker
 
-OURS, TORCHS = Path(sparsync.__file__).parent, Path(dist.__file__).parent
+OURS = Path(sparsync.__file__).parent
+TORCHS = (
+    Path(dist.__file__).parent,
+    Path(torch.nn.parallel.__file__).parent,
+)  # where it exchanges: DDP does so in join
 
 
 def live(
@@ -59,4 +64,5 @@ def without_us(error: Exception, sync: sparsync.Handle | None) -> bool:
     model: the library was neither in it nor had called it."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     asked = any(Path(file).is_relative_to(OURS) for file in files)
-    return isinstance(error, RuntimeError) and not asked and (sync is None or Path(files[-1]).is_relative_to(TORCHS))
+    torchs = any(Path(files[-1]).is_relative_to(place) for place in TORCHS)
+    return isinstance(error, RuntimeError) and not asked and (torchs or sync is None)
