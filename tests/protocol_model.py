@@ -25,6 +25,9 @@ DEFECTS = (
     "nobody looks at the deadline",
     "votes are waited for without end",
     "states of different steps are loaded together",
+    "where somebody is lost, nobody looks at the others' votes",
+    "a vote counts the step that failed",
+    "without a store nobody looks at the deadline",
 )
 Vector = tuple[int, ...]
 
@@ -70,6 +73,8 @@ class Rank:
     flag: str = ""
     inbox: dict[int, tuple[int, Vector, str]] = field(default_factory=dict)  # by sender: step, entries, flag
     known: dict[int, int] = field(default_factory=dict)  # votes that it has seen when it stopped
+    heard: frozenset[int] = frozenset()  # whose votes it could see then
+    told: bool = False  # by headers, which are the same for all, that nobody completes the step
     saved: dict[int, Saved] = field(default_factory=dict)  # by step
 
     @property
@@ -87,6 +92,7 @@ class Protocol:
         self.ranks = [Rank(none, (none,) * ranks, none, (none, none), none) for _ in range(ranks)]
         for rank in self.ranks:
             self.save(rank)
+        self.store = True  # whether it answers
         self.alarm = False  # StoreMonitor: the key "alarm"
         self.lost: set[int] = set()
         self.votes: dict[int, int] = {}  # the keys "vote/r"
@@ -131,6 +137,7 @@ class Protocol:
         rank, heard = self.ranks[number], self.heard(number)
         flags = {flag for _, _, flag in heard.values()}
         if FAILED in flags and self.defect != "a flag of failure is overlooked":
+            rank.told = True
             self.stop(number)  # all see the same headers: no alarm
             return
         bad = NONFINITE in flags
@@ -156,22 +163,24 @@ class Protocol:
     def fail(self, number: int) -> None:
         """Fail alone, once a step is begun: a result cannot be written, a backward breaks off (ErrorHandler.announced,
         Reducer.fail): the others hear of it through the store (StoreMonitor.broadcast_error)."""
-        self.alarm = True
+        self.alarm = self.alarm or self.store
         self.stop(number)
 
     def miss(self, number: int) -> None:
         """Run into the deadline (StoreMonitor.wait, StoreMonitor.fail): who does not wait either is lost."""
-        if not self.alarm:
+        if self.store and not self.alarm:
             self.lost = {other for other, rank in enumerate(self.ranks) if not rank.running}
         self.fail(number)
 
     def can_miss(self, number: int) -> bool:
         rank = self.ranks[number]
-        return rank.phase == WAITING and rank.waited >= DEADLINE and self.defect != "nobody looks at the deadline"
+        blind = self.defect == "nobody looks at the deadline"
+        blind = blind or (self.defect == "without a store nobody looks at the deadline" and not self.store)
+        return rank.phase == WAITING and rank.waited >= DEADLINE and not blind
 
     def can_hear(self, number: int) -> bool:
         """Whether a rank that waits finds the alarm (StoreMonitor._heartbeat)."""
-        return self.ranks[number].phase == WAITING and self.alarm
+        return self.ranks[number].phase == WAITING and self.alarm and self.store
 
     def stop(self, number: int) -> None:
         """Undo what is under way and vote (ErrorHandler.stop, StepVote.close, StoreMonitor.leave_vote)."""
@@ -179,24 +188,32 @@ class Protocol:
         if self.defect != "what a failed step sent stays away":
             self._restore(rank)
         rank.in_flight, rank.phase, rank.waited = self.none, VOTING, 0
-        self.votes[number] = rank.completed
+        if self.store:
+            self.votes[number] = rank.completed + (self.defect == "a vote counts the step that failed")
 
     def can_close(self, number: int) -> bool:
         """Whether the votes are in, or were waited for long enough (StoreMonitor.collect_votes); without an alarm all
-        have seen the same, and nobody waits."""
+        have seen the same, and without a store there is nothing to see, and nobody waits."""
         rank, expected = self.ranks[number], {*range(len(self.ranks))} - self.lost
         late = rank.waited >= GRACE and self.defect != "votes are waited for without end"
-        return rank.phase == VOTING and (not self.alarm or expected <= {*self.votes} or late)
+        return rank.phase == VOTING and (not (self.alarm and self.store) or expected <= {*self.votes} or late)
 
     def close(self, number: int) -> None:
-        """Say which step is the committed one (step_vote.describe)."""
-        rank = self.ranks[number]
-        rank.known, rank.phase, rank.waited = dict(self.votes), STOPPED, 0
+        """Say which step is the committed one (step_vote.describe); without a store, for oneself alone."""
+        rank, votes = self.ranks[number], {**self.votes} if self.store else {}
+        rank.heard, rank.phase, rank.waited = frozenset(votes), STOPPED, 0
+        alone = self.lost and self.defect == "where somebody is lost, nobody looks at the others' votes"
+        rank.known = {**({} if alone else votes), number: rank.completed}
         self.save(rank)  # state_dict() after an error speaks of the steps that were completed
 
     def crash(self, number: int) -> None:
         """Kill a rank: what it keeps is gone, what it saved is not."""
         self.ranks[number].alive = False
+
+    def lose_store(self) -> None:
+        """Let the store's host die or freeze, be it a rank or not (BoundedStore: ``StoreSilent``, or an error): from
+        now on no alarm is heard, and no vote."""
+        self.store = False
 
     def tick(self, ticks: int = 1) -> None:
         """Let time pass for all who wait; a frozen rank does not wait."""
@@ -214,7 +231,7 @@ class Protocol:
         (checkpoint.check_state in one list; Origin, before the first exchange, where every rank has loaded its own)."""
         if len(set(steps)) > 1 and self.defect != "states of different steps are loaded together":
             return False
-        self.alarm, self.lost, self.votes = False, set(), {}
+        self.store, self.alarm, self.lost, self.votes = True, False, set(), {}
         for number, (rank, step) in enumerate(zip(self.ranks, steps, strict=True)):
             state = rank.saved[step]
             fresh = replace(rank, residual=state.residual, weights=state.weights, came_in=state.came_in, flag="")

@@ -7,6 +7,7 @@ import copy
 import gc
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,9 @@ class Run:
             self.optimizer.step()
 
 
-@pytest.fixture(scope="module")
-def runs() -> Iterator[dict[str, Run]]:
+@contextmanager
+def trainings() -> Iterator[dict[str, Run]]:
+    """Make a training of every method, in a process group of this process alone."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     found = {method: Run(method) for method in METHODS}
     yield found
@@ -104,6 +106,12 @@ def runs() -> Iterator[dict[str, Run]]:
         del run.ddp
     gc.collect()
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[dict[str, Run]]:
+    with trainings() as found:
+        yield found
 
 
 def flat(state: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
@@ -192,7 +200,10 @@ quiet = settings(
 @quiet
 @given(data=st.data())
 def test_any_state_is_refused_or_loaded_as_a_whole(runs: dict[str, Run], method: str, data: st.DataObject) -> None:
-    run = runs[method]
+    load_damaged(runs[method], data)
+
+
+def load_damaged(run: Run, data: st.DataObject) -> None:
     state: Any = damaged(run.whole, data)
     form = data.draw(st.sampled_from(["own", "own", "list", "two", "tuple"]))
     if form == "two":
@@ -323,9 +334,12 @@ def test_residuals_that_do_not_fit_their_type_are_refused(runs: dict[str, Run]) 
 @quiet
 @given(data=st.data())
 def test_any_file_is_refused_or_loaded_as_a_whole(runs: dict[str, Run], tmp_path: Path, data: st.DataObject) -> None:
-    run, method = runs["threshold"], "own"
-    save_ranks(run.handle, tmp_path)
-    (file,) = tmp_path.iterdir()
+    load_torn_file(runs["threshold"], tmp_path, data)
+
+
+def load_torn_file(run: Run, folder: Path, data: st.DataObject) -> None:
+    save_ranks(run.handle, folder)
+    (file,) = folder.iterdir()
     torn = bytearray(file.read_bytes())
     method = data.draw(st.sampled_from(["cut", "flip", "more", "other"]))
     at = int(data.draw(st.floats(0, 1, exclude_max=True)) * len(torn))
@@ -340,7 +354,7 @@ def test_any_file_is_refused_or_loaded_as_a_whole(runs: dict[str, Run], tmp_path
         torch.save(data.draw(st.sampled_from([run.ddp.state_dict(), [run.whole], 7, {}])), file)
     before = flat(run.handle.state_dict())
     try:
-        load_ranks(run.handle, tmp_path)
+        load_ranks(run.handle, folder)
     except ValueError:
         assert flat(run.handle.state_dict()) == before
     run.handle.load_state_dict(run.whole)

@@ -17,6 +17,7 @@ from torch import Tensor
 from sparsync import (
     AllGather,
     Balanced,
+    BlockRandomK,
     Damaged,
     DenseAllReduce,
     GTopK,
@@ -44,6 +45,7 @@ from tests.methods import reducer_of
 from tests.test_host_messages import entries, layout_of, mean_of, message_of, outcome, plain
 
 FORMATS = [(v, i) for v in CODECS for i in ("int", "ef")]
+BLOCKS = [(v, "block") for v, codec in CODECS.items() if not codec.signs]  # which no loop reads, nor an owner
 many = settings(max_examples=5 * settings().max_examples)
 SIZES = ([1], [63, 2], [100, 23, 1], [400])
 layouts = st.builds(
@@ -92,7 +94,7 @@ def same(one: Any, two: Any) -> bool:
 
 
 @many
-@given(st.sampled_from(FORMATS), layouts, damages(), st.integers(0, 99), st.integers(1, 3))
+@given(st.sampled_from([*FORMATS, *BLOCKS]), layouts, damages(), st.integers(0, 99), st.integers(1, 3))
 def test_any_message_is_read_alike_by_loops_and_without(coded, layout, damage, seed, workers):
     """As if its checksum were right: the same error, or the same numbers, all of them within the gradient."""
     wire, shape = Wire(*coded), shape_of(layout, torch.float32)
@@ -109,11 +111,16 @@ def test_any_message_is_read_alike_by_loops_and_without(coded, layout, damage, s
         assert 0 <= int(got.count) <= shape.capacity
         assert ((got.indices >= 0) & (got.indices < shape.numel)).all()
         assert torch.equal(got.indices, other.indices)
+        if (
+            coded[1] == "block" and int(got.count) == shape.capacity
+        ):  # each block within its segment, and no index twice
+            assert got.indices.unique().numel() == shape.capacity
+            assert (layout.segment_of(got.indices).bincount() == torch.tensor([c for c, _ in shape.slots])).all()
         assert torch.equal(got.values.nan_to_num(7.0), other.values.nan_to_num(7.0))
 
 
 @many
-@given(st.sampled_from([*FORMATS, ("fp32", "block")]), layouts, st.integers(-70, 70))
+@given(st.sampled_from([*FORMATS, *BLOCKS]), layouts, st.integers(-70, 70))
 def test_a_message_of_another_length_is_refused(coded, layout, more):
     wire, shape = Wire(*coded), shape_of(layout, torch.float32)
     size = wire.bytes(shape) // 4
@@ -181,9 +188,15 @@ METHODS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "gtopk": (TopK(), GTopK(), ("fp32", "fp16")),
     "shared": (RandomK(), SharedIndexAllReduce(), ("fp32",)),
     "dense": (NoCompression(), DenseAllReduce(), ("fp32",)),
+    "block": (BlockRandomK(), AllGather(), ("fp32", "fp16", "bf16")),
 }
 cases = st.sampled_from(
-    [(name, values, i) for name, (_, _, some) in METHODS.items() for values in some for i in ("int", "ef")]
+    [
+        (name, values, i)
+        for name, (_, _, some) in METHODS.items()
+        for values in some
+        for i in (("block",) if name == "block" else ("int", "ef"))
+    ]
 )
 
 

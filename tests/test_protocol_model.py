@@ -78,6 +78,22 @@ class Explored(RuleBasedStateMachine):
         for number in range(len(self.protocol.ranks)):
             self.complete(number)
 
+    @rule(ahead=numbers, victim=numbers, gradient=gradients)
+    def death_in_a_step(self, ahead: int, victim: int, gradient: tuple[int, ...]) -> None:
+        """A rank dies when all have sent, and one of them has heard from everybody; the others wait for the rest."""
+        count = len(self.protocol.ranks)
+        for number in range(count):
+            self.send(number, gradient, "")
+        for source in range(count):
+            self.deliver(source, ahead % count)
+        first = self.protocol.ranks[ahead % count]
+        if first.running and self.protocol.can_complete(ahead % count):
+            self.protocol.complete(ahead % count)
+            if first.phase == IDLE:
+                self.protocol.send(ahead % count, gradient)
+        self.protocol.crash(victim % count)
+        self.tick(DEADLINE + GRACE + 2)
+
     @rule(number=numbers)
     def complete(self, number: int) -> None:
         self._act(number, WAITING, self.protocol.can_complete, self.protocol.complete)
@@ -103,6 +119,10 @@ class Explored(RuleBasedStateMachine):
     def crash(self, number: int) -> None:
         if (found := self._some(number, IDLE, WAITING, VOTING)) is not None:
             self.protocol.crash(found)
+
+    @rule()
+    def lose_store(self) -> None:
+        self.protocol.lose_store()
 
     @rule(number=numbers, frozen=st.booleans())
     def freeze(self, number: int, frozen: bool) -> None:
@@ -172,11 +192,16 @@ class Explored(RuleBasedStateMachine):
 
     @invariant()
     def survivors_know_the_committed_step(self) -> None:
-        """Who heard from all that had not been lost knows the step that any of them has completed."""
-        protocol = getattr(self, "protocol", Protocol(0))
-        for rank in protocol.ranks:
-            if rank.alive and rank.phase == STOPPED and len(rank.known) == len(protocol.ranks):
-                assert max(rank.known.values()) == max(other.completed for other in protocol.ranks)
+        """Who could hear from all that live, or was told by headers, knows the last step that any of them has
+        completed, or anybody who voted and then died. What a rank says of others is true in any case."""
+        ranks = getattr(self, "protocol", Protocol(0)).ranks
+        living = {number for number, rank in enumerate(ranks) if rank.alive}
+        for rank in ranks:
+            if rank.alive and rank.phase == STOPPED:
+                assert all(ranks[other].completed == step for other, step in rank.known.items())
+                if rank.told or living <= rank.heard:
+                    steps = [ranks[other].completed for other in living | rank.heard]
+                    assert max(rank.known.values()) == max(steps), "the committed step is another one"
 
 
 def explore(defect: str, examples: int) -> None:

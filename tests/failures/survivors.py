@@ -164,6 +164,8 @@ class Run:
             "workers": dist.get_world_size(),
             "changes": self.changes,
             "lost": self.sync.stats().total.lost_ranks,
+            "lost_steps": self.sync.stats().total.lost_steps,
+            "lost_norm": self.sync.stats().total.lost_norm,
             "joined": self.sync.stats().total.joined_ranks,
             "threads": len(os.listdir("/proc/self/task")),
             "files": len(os.listdir("/proc/self/fd")),

@@ -71,9 +71,61 @@ def test_survivors_of_a_kill_at_any_stage_go_on_with_equal_replicas() -> None:
             assert changes[0].steps in STAGES[stage], stage
             assert (first["rank"], last["rank"], first["lost"], first["steps"]) == (0, 1, 1, 7)
             expected = Reference(range(3))
+            assert_said(changes[0], expected, [changes[0].steps])
             expected.follow(changes)
             expected.assert_same(first)
             expected.assert_same(last)
+
+
+def assert_said(change: Change, expected: Reference, ages: list[int]) -> None:
+    """Compare what is said of what is lost with what the reference keeps, before the change: the estimate is made of
+    what those keep who are left, and not far from what is lost."""
+    expected.until(change.steps)
+    norms = [float(torch.cat([own.flatten() for own in expected.kept[m].values()]).norm()) for m in expected.members]
+    left = [norm for rank, norm in enumerate(norms) if rank not in change.lost]
+    assert change.lost_norm == pytest.approx(sum(left) / len(left), rel=1e-5)
+    assert change.lost_steps == tuple(ages)
+    assert all(norms[rank] == pytest.approx(change.lost_norm, rel=0.5) for rank in change.lost)
+
+
+@pytest.mark.slow
+def test_what_is_lost_is_said_with_its_age_and_about_its_norm() -> None:
+    """A process that has joined dies: what it had kept is no older than that. Then rank 1 dies, which was there from
+    the beginning."""
+    with Crew() as crew:
+        start(crew, 2, steps=120, faults={1: [("backward", 110, "die")]}, pause=0.02)
+        crew.wait_for("steps of 0")
+        crew.start(case_training, 0, 1, steps=120, faults={2: [("forward", 100, "die")]})
+        found, *died = crew.results()
+        assert died == [DIED, DIED]
+        joined, second, third = found["changes"]
+        assert (joined.joined, joined.lost_steps, joined.lost_norm) == ((2,), (), 0)
+        assert (second.lost, second.steps, third.lost, third.steps) == ((2,), 100, (1,), 110)
+        expected = Reference(range(2))
+        expected.follow([joined])
+        assert_said(second, expected, [100 - joined.steps])
+        expected.follow([second])
+        assert_said(third, expected, [110])
+        assert (found["lost"], found["lost_steps"]) == (2, 110)
+        assert found["lost_norm"] == pytest.approx(second.lost_norm + third.lost_norm)
+
+
+def case_loaded(store: Any) -> int:
+    """Return from which step on a rank keeps something, as it says, when it had joined and has loaded a state."""
+    run = Run()
+    run.step()
+    run.sync.survival._since = 1
+    run.sync.load_state_dict(run.sync.state_dict())
+    since: int = run.sync.survival._since
+    run.end()
+    return since
+
+
+def test_what_a_checkpoint_holds_is_as_old_as_the_training() -> None:
+    with Crew() as crew:
+        for rank in range(2):
+            crew.start(case_loaded, rank, 2)
+        assert crew.results() == [0, 0]
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -480,12 +532,12 @@ def follow(crew: Crew, expected: Reference, steps: int) -> int:
 
 def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool = False) -> dict[str, int]:
     """Kill and freeze processes at random points, between steps and while the others go on, and let others come, until
-    so many steps are made; print what happens. However fast the machine is, all events have their time: the others
-    train slowly where one of them takes long."""
+    so many steps are made; print what happens. Each event has its part of the first nine tenths of the steps, however
+    fast the machine is: the others train slowly where one takes long."""
     rng, began = random.Random(seed), time.monotonic()
     options: dict[str, Any] = {"steps": steps, "deadline": DEADLINE / 2, "normed": normed}
-    counts = {"steps": steps, "killed": 0, "frozen": 0, "started": 0}
-    made, each = 0, int(1.5 * steps) // events
+    counts = {"steps": steps, "killed": 0, "frozen": 0, "started": 0, "last event": 0}
+    made, happened, part = 0, 0, 0.9 * steps / events
     with Crew() as crew:
 
         def look() -> tuple[int, list[int], list[int]]:
@@ -493,12 +545,12 @@ def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool =
             left = [member for member in lives if not crew.answered(member)]
             return int(crew.wait_for("steps")), left, [own for own in left if crew.store.check([f"{own} is in"])]
 
-        crew.store.set("asked for", str(each))
+        crew.store.set("asked for", str(int(part)))
         lives = [crew.start(case_among_kills, rank, workers, **options, name=rank) for rank in range(workers)]
         crew.wait_for("steps")
-        while events and lives and made < 0.9 * steps:
+        while happened < events and lives and made < 0.9 * steps:
             if rng.random() < 0.7:
-                until, rest = made + rng.randint(1, each), time.monotonic() + 20
+                until, rest = (happened + rng.random()) * part, time.monotonic() + 20
                 while int(crew.wait_for("steps")) < until and time.monotonic() < rest:
                     time.sleep(0.001)
                 time.sleep(rng.uniform(0, 0.05))
@@ -515,9 +567,8 @@ def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool =
             else:
                 victim, event = crew.start(case_among_kills, 0, 1, **options, name=len(crew.members)), "started"
                 lives.append(victim)
-            counts[event] += 1
-            events -= 1
-            crew.store.set("asked for", str(made + each))
+            happened, counts[event], counts["last event"] = happened + 1, counts[event] + 1, made
+            crew.store.set("asked for", str(int((happened + 1) * part)))
             print(f"{time.monotonic() - began:6.1f} s, step {made:4d}: process {victim} {event}", flush=True)
         crew.store.set("asked for", str(steps))
         for process, _ in crew.members:
@@ -548,3 +599,4 @@ def test_kills_at_random_points_over_2000_steps() -> None:
     counts = among_kills(2000, 4, events=60, seed=1)
     print(counts)
     assert counts["changes"] >= 20
+    assert counts["last event"] > 0.8 * 2000

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from sparsync_lab.chaos.conductor import _judge, run_lives
+from sparsync_lab.chaos.life import OURS, TORCHS, without_us
 from sparsync_lab.chaos.machine import Evidence, Machine
 from sparsync_lab.chaos.methods import METHODS
 from sparsync_lab.chaos.report import ChaosReport
-from sparsync_lab.chaos.schedule import FAULTS, STEPS, Life, Setting, draw_life, event_at
+from sparsync_lab.chaos.schedule import FAULTS, STEPS, Fault, Life, Setting, draw_life, event_at, method_at
 from sparsync_lab.cli.commands import app
 
 
@@ -29,7 +31,11 @@ def test_chaos_keeps_the_laws(tmp_path: Path) -> None:
     assert "all laws hold (seed 1388): step 150 reached" in said.output
     lives = out.read_text().splitlines()[1:]
     assert len(lives) > 2
-    assert out.with_suffix(".log").read_text().count("\nlife ") == len(lives)
+    log = out.with_suffix(".log").read_text()
+    assert log.count("\nlife ") == len(lives)
+    last = log.splitlines()[-1]
+    assert f"of {len(METHODS)} methods were met; how often what happened: " in last
+    assert int(last.partition("step: plain ")[2].partition(",")[0]) > 50
 
 
 def lose_what_is_loaded() -> None:
@@ -77,6 +83,58 @@ def test_chaos_finds_a_defect(defect: Callable[[], None], seed: int, says: str) 
     *good, last = run_lives(150, 2, seed, prepare=defect)
     assert says in last.broken
     assert not any(result.broken for result in good)
+
+
+def say_nothing() -> None:
+    """Let backward fail without a word of the library's own."""
+    from sparsync.engine.reducer import Reducer
+
+    Reducer.check = lambda *_, **__: None  # type: ignore[method-assign]
+
+
+def lose_rank_1(point: str, *arguments: Any) -> Life:
+    life = draw_life(*arguments)
+    return replace(life, fault=Fault("kill", life.first + 5, 1, point), check_every=1, save_every=100)
+
+
+@pytest.mark.parametrize(
+    ("point", "defect", "told"),
+    [("backward", None, "PeerLost: "), ("step", None, "RuntimeError: "), ("backward", say_nothing, "RuntimeError: ")],
+    ids=["by the library", "by the ledger's exchange", "by nobody"],
+)
+def test_a_survivor_has_to_be_told_by_the_library(
+    point: str, defect: Callable[[], None] | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsync_lab.chaos.conductor.draw_life", partial(lose_rank_1, point))
+    result = next(run_lives(150, 2, 0, prepare=defect))
+    ((error, count),) = result.errors.items()
+    assert error.startswith(told)
+    assert (count, result.happened) == (1, True)
+    assert result.broken == ("" if defect is None else f"rank 0 was not told by the library of a loss: {error}")
+
+
+def raised_in(*files: Path, error: str = "RuntimeError") -> Exception:
+    """Return an error that was raised in the last file, which those before had called."""
+    text = f"raise {error}()"
+    for file in reversed(files):
+        text = f"exec(compile({text!r}, {str(file)!r}, 'exec'))"
+    try:
+        exec(text)
+    except Exception as raised:
+        return raised
+    raise AssertionError(text)
+
+
+def test_no_other_error_than_that_of_torchs_own_exchange_is_excused() -> None:
+    attached: Any = object()
+    torchs, ddp = (place / "distributed.py" for place in TORCHS)
+    ours, users = OURS / "handle.py", Path(__file__)
+    assert without_us(raised_in(users, torchs), attached)
+    assert without_us(raised_in(users, torchs, ddp), attached)
+    assert not without_us(raised_in(ours, torchs), attached)
+    assert not without_us(raised_in(users), attached)
+    assert not without_us(raised_in(users, torchs, error="KeyError"), attached)
+    assert without_us(raised_in(users), None)
 
 
 def stall(seconds: float, at: int) -> None:
@@ -155,8 +213,24 @@ def test_all_that_happens_follows_from_the_seed() -> None:
     events = [event_at(3, step, setting) for step in range(2000)]
     assert events == [event_at(3, step, setting) for step in range(2000)]
     assert {event.kind for event in events} == STEPS.keys() - {"join"}
-    lives = [draw_life(3, number, 0, 10_000, 4, None) for number in range(400)]
-    assert lives == [draw_life(3, number, 0, 10_000, 4, None) for number in range(400)]
+    lives = lives_of(3)
+    assert lives == lives_of(3)
     assert {life.fault.kind for life in lives} == FAULTS.keys()
-    assert {life.setting.method for life in lives} == METHODS.keys()
     assert {life.setting.size for life in lives} == {2, 3, 4, 5}
+
+
+def lives_of(seed: int, count: int = 400) -> list[Life]:
+    lives: list[Life] = []
+    for number in range(count):
+        lives.append(draw_life(seed, number, 0, 10_000, 4, lives[-1].setting if lives else None))
+    return lives
+
+
+def test_every_method_has_its_turn_before_one_comes_again() -> None:
+    for seed in range(3):
+        turns = [method for method, _ in groupby((life.setting.turn, life.setting.method) for life in lives_of(seed))]
+        assert [turn for turn, _ in turns] == [*range(len(turns))]
+        for first in range(0, len(turns) - len(METHODS), len(METHODS)):
+            assert {method for _, method in turns[first : first + len(METHODS)]} == METHODS.keys()
+    orders = {tuple(method_at(seed, turn) for turn in range(len(METHODS))) for seed in range(3)}
+    assert len(orders) == 3

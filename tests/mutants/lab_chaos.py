@@ -36,6 +36,27 @@ MUTANTS = [
         f"{TESTS}::test_a_deadline_that_a_busy_machine_misses_is_counted",
     ),
     Mutant(
+        "a survivor may have any error",
+        CONDUCTOR,
+        '        if isinstance(answer, Outcome) and answer.end == "failed" and not answer.expected:',
+        "        if False:",
+        f"{TESTS}::test_a_survivor_has_to_be_told_by_the_library",
+    ),
+    Mutant(
+        "an error of torch that the library lets through is excused",
+        "lab/src/sparsync_lab/chaos/life.py",
+        "isinstance(error, RuntimeError) and not asked and",
+        "isinstance(error, RuntimeError) and",
+        f"{TESTS}::test_no_other_error_than_that_of_torchs_own_exchange_is_excused",
+    ),
+    Mutant(
+        "some methods never have their turn",
+        "lab/src/sparsync_lab/chaos/schedule.py",
+        ".sample([*METHODS], len(METHODS))[place]",
+        ".choices([*METHODS], k=len(METHODS))[place]",
+        f"{TESTS}::test_every_method_has_its_turn_before_one_comes_again",
+    ),
+    Mutant(
         "a life may take any time",
         CONDUCTOR,
         "        if now - heard > patience or now - began > longest:",

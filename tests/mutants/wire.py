@@ -13,6 +13,13 @@ MUTANTS = [
         "tests/test_host_messages.py::test_messages_and_their_mean_are_the_same[levels-int]",
     ),
     Mutant(
+        "a block may start anywhere",
+        "src/sparsync/wire/indices.py",
+        " - known.offset) % known.length",
+        " - known.offset)",
+        "tests/test_hostile_messages.py::test_any_message_is_read_alike_by_loops_and_without",
+    ),
+    Mutant(
         "a block does not wrap round",
         "src/sparsync/wire/indices.py",
         "        position -= torch.where(position >= length, length, 0)",

@@ -43,6 +43,8 @@ class Totals:
         skipped: steps that were undone.
         lost_ranks, joined_ranks: ranks that were lost while the others went on, with all that their residuals held; and
             that have joined them.
+        lost_steps, lost_norm: from how many steps gradients may be that were lost so, at most, and about their norm:
+            the sum of each lost rank's, which is taken for the mean of what the others kept then.
         energy_sent, energy: squared norm of what was sent, and of gradient plus residual. Tensors that travel dense
             without a residual are not counted here.
     """
@@ -60,6 +62,8 @@ class Totals:
     skipped: int = 0
     lost_ranks: int = 0
     joined_ranks: int = 0
+    lost_steps: int = 0
+    lost_norm: float = 0.0
 
     @property
     def density(self) -> float:

@@ -143,6 +143,11 @@ class Handle(Checkpointed):
         """End a training with ``on_loss="continue"``: wait for the others' last step; whoever missed it catches up."""
         self._survival().finish()
 
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        super().load_state_dict(state)
+        if self.survival is not None:
+            self.survival.forget_ages()
+
     def _survival(self) -> Survival:
         if self.survival is None:
             raise SparsyncError('this needs attach(..., on_loss="continue")')

@@ -11,17 +11,21 @@ have rebuilt theirs.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import DistError, PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
@@ -52,6 +56,9 @@ class Change:
             joined.
         joined: new ranks that have come; on one that has just joined, all.
         steps: that all have made.
+        lost_steps: of each rank that was lost, from how many steps the gradients may be that it had kept back, at most:
+            those since it began with nothing kept, which a rank that joins does, or the training did.
+        lost_norm: about the norm of what each of them had kept back: the mean of what those who were left kept then.
     """
 
     rank: int
@@ -61,6 +68,21 @@ class Change:
     lost: tuple[int, ...]
     joined: tuple[int, ...]
     steps: int
+    lost_steps: tuple[int, ...] = ()
+    lost_norm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """What a rank tells the others of what it keeps, whenever they change.
+
+    Args:
+        since: the step at which it kept nothing.
+        norm: of its residual, before the change; ``None`` where it has just come.
+    """
+
+    since: int
+    norm: float | None = None
 
 
 def check_states(on_loss: str, on_change: object, states: Sequence[Any]) -> None:
@@ -105,6 +127,8 @@ class Survival:
         _attached.add(handle)
         self._steps, self._undone, self._looked = 0, False, 0.0
         self._former: tuple[int, ...] = ()  # whom this rank has trained with, last
+        self._since, self._keepers = 0, dict[int, Keeper]()  # by number; of others, from step 0 on
+        self._said = self._keepers  # when a group was made
         self._ended: list[Any] = []  # process groups
         self._limit = timedelta(seconds=handle.plan.deadline)
         handle.on_detach(share_buffers(ddp, handle))
@@ -152,6 +176,10 @@ class Survival:
         self._note_steps()
         while not self.members.finish():
             self._recover()
+
+    def forget_ages(self) -> None:
+        """Take what all ranks keep for as old as the training: they have loaded a checkpoint."""
+        self._since, self._keepers = 0, {}
 
     def _note_steps(self) -> None:
         """Note how many steps the weights have made: the last one is over, applied or left out."""
@@ -221,11 +249,15 @@ class Survival:
         self._build_buckets()
         reducer = handle.start()
         own = [] if old is None else [self._kept(old, generation.steps)]
+        self._since = self._since if own else generation.steps
         state = checkpoint.share_of(own, own[0] if own else newest["sync"], rank, workers)
         # Some may have been in a generation that others have missed: what it has decided is of no account.
         handle._load({**state, "options": checkpoint.digest_of(reducer.plan)})
         reducer.origin.training = state["training"]
         reducer.channel.assert_consistent("model after a change of ranks", digest_of(handle.module))
+        keeper = Keeper(self._since, _norm_of(own[0]["residuals"]) if own else None)
+        said = reducer.channel.share(json.dumps(asdict(keeper)))
+        self._said = {m: Keeper(**json.loads(text)) for m, text in zip(generation.members, said, strict=True)}
         return reducer
 
     def _kept(self, old: Reducer | None, steps: int) -> dict[str, Any]:
@@ -260,21 +292,33 @@ class Survival:
         self._former = members
         lost = tuple(rank for rank, number in enumerate(former) if number not in members)
         joined = tuple(rank for rank, number in enumerate(members) if number not in former)
+        ages = tuple(generation.steps - self._keepers.get(former[rank], Keeper(0)).since for rank in lost)
+        norms = [keeper.norm for keeper in self._said.values() if keeper.norm is not None]
+        norm = sum(norms) / len(norms) if lost else 0.0
+        self._keepers = self._said
         if old is not None:
             reducer.stats.total = total = old.stats.total
             total.lost_ranks += len(lost)
             total.joined_ranks += len(joined)
-        if rank == 0 and len(lost) == 1:
-            log.warning("rank %d of %d is lost, and with it what it had kept back", *lost, len(former))
-        elif rank == 0 and lost:
-            log.warning("%s of %d are lost, and with them what they had kept back", name_ranks(lost), len(former))
+            total.lost_steps, total.lost_norm = max(total.lost_steps, *ages, 0), total.lost_norm + len(lost) * norm
+        if rank == 0 and lost:
+            log.warning(
+                "lost: %s of %d, and what was kept back there, of %d steps at most, with a norm of about %.2g each",
+                name_ranks(lost), len(former), max(ages), norm,
+            )  # fmt: skip
         if rank == 0:
             others = f"{len(members)} rank{'s' * (len(members) > 1)}"
             log.warning("training goes on after step %d with %s", generation.steps, others)
         if self._on_change is not None:
             old_rank = None if old is None else former.index(self.members.number)
-            change = Change(rank, len(members), old_rank, len(former) or None, lost, joined, generation.steps)
+            change = Change(
+                rank, len(members), old_rank, len(former) or None, lost, joined, generation.steps, ages, norm
+            )
             self._on_change(change)
+
+
+def _norm_of(kept: Mapping[str, Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(own, dtype=torch.float64)) for own in kept.values()))
 
 
 def _settle(reducer: Reducer, steps: int, bad: bool) -> None:

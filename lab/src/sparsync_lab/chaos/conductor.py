@@ -140,6 +140,8 @@ def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: 
             return f"rank {rank}: {answer.error}"
         if isinstance(answer, Outcome) and answer.end == "failed" and not result.happened and result.missed is None:
             return f"rank {rank} failed, though nothing had happened: {answer.error}"
+        if isinstance(answer, Outcome) and answer.end == "failed" and not answer.expected:
+            return f"rank {rank} was not told by the library of a loss: {answer.error}"
         if not isinstance(answer, Outcome) and (rank != fault.rank or answer != dies):
             return f"worker {rank} ended with exit code {answer}"
     ends = {answer.end for answer in answers.values() if isinstance(answer, Outcome)}

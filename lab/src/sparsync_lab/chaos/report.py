@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparsync_lab.chaos.conductor import TOLERATED
+from sparsync_lab.chaos.methods import METHODS
 from sparsync_lab.chaos.result import LifeResult
 from sparsync_lab.environment import environment
 
@@ -42,6 +43,12 @@ class ChaosReport:
             changes["restart with a loss scaler, or without"] += old.scaled != new.scaled
         events = sum((result.events for result in self.results), Counter[str]())
         return ends + changes + Counter({f"step: {kind}": often for kind, often in events.items()})
+
+    def describe_counts(self) -> str:
+        """Return them as a line for the log, with how many of the methods were met."""
+        met = len({result.life.setting.method for result in self.results})
+        often = ", ".join(f"{what} {count:,}" for what, count in self.counts().items())
+        return f"{met} of {len(METHODS)} methods were met; how often what happened: {often}"
 
     def summary(self) -> str:
         """Return a sentence or two."""

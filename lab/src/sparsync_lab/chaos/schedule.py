@@ -54,7 +54,7 @@ POINTS = ("forward", "backward", "step", "saving")
 
 @dataclass(frozen=True)
 class Setting:
-    """What a user may change when a training is started again."""
+    """What a user may change when a training is started again; ``turn``: how many methods there were before."""
 
     size: int
     method: str
@@ -64,6 +64,7 @@ class Setting:
     frozen_joins: bool = False
     all_sparse: bool = True
     bucket_mb: float = 25.0
+    turn: int = 0
 
     @property
     def undoes(self) -> bool:
@@ -128,7 +129,7 @@ class Life:
 def draw_life(seed: int, number: int, first: int, last: int, workers: int, before: Setting | None) -> Life:
     """Return the next life: about half of them go on as before, the others with something changed."""
     draw = random.Random(f"{seed} life {number}")
-    setting = before if before is not None and draw.random() < 0.5 else _draw_setting(draw, workers, before)
+    setting = before if before is not None and draw.random() < 0.5 else _draw_setting(seed, draw, workers, before)
     kind = draw.choices([*FAULTS], [*FAULTS.values()])[0]
     if kind.startswith("raise in"):
         point = kind.removeprefix("raise in ")
@@ -150,14 +151,20 @@ def draw_life(seed: int, number: int, first: int, last: int, workers: int, befor
     )  # fmt: skip
 
 
-def _draw_setting(draw: random.Random, workers: int, before: Setting | None) -> Setting:
+def method_at(seed: int, turn: int) -> str:
+    """Return the method whose turn it is: all have theirs, in a drawn order, before one comes again."""
+    again, place = divmod(turn, len(METHODS))
+    return random.Random(f"{seed} methods {again}").sample([*METHODS], len(METHODS))[place]
+
+
+def _draw_setting(seed: int, draw: random.Random, workers: int, before: Setting | None) -> Setting:
     sizes = sorted({max(2, workers - 2), max(2, workers - 1), workers, workers + 1})
     size = draw.choice([*sizes, workers, workers])
-    if before is not None and draw.random() < 0.4:  # another number of workers, and nothing else
+    if before is not None and draw.random() < 0.25:  # another number of workers, and nothing else
         return replace(before, size=draw.choice([one for one in sizes if one != before.size]))
-    name = draw.choice([*METHODS])
+    turn = 0 if before is None else before.turn + 1
     return Setting(
-        size, name,
+        size, method_at(seed, turn), turn=turn,
         scaled=draw.random() < 0.35,
         transactional=draw.random() < 0.3,
         unused=draw.random() < 0.35,

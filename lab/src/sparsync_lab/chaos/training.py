@@ -58,6 +58,8 @@ class Outcome:
     Args:
         end: ``"done"``, ``"failed"`` (an error ended it) or ``"broken"`` (a law).
         faulted: whether the fault has happened to this worker.
+        expected: whether ``error`` is one that a loss may end in: the library's own, or of an exchange in which the
+            library has no part, as the ledger's.
         step: that it has reached.
         digests: of the weights after each step.
         worst: largest error of the ledger, as a share of its bound.
@@ -66,6 +68,7 @@ class Outcome:
     end: str = "done"
     faulted: bool = False
     error: str = ""
+    expected: bool = False
     step: int = 0
     events: Counter[str] = field(default_factory=Counter)
     digests: dict[int, bytes] = field(default_factory=dict)
@@ -232,7 +235,7 @@ class Training:
         try:
             self.sync.check()
         except sparsync.SparsyncError as error:
-            self.outcome.error = f"{type(error).__name__}: {error}"
+            self.outcome.error, self.outcome.expected = f"{type(error).__name__}: {error}", True
         else:
             return  # somebody else's exchange has failed
         if self.method.nodes or self.joining:  # one keeps for others; or makes steps that nobody sees

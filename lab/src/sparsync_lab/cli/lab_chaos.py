@@ -49,9 +49,9 @@ def chaos(
             file.flush()
             if time.monotonic() > until:
                 break
-        file.write(f"{report.summary()}\n")
         if report.broken:
             file.write(f"{report.tail()}\n")
+        file.write(f"{report.summary()}\n{report.describe_counts()}\n")
     report.write(out)
     table = new_table(report.title, ("what", "how often"))
     table.columns[0].justify = "left"
