@@ -107,9 +107,11 @@ def _ways(step: Step) -> Iterator[tuple[str, bool, bool]]:
 
 
 def _makes_sense(cell: Cell) -> bool:
-    """Return whether there is such a training: nodes need ranks to exchange with, and some calls their leaders make."""
+    """Return whether there is such a training: nodes need ranks to exchange with; some calls their leaders make, and a
+    node's sum is its leader's alone."""
+    for_leaders = cell.place.leads or (cell.fault, cell.step) == ("flip", "sum_at_first")
     return cell.collective != "nodes" or (
-        cell.size > 2 and not (cell.place.leads and cell.victim == "last" and cell.size == 5)
+        cell.size > 2 and not (for_leaders and cell.victim == "last" and cell.size == 5)
     )
 
 
