@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/failures.md").read_text()
 COVERED, GAPS = PAGE.split("## Known gaps")
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(?:\[[\w-]+\])?`")  # of a test, or of one case of it
 
 
 def rows(text: str) -> dict[int, str]:

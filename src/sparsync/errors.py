@@ -9,6 +9,15 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
 
 
+def without_frames(error: Exception) -> Exception:
+    """Return an error like this one that was raised nowhere: for a bucket's future. DDP holds that where no garbage
+    collection looks; the frames of an error hold the model, which would stay for good."""
+    try:
+        return type(error)(*error.args)
+    except Exception:  # it is made of something else
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
 class SparsyncError(RuntimeError):
     """Base of all run-time errors of this library (wrong arguments raise ``ValueError``)."""
 

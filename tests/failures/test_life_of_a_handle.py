@@ -8,7 +8,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -159,6 +161,28 @@ def test_a_model_that_nobody_detached_is_freed_with_its_threads_and_its_group(wo
         assert alive == [False] * 4
         assert groups == 0
         assert threads == []
+
+
+def case_failed_and_forgotten(rank: int, size: int, where: str) -> list[bool]:
+    """Drop a model whose step has failed, on the last rank first, and whose error was seen; return what is left."""
+    ddp, optimizer, sync = attached(SGD)
+    train(ddp, optimizer, rank)
+    with patch(where, side_effect=RuntimeError("no luck")) if rank == size - 1 else nullcontext():
+        error_of(train, ddp, optimizer, rank)
+        assert "no luck" in error_of(sync.check)[1]
+    dist.barrier()  # nobody else sees a connection closed
+    left = [weakref.ref(one) for one in (ddp, ddp.module, optimizer, sync)]
+    del ddp, optimizer, sync
+    until = time.monotonic() + 10
+    while any(one() for one in left) and time.monotonic() < until:  # its threads may be about to end
+        gc.collect()
+        time.sleep(0.05)
+    return [one() is not None for one in left]
+
+
+@pytest.mark.parametrize("where", ["worker.WorkerState.begin_step", "completion.finish_unit"], ids=["hook", "thread"])
+def test_a_model_whose_step_failed_is_freed(where: str) -> None:
+    assert World.once(2, case_failed_and_forgotten, where=f"sparsync.engine.{where}") == [(True, [False] * 4)] * 2
 
 
 # ---- what cannot be exchanged ---------------------------------------------------------------------------------------

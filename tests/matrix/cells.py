@@ -11,6 +11,7 @@ import pytest
 
 from tests.covering import cover
 from tests.matrix.steps import AFTER_AN_ERROR, ALL, DEFERRABLE, STEPS, Step
+from tests.mutants import load_rooms
 
 SIZES = (2, 3, 5)
 SLOW = ("kill", "stop", "delay")
@@ -68,7 +69,7 @@ class Cell:
 
 def all_cells(deferred: bool = False) -> list[Cell]:
     """Return the cells of the matrix. Faults that take long are met once at every place, with ranks, victim and scaler
-    drawn; the others by all of them. Where the device decides all take long."""
+    drawn; the others by all of them. Where the device decides all take long: some seconds of interpreted kernels."""
     whole, cells = list(product(("first", "last"), SIZES, (False, True))), []
     for collective, step in product(DEFERRABLE if deferred else ALL, STEPS):
         if collective not in step.collectives or (deferred and step.deferred_target is None):
@@ -84,7 +85,12 @@ def all_cells(deferred: bool = False) -> list[Cell]:
 
 
 def _ways(step: Step) -> Iterator[tuple[str, bool, bool]]:
-    """Return what may happen at a step: fault, before or after its call, and at the first or the last one."""
+    """Return what may happen at a step: fault, before or after its call, and at the first or the last one.
+
+    A rank that stops or is slow after a call is one that does so before the next one; a killed one is not, as its
+    connections close. Alarm and vote only tell of an error: raised in there it would be a second one, of a store that
+    is gone, which ``kill`` of rank 0 is.
+    """
     counts = (False,) if step.once or step.when <= 0 else (False, True)
     special = {
         "options": [("config", True, False)],
@@ -107,9 +113,11 @@ def _ways(step: Step) -> Iterator[tuple[str, bool, bool]]:
 
 
 def _makes_sense(cell: Cell) -> bool:
-    """Return whether there is such a training: nodes need ranks to exchange with, and some calls their leaders make."""
+    """Return whether there is such a training: nodes need ranks to exchange with; some calls their leaders make, and a
+    node's sum is its leader's alone."""
+    for_leaders = cell.place.leads or (cell.fault, cell.step) == ("flip", "sum_at_first")
     return cell.collective != "nodes" or (
-        cell.size > 2 and not (cell.place.leads and cell.victim == "last" and cell.size == 5)
+        cell.size > 2 and not (for_leaders and cell.victim == "last" and cell.size == 5)
     )
 
 
@@ -123,19 +131,22 @@ def each_cell(cells: list[Cell]) -> pytest.MarkDecorator:
 
 def sample(cells: list[Cell]) -> list[Cell]:
     """Return few cells: of what is quick, those that meet every pair of values, and every step with every fault; of
-    what takes long, every collective. Where the device decides, every collective and every fault."""
+    what takes long, every collective, or with ``stop`` every victim. Where the device decides, every fault, and every
+    collective. And all that seeded defects name."""
     quick = "collective", "fault", "victim", "size", "scaled"
     ways = {"": (2, quick), **dict.fromkeys(("kill", "delay"), (1, ("collective",))), "stop": (1, ("victim", "scaled"))}
     if cells[0].deferred:
-        ways = {"": (1, ("collective", "fault"))}
+        ways = {"": (1, ("collective", "fault")), "raise": (1, ("collective",))}
     chosen = []
+    named = {mutant.test.partition("[")[2].removesuffix("]") for mutants in load_rooms().values() for mutant in mutants}
     for fault, (strength, names) in ways.items():
         some = [cell for cell in cells if fault == (cell.fault if cell.fault in ways else "")]
-        if fault:  # at steps that differ; who is lost at attach is waited for until the deadline
-            some = sorted(some, key=lambda cell: (cell.step == "attach", zlib.crc32(str(cell).encode())))
+        # At steps that differ; attach last: nothing was exchanged, and who is lost is waited for until the deadline.
+        some = sorted(some, key=lambda cell: (cell.step == "attach", zlib.crc32(str(cell).encode())))
         met = [set(combinations([(name, getattr(cell, name)) for name in names], strength)) for cell in some]
         if strength == 2:
             for pairs, cell in zip(met, some, strict=True):
                 pairs.add((("fault", cell.fault), ("step", cell.step)))
-        chosen += [some[number] for number in sorted(cover(met, set()))]
+        needed = {number for number, cell in enumerate(some) if str(cell) in named}
+        chosen += [some[number] for number in sorted(cover(met, needed))]
     return chosen

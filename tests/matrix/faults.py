@@ -47,8 +47,9 @@ def strike(fault: str, result: Any, arguments: tuple[Any, ...], word: int) -> No
     if fault in ("nan", "inf"):
         result.view(-1)[SPOILT] = float(fault)
     if fault == "flip":
-        received: Tensor = result
-        received.view(torch.int32).view(-1)[word] ^= 1 << BIT
+        received: Tensor = arguments[1] if result is None else result
+        words = received.view(torch.int32).view(-1)
+        words[word % len(words)] ^= 1 << BIT
 
 
 class Injection:

@@ -36,7 +36,7 @@ class Step:
         collectives: that make it.
         when: the number of the training step in which a fault strikes there.
         once: it is called once in a step.
-        exchanges: it gives back what other ranks have sent.
+        exchanges: it gives back what other ranks have sent, or leaves that in its argument.
         leads: of the ranks of a node, its leader alone calls it.
         deferred: what is called instead where the device decides; ``None``: nothing.
     """
@@ -83,8 +83,8 @@ STEPS = [
     Step("all_reduce", f"{CHANNEL}.all_reduce", WITHOUT_SKETCHES, exchanges=True, leads=True),
     Step("send", f"{CHANNEL}.send", ("gtopk",)),
     Step("receive", f"{CHANNEL}.receive", ("gtopk",), exchanges=True),
-    Step("sum_at_first", f"{CHANNEL}.sum_at_first", ("nodes",)),
-    Step("broadcast", f"{CHANNEL}.broadcast", ("nodes",)),
+    Step("sum_at_first", f"{CHANNEL}.sum_at_first", ("nodes",), exchanges=True),
+    Step("broadcast", f"{CHANNEL}.broadcast", ("nodes",), exchanges=True),
     Step("verify", f"{CHANNEL}.verify"),
     WRITE,
     Step("finish", f"{ENGINE}.completion.Immediate.finish", deferred=f"{LATER}.finish"),

@@ -32,7 +32,7 @@ STEPS = 5
 RATE = 0.125
 SCALE = 2.0**10
 SHAPES = {"a": (40, 30), "b": (25, 20), "c": (30, 10), "small": (60,)}  # the last travels dense
-DEADLINES = {"stop": 5.0, "kill": 8.0}  # seconds; usually 30
+DEADLINES = {"stop": 5.0, "kill": 8.0}  # seconds; of the others, who wait for nobody, 30
 NODES = {3: [[0, 1], [2]], 5: [[0, 1], [2, 3, 4]]}
 METHODS: dict[str, dict[str, Any]] = {
     "allgather": {"compressor": "topk"},
@@ -50,6 +50,10 @@ def gradient(rank: int, step: int, name: str) -> Tensor:
     """Return the gradient of a parameter: whole numbers, the same in every run."""
     seed = 1000 * step + 10 * rank + list(SHAPES).index(name)
     return torch.randint(-99, 100, SHAPES[name], generator=torch.Generator().manual_seed(seed)).float()
+
+
+def deadline_of(cell: Cell) -> float:
+    return DEADLINES.get(cell.fault, 30.0)
 
 
 def options_of(cell: Cell) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def case_struck(rank: int, size: int, cell: Cell) -> dict[str, Any]:
         if rank == cell.rank:
             stack.enter_context(injection.armed())
         try:
-            training = Training(cell, DEADLINES.get(cell.fault, 30.0))
+            training = Training(cell, deadline_of(cell))
         except Exception as error:
             raised = type(error).__name__, str(error)
             return {"struck": injection.struck, "error": raised, "seconds": time.monotonic() - began}

@@ -9,7 +9,7 @@ from sparsync.collectives.comm.comm_thread import CommThread
 from sparsync.engine.bucketing import Unit
 from sparsync.engine.ledger import Cause, Ledger
 from sparsync.engine.step_vote import StepVote
-from sparsync.errors import Damaged, SparsyncError
+from sparsync.errors import Damaged, SparsyncError, without_frames
 
 
 class ErrorHandler:
@@ -60,7 +60,7 @@ class ErrorHandler:
         finally:
             for bucket in self.current.buckets:
                 if not bucket.future.done():
-                    bucket.future.set_exception(error)  # type: ignore[arg-type]
+                    bucket.future.set_exception(without_frames(error))  # type: ignore[arg-type]
 
     def tell_failed(self, unit: Unit, error: Exception) -> None:
         """Leave word why this rank has nothing to send; its message says only that."""

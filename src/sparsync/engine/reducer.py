@@ -37,7 +37,7 @@ from sparsync.engine.streams import SideStreams
 from sparsync.engine.unit_exchange import UnitExchange
 from sparsync.engine.unit_step import Moment, begin_unit
 from sparsync.engine.worker import WorkerState, preconditioner_for
-from sparsync.errors import Mismatch, SparsyncError, StepFailed
+from sparsync.errors import Mismatch, SparsyncError, StepFailed, without_frames
 from sparsync.layout import Parameter
 
 log = logging.getLogger("sparsync")
@@ -143,7 +143,7 @@ class Reducer:
         except Exception as error:  # whatever it is, backward must raise it and the peers must hear of it
             self.errors.fail(error)
             future: Future[Tensor] = Future()
-            future.set_exception(error)  # type: ignore[arg-type]
+            future.set_exception(without_frames(error))  # type: ignore[arg-type]
             return future
 
     def _close_step(self, device: torch.device, step: int) -> None:

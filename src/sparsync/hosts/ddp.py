@@ -18,7 +18,7 @@ from sparsync.collectives import Collective
 from sparsync.compressors import Compressor
 from sparsync.config import resolve
 from sparsync.config.nodes import PerNode
-from sparsync.errors import SparsyncError
+from sparsync.errors import SparsyncError, without_frames
 from sparsync.hosts.checks.buckets import PYTHON_REDUCER, BucketCheck
 from sparsync.hosts.checks.coverage import frozen_in, ignored_in, left_out_by, refuse_changed_since, refuse_unfrozen
 from sparsync.hosts.checks.registration import notice_unregistered_hook
@@ -101,7 +101,7 @@ def hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     except Exception as error:  # an exception that leaves the hook would end the process
         handle.fail(error)  # or backward would wait for the buckets before this one
         future: Future[Tensor] = Future()
-        future.set_exception(error)  # type: ignore[arg-type]
+        future.set_exception(without_frames(error))  # type: ignore[arg-type]
         return future
 
 

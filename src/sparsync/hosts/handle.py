@@ -22,7 +22,7 @@ from sparsync.engine.bucketing import Bucket
 from sparsync.engine.checkpoint import share_of
 from sparsync.engine.reducer import Reducer
 from sparsync.engine.stats import Stats
-from sparsync.errors import SparsyncError
+from sparsync.errors import SparsyncError, without_frames
 from sparsync.feedback import (
     TakenMomentum,
     TakenOptimizer,
@@ -277,7 +277,7 @@ class Handle(Checkpointed):
             if reducer.under_way:  # those who wait for other buckets must hear of it
                 raise error from None
             self._refused, future = error, Future[Tensor]()  # and its own model goes on
-            future.set_exception(error)  # type: ignore[arg-type]
+            future.set_exception(without_frames(error))  # type: ignore[arg-type]
             return future
         self._refused = None
         if self._unseen:
