@@ -327,4 +327,85 @@ MUTANTS = [
         "if momentum < 0.9:",
         "tests/test_momentum.py::test_attach_moves_momentum_until_detach",
     ),
+    Mutant(
+        "a rebuild that comes late finds the residual of other parameters",
+        "src/sparsync/feedback/residual.py",
+        "self.flat[key].left or self.flat[key].spans != spans",
+        "self.flat[key].left",
+        "tests/failures/test_bucket_rebuilds.py::test_a_rebuild_may_come_late_or_never",
+    ),
+    Mutant(
+        "every residual has the dtype of the model's first parameter",
+        "src/sparsync/feedback/residual.py",
+        "accumulation_dtype(self.parameters[spans[0].name].dtype)",
+        "accumulation_dtype(next(iter(self.parameters.values())).dtype)",
+        "tests/failures/test_dtypes_and_layouts.py::test_mixed_dtypes_in_one_model[layer]",
+    ),
+    Mutant(
+        "fp64 gradients have fp32 residuals",
+        "src/sparsync/feedback/residual.py",
+        "return torch.float64 if dtype == torch.float64 else torch.float32",
+        "return torch.float32",
+        "tests/failures/test_dtypes_and_layouts.py::test_fp64_training_keeps_an_fp64_residual",
+    ),
+    Mutant(
+        "a step that makes state alone is refused",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "        if _any_entry(self._tracked()):\n            raise",
+        "        if True:\n            raise",
+        "tests/test_preconditioned.py::test_a_step_that_only_makes_state",
+    ),
+    Mutant(
+        "an optimizer that goes on alone is given no state",
+        "src/sparsync/feedback/taken_state.py",
+        "        self.optimizer.state.update(self._states(mean_of or self._mean))\n",
+        "",
+        "tests/test_preconditioned.py::test_state_is_taken_over_and_handed_back",
+    ),
+    Mutant(
+        "flags that change Adam's rule are ignored",
+        "src/sparsync/feedback/optimizer_rules.py",
+        "            if group.get(name):\n",
+        "            if False:\n",
+        "tests/test_preconditioned.py::test_what_is_not_known_is_refused[amsgrad]",
+    ),
+    Mutant(
+        "parameters that are not the model's lose the optimizer's rule",
+        "src/sparsync/feedback/replaced_step.py",
+        "if parameter.grad is not None and (self._ours is None or id(parameter) in self._ours):",
+        "if parameter.grad is not None:",
+        "tests/test_preconditioned_training.py::test_other_parameters_of_the_optimizer_keep_its_rule",
+    ),
+    Mutant(
+        "a gradient that was taken away counts as cut to nothing",
+        "src/sparsync/feedback/users_clipping.py",
+        "            undo = self._learn_first(probes, numbers, clipping)\n",
+        "            gone = [own.number for name, own in moment.tensors.items() if name not in grads]\n"
+        "            zeros = [torch.zeros_like(probes[0]) for _ in gone]\n"
+        "            undo = self._learn_first([*zeros, *probes], (*gone, *numbers), clipping)\n",
+        "tests/test_preconditioned_training.py::test_a_gradient_that_is_taken_away",
+    ),
+    Mutant(
+        "an update is kept back though it is zeroed before backward",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "                watch = parameter.register_hook(partial(self._keep_back, parameter))"
+        "  # type: ignore[no-untyped-call]\n"
+        "                self._watched[id(parameter)] = watch\n",
+        "                self._kept_back[id(parameter)] = parameter.grad.clone()\n",
+        "tests/test_preconditioned_training.py::test_gradients_may_be_zeroed_after_the_forward_pass",
+    ),
+    Mutant(
+        "gradients that were added to an update that waits are taken for it",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "        elif id(parameter) not in self._kept_back:\n",
+        "        else:\n",
+        "tests/test_preconditioned_training.py::test_accumulation_between_two_exchanges",
+    ),
+    Mutant(
+        "parameters of another optimizer get no gradient",
+        "src/sparsync/feedback/taken_optimizer.py",
+        "    if missing:\n",
+        "    if False:\n",
+        "tests/test_preconditioned_training.py::test_parameters_of_another_optimizer_are_refused",
+    ),
 ]
