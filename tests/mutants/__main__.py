@@ -88,8 +88,11 @@ def plant(mutant: Mutant) -> tuple[bool, str]:
     """Return whether the defect is found, and the line that says so."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder)
+        # Loops that numba has compiled are taken along, or each run would compile them anew; but not where one of those
+        # is to change that others, which do not know of it, are made of.
+        ignore = shutil.ignore_patterns("__pycache__") if "/kernels/" in mutant.file else None
         for part in ("src", "lab/src"):
-            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / part, source / part, ignore=ignore)
         path = source / mutant.file
         text = path.read_text() if path.exists() else ""
         if text.count(mutant.good) != 1:
