@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsync.collectives import AllGather, Balanced, Channel, balanced
+from sparsync.collectives import AllGather, Balanced, Channel, ReduceByParts, balanced
 from sparsync.collectives.base import OverflowFlag, Reduced, shape_of
 from sparsync.collectives.comm.device_status import Report
 from sparsync.collectives.partition import HostPartition, IndexPartition
@@ -149,6 +149,33 @@ def test_traffic():
 def test_pairs_that_make_no_sense_are_refused(collective, values, dense, sentence):
     with pytest.raises(ValueError, match=sentence):
         COLLECTIVES[collective].check(Wire(values), dense, random=False)
+
+
+def test_sums_in_parts_carry_whole_vectors():
+    ReduceByParts().check(Wire(), dense=True, random=False)
+    with pytest.raises(ValueError, match="carry whole vectors, and this compressor chooses entries"):
+        ReduceByParts().check(Wire(), dense=False, random=True)
+
+
+def case_other_entries(rank: int, size: int) -> tuple[str, str]:
+    """Rank 1 sends as many entries as the others, from other places."""
+    channel, one = Channel(dist.group.WORLD, Wire(), deadline=10), worker("random", [5000], density=0.02, shared=True)
+    sent = one.send(torch.randn(5000))
+    if rank == 1:
+        sent = replace(sent, indices=(sent.indices + 1) % 5000)
+    try:
+        COLLECTIVES["shared"].reduce(sent, one.layout, channel, Workspace())
+        return "", ""
+    except SparsyncError as error:
+        return type(error).__name__, str(error)
+    finally:
+        channel.close()
+
+
+def test_ranks_that_share_no_entries_are_told(worlds):
+    for kind, text in worlds[3].run(case_other_entries):
+        assert kind == "Mismatch"
+        assert text.startswith("rank 1 drew other entries than rank 0")
 
 
 def case_other_place(rank: int, size: int, collective: str) -> tuple[str, str]:

@@ -315,6 +315,26 @@ def test_nodes_of_the_launcher(worlds):
     assert refused[0][0] == "refused"
 
 
+def case_local_of_some(rank: int, size: int) -> str:
+    group = dist.new_group([0, 1])
+    if rank == 2:
+        return ""
+    ddp = DistributedDataParallel(mlp(), process_group=group)
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    try:
+        return error_of(sparsync.attach, ddp, "topk", per_node="local", deadline=10)[1]
+    finally:
+        del os.environ["LOCAL_WORLD_SIZE"], ddp
+        gc.collect()
+
+
+def test_nodes_of_the_launcher_are_not_those_of_some_ranks(worlds):
+    """What it says is of all ranks that it has started."""
+    *own, other = worlds[3].run(case_local_of_some)
+    assert all(text.startswith("per_node='local' is for models whose process group has all ranks") for text in own)
+    assert not other
+
+
 def case_disagree(rank: int, size: int) -> tuple[str, str]:
     ddp = DistributedDataParallel(mlp())
     answer = error_of(sparsync.attach, ddp, "topk", per_node=1 + rank % 2, deadline=10)

@@ -33,6 +33,10 @@ def test_what_is_no_compressor_is_refused(method):
         make_compressor(method)
 
 
+def test_another_name_in_hosts_is_no_framework():
+    assert not hasattr(sparsync.hosts, "horovod")
+
+
 def test_warm_up_is_dgcs():
     schedule = sparsync.ExponentialWarmup(0.001, epochs=4, steps_per_epoch=10)
     densities = [schedule(step) for step in (0, 9, 10, 20, 30, 40, 1000)]

@@ -292,6 +292,14 @@ def test_a_wrong_sample_is_named(sample):
         DGCK(0.01, sample)
 
 
+def test_other_words_for_refine_and_masks_are_refused():
+    with pytest.raises(ValueError, match="refine must be False, True or 'carried', got 'once'"):
+        GaussianK(0.01, refine="once")
+    for masks in (2, 5, "all"):
+        with pytest.raises(ValueError, match=rf"masks must be 3 or 4, got {masks!r}"):
+            GaussianK(0.01, masks=masks)
+
+
 def test_kernels_do_not_stand_for_a_choice_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A class derived from ours that chooses other entries does so on a GPU, too."""
     monkeypatch.setattr("sparsync.kernels.path.usable_on", lambda device: True)

@@ -168,7 +168,6 @@ def test_the_residual_is_whole_after_a_kill() -> None:
         assert re.match(r"exchange \d+, bucket \d+: .*ranks not heard from: 2$", text), text
 
 
-@pytest.mark.slow
 def test_a_rank_that_wakes_after_the_deadline_gets_the_same_error():
     answers = World.once(3, case_rank_goes_away, victim=1, stall=6.0, deadline=4.0)
     assert_lost(answers, [0, 2], within=20.0, says="no answer within 4 s; ranks not heard from: 1")

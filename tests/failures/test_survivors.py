@@ -204,11 +204,12 @@ def test_another_rank_joins_with_weights_and_an_empty_residual() -> None:
         expected.assert_same(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "stages",
-    [["_make_group"], ["_build_buckets", "_tell"]],
-    ids=["group", "later"],
+    [
+        pytest.param(["_make_group"], id="group"),
+        pytest.param(["_build_buckets", "_tell"], id="later", marks=pytest.mark.slow),
+    ],
 )
 def test_two_are_lost_in_a_row_and_one_while_the_others_go_on(stages: list[str]) -> None:
     """Rank 1 dies; at a stage of going on so does rank 2, and rank 0 dies later."""
@@ -402,7 +403,6 @@ def test_a_killed_rank_is_not_waited_for_until_the_deadline() -> None:
         assert time.monotonic() - began < 60
 
 
-@pytest.mark.slow
 def test_a_process_that_was_killed_while_it_waited_to_join_holds_nobody_up() -> None:
     store = HashStore()
     first, killed, fresh = (Membership(store, deadline=6.0) for _ in range(3))

@@ -1,4 +1,5 @@
-"""Run seeded defects: ``python -m tests.mutants [NAME ...] [--room ROOM ...] [--since COMMIT] [-j N]``.
+"""Run seeded defects: ``python -m tests.mutants [NAME ...] [--room ROOM ...] [--since COMMIT] [-j N]
+[--output FILE]``.
 
 A defect whose test stays green, or whose place in the source is gone, ends the run with exit code 1. The same tests
 are first run without a defect, and must pass.
@@ -8,17 +9,20 @@ from __future__ import annotations
 
 import argparse
 import ast
+import csv
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+from sparsync_lab.environment import environment
+from sparsync_lab.report.table import write_csv
 from tests.mutants import Mutant, in_room, load_rooms
 
 ROOT = Path(__file__).parent.parent.parent
@@ -84,8 +88,11 @@ def plant(mutant: Mutant) -> tuple[bool, str]:
     """Return whether the defect is found, and the line that says so."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder)
+        # Loops that numba has compiled are taken along, or each run would compile them anew; but not where one of those
+        # is to change that others, which do not know of it, are made of.
+        ignore = shutil.ignore_patterns("__pycache__") if "/kernels/" in mutant.file else None
         for part in ("src", "lab/src"):
-            shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / part, source / part, ignore=ignore)
         path = source / mutant.file
         text = path.read_text() if path.exists() else ""
         if text.count(mutant.good) != 1:
@@ -97,8 +104,24 @@ def plant(mutant: Mutant) -> tuple[bool, str]:
         return not survived, f"{'SURVIVED' if survived else 'found   '}  {mutant.name}: {mutant.test}{skipped}"
 
 
-def run(chosen: list[Mutant], jobs: int) -> int:
-    """Run the tests without a defect, then once for every defect; return the exit code."""
+def record(path: Path, outcomes: dict[str, bool], mutants: Iterable[Mutant]) -> None:
+    """Write what came of defects, by name, and where and when; what the file has of others among ``mutants`` stays."""
+    known: dict[str, dict[str, object]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            known = {line["name"]: dict(line) for line in csv.DictReader(file)}
+    where = environment()
+    for name, found in outcomes.items():
+        known[name] = {"name": name, "found": int(found), **where}
+    write_csv(path, [known[mutant.name] for mutant in mutants if mutant.name in known])
+
+
+def run(chosen: list[Mutant], jobs: int, note: Callable[[dict[str, bool]], None] = lambda outcomes: None) -> int:
+    """Run the tests without a defect, then once for every defect; return the exit code.
+
+    Args:
+        note: is told, after each, which defects were found so far and which were not.
+    """
     started = time.monotonic()
     with ThreadPoolExecutor(jobs) as pool:
         groups = {flag: sorted({m.test for m in chosen if m.interpreted == flag}) for flag in (False, True)}
@@ -106,12 +129,14 @@ def run(chosen: list[Mutant], jobs: int) -> int:
         if not all(future.result()[0] for future in clean):
             print("the tests fail without any defect")
             return 1
-        found = 0
-        for number, future in enumerate(as_completed([pool.submit(plant, mutant) for mutant in chosen]), 1):
-            good, line = future.result()
-            found += good
+        outcomes: dict[str, bool] = {}
+        planted = {pool.submit(plant, mutant): mutant.name for mutant in chosen}
+        for number, future in enumerate(as_completed(planted), 1):
+            outcomes[planted[future]], line = future.result()
             print(f"{line}  [{number}/{len(chosen)}, {time.monotonic() - started:.0f} s]", flush=True)
-    missed, seconds = len(chosen) - found, time.monotonic() - started
+            note(outcomes)
+    found, seconds = sum(outcomes.values()), time.monotonic() - started
+    missed = len(chosen) - found
     print(f"{len(chosen)} seeded defects, {found} found, {missed} not, in {seconds:.0f} s")
     return 1 if missed else 0
 
@@ -123,6 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--room", nargs="+", action="extend", choices=list(rooms), help="only defects of these rooms")
     parser.add_argument("--since", metavar="COMMIT", help="only rooms whose source or tests differ from this commit")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="defects at a time (default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="note there, as CSV, which were found")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - {mutant.name for mutants in rooms.values() for mutant in mutants}:
         parser.error(f"no defect is called {', '.join(sorted(map(repr, unknown)))}")
@@ -131,7 +157,8 @@ def main(arguments: list[str] | None = None) -> int:
         kept &= set(rooms_touched(rooms, changed_since(options.since)))
         print(f"rooms changed since {options.since}: {', '.join(sorted(kept)) or 'none'}", flush=True)
     chosen = [m for room in rooms if room in kept for m in rooms[room] if not options.names or m.name in options.names]
-    return run(chosen, options.jobs)
+    every = [mutant for mutants in rooms.values() for mutant in mutants]
+    return run(chosen, options.jobs, *([partial(record, options.output, mutants=every)] if options.output else []))
 
 
 if __name__ == "__main__":

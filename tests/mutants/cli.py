@@ -12,4 +12,11 @@ MUTANTS = [
         "if True:",
         "tests/test_plan_cli.py::test_the_model_of_a_users_own_script_is_measured[attached]",
     ),
+    Mutant(
+        "a plan of no model, or of two",
+        "src/sparsync/cli/plan.py",
+        "if (given.model is None) == (given.params is None):",
+        "if False:",
+        "tests/test_plan_cli.py::test_bad_input_is_one_sentence_and_code_2",
+    ),
 ]

@@ -89,4 +89,18 @@ MUTANTS = [
         "        if False:",
         "tests/test_hierarchy.py::test_a_collective_that_divides_by_itself_is_refused",
     ),
+    Mutant(
+        "a name that nobody registered is a KeyError",
+        "src/sparsync/config/registry.py",
+        "        if method not in known:\n",
+        "        if False:\n",
+        "tests/test_options.py::test_what_is_no_compressor_is_refused[nothing]",
+    ),
+    Mutant(
+        "a class is taken for a compressor",
+        "src/sparsync/config/registry.py",
+        "if isinstance(method, type) or not hasattr(method, duty):",
+        "if not hasattr(method, duty):",
+        "tests/test_options.py::test_what_is_no_compressor_is_refused[TopK]",
+    ),
 ]

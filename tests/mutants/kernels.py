@@ -764,4 +764,25 @@ MUTANTS += [
         "tests/test_kernel_learn_clip.py::test_what_is_cut_in_part_stays_as_it_was_cut",
         interpreted=True,
     ),
+    Mutant(
+        "no more rows are looked through than there are entries to find",
+        "src/sparsync/kernels/topk/reference.py",
+        " if k <= rows.peak.numel() else 0.0",
+        "",
+        "tests/failures/test_number_of_entries.py::test_the_selection_of_the_largest_takes_any_k",
+    ),
+    Mutant(
+        "of equal entries the higher index is sent",
+        "src/sparsync/kernels/topk/reference.py",
+        "keep[ties[: k - int(keep.sum())]] = True",
+        "keep[ties[ties.numel() - k + int(keep.sum()) :]] = True",
+        "tests/failures/test_sums_and_ties.py::test_of_equal_entries_the_lower_index_is_sent",
+    ),
+    Mutant(
+        "of too many above a threshold the same go first in every step",
+        "src/sparsync/kernels/topk/reference.py",
+        "return int(step * 0.6180339887498949 % 1 * number)",
+        "return 0",
+        "tests/failures/test_sums_and_ties.py::test_a_threshold_that_overflows_is_deterministic",
+    ),
 ]

@@ -144,4 +144,25 @@ MUTANTS = [
         "",
         f"{OUTER_TESTS}::test_virtual_workers_train_as_processes_do[moments]",
     ),
+    Mutant(
+        "local steps take a model that DDP sums, too",
+        "src/sparsync/local_steps/round_plan.py",
+        'if type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):',
+        "if False:",
+        "tests/test_outer_loop.py::test_a_rank_outside_of_the_group_is_told",
+    ),
+    Mutant(
+        "a state of local steps may be of another form",
+        "src/sparsync/local_steps/state.py",
+        "        if schema != SCHEMA:\n",
+        "        if False:\n",
+        "tests/test_outer_loop.py::test_a_state_that_is_refused_changes_nothing",
+    ),
+    Mutant(
+        "shared weights that are not finite are loaded",
+        "src/sparsync/local_steps/state.py",
+        "if kind in FINITE and not all(",
+        "if False and not all(",
+        "tests/test_outer_loop.py::test_a_state_that_is_refused_changes_nothing",
+    ),
 ]

@@ -96,4 +96,18 @@ MUTANTS = [
         "if per_byte > 0:",
         f"{TESTS}::test_what_an_idle_link_lets_pass_at_once_does_not_make_it_faster",
     ),
+    Mutant(
+        "a plan that does not pay says to compress",
+        "src/sparsync/planner/report.py",
+        "method.accurate and method.dense is not pays)",
+        "method.accurate and not method.dense)",
+        "tests/test_planner.py::test_the_sentence_says_what_to_do_and_why",
+    ),
+    Mutant(
+        "a plan for an optimizer that nobody knows",
+        "src/sparsync/planner/methods.py",
+        "if name.lower() not in OPTIMIZERS:",
+        "if False:",
+        "tests/test_planner.py::test_bad_numbers_are_refused",
+    ),
 ]

@@ -17,4 +17,25 @@ MUTANTS = [
         "        divisor = ()",
         "tests/test_hierarchy.py::test_virtual_workers_in_nodes_of_two_are_processes[net-topk]",
     ),
+    Mutant(
+        "a batch more than there are workers is left out",
+        "src/sparsync/simulate/sequential.py",
+        "if len(batches) != len(self.models):",
+        "if len(batches) < len(self.models):",
+        "tests/test_virtual.py::test_what_is_asked_wrongly_is_refused",
+    ),
+    Mutant(
+        "virtual workers take options that they ignore",
+        "src/sparsync/simulate/virtual_workers.py",
+        "            if name in options:\n",
+        "            if False:\n",
+        "tests/test_virtual.py::test_what_is_asked_wrongly_is_refused",
+    ),
+    Mutant(
+        "a state of another number of virtual workers is loaded",
+        "src/sparsync/simulate/virtual_workers.py",
+        'if state["workers"] != self.workers:',
+        "if False:",
+        "tests/test_virtual.py::test_what_is_asked_wrongly_is_refused",
+    ),
 ]

@@ -41,4 +41,11 @@ MUTANTS = [
         "return term.values / divisor",
         "tests/test_hostile_messages.py::test_an_index_that_stands_twice_hides_no_overflow",
     ),
+    Mutant(
+        "of several ranks that send an index the last counts",
+        "src/sparsync/sparse.py",
+        "return out.index_add_(0, self.indices, values)",
+        "return out.index_copy_(0, self.indices, values)",
+        "tests/failures/test_sums_and_ties.py::test_an_index_sent_by_several_ranks_is_summed[torch.float64]",
+    ),
 ]

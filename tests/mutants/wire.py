@@ -117,4 +117,32 @@ MUTANTS = [
         "    if False:",
         "tests/test_hostile_messages.py::test_a_message_of_another_length_is_refused",
     ),
+    Mutant(
+        "a message says that it has no entries",
+        "src/sparsync/wire/message.py",
+        "words[..., WHERE] = sent.count, sent.flags, sent.where",
+        "words[..., WHERE] = 0, sent.flags, sent.where",
+        "tests/failures/test_number_of_entries.py::test_uneven_counts_over_the_ranks",
+    ),
+    Mutant(
+        "the sequence number does not wrap",
+        "src/sparsync/wire/message.py",
+        "        sequence &= 0x7FFFFFFF  # a long training wraps round\n",
+        "",
+        "tests/failures/test_wire_bits.py::test_the_sequence_number_wraps_after_2_31_exchanges",
+    ),
+    Mutant(
+        "large indices are cut to 32 bits",
+        "src/sparsync/wire/indices.py",
+        "return (sent.indices.to(torch.int32) if shape.numel < 2**31 else sent.indices).view(torch.int32)",
+        "return sent.indices.to(torch.int32).to(torch.int32 if shape.numel < 2**31 else torch.int64).view(torch.int32)",
+        "tests/failures/test_wire_bits.py::test_indices_beyond_2_31_survive_a_message",
+    ),
+    Mutant(
+        "values pass through arithmetic on their way",
+        "src/sparsync/wire/values.py",
+        "return _as_words(sent.values.to(self.dtype or shape.dtype))",
+        "return _as_words(sent.values.to(self.dtype or shape.dtype) + 0)",
+        "tests/failures/test_wire_bits.py::test_bit_patterns_that_look_like_nan_are_unchanged",
+    ),
 ]
