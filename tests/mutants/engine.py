@@ -760,7 +760,7 @@ MUTANTS = [
     Mutant(
         "backward does not hear the cause",
         "src/sparsync/engine/error_handling.py",
-        "bucket.future.set_exception(error)",
+        "bucket.future.set_exception(without_frames(error))",
         'bucket.future.set_exception(RuntimeError("an exchange failed"))',
         "tests/failures/test_errors_reach_every_rank.py::test_backward_raises_and_check_gives_the_clean_error",
     ),
