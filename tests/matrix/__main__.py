@@ -21,6 +21,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sparsync_lab.environment import environment
 from sparsync_lab.report.table import write_csv
@@ -46,8 +47,9 @@ def main() -> None:
     took: dict[str, list[float]] = {}
     until = math.inf if asked.minutes is None else began + 60 * asked.minutes
     right, ran = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as pool:
-        for cell, found in zip(cells, pool.map(partial(run_before, until), cells), strict=True):
+    pools = ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn"))
+    with TemporaryDirectory() as shared, pools as pool:
+        for cell, found in zip(cells, pool.map(partial(run_before, until, Path(shared)), cells), strict=True):
             if found is None:
                 continue
             wrong, lasted = found
