@@ -13,7 +13,7 @@ from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import RunContext, evidence, store, vgg16_gap
 from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED
 from sparsync_lab.papers.density_stages import DensityStages
-from sparsync_lab.papers.p1 import fallback_note
+from sparsync_lab.papers.p1 import fallback_note, figure_6
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, training
 from sparsync_lab.papers.run import History, Run, file_of, read, write
 from sparsync_lab.papers.trainings import run_options, train_run
@@ -239,4 +239,12 @@ def test_fallbacks_are_told_from_what_was_counted() -> None:
     made = History(run, "accuracy", [1], [0.9], [1], [1.0], [1], 0.001, 1.0, 1, seen, {})
     (note,) = fallback_note([made])
     assert "17 of 1,920 selections of LeNet-5, 16 of them in the first 60 steps" in note
-    assert fallback_note([replace(made, snapshots=[])]) == []
+    assert fallback_note([None, replace(made, snapshots=[])]) == []
+
+
+def test_figure_6_tells_the_fallbacks_of_every_model(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    for model in ("lenet5", "resnet20"):
+        stored_run(context, training(model, CARRIED), 0.9, [{"step": 60, "mean": 60, "fallbacks": 16}])
+    notes = " ".join(figure_6(context.read_only()).notes)
+    assert all(f"16 of 960 selections of {title}" in notes for title in ("LeNet-5", "ResNet-20"))
