@@ -279,6 +279,12 @@ def test_a_picture_of_four_charts_has_two_rows_and_a_legend_for_each_that_needs_
     assert same.axes[0].get_yscale() == "log"
 
 
+def test_a_legend_that_is_higher_than_its_chart_does_not_collapse_it(recwarn: pytest.WarningsRecorder) -> None:
+    labels = [f"method {i} of many words that say what it does" for i in range(30)]
+    svg(LineChart("t", "x", [Curve(label, [1, 2], [1, 2]) for label in labels]), "f")
+    assert not [str(one.message) for one in recwarn if "constrained_layout" in str(one.message)]
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_many_curves_with_long_labels_leave_the_axes_their_room(alike: bool) -> None:
     labels = [

@@ -34,6 +34,15 @@ class Stored:
         """Return a cell's first number."""
         return first_number(self.cell(item, caption, row, heading))
 
+    def asked(self, caption: str) -> dict[tuple[str, str], list[str]]:
+        """Return the rows of a question of ``beyond/evidence`` that were trained, by model and training."""
+        rows = (row.cells for row in self.table("beyond/evidence", caption).rows)
+        return {(cells[1], cells[0]): list(cells) for cells in rows if cells[2] != MISSING}
+
+    def scores(self, caption: str) -> dict[tuple[str, str], float]:
+        """Return their last scores."""
+        return {key: float(cells[2]) for key, cells in self.asked(caption).items()}
+
 
 class Verdict(NamedTuple):
     """A claim, and what became of it."""
@@ -89,3 +98,8 @@ def none(what: str) -> NoReturn:
 def word_for(held: int, of: int) -> str:
     """Return the verdict on a claim that held so often."""
     return REPRODUCED if held == of else PARTLY if held else NOT
+
+
+def at_most_partly(word: str, unless: bool = False) -> str:
+    """Return the verdict of a claim of which not all was tested, or which has another cause."""
+    return PARTLY if word == REPRODUCED and not unless else word

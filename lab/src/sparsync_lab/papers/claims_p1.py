@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from sparsync_lab.papers.claim import (
+    MISSING,
+    NOT,
     POINT,
     SCORE,
     TO_DENSE,
     Claim,
     Judge,
     Stored,
+    at_most_partly,
     first_number,
     none,
     word_for,
 )
 from sparsync_lab.papers.gradient_histograms import BESIDE_TOPK
-from sparsync_lab.papers.vgg16_gap import ASKED, judge_gap, scores_by_cause
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED
+from sparsync_lab.papers.vgg16_gap import ASKED, CLIPPED, PLAIN, cause_label, judge_gap, scores_by_cause
 
-MODELS = ("LeNet-5", "ResNet-20", "VGG-16")
+OWN, BESIDE = ("ResNet-20", "VGG-16"), "LeNet-5"  # models that P1 draws, and one that it does not
+RESNET_50 = "25.6 M"  # entries
+LEARNS = 20.0  # % of accuracy; 10 is chance
 SHAPES = ("p1/fig2", "p1/fig7", "p1/fig8")
-AUTHORS = "Gaussian_k, authors' code (PyTorch)"
+AUTHORS_PYTORCH = "Gaussian_k, authors' code (PyTorch)"
 AUTHORS_SETTINGS, RANDOM = "P1, figure 6: with weight decay", "P1, figure 1: does Rand-k learn"  # beyond/evidence
+MADE_FOR = "k = 0.1 % is what it is made for"
 BELOW = "0.6 to 0.8 points below"
 
 
@@ -54,48 +62,97 @@ def _bounds(stored: Stored) -> tuple[str, str]:
 
 def _selection(stored: Stored) -> tuple[str, str]:
     """Compare Top-k and Gaussian-k in plain PyTorch, at all sizes: alone, where that was measured, and with error
-    feedback."""
+    feedback. What is told is ResNet-50's size, of which P1 gives a number."""
     told, faster = [], []
     for table in stored.results["p1/fig4"].tables:
-        names = ("Top_k (torch.topk)", AUTHORS if AUTHORS in table.headings else "Gaussian_k (PyTorch)")
+        names = ("Top_k (torch.topk)", AUTHORS_PYTORCH if AUTHORS_PYTORCH in table.headings else "Gaussian_k (PyTorch)")
         at = [list(table.headings).index(name) for name in names]
         pairs = {row.cells[0]: [first_number(row.cells[i]) for i in at] for row in table.rows}
         faster += [gauss < top for top, gauss in pairs.values()]
         how = "alone" if "alone" in table.caption else "with error feedback"
-        top, gauss = pairs["100 M"]
+        top, gauss = pairs.get(RESNET_50, [*pairs.values()][-1])
         told.append(f"{how} torch.topk {top:.2f} ms, Gaussian-k in PyTorch {gauss:.2f}")
     ours = [
-        stored.number("p1/fig4", "Time of selection with", "100 M", f"ours: {name}") for name in ("topk", "gaussian")
+        stored.number("p1/fig4", "Time of selection with", RESNET_50, f"ours: {name}") for name in ("topk", "gaussian")
     ]
-    here = f"H200, 100 M entries: {'; '.join(told)}; our kernels {ours[0]:.2f} and {ours[1]:.2f}"
-    return here, word_for(sum(faster), len(faster))
+    here = f"H200, 25.6 M: {'; '.join(told)}; our kernels {ours[0]:.2f} and {ours[1]:.2f}; Gaussian-k is faster at "
+    return f"{here}{sum(faster)} of {len(faster)} sizes and ways", word_for(sum(faster), len(faster))
+
+
+def _models_of_table_1(stored: Stored) -> tuple[str, str]:
+    table = stored.table("p1/table1", "Ours")
+    same = {name: sum("published" not in row.cells[table.headings.index(name)] for row in table.rows)
+            for name in ("parameters", "batch", "learning rate")}  # fmt: skip
+    same["momentum"] = sum(first_number(row.cells[table.headings.index("momentum")]) == 0.9 for row in table.rows)
+    told = ", ".join(f"{name} {count}" for name, count in same.items())
+    return f"as printed of {len(table.rows)}: {told}", word_for(sum(same.values()), len(same) * len(table.rows))
+
+
+def _shape_of_pi(stored: Stored) -> tuple[str, str]:
+    (row,) = stored.table("p1/fig3", "The bell shape").rows
+    here = f"π is at most {row.cells[1]} above its line, and π² bends by {row.cells[2]} at most"
+    return here, word_for(row.cells[-1] == "yes", True)
+
+
+def _own_models(told: Mapping[str, str], held: Mapping[str, bool]) -> tuple[str, str]:
+    """Return a verdict by P1's own models, as far as they were trained; LeNet-5, which it does not draw, is told
+    beside them."""
+    own = [held[model] for model in OWN if model in held]
+    if not own:
+        none("P1's own models")
+    beside = f"; {BESIDE}, which P1 does not draw, {told[BESIDE]}" if BESIDE in told else ""
+    here = ", ".join(f"{model} {told.get(model, MISSING)}" for model in OWN)
+    return f"{here}{beside}", at_most_partly(word_for(sum(own), len(own)), len(own) == len(OWN))
 
 
 def _to_dense(item: str, method: str) -> Judge:
     def judge(stored: Stored) -> tuple[str, str]:
-        gaps = {model: stored.number(item, f"{model}: test", method, TO_DENSE) for model in MODELS}
-        near = sum(gap > -POINT for gap in gaps.values())
-        return ", ".join(f"{model} {gap:+.2f}" for model, gap in gaps.items()) + " points to dense", word_for(
-            near, len(gaps)
+        gaps = {model: first_number(cell) for model, cell in _columns(stored, item, method, TO_DENSE).items()}
+        here, word = _own_models(
+            {model: f"{gap:+.2f}" for model, gap in gaps.items()}, {model: gap > -POINT for model, gap in gaps.items()}
         )
+        return f"points to dense: {here}", word
 
     return judge
 
 
+def _columns(stored: Stored, item: str, method: str, heading: str) -> dict[str, str]:
+    """Return a method's cells of a column, by model, of the models that it was trained on."""
+    found = {}
+    for model in (*OWN, BESIDE):
+        with suppress(LookupError):
+            found[model] = stored.cell(item, f"{model}: test", method, heading)
+    return found
+
+
 def _random_is_slower(stored: Stored) -> tuple[str, str]:
-    scores = {
-        model: [stored.number("p1/fig1", f"{model}: test", method, SCORE) for method in ("topk", "randk")]
-        for model in MODELS
-    }
-    told = ", ".join(f"{model} {rand:.1f} against {top:.1f}" for model, (top, rand) in scores.items())
-    learns = sum(rand > 20 for _, rand in scores.values())  # 10 is chance
-    return f"{told}; it learns in {learns} of {len(scores)}", word_for(learns, len(scores))
+    top, rand = (_columns(stored, "p1/fig1", method, SCORE) for method in ("topk", "randk"))
+    told = {model: f"{first_number(own):.1f} against {first_number(top[model]):.1f}" for model, own in rand.items()}
+    learns = {model: first_number(own) > LEARNS for model, own in rand.items()}
+    here, word = _own_models(told, learns)
+    return f"{here}; 10 is chance", word
 
 
-def _printed_form(stored: Stored) -> tuple[str, str]:
-    sent = {model: stored.cell("p1/fig6", f"{model}: test", "gaussiank", "density") for model in MODELS}
-    near = sum(0.05 < first_number(share) < 0.2 for share in sent.values())
-    return "sends " + ", ".join(f"{share} ({model})" for model, share in sent.items()), word_for(near, len(sent))
+def _sends(method: str) -> Judge:
+    def judge(stored: Stored) -> tuple[str, str]:
+        sent = _columns(stored, "p1/fig6", method, "density")
+        near = {model: 0.05 < first_number(share) < 0.2 for model, share in sent.items()}
+        here, word = _own_models(sent, near)
+        return f"sends {here}", word
+
+    return judge
+
+
+def _carried_like_topk(stored: Stored) -> tuple[str, str]:
+    """Compare Gaussian-k whose count is carried with Top-k, where it was trained."""
+    carried, top = (_columns(stored, "p1/fig6", method, SCORE) for method in (CARRIED, "topk"))
+    gaps = {model: first_number(own) - first_number(top[model]) for model, own in carried.items()}
+    told = {model: f"{carried[model]} against {top[model]}" for model in gaps}
+    here, word = _own_models(told, {model: abs(gap) < POINT for model, gap in gaps.items()})
+    short = {method: stored.scores(ASKED).get(("VGG-16", cause_label(method, PLAIN))) for method in (CARRIED, "topk")}
+    if None not in short.values():
+        here += f"; VGG-16 in 40 epochs, in which neither learns much, {short[CARRIED]:.1f} against {short['topk']:.1f}"
+    return here, word
 
 
 def _order_of_times(stored: Stored) -> tuple[str, str]:
@@ -133,41 +190,78 @@ def _order_of_methods(stored: Stored) -> tuple[str, str]:
 
 
 def _model_of_times(stored: Stored) -> tuple[str, str]:
-    errors = "Errors by column"
-    error = stored.number("p1/table2-model", errors, "TopK, stated", "mean absolute error")
-    right = stored.cell("p1/table2-model", errors, "TopK, stated", "faster than dense")
-    return f"TopK's column {error:.1f} % off on average, faster or slower than dense {right}", word_for(
-        right == "right for 4 of 4" and error < 15, True
-    )
+    """Judge TopK's column, which is predicted from what P1 states: its order, size and sign of the errors."""
+    item, column = "p1/table2-model", "TopK, stated"
+    cells = [stored.cell(item, "Iteration time", row.cells[0], column) for row in stored.table(item, "Iteration").rows]
+    errors = [first_number(cell.split(", ")[1]) for cell in cells]
+    right = stored.cell(item, "Errors by column", column, "faster than dense")
+    mean = stored.number(item, "Errors by column", column, "mean absolute error")
+    told = f"TopK's column {mean:.1f} % off on average ({min(errors):+.1f} to {max(errors):+.1f} %"
+    told += ", all too long)" if min(errors) > 0 else ")"
+    held = [right == "right for 4 of 4", mean < 15, min(errors) < 0 < max(errors)]
+    return f"{told}, faster or slower than dense {right}", word_for(sum(held), len(held)) if held[0] else NOT
 
 
 def _gap_of_vgg16(stored: Stored) -> tuple[str, str]:
-    rows = stored.table("beyond/evidence", ASKED).rows
-    return judge_gap(scores_by_cause({row.cells[0]: float(row.cells[2]) for row in rows if row.cells[2] != "not run"}))
+    return judge_gap(scores_by_cause({label: score for (_, label), score in stored.scores(ASKED).items()}))
 
 
 def _with_authors_settings(stored: Stored) -> tuple[str, str]:
     """Compare Top-k and dense, both with weight decay, Top-k with a density warm-up, on the models that were run."""
-    rows = [row.cells for row in stored.table("beyond/evidence", AUTHORS_SETTINGS).rows]
-    scores = {(cells[1], cells[0]): float(cells[2]) for cells in rows if cells[2] != "not run"}
-    pairs = {model: [scores.get((model, f"{how}, authors' settings")) for how in ("topk", "dense")] for model in MODELS}
-    gaps = {model: top - dense for model, (top, dense) in pairs.items() if top is not None and dense is not None}
-    before = {model: scores[model, "topk"] - scores[model, "dense"] for model in gaps}
-    told = ", ".join(
-        f"{model} {gap:+.2f} points to dense (without them {before[model]:+.2f})" for model, gap in gaps.items()
-    )
-    return told or none(AUTHORS_SETTINGS), word_for(sum(gap > -POINT for gap in gaps.values()), len(gaps))
+    rows, scores = stored.asked(AUTHORS_SETTINGS), stored.scores(AUTHORS_SETTINGS)
+    told, held = {}, {}
+    for model in OWN:
+        top, dense = (scores.get((model, f"{how}, authors' settings")) for how in ("topk", "dense"))
+        if top is not None and dense is not None:
+            before = scores[model, "topk"] - scores[model, "dense"]
+            told[model] = f"{top - dense:+.2f} (without them {before:+.2f})"
+            held[model] = top - dense > -POINT
+        elif top is not None:
+            told[model] = f"{top:.2f}, and dense with them {MISSING} ({scores[model, 'dense']:.2f} without)"
+    here, word = _own_models(told, held)
+    sent = max(first_number(cells[4]) for (_, label), cells in rows.items() if label == "topk, authors' settings")
+    here = f"points to dense: {here}; it sends {sent:.3g} %, {1000 * sent - 100:.0f} % more than without"
+    with suppress(LookupError):
+        here += f". {_each_alone(stored)}"
+    return here, word
+
+
+def _each_alone(stored: Stored) -> str:
+    """Return what weight decay and density warm-up bring by themselves on VGG-16, if that was trained."""
+    rows = stored.asked(ASKED)
+    found = [rows.get(("VGG-16", cause_label("topk", what))) for what in (PLAIN, "weight decay", "density warm-up")]
+    plain, decay, early = (cells or none(ASKED) for cells in found)
+    gains = [float(cells[2]) - float(plain[2]) for cells in (decay, early)]
+    most = ": nearly all of it is the latter" if abs(gains[0]) < gains[1] / 10 else ""
+    told = f"{plain[2]} without them, {decay[2]} with weight decay alone, {early[2]} with density warm-up alone"
+    return f"In 40 epochs of VGG-16 {told} ({early[4]} sent){most}"
+
+
+def _clipped(stored: Stored) -> tuple[str, str]:
+    """Compare Top-k and dense on VGG-16 for 120 epochs, clipped, with dense as it is and clipped."""
+    scores = {label: score for (model, label), score in stored.scores(AUTHORS_SETTINGS).items() if model == "VGG-16"}
+    top, dense = scores[f"topk, {CLIPPED}"], scores["dense"]
+    beside = scores.get(f"dense, {CLIPPED}")
+    alike = f"{MISSING} clipped" if beside is None else f"{top - beside:+.2f} to dense clipped, too"
+    told = f"{top - dense:+.2f} points to dense (not clipped {scores['topk'] - dense:+.2f}), {alike}"
+    return told, word_for(top - dense > -POINT, True)
 
 
 def _random_otherwise(stored: Stored) -> tuple[str, str]:
-    """Compare Rand-k as in figure 1 with what the authors' code does otherwise."""
-    rows = [row.cells for row in stored.table("beyond/evidence", RANDOM).rows]
-    own = {cells[0]: float(cells[2]) for cells in rows if cells[1] == "LeNet-5" and cells[2] != "not run"}
-    changed = [own[f"randk, {how}"] for how in ("no residual", "with residual, density warm-up")]
-    changed.append(own["randk, no residual, density warm-up"])
-    told = f"LeNet-5 {own['randk']:.1f} with its residual, {changed[0]:.1f} without; with more at first "
-    told += f"{changed[1]:.1f} and {changed[2]:.1f}; dense {own['dense']:.1f}"
-    return told, word_for(max(changed) > own["randk"], True)
+    """Compare Rand-k as in figure 1 with what the authors' code does otherwise, on the models that were run."""
+    scores = stored.scores(RANDOM)
+    told, held = [], []
+    for model in ("ResNet-20", BESIDE):
+        hows = ("no residual", "with residual, density warm-up", "no residual, density warm-up")
+        changed = {how: scores[model, f"randk, {how}"] for how in hows if (model, f"randk, {how}") in scores}
+        before = scores[model, "randk"]
+        if not changed:
+            told.append(f"{model} {before:.1f} as in figure 1, the others {MISSING}")
+            continue
+        held.append(max(changed.values()) > before + POINT)
+        listed = ", ".join(f"{score:.1f} ({how})" for how, score in changed.items())
+        told.append(f"{model} {before:.1f} as in figure 1, {listed}; dense {scores[model, 'dense']:.1f}")
+    return "; ".join(told), word_for(sum(held), len(held)) if held else none(RANDOM)
 
 
 CLAIMS = (
@@ -177,24 +271,36 @@ CLAIMS = (
         "p1/fig8", "with Gaussian-k it is distributed as with Top-k", "by eye",
         _width("p1/fig8", lambda x: 2 / 3 < x < 1.5),
     ),
+    Claim("p1/table1", "the models and settings of table 1", "6 models", _models_of_table_1),
+    Claim("p1/fig3", "π of a normal vector lies below its line, and π² is convex", "drawn", _shape_of_pi),
     Claim("p1/fig5", "(1 − k/d)² is a tighter bound than 1 − k/d, and holds", "every k", _bounds),
     Claim(
         "p1/fig4", "top-k selection is slow on GPUs, Gaussian-k faster",
-        "V100: top-k 0.4 s at 25.6 M, Gaussian-k nearly free", _selection,
+        "V100, 25.6 M: top-k 400 ms, Gaussian-k nearly free", _selection,
     ),
     Claim("p1/fig1", "TopK-SGD ends like dense (16 workers, 0.1 %)", BELOW, _to_dense("p1/fig1", "topk")),
     Claim("beyond/evidence", "on VGG-16 it does with one setting changed", "P1 leaves settings open", _gap_of_vgg16),
+    Claim("beyond/evidence", "on VGG-16 it does when clipped at 1, 120 epochs", "P1 does not clip", _clipped),
     Claim(
         "beyond/evidence", "it does with weight decay and density warm-up of its authors' code", BELOW,
         _with_authors_settings,
     ),
-    Claim("p1/fig1", "RandK-SGD learns, but slower", "by eye", _random_is_slower),
+    Claim(
+        "p1/fig1", "RandK-SGD learns on CIFAR-10, but slower than TopK-SGD",
+        "by eye; on ImageNet it cannot converge", _random_is_slower,
+    ),
     Claim(
         "beyond/evidence", "it learns better without its residual, as in the authors' code, or with a density warm-up",
         "in the code", _random_otherwise,
     ),
     Claim("p1/fig6", "GaussianK-SGD as printed ends like dense", BELOW, _to_dense("p1/fig6", "gaussiank")),
-    Claim("p1/fig6", "it sends about k entries", "k = 0.1 % is what it is made for", _printed_form),
+    Claim("p1/fig6", "it sends about k entries", MADE_FOR, _sends("gaussiank")),
+    Claim("p1/fig6", "in the form of its authors' code it ends like dense", BELOW, _to_dense("p1/fig6", AUTHORS)),
+    Claim("p1/fig6", "that form sends about k entries", MADE_FOR, _sends(AUTHORS)),
+    Claim(
+        "p1/fig6", "with a count that it holds by itself GaussianK-SGD ends like TopK-SGD",
+        "nearly consistent with TopK-SGD", _carried_like_topk,
+    ),
     Claim(
         "p1/table2", "at 10 Gbit/s TopK-SGD is slower than dense", "4 of 4; ResNet-50 0.810 s against 0.699",
         _order_of_times,

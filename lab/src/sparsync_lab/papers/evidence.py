@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -13,8 +13,8 @@ from sparsync_lab.papers.curves import base_result, display_score, quick_changes
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, training
-from sparsync_lab.papers.p2 import SCOPES, learned, long_training
-from sparsync_lab.papers.p3 import gtopk_on
+from sparsync_lab.papers.p2 import at_layers_rate, learned, learned_notes, long_training
+from sparsync_lab.papers.p3 import OTHERS, gtopk_on, on_other_models
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.vgg16_gap import ASKED, CLIPPED, causes, densities
@@ -30,7 +30,7 @@ STEP_SECONDS = {
 IMAGES = {"mnist": 60_000, "cifar10": 50_000}
 # Of gTop-k on ResNet-20, with Elias-Fano indices, in the bytes that 0.1 % take with 32 + 32 bits.
 FEWER_BITS = {"sign": 0.0062, "levels": 0.0051, "bf16": 0.0024}
-TUNED = "tuned"
+TUNED, TREE = "tuned", "gTop-k"  # questions
 LEARNS = "with trainings that learn: no momentum, a rate that grows over 5 epochs, 30 epochs, ResNet-18"
 
 
@@ -89,11 +89,6 @@ def gtopk_in_fewer_bits(values: str, density: float) -> Run:
     return replace(run, label=label, method=method, options={**run.options, "values": values, "indices": "ef"})
 
 
-def at_layers_rate(run: Run) -> Run:
-    """Return a training of P2 with entries chosen globally, at the rate of those chosen layer by layer."""
-    return replace(run, label=f"{run.label}, layer's rate", rate=SCOPES["layer"] * run.workers)
-
-
 @cache
 def questions() -> tuple[Question, ...]:
     """Return all questions, the most valuable first."""
@@ -143,7 +138,7 @@ def questions() -> tuple[Question, ...]:
             tuple(training(model, method) for model in ("lenet5", "resnet20") for method in ("dense", "randk")),
         ),
         Question(
-            "gTop-k",
+            TREE,
             "P3: its condition and its accuracy on VGG-16 and LSTM-PTB; what momentum before the residual brings, and "
             "values of fewer bits in the bytes of 0.1 %, signs too, made anew of every partial sum.",
             (
@@ -209,13 +204,28 @@ def evidence(context: RunContext) -> Result:
         histories += [done[run.name] for run in runs if run.name in done]
         if one.name == TUNED and not context.quick:
             tables.append(tuned.comparison((*runs, *beside), done))
+        if one.name == TREE and not context.quick:
+            tables += on_other_models(_by_model((*beside, *runs), done))
+    notes = [ONE_SEED]
     if not context.quick:
-        tables.append(learned({run.label: done[run.name] for run in every if run.name in done}))
+        trained = {run.label: done[run.name] for run in every if run.name in done}
+        tables.append(learned(trained))
+        notes += learned_notes(trained)
     result = base_result(context, histories, [run.name for run in every if run.name not in done])
-    return replace(result, tables=tables, notes=[ONE_SEED, *result.notes])
+    return replace(result, tables=tables, notes=[*notes, *result.notes])
 
 
-HEADINGS = ["training", "model", "last score", "density", "fell back", "steps"]
+def _by_model(runs: Iterable[Run], done: Mapping[str, History]) -> dict[str, dict[str, History]]:
+    """Return dense, TopK-SGD and gTop-k of the other models of P3, by what they are called in its tables."""
+    names = {"dense": "dense", "topk": "topk"}
+    found: dict[str, dict[str, History]] = {model: {} for model in OTHERS}
+    for run in runs:
+        if run.model in OTHERS and run.name in done:
+            found[run.model][names.get(run.method, run.label)] = done[run.name]
+    return found
+
+
+HEADINGS = ["training", "model", "last score", "unit", "density", "fell back", "steps"]
 ONE_SEED = (
     "One seed each: what differs by less than a point is no ranking. Rows at the end of a table are of other items."
 )
@@ -223,10 +233,11 @@ ONE_SEED = (
 
 def _row(run: Run, history: History | None) -> Row:
     if history is None:
-        return Row([run.label, model_title(run.model), "not run", "", "", ""])
+        return Row([run.label, model_title(run.model), "not run", *[""] * 4])
     seen = [snapshot for snapshot in history.snapshots if "fallbacks" in snapshot]
     fell = f"{100 * seen[-1]['fallbacks'] / (seen[-1]['step'] * run.workers):.2g} %" if seen else "–"
-    shown = [f"{display_score(history.last, history.score):.2f}", f"{100 * history.density:.3g} %", fell]
+    unit = "%" if history.score == "accuracy" else history.score
+    shown = [f"{display_score(history.last, history.score):.2f}", unit, f"{100 * history.density:.3g} %", fell]
     return Row([run.label, model_title(run.model), *shown, f"{len(history.losses):,}"])
 
 

@@ -19,10 +19,12 @@ from sparsync_lab.papers.curves import (
 )
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.p1_runs import SPARSE, repeats, training
-from sparsync_lab.papers.run import History, Run
+from sparsync_lab.papers.run import History, Run, model_title
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
 DENSITIES = (0.001, 0.005, 0.01)
+OTHERS = ("vgg16", "lstm-ptb")  # in beyond/evidence
+ON_OTHERS, CONDITION = "P3 on other models", "P3's condition in numbers"
 EVERY = 50  # steps between looks at the condition
 ABSTRACT = (
     "We have P3's abstract only: model, workers and schedule are those of P1 (ResNet-20, 16 workers), not P3's own. "
@@ -109,7 +111,19 @@ def _ratios(done: dict[str, History]) -> list[Table]:
         over = sum(ratio > 1 for ratio in ratios)
         rows.append(Row([label, str(len(ratios)), f"{max(ratios):.4f}", f"{sum(ratios) / len(ratios):.4f}", str(over)]))
     headings = ["training", "looks", "largest ratio", "mean", "above 1"]
-    return [Table("P3's condition in numbers", headings, rows)] if rows else []
+    return [Table(CONDITION, headings, rows)] if rows else []
+
+
+def on_other_models(done: Mapping[str, Mapping[str, History]]) -> list[Table]:
+    """Return accuracy and condition of gTop-k on the other models, as far as it was trained.
+
+    Args:
+        done: by model, then "dense", "topk" and gTop-k by its label.
+    """
+    own = {model: dict(found) for model, found in done.items() if gtopk_on(model, DENSITIES[0]).label in found}
+    tables = [scores(f"{ON_OTHERS}: {model_title(model)}", found) for model, found in own.items()]
+    seen = {model_title(model): found[gtopk_on(model, DENSITIES[0]).label] for model, found in own.items()}
+    return [*tables, *(replace(table, caption=f"{ON_OTHERS}: {table.caption}") for table in _ratios(seen))]
 
 
 ITEMS = (

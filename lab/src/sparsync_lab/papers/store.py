@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,13 +54,7 @@ def save(context: RunContext, item: Item, result: Result, seconds: float) -> Pat
         "seed": context.seed,
         "seconds": round(result.seconds or seconds, 1),
         "environment": dict(result.where) or hardware(context),
-        "data": dict(result.data),
-        "runs": list(result.runs),
-        "missing": list(result.missing),
-        "notes": list(result.notes),
-        "tables": [dataclasses.asdict(table) for table in result.tables],
-        "figures": [{"caption": figure.caption, "chart": _chart_to_json(figure.chart)} for figure in result.figures],
-        "rows": {name: list(column) for name, column in result.rows.items()},
+        **stated(result),
     }
     write_json(path, content)
     charts, picture = [figure.chart for figure in result.figures], path.with_suffix(".png")
@@ -69,6 +64,19 @@ def save(context: RunContext, item: Item, result: Result, seconds: float) -> Pat
     else:
         picture.unlink(missing_ok=True)
     return path
+
+
+def stated(result: Result) -> dict[str, Any]:
+    """Return all that a result states, as it is stored."""
+    return {
+        "data": dict(result.data),
+        "runs": list(result.runs),
+        "missing": list(result.missing),
+        "notes": list(result.notes),
+        "tables": [dataclasses.asdict(table) for table in result.tables],
+        "figures": [{"caption": figure.caption, "chart": _chart_to_json(figure.chart)} for figure in result.figures],
+        "rows": {name: list(column) for name, column in result.rows.items()},
+    }
 
 
 def load(path: Path) -> Stored:
@@ -102,7 +110,9 @@ def _asked(context: RunContext, item: Item) -> list[str]:
 def results_of(item: Item, folder: Path) -> list[Stored]:
     """Return all results of an item in a folder: the full one first; tiny settings only if there is nothing else."""
     plain = folder / f"{item.file}.json"
-    paths = [*([plain] if plain.is_file() else []), *sorted(folder.glob(f"{item.file}-*.json"))]
+    options = re.compile(rf"{re.escape(item.file)}(-quick|-seed-[^-]+|-epochs-.+)+")  # else it is another item's
+    others = [path for path in sorted(folder.glob(f"{item.file}-*.json")) if options.fullmatch(path.stem)]
+    paths = [*([plain] if plain.is_file() else []), *others]
     full = [path for path in paths if not path.name.startswith(f"{item.file}-quick")]
     return [load(path) for path in full or paths]
 

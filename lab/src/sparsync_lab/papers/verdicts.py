@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparsync_lab.papers import claims_p1, claims_p2_p3
+from sparsync_lab.papers import claims_p1, claims_p2, claims_p3
 from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, Stored, Verdict
 from sparsync_lab.papers.item import Result
 from sparsync_lab.report import Row, Table
 
 HEADINGS = ("claim", "published", "here", "verdict", "command")
-CLAIMS = (*claims_p1.CLAIMS, *claims_p2_p3.CLAIMS)
+CLAIMS = (*claims_p1.CLAIMS, *claims_p2.CLAIMS, *claims_p3.CLAIMS)
 
 
 def verdicts(results: Mapping[str, Result]) -> list[Verdict]:

@@ -2,47 +2,66 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from sparsync_lab.papers.item import Item, RunContext
-from sparsync_lab.papers.store import place, read_json, rounded
+from sparsync_lab.papers.store import place, read_json, rounded, stated
 
 
-def differences(items: Iterable[Item], context: RunContext) -> Iterator[tuple[Item, list[str]]]:
-    """Make the result of every item anew from its stored trainings; yields what is stated otherwise in its file.
+def differences(items: Iterable[Item], context: RunContext) -> Iterator[tuple[Item, list[str] | None]]:
+    """Make the result of every item anew, from its stored trainings or by itself; yields what is stated otherwise in
+    its file.
 
-    An item that measures is made from what it measured, as that is stored. One that can do neither is left out, as is
-    one without a result.
+    An item that measures is made from what it measured, as that is stored; ``None`` for one that cannot be made without
+    measuring again. One without a result is left out.
     """
     for item in items:
         path = place(context, item)
-        if (item.trains or item.redraw) and path.is_file():
-            yield item, list(_compare(item, path, context))
+        if path.is_file():
+            again = item.trains or item.redraw or not item.minutes
+            yield item, list(_compare(item, read_json(path), context)) if again else None
 
 
-def _compare(item: Item, path: Path, context: RunContext) -> Iterator[str]:
-    stated = read_json(path)
-    result = item.redraw(stated["rows"]) if item.redraw else item.run(context.read_only())
-    if list(result.runs) != stated["runs"]:
-        odd = sorted(set(result.runs) ^ set(stated["runs"]))
+def _compare(item: Item, old: dict[str, Any], context: RunContext) -> Iterator[str]:
+    result = item.redraw(old["rows"]) if item.redraw else item.run(context.read_only())
+    new = json.loads(json.dumps(rounded(stated(result))))
+    if new["runs"] != old["runs"]:
+        odd = sorted(set(new["runs"]) ^ set(old["runs"])) or ["their order"]
         yield f"it names other trainings: {', '.join(odd[:3])}{' …' if len(odd) > 3 else ''}"
-    tables = [json.loads(json.dumps(rounded(dataclasses.asdict(table)))) for table in result.tables]
-    if [t["caption"] for t in tables] != [t["caption"] for t in stated["tables"]]:
-        yield "it has other tables"
-        return
-    for table, fresh in zip(stated["tables"], tables, strict=True):
-        for old, new in zip(_cells(table), _cells(fresh), strict=False):
-            if old != new:
-                yield f"{table['caption']}: {' | '.join(old)} is {' | '.join(new)}"
-        if len(table["rows"]) != len(fresh["rows"]):
-            yield f"{table['caption']}: {len(table['rows'])} rows are {len(fresh['rows'])}"
+    for name in ("missing", "notes"):
+        yield from _listed(name, old[name], new[name])
+    for name in ("data", "rows"):
+        for key in sorted(old[name].keys() | new[name].keys()):
+            if old[name].get(key) != new[name].get(key):
+                yield f"{name}: {key} differs"
+    yield from _listed("tables", [t["caption"] for t in old["tables"]], [t["caption"] for t in new["tables"]])
+    for table, fresh in zip(old["tables"], new["tables"], strict=False):
+        yield from _table(table, fresh)
+    yield from _listed("figures", [f["caption"] for f in old["figures"]], [f["caption"] for f in new["figures"]])
+    for figure, fresh in zip(old["figures"], new["figures"], strict=False):
+        if figure["chart"] != fresh["chart"]:
+            yield f"figure {figure['chart']['title']!r}: other data"
 
 
-def _cells(table: dict[str, list[dict[str, list[str]]]]) -> list[list[str]]:
-    return [row["cells"] for row in table["rows"]]
+def _table(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    for name in ("headings", "notes"):
+        yield from _listed(f"{old['caption']}, {name}", old[name], new[name])
+    rows, fresh = ([[*row["cells"], row["warning"]] for row in table["rows"]] for table in (old, new))
+    yield from _listed(old["caption"], [" | ".join(row).rstrip(" |") for row in rows],
+                       [" | ".join(row).rstrip(" |") for row in fresh])  # fmt: skip
+
+
+def _listed(what: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
+    """Yield what is in one of two lists alone, side by side."""
+    gone, come = ([one for one in own if one not in other] for own, other in ((old, new), (new, old)))
+    for before, now in zip_longest(gone, come, fillvalue="not there"):
+        yield f"{what}: {before} is {now}"
+    if old != new and not (gone or come):
+        yield f"{what}: in another order, or more than once"
 
 
 def stale_pages(root: Path, results: Path) -> list[Path]:

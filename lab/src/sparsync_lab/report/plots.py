@@ -262,6 +262,8 @@ def _legend_inches(chart: Chart) -> float:
 def _add_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
     """Add a legend below the axes, in as many columns as there is room for."""
     height = figure.get_figheight()
+    lines = sum(label.count("\n") + 1 for label in labels)
+    figure.set_figheight(max(height, 0.3 * lines + 1))  # so that with none of those that are tried the axes collapse
     for rows in range(1, len(labels) + 1):
         columns = -(-len(labels) // rows)
         legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns)

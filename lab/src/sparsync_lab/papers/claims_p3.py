@@ -1,0 +1,144 @@
+"""What P3 claims, and how that is judged."""
+
+from __future__ import annotations
+
+from sparsync_lab.papers.claim import (
+    MISSING,
+    POINT,
+    SCORE,
+    TO_DENSE,
+    Claim,
+    Stored,
+    at_most_partly,
+    first_number,
+    none,
+    word_for,
+)
+from sparsync_lab.papers.p3 import CONDITION, DENSITIES, ON_OTHERS, OTHERS
+from sparsync_lab.papers.run import model_title
+from sparsync_lab.papers.tables import NOT_RUN
+from sparsync_lab.report import Table
+
+ITS_CONDITION = "P3: its condition and its accuracy"  # of beyond/evidence
+PLAIN_TREE = "gTop-k, 0.001"
+CORRECTED = f"{PLAIN_TREE}, momentum corrected, 0.5"
+SAME_ORDER = "in the abstract: a rate of the same order"
+NEAR = 0.01  # of a perplexity: so near to dense is "like dense"
+
+
+def _ratios(table: Table) -> tuple[int, int, float]:
+    """Return the looks at P3's condition, how often it did not hold, and the largest ratio."""
+    looks, above = (sum(int(first_number(row.cells[at])) for row in table.rows) for at in (1, 4))
+    return looks, above, max(first_number(row.cells[2]) for row in table.rows)
+
+
+def _condition(stored: Stored) -> tuple[str, str]:
+    looks, above, worst = _ratios(stored.table("p3/density", CONDITION))
+    return f"holds at {looks - above} of {looks} looks, the largest ratio {worst:.4f}", word_for(looks - above, looks)
+
+
+def _condition_elsewhere(stored: Stored) -> tuple[str, str]:
+    table = stored.table("beyond/evidence", f"{ON_OTHERS}: {CONDITION}")
+    looks, above, _ = _ratios(table)
+    seen = {row.cells[0]: row.cells for row in table.rows}
+    told, every = [], [model_title(model) for model in OTHERS]
+    for title in every:
+        own = seen.get(title)
+        told.append(f"{title} {MISSING}" if own is None else f"{title} {own[1]} looks, the largest ratio {own[2]}")
+    word = word_for(looks - above, looks)
+    return "; ".join(told), at_most_partly(word, set(every) <= set(seen))
+
+
+def _like_dense(stored: Stored) -> tuple[str, str]:
+    gaps = {
+        f"{density:g}": stored.number("p3/density", "gTop-k", f"gTop-k, {density:g}", TO_DENSE) for density in DENSITIES
+    }
+    near = sum(gap > -POINT for gap in gaps.values())
+    return ", ".join(f"{gap:+.2f} at {density}" for density, gap in gaps.items()) + " points to dense", word_for(
+        near, len(gaps)
+    )
+
+
+def _at_one_permille(stored: Stored) -> tuple[str, str]:
+    item = "p3/convergence"
+    tree, top = (stored.number(item, "ResNet-20", how, TO_DENSE) for how in (PLAIN_TREE, "topk"))
+    return f"{tree:+.2f} points to dense, TopK-SGD {top:+.2f}", word_for(tree > -POINT, True)
+
+
+def _like_dense_elsewhere(stored: Stored) -> tuple[str, str]:
+    """Compare gTop-k with dense and TopK-SGD on VGG-16 and LSTM-PTB, each as far as it was trained."""
+    told, near = [], []
+    for model in OTHERS:
+        title = model_title(model)
+        try:
+            table = stored.table("beyond/evidence", f"{ON_OTHERS}: {title}")
+        except LookupError:
+            told.append(f"{title} {MISSING}")
+            continue
+        own = {row.cells[0]: first_number(row.cells[1]) for row in table.rows}
+        tree, dense, top = own[PLAIN_TREE], own["dense"], own["topk"]
+        less = table.headings[1] != SCORE
+        near.append(tree < dense * (1 + NEAR) if less else tree - dense > -POINT)
+        kind = "perplexity (less is better)" if less else "accuracy"
+        steps = table.rows[0].cells[table.headings.index("steps")]
+        told.append(f"{title}, {steps} steps: {kind} {tree:.1f}, TopK-SGD {top:.1f}, dense {dense:.1f}")
+    return "; ".join(told), at_most_partly(word_for(sum(near), len(near)), len(near) == len(OTHERS)) if near else none(
+        ""
+    )
+
+
+def _with_momentum_corrected(stored: Stored) -> tuple[str, str]:
+    """Compare gTop-k at 0.1 % on ResNet-20, as published and with momentum before the residual, with dense."""
+    rows = {label: cells for (model, label), cells in stored.asked(ITS_CONDITION).items() if model == "ResNet-20"}
+    scores = {label: float(cells[2]) for label, cells in rows.items()}
+    early = f"{CORRECTED}, density warm-up"
+    before, *gaps = (scores[how] - scores["dense"] for how in (PLAIN_TREE, CORRECTED, early))
+    told = f"{gaps[0]:+.2f} points to dense instead of {before:+.2f}; {gaps[1]:+.2f} with more entries at first, but "
+    return f"{told}that is {rows[early][4]} and not 0.1 %", word_for(sum(gap > -POINT for gap in gaps), len(gaps))
+
+
+def _in_fewer_bits(stored: Stored) -> tuple[str, str]:
+    """Compare what else was tried at these bytes with dense: values of fewer bits, and more momentum."""
+    scores = {label: score for (model, label), score in stored.scores(ITS_CONDITION).items() if model == "ResNet-20"}
+    known = (PLAIN_TREE, CORRECTED, f"{CORRECTED}, density warm-up")
+    gaps = {label: score - scores["dense"] for label, score in scores.items() if label.startswith("gTop-k")}
+    own = {label.removeprefix("gTop-k, "): gap for label, gap in gaps.items() if label not in known} or none(NOT_RUN)
+    told = ", ".join(f"{gap:+.2f} ({label})" for label, gap in own.items())
+    return f"{told} points to dense", word_for(sum(gap > -POINT for gap in own.values()), len(own))
+
+
+def _more_is_better(stored: Stored) -> tuple[str, str]:
+    scores = [stored.number("p3/density", "gTop-k", f"gTop-k, {density:g}", SCORE) for density in DENSITIES]
+    told = ", ".join(f"{score:.2f}" for score in scores) + " % at 0.1, 0.5 and 1 %"
+    return told, word_for(scores == sorted(scores), True)
+
+
+def _growth(stored: Stored) -> tuple[str, str]:
+    rows = {row.cells[0].split(" (")[0]: row.cells for row in stored.table("p3/traffic", "Bytes a worker").rows}
+    top, tree = (first_number(rows["0.001, 128 workers"][at]) for at in (3, 5))
+    return f"128 workers: {top:.0f} k and, at the root, {tree:.0f} k entries", word_for(top == 127 and tree == 7, True)
+
+
+CLAIMS = (
+    Claim("p3/convergence", "gTop-k at 0.1 % converges like dense SGD", SAME_ORDER, _at_one_permille),
+    Claim("p3/density", "gTop-k is no worse than random-k on the sum", "assumed", _condition),
+    Claim("p3/density", "so it converges like dense SGD", SAME_ORDER, _like_dense),
+    Claim(
+        "beyond/evidence", "P3: gTop-k is no worse than random-k on the sum, on VGG-16 and LSTM-PTB", "assumed",
+        _condition_elsewhere,
+    ),
+    Claim("beyond/evidence", "P3: it converges like dense SGD there", SAME_ORDER, _like_dense_elsewhere),
+    Claim(
+        "beyond/evidence", "P3: at 0.1 % it does with momentum before the residual", "not tried by P3",
+        _with_momentum_corrected,
+    ),
+    Claim(
+        "beyond/evidence", "P3: in the bytes of 0.1 % it does with values of fewer bits, or with more momentum",
+        "not tried by P3", _in_fewer_bits,
+    ),
+    Claim(
+        "p3/density", "more entries, faster convergence", "its abstract discusses the impact and prints no number",
+        _more_is_better,
+    ),
+    Claim("p3/traffic", "O(k log P) against O(k P) entries", "the orders", _growth),
+)  # fmt: skip

@@ -1,0 +1,42 @@
+"""What pages state follows the tables that they are written from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparsync_lab.docs import accuracy, provenance
+from sparsync_lab.docs.sources import Sources
+from sparsync_lab.papers import tuned
+from sparsync_lab.papers.store import write_json
+from sparsync_lab.papers.sweep import EARLY
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_a_higher_score_of_one_seed_is_told() -> None:
+    three, one = ["0.1", "88.26 ± 0.33", "3"], ["0.2", "88.48", "1"]
+    assert accuracy._best([one, three]) == "88.26 ± 0.33 % (88.48 with rate 0.2, one seed)"
+    assert accuracy._best([three, one]) == "88.26 ± 0.33 %"
+    assert accuracy._best([one]) == "88.48 % (one seed)"
+
+
+def test_a_best_rate_at_the_edge_is_told() -> None:
+    edge, inside = [["0.8", "90", "3"], ["0.4", "89", "3"]], [["0.4", "90", "3"], ["0.8", "89", "1"]]
+    assert accuracy._edges({EARLY: edge, "dense": inside, tuned.TOPK: edge}) == (
+        " (not tried: ours above 0.8, TopK-SGD above 0.8)"
+    )
+    assert accuracy._edges({"dense": inside}) == ""
+
+
+def test_every_training_is_told_by_its_commit(tmp_path: Path) -> None:
+    runs = tmp_path / "papers" / "runs"
+    runs.mkdir(parents=True)
+    for number, (commit, model) in enumerate((("abc", "vgg16"), ("abc", "lenet5"), ("def+12", "vgg16"))):
+        where = {"commit": commit, "device": "H200", "date": f"2026-01-0{number + 1}"}
+        write_json(runs / f"{number}.json.gz", {"environment": where, "run": {"model": model}})
+    text = provenance.commits(Sources(tmp_path, ""))
+    assert text.startswith("3 trainings, 2 commits.")
+    assert "| `abc` | 2 | VGG-16 1, LeNet-5 1 | H200 | 2026-01-01 to 2026-01-02 |" in text
+    assert text.index("`def+12`") < text.index("`abc`")
+    stored = len(list((ROOT / "results" / "papers" / "runs").iterdir()))
+    assert f"{stored:,} trainings" in (ROOT / "docs" / "papers-provenance.md").read_text(encoding="utf-8")
