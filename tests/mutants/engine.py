@@ -820,4 +820,18 @@ MUTANTS = [
         "[states[heirs.index(rank)]]",
         "tests/failures/test_checkpoints.py::test_a_checkpoint_loads_on_any_world_size[5-2-topk]",
     ),
+    Mutant(
+        "a failed step's futures keep the model for good",
+        "src/sparsync/engine/error_handling.py",
+        "set_exception(without_frames(error))",
+        "set_exception(error)",
+        "tests/failures/test_life_of_a_handle.py::test_a_model_whose_step_failed_is_freed[thread]",
+    ),
+    Mutant(
+        "a hook's failed future keeps the model for good",
+        "src/sparsync/engine/reducer.py",
+        "set_exception(without_frames(error))",
+        "set_exception(error)",
+        "tests/failures/test_life_of_a_handle.py::test_a_model_whose_step_failed_is_freed[hook]",
+    ),
 ]
