@@ -20,7 +20,7 @@ from sparsync_lab.chaos.life import OURS, TORCHS, without_us
 from sparsync_lab.chaos.machine import Evidence, Machine
 from sparsync_lab.chaos.methods import METHODS
 from sparsync_lab.chaos.report import ChaosReport
-from sparsync_lab.chaos.schedule import FAULTS, STEPS, Fault, Life, Setting, draw_life, event_at, method_at
+from sparsync_lab.chaos.schedule import FAULTS, STEPS, Event, Fault, Life, Setting, draw_life, event_at, method_at
 from sparsync_lab.cli.commands import app
 
 
@@ -111,6 +111,28 @@ def test_a_survivor_has_to_be_told_by_the_library(
     assert error.startswith(told)
     assert (count, result.happened) == (1, True)
     assert result.broken == ("" if defect is None else f"rank 0 was not told by the library of a loss: {error}")
+
+
+def join_in_another_group() -> None:
+    """Let the second step be in another process group, and all after it be those of ranks without data."""
+    from sparsync_lab.chaos import events
+
+    events.event_at = lambda seed, step, setting: Event("new group" if step == 1 else "join" if step > 1 else "plain")
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_a_stopped_one_under_join_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch, if it has no data: DDP asks who has some by an exchange of its own."""
+
+    def stopped(*arguments: Any) -> Life:
+        life = draw_life(*arguments)
+        fault = Fault("stop", 2, 0, "backward")  # the rank that makes all steps of a join
+        return replace(life, setting=Setting(3, "topk"), fault=fault, deadline=5.0, check_every=100, save_every=100)
+
+    monkeypatch.setattr("sparsync_lab.chaos.conductor.draw_life", stopped)
+    result = next(run_lives(150, 3, 0, prepare=join_in_another_group))
+    assert (result.broken, result.happened) == ("", True)
+    assert sum(result.errors.values()) == 2
 
 
 def raised_in(*files: Path, error: str = "RuntimeError") -> Exception:

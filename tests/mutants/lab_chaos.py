@@ -50,6 +50,13 @@ MUTANTS = [
         f"{TESTS}::test_no_other_error_than_that_of_torchs_own_exchange_is_excused",
     ),
     Mutant(
+        "a group that is made anew waits for half an hour",
+        "lab/src/sparsync_lab/chaos/events.py",
+        "dist.new_group(timeout=limit)",
+        "dist.new_group()",
+        f"{TESTS}::test_a_rank_that_waits_for_a_stopped_one_under_join_is_told",
+    ),
+    Mutant(
         "some methods never have their turn",
         "lab/src/sparsync_lab/chaos/schedule.py",
         ".sample([*METHODS], len(METHODS))[place]",

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch.distributed as dist
 from torch import nn
@@ -140,7 +141,8 @@ class EventfulTraining(Training):
     def new_group(self, event: Event) -> None:
         """The process group is replaced by another of the same ranks."""
         assert self.sync is not None
-        old, self.group = self.group, dist.new_group()
+        limit = timedelta(seconds=self.life.deadline)  # of what DDP exchanges itself, under join
+        old, self.group = self.group, dist.new_group(timeout=limit)
         self.ddp._update_process_group(self.group)  # type: ignore[no-untyped-call]
         self.sync.set_process_group(self.group)
         if old is not None:
