@@ -12,8 +12,8 @@ from sparsync_lab.papers import tuned
 from sparsync_lab.papers.curves import base_result, display_score, quick_changes
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
-from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, training
-from sparsync_lab.papers.p2 import at_layers_rate, learned, learned_notes, long_training
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, training
+from sparsync_lab.papers.p2 import at_layers_rate, block_controls, learned, learned_notes, long_training
 from sparsync_lab.papers.p3 import OTHERS, gtopk_on, on_other_models
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
@@ -25,8 +25,9 @@ JOBS = 12  # trainings beside one another, for which the times below are
 # Seconds of a step beside as many others on one H200, by model and images of a worker's batch; from stored trainings.
 STEP_SECONDS = {
     ("lenet5", 128): 0.06, ("resnet20", 32): 0.045, ("resnet20", 128): 0.05, ("vgg16", 128): 0.25, ("vgg16", 32): 0.1,
-    ("resnet18", 128): 0.06, ("lstm-ptb", 20): 0.2,
+    ("lstm-ptb", 20): 0.2,
 }  # fmt: skip
+P2_STEP_SECONDS = {1: 0.045, 2: 0.06, 4: 0.11, 8: 0.22}  # of ResNet-18, by workers; of one and two, estimated
 IMAGES = {"mnist": 60_000, "cifar10": 50_000}
 # Of gTop-k on ResNet-20, with Elias-Fano indices, in the bytes that 0.1 % take with 32 + 32 bits.
 FEWER_BITS = {"sign": 0.0062, "levels": 0.0051, "bf16": 0.0024}
@@ -53,7 +54,7 @@ class Question:
 
 def priced(run: Run) -> Run:
     """Return the run with the seconds that it takes beside others, about."""
-    each = STEP_SECONDS[run.model, run.batch]
+    each = P2_STEP_SECONDS[run.workers] if run.model == "resnet18" else STEP_SECONDS[run.model, run.batch]
     kind = CATALOGUE[run.model].data
     steps = run.steps or run.epochs * (IMAGES[kind] // run.workers // run.batch)
     return replace(run, seconds=round(20 + each * steps))
@@ -175,15 +176,26 @@ def questions() -> tuple[Question, ...]:
             tuple(training("vgg16", method) for method in (*both, "gaussiank", HELD)),
         ),
         Question(
+            "held",
+            "P1, figure 6: how often does Gaussian-k with its count held fall back to the k largest?",
+            tuple(training(model, HELD_COUNTED) for model in ("lenet5", "resnet20")),
+        ),
+        Question(
+            "blocks",
+            "P2, table 1: is it the rate that keeps block-random-k far below what is published?",
+            block_controls(),
+            tuple(long_training(f"{scheme}+allgather", "layer", 8) for scheme in ("block", "random")),
+        ),
+        Question(
             "the rest",
             f"P2, table 1, the other cells {LEARNS}.",
             (
                 at_layers_rate(long_training("topk", "global", 8)),
                 *cells("layer", 2, ("standard", "topk", *wide)),
-                *cells("layer", 1, ("standard", "topk", "random+allgather", "block+allgather")),
-                *cells("global", 1, ("topk", "random+allgather", "block+allgather")),
+                *cells("layer", 1, ("block+allgather", "random+allgather", "topk", "standard")),
                 *cells("global", 4, ("topk", *wide)),
                 *cells("global", 2, ("topk", *wide)),
+                *cells("global", 1, ("topk", "random+allgather", "block+allgather")),
             ),
         ),
     )

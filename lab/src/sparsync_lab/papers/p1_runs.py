@@ -21,10 +21,12 @@ SPARSE: Mapping[str, Any] = {
 }
 METHODS = {"dense": "dense", "topk": "topk", "randk": "random+allgather", "gaussiank": "gaussian"}
 HELD = "gaussiank, count held"
-# Other forms of Gaussian-k, with their counts over the training; the first is the printed one once more.
+# Other forms of Gaussian-k, with their counts over the training; two are those above once more.
 COUNTED, AUTHORS, CARRIED = "gaussiank, its counts", "gaussiank, authors' code", "gaussiank, count carried"
+HELD_COUNTED = f"{HELD}, its counts"
 FORMS: Mapping[str, Mapping[str, Any]] = {
-    COUNTED: {}, AUTHORS: {"two_sided": True, "masks": 3}, CARRIED: {"refine": "carried"}
+    COUNTED: {}, AUTHORS: {"two_sided": True, "masks": 3}, CARRIED: {"refine": "carried"},
+    HELD_COUNTED: {"refine": True},
 }  # fmt: skip
 COUNT_EVERY = 60  # steps
 # Close to one another: three seeds of each.

@@ -17,6 +17,7 @@ from sparsync_lab.report import Bar, BarChart, Figure, Row, Table
 SCOPES = {"layer": 0.1, "global": 0.01}  # and the learning rate of each
 EPOCHS, DECAY = 6, (150 / 300, 250 / 300)  # P2 has 300 epochs
 LONG = 30  # epochs of those without momentum for all workers, in beyond/evidence
+LOWER = (4, 16)  # parts of the rate, of what is asked about blocks
 LEARNED = f"P2, table 1, with trainings that learn (no momentum, {LONG} epochs): test accuracy in %, ours (published)"
 WITH_MOMENTUM = "Test accuracy in %, ours (published)"
 AS_PRINTED = "The same without momentum, as Algorithm 1 is printed"
@@ -62,6 +63,17 @@ def long_training(scheme: str, scope: str, workers: int) -> Run:
 def at_layers_rate(run: Run) -> Run:
     """Return a training with entries chosen globally, at the rate of those chosen layer by layer."""
     return replace(run, label=f"{run.label}, {AT_LAYERS_RATE}", rate=SCOPES["layer"] * run.workers)
+
+
+def block_controls() -> tuple[Run, ...]:
+    """Return trainings with 8 workers at lower rates: is it the rate that keeps block-random-k down?"""
+    schemes = [long_training(f"{scheme}+allgather", "layer", 8) for scheme in ("block", "random")]
+    return tuple(at_share_of_rate(run, share) for run in schemes for share in LOWER)
+
+
+def at_share_of_rate(run: Run, share: int) -> Run:
+    """Return a training at one part in so many of its rate."""
+    return replace(run, label=f"{run.label}, rate {run.rate / share:g}", rate=run.rate / share)
 
 
 def table_runs(context: RunContext) -> list[Run]:
