@@ -14,7 +14,7 @@ from sparsync_lab.papers import RunContext, evidence, store, vgg16_gap
 from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED
 from sparsync_lab.papers.density_stages import DensityStages
 from sparsync_lab.papers.p1 import fallback_note, figure_6
-from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, training
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, HELD, HELD_COUNTED, training
 from sparsync_lab.papers.run import History, Run, file_of, read, write
 from sparsync_lab.papers.trainings import run_options, train_run
 from sparsync_lab.papers.verdicts import verdicts
@@ -141,6 +141,13 @@ def test_the_gap_is_read_from_stored_trainings(tmp_path: Path) -> None:
             )
     (note,) = vgg16_gap.gap_note(context)
     assert "clipped at 1 +0.0" in note
+    for method, score in {"dense": 0.9, "topk": 0.77, "gaussiank": 0.78}.items():
+        stored_run(context, training("vgg16", method), score)
+    known, _ = vgg16_gap.gap_note(context)
+    assert "TopK-SGD ends 13.0 points below dense" in known
+    assert "ends 12.0 below: that entries wait is not the cause" in known
+    stored_run(context, training("vgg16", "topk", label="topk, clipped at 1", clip=1.0), 0.88)
+    assert "Clipped at a norm of 1, TopK-SGD ends 2.0 below dense." in vgg16_gap.gap_note(context)[0]
     result = evidence.evidence(context.read_only())
     verdict = next(one for one in verdicts({"beyond/evidence": result}) if one.item == "beyond/evidence")
     assert verdict.word == REPRODUCED
@@ -237,14 +244,16 @@ def test_fallbacks_are_told_from_what_was_counted() -> None:
     run = training("lenet5", CARRIED)
     seen = [{"step": 60, "fallbacks": 16}, {"step": 120, "fallbacks": 17}]
     made = History(run, "accuracy", [1], [0.9], [1], [1.0], [1], 0.001, 1.0, 1, seen, {})
-    (note,) = fallback_note([made])
-    assert "17 of 1,920 selections of LeNet-5, 16 of them in the first 60 steps" in note
-    assert fallback_note([None, replace(made, snapshots=[])]) == []
+    (note,) = fallback_note(CARRIED, [made])
+    assert f"With {CARRIED} the k largest went in 17 of 1,920 selections of LeNet-5, 16 of them in the first 60" in note
+    assert fallback_note(CARRIED, [None, replace(made, snapshots=[])]) == []
 
 
 def test_figure_6_tells_the_fallbacks_of_every_model(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path)
     for model in ("lenet5", "resnet20"):
         stored_run(context, training(model, CARRIED), 0.9, [{"step": 60, "mean": 60, "fallbacks": 16}])
+        stored_run(context, training(model, HELD_COUNTED), 0.9, [{"step": 60, "mean": 60, "fallbacks": 950}])
     notes = " ".join(figure_6(context.read_only()).notes)
     assert all(f"16 of 960 selections of {title}" in notes for title in ("LeNet-5", "ResNet-20"))
+    assert f"With {HELD} the k largest went in 950 of 960 selections of LeNet-5" in notes

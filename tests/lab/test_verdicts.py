@@ -120,7 +120,20 @@ def test_blocks_are_judged_by_their_gap_at_the_same_number_of_workers():
     assert judged(claim, **near, block_shared_layer_8="81.0", block_allgather_layer_8="84.0")[0] == PARTLY
     word, here = judged(claim, **near, block_shared_layer_8="10.1", block_allgather_layer_8="57.4")
     assert word == PARTLY  # it holds, and is far from what P2 trained
-    assert "up to 36 points below P2's, unexplained" in here
+    assert "up to 36 points below P2's" in here
+
+
+def test_blocks_are_compared_with_random_entries_at_lower_rates():
+    block, single = (p2.long_training(f"{scheme}+allgather", "layer", 8) for scheme in ("block", "random"))
+    high = {block.label: 57.4, single.label: 83.9}
+    assert p2.block_gap_text(high) == ""
+    low = {p2.at_share_of_rate(block, 16).label: 63.8, p2.at_share_of_rate(single, 16).label: 65.8}
+    told = p2.block_gap_text({**high, **low})
+    assert (
+        "57.4 and 83.9 (rate 0.8), 63.8 and 65.8 (rate 0.05): blocks want a lower rate, 0.05 against 0.8, and" in told
+    )
+    assert "they are 20.1 points apart" in told
+    assert "lower rate" not in p2.block_gap_text({**low, block.label: 70.0, single.label: 83.9})
 
 
 def test_every_scope_of_p2_counts():

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from sparsync_lab.papers.claim import POINT, Claim, Stored, at_most_partly, first_number, none, word_for
-from sparsync_lab.papers.p2 import AS_PRINTED, AT_LAYERS_RATE, LEARNED, SCOPES, WITH_MOMENTUM, long_training
+from sparsync_lab.papers.claim import MISSING, POINT, Claim, Stored, at_most_partly, first_number, none, word_for
+from sparsync_lab.papers.p2 import (
+    AS_PRINTED,
+    AT_LAYERS_RATE,
+    LEARNED,
+    SCOPES,
+    WITH_MOMENTUM,
+    block_gap_text,
+    long_training,
+)
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
 
 TITLES = {scheme: own[0] for scheme, own in P2_ACCURACY.items()}
@@ -78,9 +86,13 @@ def _layers_that_learn(stored: Stored) -> tuple[str, str]:
 
 def _at_layers_rate(stored: Stored) -> float | None:
     """Return the accuracy of Top-k globally at the rate of layers; ``None`` if that was not trained."""
-    label = f"{long_training('topk', 'global', 8).label}, {AT_LAYERS_RATE}"
+    return _trained(stored).get(f"{long_training('topk', 'global', 8).label}, {AT_LAYERS_RATE}")
+
+
+def _trained(stored: Stored) -> dict[str, float]:
+    """Return the last accuracies of ResNet-18 in ``beyond/evidence``, by the labels of the trainings."""
     every = (row.cells for table in stored.results["beyond/evidence"].tables for row in table.rows)
-    return next((float(cells[2]) for cells in every if cells[0] == label and cells[2] != "not run"), None)
+    return {cells[0]: float(cells[2]) for cells in every if cells[1] == "ResNet-18" and cells[2] != MISSING}
 
 
 def _layers_with_momentum(stored: Stored) -> tuple[str, str]:
@@ -124,7 +136,8 @@ def _blocks_like_random(stored: Stored) -> tuple[str, str]:
     held = sum(
         single > block if scope == "global" else abs(block - single) < 2 * POINT for scope, _, (block, single) in own
     )
-    return f"{told}; why block-random-k is so far below what is published is not explained", word_for(held, len(own))
+    why = block_gap_text(_trained(stored)) or "why block-random-k is so far below what is published is not explained"
+    return f"{told}; {why}", word_for(held, len(own))
 
 
 def _block_sums(stored: Stored) -> tuple[str, str]:
@@ -138,7 +151,7 @@ def _block_sums(stored: Stored) -> tuple[str, str]:
     steps = [gap < -POINT for own in gaps.values() for gap in own] + grows
     far = max((P2_ACCURACY[s][1][P2_WORKERS.index(w)] - a for (s, scope, w), a in cells.items()
                if s == "block+allgather" and scope == "layer"), default=0.0)  # fmt: skip
-    told += "" if far < FAR else f"; but by all-gather, too, it is up to {far:.0f} points below P2's, unexplained"
+    told += "" if far < FAR else f"; but by all-gather, too, it is up to {far:.0f} points below P2's"
     return f"points to all-gather: {told}", at_most_partly(word_for(sum(steps), len(steps)), far < FAR and bool(grows))
 
 

@@ -104,7 +104,9 @@ def _in_fewer_bits(stored: Stored) -> tuple[str, str]:
     gaps = {label: score - scores["dense"] for label, score in scores.items() if label.startswith("gTop-k")}
     own = {label.removeprefix("gTop-k, "): gap for label, gap in gaps.items() if label not in known} or none(NOT_RUN)
     told = ", ".join(f"{gap:+.2f} ({label})" for label, gap in own.items())
-    return f"{told} points to dense", word_for(sum(gap > -POINT for gap in own.values()), len(own))
+    left = "" if any("momentum" not in label.split(", ")[1] for label in own) else f"; values of fewer bits {MISSING}"
+    word = word_for(sum(gap > -POINT for gap in own.values()), len(own))
+    return f"{told} points to dense{left}", at_most_partly(word, not left)
 
 
 def _more_is_better(stored: Stored) -> tuple[str, str]:

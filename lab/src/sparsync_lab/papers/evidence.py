@@ -24,10 +24,11 @@ from sparsync_lab.virtual.signed_gtopk import SIGNED_GTOPK
 JOBS = 12  # trainings beside one another, for which the times below are
 # Seconds of a step beside as many others on one H200, by model and images of a worker's batch; from stored trainings.
 STEP_SECONDS = {
-    ("lenet5", 128): 0.06, ("resnet20", 32): 0.045, ("resnet20", 128): 0.05, ("vgg16", 128): 0.25, ("vgg16", 32): 0.1,
+    ("lenet5", 128): 0.06, ("resnet20", 32): 0.055, ("resnet20", 128): 0.05, ("vgg16", 128): 0.32, ("vgg16", 32): 0.1,
     ("lstm-ptb", 20): 0.2,
 }  # fmt: skip
 P2_STEP_SECONDS = {1: 0.045, 2: 0.06, 4: 0.11, 8: 0.22}  # of ResNet-18, by workers; of one and two, estimated
+SLOWER = {"random+allgather": 2, "topk+gtopk": 2, f"topk+{SIGNED_GTOPK}": 6}  # times, of ResNet-20 with these methods
 IMAGES = {"mnist": 60_000, "cifar10": 50_000}
 # Of gTop-k on ResNet-20, with Elias-Fano indices, in the bytes that 0.1 % take with 32 + 32 bits.
 FEWER_BITS = {"sign": 0.0062, "levels": 0.0051, "bf16": 0.0024}
@@ -55,6 +56,7 @@ class Question:
 def priced(run: Run) -> Run:
     """Return the run with the seconds that it takes beside others, about."""
     each = P2_STEP_SECONDS[run.workers] if run.model == "resnet18" else STEP_SECONDS[run.model, run.batch]
+    each *= SLOWER.get(run.method, 1) if run.model == "resnet20" else 1
     kind = CATALOGUE[run.model].data
     steps = run.steps or run.epochs * (IMAGES[kind] // run.workers // run.batch)
     return replace(run, seconds=round(20 + each * steps))

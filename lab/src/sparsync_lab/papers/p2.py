@@ -150,6 +150,29 @@ def learned(done: Mapping[str, History]) -> Table:
     return Table(LEARNED, HEADINGS, rows)
 
 
+def block_gaps(scores: Mapping[str, float]) -> list[tuple[float, float, float]]:
+    """Return rate, and accuracies of block-random-k and random-k, 8 workers layer by layer, the highest rate first.
+
+    Args:
+        scores: last accuracies in % by label; of rates of which one of the two is missing nothing is told.
+    """
+    block, single = (long_training(f"{scheme}+allgather", "layer", 8) for scheme in ("block", "random"))
+    pairs = [(block, single), *((at_share_of_rate(block, share), at_share_of_rate(single, share)) for share in LOWER)]
+    return [(a.rate, scores[a.label], scores[b.label]) for a, b in pairs if {a.label, b.label} <= scores.keys()]
+
+
+def block_gap_text(scores: Mapping[str, float]) -> str:
+    """Return how far block-random-k is behind random-k at each rate; empty if lower rates are not trained."""
+    found = block_gaps(scores)
+    if len(found) < 2:
+        return ""
+    told = ", ".join(f"{block:.1f} and {single:.1f} (rate {rate:g})" for rate, block, single in found)
+    (block_rate, block, _), (rate, _, single) = (max(found, key=lambda one: one[at]) for at in (1, 2))
+    lower = f": blocks want a lower rate, {block_rate:g} against {rate:g}, and" if block_rate < rate else ":"
+    apart = f"{lower} with the best of these rates each they are {single - block:.1f} points apart in {LONG} epochs"
+    return f"with 8 workers layer by layer block-random-k and random-k end at {told}{apart}; P2 has 300"
+
+
 def learned_notes(done: Mapping[str, History]) -> list[str]:
     """Return what the trainings that learn say of the scope and of blocks, where these are there.
 
@@ -170,8 +193,13 @@ def learned_notes(done: Mapping[str, History]) -> list[str]:
     if any("block" in label for label in done):
         notes.append(
             "Block-random-k is far below what P2 prints, by all-gather, too, and the more so with more workers, with "
-            "whom there are fewer steps: that is not explained. What its two ways to exchange differ by is compared "
+            "whom the rate is higher and there are fewer steps. What its two ways to exchange differ by is compared "
             "with the same number of workers."
+        )
+    if gaps := block_gap_text({label: display_score(one.last, one.score) for label, one in done.items()}):
+        notes.append(
+            f"At other rates {gaps}. A block is a run of neighbours, whole filters of a layer: all that has waited "
+            "there arrives in one step. Whether more steps at a low rate close the gap, W = 1 and 2 will tell."
         )
     return notes
 

@@ -38,6 +38,8 @@ def asked(search: LearningRateSearch) -> tuple[Run, ...]:
         *(search.run(MODEL, "dense", 1.0, 2, seed) for seed in SEEDS[1:]),
         *(in_p1_schedule(search.run(MODEL, label, 4.0, 2), seed) for seed in SEEDS[1:] for label in (EARLY, "dense")),
         *(in_p1_schedule(search.run(MODEL, label, 8.0, 2)) for label in (EARLY, "dense")),
+        *(in_p1_schedule(search.run(MODEL, label, 8.0, 2), seed) for seed in SEEDS[1:] for label in ("dense", EARLY)),
+        in_p1_schedule(search.run(MODEL, "dense", 16.0, 2)),
         training(MODEL, "topk", label="topk, rate 0.4", rate=0.4),
         *(_seeded(training(MODEL, "topk", label="topk, rate 0.2", rate=0.2), seed) for seed in SEEDS[1:]),
         training(MODEL, "topk", label="topk, rate 0.05", rate=0.05),
