@@ -82,6 +82,8 @@ def _run_life(
         machine = Machine([process.pid or 0 for process in workers.processes])
         workers.call(_live_watched, life, folder, known, prepare)
         answers, hangs = _collect(workers, life, folder, progress, machine)
+        if hangs:
+            workers.kill()  # who hangs does not end by himself
     outcomes = {rank: value for rank, value in answers.items() if isinstance(value, Outcome)}
     result = LifeResult(life, max((one.step for one in outcomes.values()), default=life.first), 0.0)
     result.seconds = time.monotonic() - began
