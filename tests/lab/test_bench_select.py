@@ -34,8 +34,8 @@ def test_the_command_writes_its_columns_and_a_figure(
 ) -> None:
     out = tmp_path / "new" / "select.csv"
     monkeypatch.setenv("COLUMNS", "80")
-    options = "--device cpu --size 2000 --size 5000 --density 0.01 --dtype fp32 --rounds 3 --out".split()
-    assert run(["bench", "select", *options, str(out)]) == 0
+    options = ["--device=cpu", "--size=2000", "--size=5000", "--density=0.01", "--dtype=fp32", "--rounds=3"]
+    assert run(["bench", "select", *options, "--out", str(out)]) == 0
     assert "…" not in capsys.readouterr().out  # 80 columns are enough
     with out.open() as file:
         rows = list(csv.DictReader(file))
