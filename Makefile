@@ -26,7 +26,8 @@ demo: install
 TWO := -n 2 --dist worksteal
 THREE := -n 3 --dist worksteal
 # The laws, the failure cases and whole trainings on real processes; then the kernels, run by Triton's interpreter. What
-# is marked slow is left to test-full.
+# is marked slow is left to test-full. What one of their many processes has compiled the others load, whoever forbids it.
+test: export PYTHONDONTWRITEBYTECODE =
 test: install
 	$(BIN)/python -m pytest $(THREE) -m "not slow" $(addprefix --ignore=,$(INTERPRETED))
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) -m "not slow" $(INTERPRETED)

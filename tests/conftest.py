@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import covering
+from tests import collected, covering
 from tests.world import World
 
 settings.register_profile("quick", derandomize=True, max_examples=15, deadline=None)
@@ -22,8 +22,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     covering.mark_the_others_slow(items)
+    collected.remember(config, items)
 
 
 @pytest.fixture(scope="session")

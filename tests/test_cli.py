@@ -18,6 +18,7 @@ from sparsync import cli
 from sparsync.cli import main
 from sparsync_lab.cli.app import run
 from sparsync_lab.cli.bench_output import bench_file
+from tests.world import fork_server
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 240  # seconds, for a command that hangs; a machine may be busy
@@ -200,18 +201,23 @@ def test_without_an_entry_point_a_command_says_how_to_install_it(
     assert said == "sparsync: 'demo' belongs to the laboratory, which is not installed: pip install sparsync-lab\n"
 
 
-def test_demo_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
-    done = sparsync("demo", "--workers", "2", "--steps", "4", "--seeds", "1", "--out", str(tmp_path / "new"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+def test_demo_prints_a_table_and_writes_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fork_server()  # the tests' own, which has all imported
+    monkeypatch.setenv("COLUMNS", "200")
+    capfd.readouterr()
+    code = run(["demo", "--workers", "2", "--steps", "4", "--seeds", "1", "--out", str(tmp_path / "new")])
+    shown, errors = capfd.readouterr()
+    assert (code, errors) == (0, "")
     page = (tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     for method in ("dense", "paper", "default", "topk 0.1 %", "random+shared 1 %", "topk+gtopk 1 %"):
-        assert re.search(rf"^{re.escape(method)} ", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{re.escape(method)} ", shown, re.MULTILINE)
         assert f'<th scope="row">{method}' in page
-    assert re.search(r"^dense .* 340,008 +1\.0 ×", done.stdout, re.MULTILINE)  # 2 workers: 2(P-1)/P x 85,002 x 4 bytes
-    for shown in (done.stdout, page):
-        assert "This is a short training" in shown
-    assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'new' / 'report.html'}"
+    assert re.search(r"^dense .* 340,008 +1\.0 ×", shown, re.MULTILINE)  # 2 workers: 2(P-1)/P x 85,002 x 4 bytes
+    for text in (shown, page):
+        assert "This is a short training" in text
+    assert shown.splitlines()[-1] == f"report: {tmp_path / 'new' / 'report.html'}"
 
 
 def test_bench_step_does_not_time_sgd_for_another_optimizer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,10 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+from tests.collected import quick_tests
 from tests.mutants import load_rooms
-from tests.world import run_forked
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/failures.md").read_text()
@@ -57,11 +59,8 @@ def test_every_covered_case_has_a_test_that_finds_a_seeded_defect() -> None:
     assert [number for number, tests in named.items() if tests.isdisjoint(proven)] == []
 
 
-def test_every_covered_case_runs_in_make_test() -> None:
+def test_every_covered_case_runs_in_make_test(pytestconfig: pytest.Config) -> None:
     """At least one test of it does, so that none is left to ``make test-full`` alone."""
-    files = sorted({str(ROOT / path) for path, _ in NAMED.findall(COVERED)})
-    arguments = [f"--rootdir={ROOT}", "--collect-only", "-q", "-pno:cacheprovider", "-mnot slow", *files]
-    (listed,) = run_forked(f"import pytest\nassert pytest.main({arguments}) == 0")
-    quick = {case.partition("[")[0] for case in listed.splitlines()}
     named = {number: {f"{path}::{name}" for path, name in NAMED.findall(row)} for number, row in rows(COVERED).items()}
+    quick = quick_tests(pytestconfig, named.values())
     assert [number for number, tests in named.items() if tests.isdisjoint(quick)] == []

@@ -1,4 +1,4 @@
-"""The fault matrix (``tests/matrix``): a sample that meets every pair; all of it in ``make test-full``."""
+"""The fault matrix (``tests/matrix``): a sample that meets every pair; all of it by ``python -m tests.matrix``."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.collected import not_there
 from tests.mutants import Mutant, in_room, load_rooms
 from tests.mutants.__main__ import record, rooms_touched
-from tests.world import run_forked
 
 ROOT = Path(__file__).parent.parent
 ROOMS = load_rooms()
@@ -41,15 +41,8 @@ def test_every_file_that_refuses_something_has_a_defect() -> None:
     assert sorted(raising - {mutant.file for mutant in MUTANTS}) == []
 
 
-def test_the_named_tests_exist() -> None:
-    """pytest itself is asked, as ids of parameters cannot be read off the source."""
-    named = {mutant.test for mutant in MUTANTS}
-    files = sorted({str(ROOT / test.partition("::")[0]) for test in named})
-    arguments = [f"--rootdir={ROOT}", "--collect-only", "-q", "-pno:cacheprovider", *files]
-    (listed,) = run_forked(f"import pytest\nassert pytest.main({arguments}) == 0")
-    cases = set(listed.splitlines())
-    exist = cases | {case.partition("[")[0] for case in cases} | {case.partition("::")[0] for case in cases}
-    assert sorted(named - exist) == []
+def test_the_named_tests_exist(pytestconfig: pytest.Config) -> None:
+    assert sorted(not_there(pytestconfig, {mutant.test for mutant in MUTANTS})) == []
 
 
 def test_rooms_are_chosen_by_what_has_changed() -> None:

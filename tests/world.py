@@ -107,10 +107,10 @@ def processes_of(session: int) -> dict[int, int]:
     import psutil
 
     found = {}
-    for process in psutil.process_iter(["ppid", "status"]):
-        with suppress(ProcessLookupError, PermissionError):
-            if os.getsid(process.pid) == session and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found[process.pid] = process.info["ppid"]
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getsid(pid) == session and (process := psutil.Process(pid)).status() != psutil.STATUS_ZOMBIE:
+                found[pid] = process.ppid()
     return found
 
 

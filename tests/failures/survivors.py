@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsync
 from sparsync.hosts.survival import Survival
 from tests.failures.ddp_training import ALL_SPARSE, SIZES, SMALL_BUCKETS, Chain, digest, local_gradients, loss_of
+from tests.failures.survival_log import add_changes
 
 DEADLINE, DENSITY, RATE = 20.0, 0.05, 0.05
 LONG = 60.0  # seconds, that a rank is absent
@@ -250,9 +252,11 @@ def case_waits_to_join(store: Any, deadline: float) -> tuple[str, float]:
     raise AssertionError("it has joined")
 
 
-def case_among_kills(store: Any, steps: int, name: int, **options: Any) -> dict[str, Any]:
+def case_among_kills(store: Any, steps: int, name: int, log: Path | None = None, **options: Any) -> dict[str, Any]:
     """Train, and write down with how many others this process had trained before each change; slowly, once more steps
     are made than the test asked for."""
+    if log:
+        add_changes(log)
     tell = Survival._tell
 
     def told(self: Survival, generation: Any, reducer: Any, old: Any) -> None:

@@ -159,7 +159,12 @@ ddp(torch.randn(4, 50)).square().mean().backward()
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [(DETACHED, 0), (BUSY, 0), (WAITING, 1)], ids=["detached", "busy", "waiting for a frozen rank"]
+    ("end", "code"),
+    [
+        pytest.param(DETACHED, 0, id="detached", marks=pytest.mark.slow),
+        pytest.param(BUSY, 0, id="busy"),
+        pytest.param(WAITING, 1, id="waiting for a frozen rank"),
+    ],
 )
 def test_scripts_end_without_an_abort(tmp_path, end: str, code: int) -> None:
     script = tmp_path / "train.py"

@@ -147,7 +147,7 @@ def case_fails(rank: int, size: int, where: str) -> tuple[tuple[str, str], float
     ("where", "kind", "text"),
     [
         ("leader", "PeerFailed", "rank 2: failed to compress bucket 0: RuntimeError: out of order"),
-        ("led", "SparsyncError", "rank 3: division by zero"),
+        ("led", "SparsyncError", "rank 3: ZeroDivisionError: division by zero"),
         ("another exchange", "Mismatch", "their sequence differs (rank 2: "),
     ],
     ids=["leader", "led", "exchange"],

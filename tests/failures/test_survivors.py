@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ import sparsync
 from sparsync import Change
 from sparsync.collectives.comm.membership import Generation, Membership
 from tests.crew import Crew
+from tests.failures import survival_log
 from tests.failures.ddp_training import SIZES, SMALL_BUCKETS, Chain, local_gradients, loss_of
+from tests.failures.survival_log import SurvivalLog
 from tests.failures.survivors import (
     DEADLINE,
     RATE,
@@ -502,7 +505,7 @@ def test_what_cannot_go_on_is_refused(worlds: dict[int, World]) -> None:
     worlds[2].run(case_refused)
 
 
-def follow(crew: Crew, expected: Reference, steps: int) -> int:
+def follow(crew: Crew, expected: Reference, steps: int, log: SurvivalLog) -> int:
     """Let the reference go through all generations that anybody has trained in, comparing the weights after every step;
     return how many there were."""
     survivors, number, current, changes = PrefixStore("sparsync survivors", crew.store), 1, 1, 0
@@ -525,17 +528,19 @@ def follow(crew: Crew, expected: Reference, steps: int) -> int:
             expected.until(decided.steps, compare)
             expected.go_on(decided.members, before)
             current = number
-            print(f"        step {decided.steps:4d}: generation {number}, processes {decided.members}")
+            log.say(f"        step {decided.steps:4d}: generation {number}, processes {decided.members}")
     expected.until(steps, compare)
     return changes
 
 
-def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool = False) -> dict[str, int]:
+def among_kills(
+    steps: int, workers: int, events: int, seed: int, normed: bool = False, log: SurvivalLog | None = None
+) -> dict[str, int]:
     """Kill and freeze processes at random points, between steps and while the others go on, and let others come, until
-    so many steps are made; print what happens. Each event has its part of the first nine tenths of the steps, however
+    so many steps are made; say what happens. Each event has its part of the first nine tenths of the steps, however
     fast the machine is: the others train slowly where one takes long."""
-    rng, began = random.Random(seed), time.monotonic()
-    options: dict[str, Any] = {"steps": steps, "deadline": DEADLINE / 2, "normed": normed}
+    rng, began, log = random.Random(seed), time.monotonic(), log or SurvivalLog()
+    options: dict[str, Any] = {"steps": steps, "deadline": DEADLINE / 2, "normed": normed, "log": log.part}
     counts = {"steps": steps, "killed": 0, "frozen": 0, "started": 0, "last event": 0}
     made, happened, part = 0, 0, 0.9 * steps / events
     with Crew() as crew:
@@ -569,7 +574,7 @@ def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool =
                 lives.append(victim)
             happened, counts[event], counts["last event"] = happened + 1, counts[event] + 1, made
             crew.store.set("asked for", str(int((happened + 1) * part)))
-            print(f"{time.monotonic() - began:6.1f} s, step {made:4d}: process {victim} {event}", flush=True)
+            log.say(f"{time.monotonic() - began:6.1f} s, step {made:4d}: process {victim} {event}")
         crew.store.set("asked for", str(steps))
         for process, _ in crew.members:
             with suppress(ProcessLookupError):
@@ -578,11 +583,11 @@ def among_kills(steps: int, workers: int, events: int, seed: int, normed: bool =
         assert found
         first = Generation.of(bytes(PrefixStore("sparsync survivors", crew.store).get("1/decision")).decode())
         expected = Reference(first.members, normed=normed)
-        counts["changes"] = follow(crew, expected, steps)
+        counts["changes"] = follow(crew, expected, steps, log)
         for own in found:
             expected.assert_same(own)
         most = {what: max(own[what] for own in found) for what in ("threads", "files")}
-        print(f"{time.monotonic() - began:6.1f} s: weights and residuals of {len(found)} are those of the reference")
+        log.say(f"{time.monotonic() - began:6.1f} s: weights and residuals of {len(found)} are those of the reference")
         return counts | {"at the end": len(found)} | most
 
 
@@ -596,7 +601,11 @@ def test_kills_at_random_points_leave_equal_replicas_and_lose_nothing_else(norme
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_kills_at_random_points_over_2000_steps() -> None:
-    counts = among_kills(2000, 4, events=60, seed=1)
-    print(counts)
+    """With $SPARSYNC_SURVIVE_LOG, the log is written there."""
+    file = os.environ.get(survival_log.VARIABLE)
+    log = SurvivalLog(Path(file) if file else None)
+    counts = among_kills(2000, 4, events=60, seed=1, log=log)
+    log.say(str(counts))
     assert counts["changes"] >= 20
     assert counts["last event"] > 0.8 * 2000
+    log.end()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,6 @@ from sparsync_lab.bench.select import SelectBench, TimeBudget, measure
 from sparsync_lab.cli.app import run
 from tests.methods import KINDS, gradient
 
-ROOT = Path(__file__).parent.parent.parent
 FLOORS = ["e += g", "e += g; g.zero_()", "e += g; m += g"]
 METHODS = [
     "threshold", *(f"{name} (PyTorch)" for name in BASELINES), *flat_methods.OURS, "threshold, AdamW", "topk, AdamW"
@@ -33,33 +29,14 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsync_lab.bench.clock.FLUSH", 1 << 16)
 
 
-def test_the_command_writes_its_columns_and_a_figure(tmp_path: Path) -> None:
+def test_the_command_writes_its_columns_and_a_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "select.csv"
-    options = [
-        "--device",
-        "cpu",
-        "--size",
-        "2000",
-        "--size",
-        "5000",
-        "--density",
-        "0.01",
-        "--dtype",
-        "fp32",
-        "--rounds",
-        "3",
-        "--out",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "sparsync_lab", "bench", "select", *options, str(out)],
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "80", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'lab' / 'src'}"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "…" not in done.stdout  # 80 columns are enough
+    monkeypatch.setenv("COLUMNS", "80")
+    options = ["--device=cpu", "--size=2000", "--size=5000", "--density=0.01", "--dtype=fp32", "--rounds=3"]
+    assert run(["bench", "select", *options, "--out", str(out)]) == 0
+    assert "…" not in capsys.readouterr().out  # 80 columns are enough
     with out.open() as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == 2 * [*FLOORS, *METHODS]

@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import multiprocessing
 import os
 import random
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +25,7 @@ from sparsync_lab.environment import environment
 from sparsync_lab.report.table import write_csv
 from tests.matrix.cells import Cell, all_cells
 from tests.matrix.expected import outcome_of
-from tests.matrix.run import run_before
+from tests.matrix.run import run_before, start_pool
 
 FILE = Path("results/fault-matrix.csv")
 
@@ -47,8 +45,7 @@ def main() -> None:
     took: dict[str, list[float]] = {}
     until = math.inf if asked.minutes is None else began + 60 * asked.minutes
     right, ran = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    pools = ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn"))
-    with TemporaryDirectory() as shared, pools as pool:
+    with TemporaryDirectory() as shared, start_pool(asked.jobs) as pool:
         for cell, found in zip(cells, pool.map(partial(run_before, until, Path(shared)), cells), strict=True):
             if found is None:
                 continue

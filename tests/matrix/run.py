@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from sparsync_lab.training.worker_process import exit_with_parent
 from tests.matrix.cells import Cell
 from tests.matrix.expected import complaints
 from tests.matrix.training import case_end, case_struck, case_undisturbed
@@ -60,6 +63,11 @@ class Matrix:
         if size not in self._worlds:
             self._worlds[size] = World(size)
         return self._worlds[size]
+
+
+def start_pool(jobs: int) -> ProcessPoolExecutor:
+    """Start processes that run cells; however this one ends, they end with it, and their worlds with them."""
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=exit_with_parent)
 
 
 @cache

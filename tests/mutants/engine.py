@@ -18,6 +18,13 @@ DETACHED = (
 )
 MUTANTS = [
     Mutant(
+        "an error that has no words of its own names no cause",
+        "src/sparsync/engine/error_handling.py",
+        'isinstance(error, SparsyncError) else f"{type(error).__name__}: {error}"\n            told',
+        'isinstance(error, SparsyncError) else f"{error}"\n            told',
+        f"{NODES}::test_law_4_what_fails_on_one_rank_ends_all_with_the_same_words[led]",
+    ),
+    Mutant(
         "a bucket that never comes back is waited for",
         "src/sparsync/engine/reducer.py",
         "                    bucket.future.set_exception(StepFailed(DETACHED))  # type: ignore[arg-type]\n",

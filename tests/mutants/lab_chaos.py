@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import Mutant
 
 CONDUCTOR, TESTS = "lab/src/sparsync_lab/chaos/conductor.py", "tests/lab/test_chaos.py"
+TOLD = "lab/src/sparsync_lab/chaos/told.py"
 
 MUTANTS = [
     Mutant(
@@ -44,10 +45,31 @@ MUTANTS = [
     ),
     Mutant(
         "an error of torch that the library lets through is excused",
-        "lab/src/sparsync_lab/chaos/life.py",
-        "isinstance(error, RuntimeError) and not asked and",
-        "isinstance(error, RuntimeError) and",
+        TOLD,
+        " or any(file.is_relative_to(OURS) for file, _ in frames):",
+        ":",
         f"{TESTS}::test_no_other_error_than_that_of_torchs_own_exchange_is_excused",
+    ),
+    Mutant(
+        "any error under join is excused",
+        TOLD,
+        "    return joining and not ASKS.isdisjoint(of_ddp)",
+        "    return joining",
+        f"{TESTS}::test_no_other_error_than_that_of_torchs_own_exchange_is_excused",
+    ),
+    Mutant(
+        "DDP's own exchanges are excused in every step",
+        TOLD,
+        "    return joining and not ASKS.isdisjoint(of_ddp)",
+        "    return not ASKS.isdisjoint(of_ddp)",
+        f"{TESTS}::test_no_other_error_than_that_of_torchs_own_exchange_is_excused",
+    ),
+    Mutant(
+        "a survivor need not be told whom it happened to",
+        CONDUCTOR,
+        "{fault.rank, *left} and not names_the_cause(life, told, left):",
+        "{fault.rank, *left} and False:",
+        f"{TESTS}::test_the_library_has_to_name_whom_it_happened_to_and_what",
     ),
     Mutant(
         "a group that is made anew waits for half an hour",

@@ -36,7 +36,8 @@ class ErrorHandler:
         self.current.open = False
         if self.error is None:
             kind = type(error) if isinstance(error, SparsyncError) else SparsyncError
-            told = self.channel.monitor.broadcast_error(kind(f"rank {self.channel.rank}: {error}"))
+            cause = f"{error}" if isinstance(error, SparsyncError) else f"{type(error).__name__}: {error}"
+            told = self.channel.monitor.broadcast_error(kind(f"rank {self.channel.rank}: {cause}"))
             self.comm_thread.submit(partial(self.stop, self.vote.close(told)))
 
     def announced(self, what: str, error: Exception) -> SparsyncError:

@@ -16,6 +16,7 @@ from sparsync_lab.chaos.life import live
 from sparsync_lab.chaos.machine import EVERY, Machine
 from sparsync_lab.chaos.result import LifeResult
 from sparsync_lab.chaos.schedule import Life, Setting, draw_life
+from sparsync_lab.chaos.told import names_the_cause
 from sparsync_lab.chaos.training import Outcome
 from sparsync_lab.training import local_workers
 from sparsync_lab.training.local_workers import LocalWorkers, Worker
@@ -82,6 +83,8 @@ def _run_life(
         machine = Machine([process.pid or 0 for process in workers.processes])
         workers.call(_live_watched, life, folder, known, prepare)
         answers, hangs = _collect(workers, life, folder, progress, machine)
+        if hangs:
+            workers.kill()  # who hangs does not end by himself
     outcomes = {rank: value for rank, value in answers.items() if isinstance(value, Outcome)}
     result = LifeResult(life, max((one.step for one in outcomes.values()), default=life.first), 0.0)
     result.seconds = time.monotonic() - began
@@ -132,6 +135,7 @@ def _longest(life: Life) -> float:
 def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: LifeResult) -> str:
     """Return which law the answers break, if any."""
     fault = life.fault
+    left = {rank for rank, answer in answers.items() if isinstance(answer, Outcome) and answer.by_torch}
     dies = {"kill": -signal.SIGKILL}.get(fault.kind, 1 if fault.kind.startswith("raise") else None)
     for rank, answer in answers.items():
         if isinstance(answer, str):
@@ -142,6 +146,9 @@ def _broken(life: Life, answers: dict[int, Outcome | str | int | None], result: 
             return f"rank {rank} failed, though nothing had happened: {answer.error}"
         if isinstance(answer, Outcome) and answer.end == "failed" and not answer.expected:
             return f"rank {rank} was not told by the library of a loss: {answer.error}"
+        told = answer.error if isinstance(answer, Outcome) and answer.end == "failed" and result.happened else ""
+        if told and rank not in {fault.rank, *left} and not names_the_cause(life, told, left):
+            return f"rank {rank} was not told whom it happened to, and what: {told}"
         if not isinstance(answer, Outcome) and (rank != fault.rank or answer != dies):
             return f"worker {rank} ended with exit code {answer}"
     ends = {answer.end for answer in answers.values() if isinstance(answer, Outcome)}

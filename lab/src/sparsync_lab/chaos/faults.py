@@ -9,6 +9,8 @@ from typing import Any
 import sparsync
 from sparsync_lab.chaos.schedule import Fault
 
+RAISED = "injected"  # what the library's own failure says
+
 
 class Injected(Exception):
     """An error that a fault has raised in the user's own code."""
@@ -48,7 +50,7 @@ class FaultInjector:
         reducer: Any = sync._running()
 
         def no_room(*_: Any, **__: Any) -> Any:
-            raise MemoryError("injected")
+            raise MemoryError(RAISED)
 
         if self.fault.kind == "raise in compress":
             reducer.worker.feedback.memory = no_room

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 import sparsync
@@ -18,14 +16,9 @@ from sparsync_lab.chaos.events import EventfulTraining
 from sparsync_lab.chaos.faults import Injected
 from sparsync_lab.chaos.ledger import LawBroken
 from sparsync_lab.chaos.schedule import Life
+from sparsync_lab.chaos.told import told_by_torch
 from sparsync_lab.chaos.training import Outcome
 from sparsync_lab.training.local_workers import Worker
-
-OURS = Path(sparsync.__file__).parent
-TORCHS = (
-    Path(dist.__file__).parent,
-    Path(torch.nn.parallel.__file__).parent,
-)  # where it exchanges: DDP does so in join
 
 
 def live(
@@ -49,7 +42,8 @@ def live(
         if isinstance(error, Injected) and not life.fault.kind.endswith("leave"):
             os._exit(1)  # as a script that nobody has caught an exception of
         outcome.end, outcome.error = "failed", f"{type(error).__name__}: {error}"
-        outcome.expected = isinstance(error, sparsync.SparsyncError | Injected) or without_us(error, training.sync)
+        outcome.by_torch = told_by_torch(error, training.sync, training.joining)
+        outcome.expected = outcome.by_torch or isinstance(error, sparsync.SparsyncError | Injected)
         try:
             training.after_failure()
         except LawBroken as broken:
@@ -57,12 +51,3 @@ def live(
     outcome.faulted = training.faults.happened
     training.close(alone=outcome.end != "done")
     return outcome
-
-
-def without_us(error: Exception, sync: sparsync.Handle | None) -> bool:
-    """Return whether an exchange of torch's own has failed, as the ledger's or a checkpoint's, or any of a detached
-    model: the library was neither in it nor had called it."""
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    asked = any(Path(file).is_relative_to(OURS) for file in files)
-    torchs = any(Path(files[-1]).is_relative_to(place) for place in TORCHS)
-    return isinstance(error, RuntimeError) and not asked and (torchs or sync is None)

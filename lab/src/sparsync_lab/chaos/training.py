@@ -60,6 +60,7 @@ class Outcome:
         faulted: whether the fault has happened to this worker.
         expected: whether ``error`` is one that a loss may end in: the library's own, or of an exchange in which the
             library has no part, as the ledger's.
+        by_torch: whether it is one of the latter.
         step: that it has reached.
         digests: of the weights after each step.
         worst: largest error of the ledger, as a share of its bound.
@@ -69,6 +70,7 @@ class Outcome:
     faulted: bool = False
     error: str = ""
     expected: bool = False
+    by_torch: bool = False
     step: int = 0
     events: Counter[str] = field(default_factory=Counter)
     digests: dict[int, bytes] = field(default_factory=dict)
@@ -236,6 +238,7 @@ class Training:
             self.sync.check()
         except sparsync.SparsyncError as error:
             self.outcome.error, self.outcome.expected = f"{type(error).__name__}: {error}", True
+            self.outcome.by_torch = False
         else:
             return  # somebody else's exchange has failed
         if self.method.nodes or self.joining:  # one keeps for others; or makes steps that nobody sees

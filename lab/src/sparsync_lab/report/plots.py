@@ -263,13 +263,12 @@ def _add_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
     """Add a legend below the axes, in as many columns as there is room for."""
     height = figure.get_figheight()
     lines = sum(label.count("\n") + 1 for label in labels)
-    figure.set_figheight(max(height, 0.3 * lines + 1))  # so that with none of those that are tried the axes collapse
-    for rows in range(1, len(labels) + 1):
-        columns = -(-len(labels) // rows)
+    figure.set_figheight(max(height, 0.3 * lines + 1))  # so that beside none of those that are tried the axes collapse
+    for columns in sorted({-(-len(labels) // rows) for rows in range(1, len(labels) + 1)}, reverse=True):
         legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-        figure.draw_without_rendering()
-        extent = legend.get_window_extent()
+        extent = legend.get_window_extent()  # does not depend on where it is: not all that are tried need be drawn
         if columns == 1 or extent.width <= figure.bbox.width:
+            figure.draw_without_rendering()
             figure.set_figheight(height + max(0.0, extent.height / figure.dpi - ROW))
             return
         legend.remove()
