@@ -30,7 +30,7 @@ class SignedGTopK(GTopK):
     is known only as far as these scales tell: of a message all are alike.
     """
 
-    graph_safe = False
+    graph_safe = True
 
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         super().check(replace(wire, values="fp32"), dense, random)
@@ -44,23 +44,27 @@ class SignedGTopK(GTopK):
         partial, kept = list(sents), [list[SparseGrad]() for _ in sents]
         reach, exact = 1, replace(wire, values="fp32")
         while reach < len(sents):
-            for rank in range(0, len(sents) - reach, 2 * reach):
-                ((total, left),) = merge([(partial[rank], partial[rank + reach])], layout, exact)
-                partial[rank], rest = _signed(total, layout, wire)
-                kept[rank] += [left, replace(total, values=rest)]
+            ranks = range(0, len(sents) - reach, 2 * reach)
+            merged = merge([(partial[rank], partial[rank + reach]) for rank in ranks], layout, exact)
+            signed = _signed([total for total, _ in merged], layout, wire)
+            for rank, (total, left), values in zip(ranks, merged, signed, strict=True):
+                partial[rank] = replace(total, values=values)
+                kept[rank] += [left, replace(total, values=total.values - values)]
             reach *= 2
         bad = bad_ranks_of(sents)[:1]
         return [Reduced(MeanOf([partial[0]], divisor or len(sents)), _joined(own), bad) for own in kept]
 
 
-def _signed(total: SparseGrad, layout: Layout, wire: Wire) -> tuple[SparseGrad, Tensor]:
-    """Return a sum as signs, and what these leave of it."""
+def _signed(totals: Sequence[SparseGrad], layout: Layout, wire: Wire) -> Tensor:
+    """Return the values of sums as signs, a row for each; every row and segment has a scale of its own."""
     assert wire.codec.round is not None
-    assert total.indices is not None
-    real = torch.arange(total.values.numel(), device=total.values.device) < total.count
-    segments = torch.where(real, layout.segment_of(total.indices), len(layout.segments))  # padding is in none
-    values = wire.codec.round(total.values, segments, len(layout.segments) + 1, inf)
-    return replace(total, values=values), total.values - values
+    values = torch.stack([total.values for total in totals])
+    indices = torch.stack([total.indices for total in totals if total.indices is not None])
+    places, rows = (torch.arange(size, dtype=torch.int64, device=values.device) for size in reversed(values.shape))
+    real = places < torch.stack([total.count for total in totals]).unsqueeze(1)
+    parts = len(layout.segments) + 1  # padding is in none of them
+    segments = torch.where(real, layout.segment_of(indices), parts - 1) + parts * rows.unsqueeze(1)
+    return wire.codec.round(values.view(-1), segments.view(-1), parts * len(totals), inf).view_as(values)
 
 
 def _joined(parts: Sequence[SparseGrad]) -> SparseGrad | None:
@@ -69,4 +73,4 @@ def _joined(parts: Sequence[SparseGrad]) -> SparseGrad | None:
         return None
     indices = torch.cat([part.indices for part in parts if part.indices is not None])
     values = torch.cat([part.values for part in parts])
-    return replace(parts[0], indices=indices, values=values, count=torch.tensor(values.numel()))
+    return replace(parts[0], indices=indices, values=values, count=torch.tensor(values.numel(), device="cpu"))
