@@ -41,6 +41,7 @@ coverage: install
 	$(BIN)/coverage report
 
 # Every test, many more examples of every law, and the fault matrix as a whole, several cells at a time.
+test-full: export PYTHONDONTWRITEBYTECODE =
 test-full: install
 	HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(THREE) $(addprefix --ignore=,tests/test_fault_matrix.py $(INTERPRETED))
 	HYPOTHESIS_PROFILE=full TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) $(KERNELS)
