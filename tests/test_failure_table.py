@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from tests.mutants import load_rooms
+from tests.mutants import named_tests
 from tests.world import run_forked
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +52,7 @@ def test_every_failure_test_is_named() -> None:
 
 
 def test_every_covered_case_has_a_test_that_finds_a_seeded_defect() -> None:
-    proven = {mutant.test.partition("[")[0] for mutants in load_rooms().values() for mutant in mutants}
+    proven = {test.partition("[")[0] for test in named_tests()}
     named = {number: {f"{path}::{name}" for path, name in NAMED.findall(row)} for number, row in rows(COVERED).items()}
     assert [number for number, tests in named.items() if tests.isdisjoint(proven)] == []
 

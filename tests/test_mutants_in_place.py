@@ -6,10 +6,11 @@ import ast
 import csv
 from collections import Counter
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
-from tests.mutants import Mutant, in_room, load_rooms
+from tests.mutants import Mutant, guards, in_room, load_rooms, named_tests, written_by_room
 from tests.mutants.__main__ import record, rooms_touched
 from tests.world import run_forked
 
@@ -41,9 +42,58 @@ def test_every_file_that_refuses_something_has_a_defect() -> None:
     assert sorted(raising - {mutant.file for mutant in MUTANTS}) == []
 
 
+def test_every_guard_has_a_defect() -> None:
+    rows = [row.guard for row in guards.table()]
+    switched_off = guards.changed_by(mutant for mutants in written_by_room().values() for mutant in mutants)
+    assert sorted(guards.guards().keys() - switched_off - {*rows} - guards.NOT_HERE.keys()) == []
+    assert sorted({*rows, *guards.NOT_HERE} - guards.guards().keys()) == [], "these guards are gone"
+    assert [guard for guard, times in Counter([*rows, *guards.NOT_HERE]).items() if times > 1] == []
+
+
+def test_a_guard_is_switched_off_and_what_it_assigns_is_not() -> None:
+    text = dedent("""
+        def read(text):
+            if not text:
+                raise ValueError
+            if ("é" in text) or (length := len(text)) > 2:
+                raise ValueError("long")
+            elif text == "a":
+                return 1
+            elif (
+                text.isdigit()
+                or not text.isascii()
+            ):
+                length = 0
+                raise ValueError(text)
+            else:
+                raise TypeError(text)
+            if not text:
+                raise ValueError
+            return length
+        """)
+    found = guards.guards_of("src/sparsync/read.py", text)
+    assert [guard.name for guard in found] == [
+        "read.py read: if not text",
+        "read.py read: if 'é' in text or (length := len(text)) > 2",
+        "read.py read: if text.isdigit() or not text.isascii()",
+        "read.py read: else of if text.isdigit() or not text.isascii()",
+        "read.py read: if not text (2)",
+    ]
+    assert [text.count(guard.good) for guard in found] == [1] * len(found)
+    for guard in found:
+        left = guards.guards_of(guard.file, text.replace(guard.good, guard.bad))
+        assert len(left) == len(found) - (1 if "else" in guard.name else 0)
+        assert (
+            Counter(one.condition for one in left)[guard.condition]
+            == [g.condition for g in found].count(guard.condition) - 1
+        )
+    assert 'if (("é" in text) or (length := len(text)) > 2) and False:\n' in found[1].bad
+    assert found[3].bad == "        pass\n"
+
+
 def test_the_named_tests_exist() -> None:
     """pytest itself is asked, as ids of parameters cannot be read off the source."""
-    named = {mutant.test for mutant in MUTANTS}
+    named = named_tests()
     files = sorted({str(ROOT / test.partition("::")[0]) for test in named})
     arguments = [f"--rootdir={ROOT}", "--collect-only", "-q", "-pno:cacheprovider", *files]
     (listed,) = run_forked(f"import pytest\nassert pytest.main({arguments}) == 0")
