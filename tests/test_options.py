@@ -126,6 +126,17 @@ def test_a_handle_that_no_bucket_came_to_has_no_figures_and_moments_are_on_one_d
         handle.start()
 
 
+def test_a_bucket_of_another_model_ends_a_step_that_is_under_way():
+    model, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    handle, _ = sparsync.comm_hook(model, "topk", momentum="keep")
+    strange = (0, torch.zeros(9), [other.weight], True)
+    handle.push(*strange)  # its future says so: nobody waits for anything
+    handle.push(0, torch.zeros(9), [model.weight], False)
+    with pytest.raises(sparsync.SparsyncError, match="belongs to another model"):
+        handle.push(*strange)
+    handle.detach()
+
+
 def test_rows_of_a_checkpoint_need_a_process_group():
     with pytest.raises(sparsync.SparsyncError, match=r"a distributed checkpoint needs torch\.distributed"):
         to_rows({"nodes": ""}, None, torch.device("cpu"))

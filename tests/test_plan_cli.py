@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsync import cli
-from sparsync.cli.plan_script import TIMED, WARM_UP, Measured, PassWatch
+from sparsync import SparsyncError, cli
+from sparsync.cli.plan_script import TIMED, WARM_UP, Measured, PassWatch, run_script
 from sparsync.planner import METHODS, ModelShape
 from sparsync.planner.costs import cost_key
 from sparsync.planner.stored_costs import CAST
@@ -124,6 +124,13 @@ def test_bad_input_is_refused_before_anything_is_measured(
     monkeypatch.setenv("RANK", "0")
     assert run(["plan", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_an_error_of_the_library_in_a_script_is_the_scripts_own(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sparsync\nraise sparsync.SparsyncError('of the script')")
+    with pytest.raises(SparsyncError, match="of the script"):
+        run_script(script, [], lambda *_: None)
 
 
 def test_a_script_ends_once_enough_steps_were_timed() -> None:

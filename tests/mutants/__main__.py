@@ -41,10 +41,12 @@ def changed_since(commit: str) -> set[str]:
 
 def rooms_touched(rooms: dict[str, list[Mutant]], changed: Iterable[str]) -> list[str]:
     """Return the rooms of which the source, the list of defects or a test of theirs is among the ``changed`` files."""
-    changed = set(changed)
+    changed, guards = set(changed), {row.guard for row in table()}
     touched = []
     for room, mutants in rooms.items():
-        files = {f"tests/mutants/{room}.py", "tests/mutants/guards.csv", "tests/conftest.py"}
+        files = {f"tests/mutants/{room}.py", "tests/conftest.py"}
+        if any(mutant.name in guards for mutant in mutants):
+            files |= {"tests/mutants/guards.csv", "tests/mutants/guards.py"}
         files |= modules_behind({mutant.test.partition("::")[0] for mutant in mutants})
         if files & changed or any(in_room(file, room) for file in changed):
             touched.append(room)

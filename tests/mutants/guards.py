@@ -65,22 +65,23 @@ def mutants() -> list[Mutant]:
     ]
 
 
-def changed_by(written: Iterable[Mutant]) -> set[str]:
-    """Return the names of those guards that defects remove, or of which they change the condition."""
+def switched_off_by(written: Iterable[Mutant]) -> set[str]:
+    """Return the names of those guards that defects remove, or which never strike with them."""
     by_file: dict[str, list[Guard]] = {}
     for guard in guards().values():
         by_file.setdefault(guard.file, []).append(guard)
-    changed: set[str] = set()
+    off: set[str] = set()
     for mutant in written:
         text = (ROOT / mutant.file).read_text()
         first = text[: text.index(mutant.good)].count("\n")
         last = first + mutant.good.count("\n")
         near = [guard for guard in by_file.get(mutant.file, ()) if first <= guard.last and guard.first <= last]
         if near:
-            left = Counter(guard.condition for guard in guards_of(mutant.file, text.replace(mutant.good, mutant.bad)))
             before = Counter(guard.condition for guard in by_file[mutant.file])
-            changed |= {guard.name for guard in near if left[guard.condition] < before[guard.condition]}
-    return changed
+            left = Counter(guard.condition for guard in guards_of(mutant.file, text.replace(mutant.good, mutant.bad)))
+            if left.total() < before.total():  # and not the same number, one with another condition
+                off |= {guard.name for guard in near if left[guard.condition] < before[guard.condition]}
+    return off
 
 
 def guards_of(file: str, text: str) -> list[Guard]:
@@ -93,7 +94,7 @@ def guards_of(file: str, text: str) -> list[Guard]:
     for function, node in _branches(ast.parse(text), ()):
         place = f"{file.removeprefix('src/sparsync/')} {function}".rstrip()
         for branch, kind in ((node.body, "if"), (node.orelse, "else of if")):
-            if not branch or not isinstance(refusal := branch[-1], ast.Raise):
+            if not branch or not isinstance(refusal := branch[-1], ast.Raise) or (kind == "if" and _never(node.test)):
                 continue
             condition = f"{place}: {kind} {ast.unparse(node.test)}"
             times[condition] += 1
@@ -113,6 +114,13 @@ def _branches(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[str, ast.
         if isinstance(child, ast.If):
             yield ".".join(names), child
         yield from _branches(child, names)
+
+
+def _never(test: ast.expr) -> bool:
+    """Return whether a condition is false whatever happens: ``False``, alone or with others that must hold, too."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return any(map(_never, test.values))
+    return isinstance(test, ast.Constant) and test.value is False
 
 
 def _without(text: str, lines: list[str], whole: ast.stmt, part: ast.expr | ast.stmt) -> tuple[str, str]:
