@@ -427,20 +427,21 @@ def test_a_process_that_was_killed_while_it_waited_to_join_holds_nobody_up() -> 
 
 def test_a_store_holds_one_training_and_only_its_like_may_join_until_it_is_over() -> None:
     store = HashStore()
-    first, second, late = (Membership(store, deadline=2.0, fingerprint="one") for _ in range(3))
-    other = Membership(store, deadline=2.0, fingerprint="another")
-    begun, also_begun = (one.begin([one.number]) for one in (first, second))
-    first.enter(begun)
-    with pytest.raises(sparsync.Mismatch, match="another training has begun in this store at the same time"):
-        second.enter(also_begun)
-    with pytest.raises(sparsync.Mismatch, match="cannot join the others: its options, model or version differ"):
-        other.find_training()
-    assert late.find_training()
-    assert first.finish()
-    with pytest.raises(sparsync.PeerLost, match="the training is over"):
-        late.join()
-    for one in (first, second, late, other):
-        one.close()
+    with ExitStack() as stack:
+        members = [Membership(store, deadline=2.0, fingerprint=text) for text in ("one", "one", "one", "another")]
+        for member in members:
+            stack.callback(member.close)
+        first, second, late, other = members
+        begun, also_begun = (one.begin([one.number]) for one in (first, second))
+        first.enter(begun)
+        with pytest.raises(sparsync.Mismatch, match="another training has begun in this store at the same time"):
+            second.enter(also_begun)
+        with pytest.raises(sparsync.Mismatch, match="cannot join the others: its options, model or version differ"):
+            other.find_training()
+        assert late.find_training()
+        assert first.finish()
+        with pytest.raises(sparsync.PeerLost, match="the training is over"):
+            late.join()
 
 
 def case_refused(rank: int, size: int) -> None:
