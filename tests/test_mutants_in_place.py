@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from tests.mutants import Mutant, guards, in_room, load_rooms, named_tests, written_by_room
-from tests.mutants.__main__ import record, rooms_touched
+from tests.mutants.__main__ import main, record, rooms_touched
 from tests.world import run_forked
 
 ROOT = Path(__file__).parent.parent
@@ -111,6 +111,17 @@ def test_rooms_are_chosen_by_what_has_changed() -> None:
     guarded = rooms_touched(ROOMS, ["tests/mutants/guards.csv"])
     assert "wire" in guarded
     assert not any(room.startswith("lab_") for room in guarded)
+
+
+def test_nothing_is_noted_under_the_commit_of_another_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.mutants.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("tests.mutants.__main__.run", lambda *_: 0)
+    with pytest.raises(SystemExit):
+        main([MUTANTS[0].name, "--output", str(tmp_path / "mutants.csv")])
+    assert "would note the commit of" in capsys.readouterr().err
+    assert main([MUTANTS[0].name]) == 0
 
 
 def test_what_was_found_is_noted_by_name(tmp_path: Path) -> None:

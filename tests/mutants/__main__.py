@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache, partial
 from pathlib import Path
 
+import sparsync_lab
 from sparsync_lab.environment import environment
 from sparsync_lab.report.table import write_csv
 from tests.mutants import Mutant, in_room, load_rooms
@@ -156,6 +157,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - {mutant.name for mutants in rooms.values() for mutant in mutants}:
         parser.error(f"no defect is called {', '.join(sorted(map(repr, unknown)))}")
+    if options.output and not Path(sparsync_lab.__file__).is_relative_to(ROOT):
+        parser.error(
+            f"--output would note the commit of {sparsync_lab.__file__}; set PYTHONPATH to src and lab/src here"
+        )
     kept = set(options.room or rooms)
     if options.since:
         kept &= set(rooms_touched(rooms, changed_since(options.since)))
