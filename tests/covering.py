@@ -10,7 +10,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.mutants import load_rooms
+from tests.mutants import named_tests
 
 STRENGTHS = {"each_value": 1, "each_pair": 2}
 
@@ -26,7 +26,7 @@ def mark_the_others_slow(items: list[pytest.Item]) -> None:
                 and not item.get_closest_marker("slow")
             ):
                 tests.setdefault((item.nodeid.partition("[")[0], strength), []).append(item)
-    named = {mutant.test for mutants in load_rooms().values() for mutant in mutants} if tests else set()
+    named = named_tests() if tests else set()
     for (_, strength), cases in tests.items():
         met = [_combined(case, strength) for case in cases]
         needed = cover(met, {number for number, case in enumerate(cases) if case.nodeid in named})

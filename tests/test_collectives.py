@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from sparsync.collectives import AllGather, Balanced, Channel, ReduceByParts, balanced
-from sparsync.collectives.base import OverflowFlag, Reduced, shape_of
+from sparsync.collectives.base import Collective, OverflowFlag, Reduced, shape_of
 from sparsync.collectives.comm.device_status import Report
 from sparsync.collectives.partition import HostPartition, IndexPartition
 from sparsync.compressors.base import flag
@@ -149,6 +149,18 @@ def test_traffic():
 def test_pairs_that_make_no_sense_are_refused(collective, values, dense, sentence):
     with pytest.raises(ValueError, match=sentence):
         COLLECTIVES[collective].check(Wire(values), dense, random=False)
+
+
+def test_shared_entries_are_of_few_types_and_a_collective_of_ones_own_takes_chosen_entries():
+    with pytest.raises(ValueError, match="'shared' carries fp32 or bf16 values, not 'sign'"):
+        COLLECTIVES["shared"].check(Wire("sign"), dense=False, random=True)
+
+    class Own(Collective):
+        pass
+
+    Own().check(Wire(), dense=False, random=False)
+    with pytest.raises(ValueError, match="goes with collective='dense', not with Own"):
+        Own().check(Wire(), dense=True, random=False)
 
 
 def test_sums_in_parts_carry_whole_vectors():

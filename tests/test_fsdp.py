@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,9 +23,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
+from sparsync.collectives import Channel
 from sparsync.local_shard import local_shard
 from tests.failures.reducers import error_of
 from tests.models import batch
@@ -377,6 +380,8 @@ def case_failure(rank: int, size: int, what: str) -> Any:
     for step in range(3):
         began = time.monotonic()
         UNLUCKY[0] = what == "compressor" and rank == 1 and step == 1
+        if what == "left out" and step == 1:
+            model[0].requires_grad_(False)  # type: ignore[index]
         if what == "unused" and rank < 2 and step == 1:  # all ranks of a replica, as FSDP asks for
             model[4].weight.requires_grad_(False)  # type: ignore[index]
         try:
@@ -401,8 +406,9 @@ def case_failure(rank: int, size: int, what: str) -> Any:
         ("compressor", "shard 1, whose replicas are ranks 1, 3: rank 0: failed to compress bucket 0: ValueError: out"),
         ("unused", "entries of gradients came where"),
         ("killed", "ranks not heard from: 0"),
+        ("left out", "1 of 3 groups of parameters got no gradient, '0' among them"),
     ],
-    ids=["compressor", "unused", "killed"],
+    ids=["compressor", "unused", "killed", "left out"],
 )
 def test_all_ranks_raise_what_fails_on_one(what: str, told: str) -> None:
     outcome = World.once(4, case_failure, what=what, timeout=40)
@@ -415,6 +421,14 @@ def test_all_ranks_raise_what_fails_on_one(what: str, told: str) -> None:
         assert told in text
         assert after < 8.5
     assert outcome[0][0]
+
+
+class OverNccl(Channel):
+    """Says that it is one of NCCL, which only GPUs have."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.backend = "nccl"
 
 
 def refusals_of(mesh: DeviceMesh) -> dict[str, str]:
@@ -433,6 +447,16 @@ def refusals_of(mesh: DeviceMesh) -> dict[str, str]:
     fully_shard(parts[0], mesh=mesh["shard"])
     half = MixedPrecisionPolicy(param_dtype=torch.float16)
     model_of = {"hsdp": sharded(net(0), mesh), "parts": parts, "ignored": ignoring}
+    of_two_meshes = net(0)
+    fully_shard(of_two_meshes[0], mesh=mesh["replicate"])
+    fully_shard(of_two_meshes, mesh=mesh["shard"])
+    tensors = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    split = parallelize_module(nn.Sequential(nn.Linear(4, 4)), tensors["tensor"], {"0": ColwiseParallel()})
+
+    def said_over_nccl() -> str:
+        with patch("sparsync.hosts.fsdp.Channel", OverNccl):
+            return said(two, transactional=True)
+
     return {
         **{name: said(model) for name, model in model_of.items()},
         "fp16": said(fully_shard(net(0), mesh=mesh["shard"], mp_policy=half)),
@@ -448,6 +472,10 @@ def refusals_of(mesh: DeviceMesh) -> dict[str, str]:
         "auto": said(two, compressor="auto"),
         "per_node": said(two, per_node=2),
         "scaler": said(two, scaler=torch.amp.GradScaler("cpu")),
+        "on_loss": said(two, on_loss="continue", optimizer=torch.optim.SGD(two.parameters())),
+        "two meshes": said(of_two_meshes),
+        "tensor parallel": said(fully_shard(split, mesh=tensors["data"])),
+        "nccl": said_over_nccl(),
     }
 
 
@@ -472,6 +500,10 @@ REFUSED = {
     "auto": "does not know shards",
     "per_node": "shard within the machine",
     "scaler": "needs no loss scaling",
+    "on_loss": "shards are lost with their rank",
+    "two meshes": "sharded over one mesh, got 2 of them",
+    "tensor parallel": "tensor parallelism beside fully_shard",
+    "nccl": "transactional=True needs Gloo between shards, got nccl",
 }
 
 

@@ -220,6 +220,12 @@ def test_what_is_no_state_is_refused(runs: dict[str, Run], wrong: Any) -> None:
     assert refuses(runs["threshold"], wrong)
 
 
+def test_moments_of_a_parameter_that_is_not_there_are_refused(runs: dict[str, Run]) -> None:
+    whole = runs["adamw"].whole
+    moments = whole["moments"]
+    assert refuses(runs["adamw"], whole | {"moments": moments | {"none": next(m for n, m in moments.items() if n)}})
+
+
 @pytest.mark.parametrize("key", [*NEEDED, *OPTIONAL])
 def test_a_value_of_another_type_is_refused(runs: dict[str, Run], key: str) -> None:
     for wrong in (b"x", math.nan, {"a": {3: torch.zeros(2)}}, {"0.weight": {"a": 7}}):

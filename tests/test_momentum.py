@@ -94,6 +94,8 @@ def test_attach_moves_momentum_until_detach(worlds):
         ({"momentum": "keep", "beta": 0.7}, r"beta=0.7 needs momentum='correct', and momentum is 'keep' here$"),
         ({"compressor": "topk", "masking": False}, "masking=False needs momentum='correct'"),
         ({"recipe": "balanced", "beta": 0.7}, "momentum is 'keep' here: without optimizer= there is no momentum"),
+        ({"follow_lr": True}, "follow_lr=True needs optimizer="),
+        ({"scaler": torch.amp.GradScaler("cpu"), "transactional": False}, "scaler= needs steps that can be undone"),
     ],
 )
 def test_bad_options_are_refused(options, sentence):

@@ -11,6 +11,7 @@ from sparsync.collectives import Channel
 from sparsync.config import resolve
 from sparsync.config.registry import compressors, make_compressor
 from sparsync.engine.bucketing import Bucket
+from sparsync.hosts.states.sharded import to_rows
 from sparsync.layout import Parameter
 from sparsync.wire import Wire
 from tests.methods import Odd, reducer_of
@@ -114,6 +115,40 @@ def test_an_option_of_another_kind_is_refused_by_name(options, message):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match=f"^{message}"):
         sparsync.attach(model, "topk", optimizer=optimizer, **options)
+
+
+def test_a_handle_that_no_bucket_came_to_has_no_figures_and_moments_are_on_one_device():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, device="meta"))
+    handle, _ = sparsync.comm_hook(model, optimizer=torch.optim.AdamW(model.parameters()), precondition=True)
+    with pytest.raises(sparsync.SparsyncError, match="no bucket has come yet"):
+        handle.stats()
+    with pytest.raises(ValueError, match="precondition=True needs all parameters on one device"):
+        handle.start()
+
+
+def test_a_bucket_of_another_model_ends_a_step_that_is_under_way():
+    model, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    handle, _ = sparsync.comm_hook(model, "topk", momentum="keep")
+    strange = (0, torch.zeros(9), [other.weight], True)
+    handle.push(*strange)  # its future says so: nobody waits for anything
+    handle.push(0, torch.zeros(9), [model.weight], False)
+    with pytest.raises(sparsync.SparsyncError, match="belongs to another model"):
+        handle.push(*strange)
+    handle.detach()
+
+
+def test_rows_of_a_checkpoint_need_a_process_group():
+    with pytest.raises(sparsync.SparsyncError, match=r"a distributed checkpoint needs torch\.distributed"):
+        to_rows({"nodes": ""}, None, torch.device("cpu"))
+
+
+def test_schedules_out_of_range_are_refused():
+    for wrong in ({"epochs": -1, "steps_per_epoch": 5}, {"epochs": 1, "steps_per_epoch": 0}):
+        with pytest.raises(ValueError, match="epochs must be 0 or more and steps_per_epoch 1 or more"):
+            sparsync.ExponentialWarmup(0.01, **wrong)
+    for most in (0.005, 1.5):
+        with pytest.raises(ValueError, match=f"most must be at least the density and at most 1, got {most}"):
+            sparsync.FrontLoaded(0.01, steps=10, most=most)
 
 
 def test_numbers_of_numpy_are_numbers():

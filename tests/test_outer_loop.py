@@ -632,9 +632,17 @@ def test_models_that_do_not_fit_are_refused() -> None:
         OuterLoop(make_model(0, torch.float64))
     with pytest.raises(ValueError, match="nothing to exchange"):
         OuterLoop(make_model(0).requires_grad_(False))
+    with pytest.raises(ValueError, match="all parameters must be on one device"):
+        OuterLoop(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, device="meta")))
     model = make_model(0)
     with pytest.raises(ValueError, match="without amsgrad"):
         OuterLoop(model, optimizer=torch.optim.Adam(model.parameters(), amsgrad=True))
+    with pytest.raises(ValueError, match=r"budget must be above .*, what second moments take, got 1e-06"):
+        OuterLoop(model, optimizer=torch.optim.Adam(model.parameters()), budget=1e-6)
+    outer = OuterLoop(model, every=2, **SPARSE)
+    with pytest.raises(ValueError, match="no parameter of this name is trained: 'none'"):
+        outer.residual("none")
+    outer.detach()
 
 
 def test_shared_weights_are_fp32_whatever_torch_makes_by_default() -> None:

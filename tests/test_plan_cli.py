@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsync import cli
+from sparsync import SparsyncError, cli
+from sparsync.cli.plan_script import TIMED, WARM_UP, Measured, PassWatch, run_script
 from sparsync.planner import METHODS, ModelShape
 from sparsync.planner.costs import cost_key
 from sparsync.planner.stored_costs import CAST
@@ -104,6 +105,44 @@ def test_bad_input_is_one_sentence_and_code_2(
         assert said.startswith("sparsync: ")
         assert sentence in said
         assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--params", "1e6", "--measure"], "--compute must be given: of this model nobody can be asked"),
+        (
+            ["--params", "1e6", "--measure", "--script", "train.py"],
+            "--script says by itself what --model, --params and",
+        ),
+        (["--measure", "--script", "none.py"], "script must be a Python file, got 'none.py'"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_measured(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert run(["plan", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_error_of_the_library_in_a_script_is_the_scripts_own(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sparsync\nraise sparsync.SparsyncError('of the script')")
+    with pytest.raises(SparsyncError, match="of the script"):
+        run_script(script, [], lambda *_: None)
+
+
+def test_a_script_ends_once_enough_steps_were_timed() -> None:
+    told: list[float] = []
+    watch, model = PassWatch(lambda _, seconds: told.append(seconds)), torch.nn.Linear(1, 1)
+    model.require_backward_grad_sync = True
+    for _ in range(WARM_UP + TIMED):
+        watch(model)
+    assert told == []
+    with pytest.raises(Measured):
+        watch(model)
+    assert len(told) == 1
 
 
 def test_without_the_laboratory_there_are_plans_and_no_plots(

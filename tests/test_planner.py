@@ -487,8 +487,19 @@ def test_bad_numbers_are_refused() -> None:
         Planner(model, 2, 1.0, FREE, "lion")
     with pytest.raises(ValueError, match="no parameters that are trained"):
         ModelShape.of_module(nn.ReLU())
+    with pytest.raises(ValueError, match=r"params must be 1 or more, got '0\.4'"):
+        ModelShape.of_size("0.4")
     with pytest.raises(ValueError, match="a link's times must be 0 or more"):
         Link(-1.0, 0.0)
+
+
+def case_alone(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match="measured between two workers or more, and there is one"):
+        measure_link(torch.device("cpu"))
+
+
+def test_one_worker_has_no_network(worlds: dict[int, World]) -> None:
+    worlds[1].run(case_alone)
 
 
 # ---- measured costs -------------------------------------------------------------------------------------------------

@@ -578,6 +578,10 @@ def test_what_is_not_known_is_refused(option: str) -> None:
         VirtualWorkers(model, _virtual_loss, own, 2, second_moment="rough")
     with pytest.raises(ValueError, match="masking= is of momentum='correct'"):
         VirtualWorkers(model, _virtual_loss, own, 2, masking=False)
+    with pytest.raises(ValueError, match="precondition=True has momentum and learning rate before"):
+        VirtualWorkers(model, _virtual_loss, own, 2, precondition=True, momentum="correct")
+    with pytest.raises(ValueError, match="precondition=True is for entries that are chosen"):
+        VirtualWorkers(model, _virtual_loss, own, 2, precondition=True, compressor="none")
     with pytest.raises(ValueError, match="second_moment= needs precondition=True"):
         VirtualWorkers(model, _virtual_loss, own, 2, precondition=False, second_moment="exact")
 

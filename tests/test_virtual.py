@@ -392,7 +392,13 @@ def test_what_is_asked_wrongly_is_refused():
         team_of("net", 0, {})
     with pytest.raises(ValueError, match="graph=True needs the model on a GPU"):
         team_of("net", 2, {"graph": True})
+    with pytest.raises(ValueError, match="streams must be 1 or more, got 0"):
+        team_of("net", 2, {"streams": 0})
     team = team_of("net", 2, {})
+    with pytest.raises(ValueError, match=r"not a state of virtual workers of schema .*: None"):
+        team.load_state_dict(team.model.state_dict())
+    with pytest.raises(ValueError, match=r"tensor 1 of a batch must be \(4, 3\) torch.float32, .* got \(4, 2\)"):
+        team._passes._match(1, torch.zeros(4, 3), torch.zeros(4, 2))
     with pytest.raises(ValueError, match="batches must be 2, one a worker, got 3"):
         team.advance([batch_of("net", rank, 0) for rank in range(3)])
     with pytest.raises(ValueError, match="the state of 3 workers, and here are 2"):

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsync
 from sparsync import ThresholdK
+from sparsync.engine.bucketing import Bucket
 from tests.failures.checked_training import inputs, kept, mean_over_ranks, mlp, square, train
 from tests.failures.reducers import error_of, make_reducer, push_all
 
@@ -104,12 +105,17 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
         (together(state, training="another"), "of different trainings, .*rank 1: another"),
         (together(state, options="others"), "of different options, .*rank 1: others"),
         (together(state, workers=3), "of different numbers of workers"),
+        (state | {"rank": 1}, "the state is damaged: rank 1 of 1"),
+        (state | {"moments": {}}, "made with preconditioned feedback; load it with precondition=True"),
     ]:
         with pytest.raises(ValueError, match=says):
             reducer.load_state_dict(wrong)
         assert reducer.state_dict()["step"] == 1
         for name, residual in reducer.state_dict()["residuals"].items():
             assert torch.equal(residual, residuals[name]), "a refused state changed something"
+    reducer.push(Bucket(0, torch.randn(200), ("a",), False))
+    with pytest.raises(sparsync.SparsyncError, match="a step is under way: load before or after it"):
+        reducer.load_state_dict(state)
 
 
 def case_load_what_does_not_belong_together(rank: int, size: int, wrong: str) -> tuple[tuple[str, str], bool]:

@@ -151,6 +151,8 @@ def test_an_error_between_steps_undoes_nothing_that_was_completed(transactional:
     reducer.push(Bucket(3, torch.randn(200), ("a",), True))  # nobody expects it
     with pytest.raises(sparsync.Mismatch):
         reducer.check()
+    assert "order of buckets differs" in error_of(reducer.push(Bucket(0, torch.randn(200), ("a",), True)).wait)[1]
+    assert reducer.step == 1, "a step has begun after the error"
     state = reducer.state_dict()
     assert state["step"] == 1
     assert bits([state["residuals"]["a"]]) == bits([reducer.residual("a")]) == before

@@ -28,7 +28,7 @@ from sparsync import (
 )
 from sparsync.collectives import Channel
 from sparsync.collectives.base import shape_of
-from sparsync.collectives.comm.header_checks import HostChecks
+from sparsync.collectives.comm.header_checks import HostChecks, check_fits
 from sparsync.collectives.comm.store_monitor import StoreMonitor
 from sparsync.collectives.partition import HostPartition, IndexPartition
 from sparsync.kernels import cpu
@@ -262,3 +262,10 @@ def test_an_entry_that_one_rank_alone_finds_outside_ends_all_ranks(method):
     assert text == text_1
     assert "a message was not read" in text
     assert all(seconds < 10 for _, (_, seconds) in answers)
+
+
+def test_entries_outside_a_gradient_are_told_of_where_no_header_does() -> None:
+    monitor = StoreMonitor(HashStore(), 0, 1, 2.0)
+    check_fits(0, monitor)
+    with pytest.raises(Damaged, match="exchange 4: a message that rank 0 got has entries outside its gradient"):
+        check_fits(5, monitor)

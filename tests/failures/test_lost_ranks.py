@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -218,6 +219,23 @@ def case_unusable_deadlines(rank: int, size: int) -> list[str]:
 
 def test_attach_refuses_such_a_deadline_on_every_rank(worlds: dict[int, World]) -> None:
     assert worlds[2].run(case_unusable_deadlines) == 2 * [len(UNUSABLE) * ["ValueError"]]
+
+
+def test_ranks_that_wait_for_different_things_are_told_so() -> None:
+    store = HashStore()
+
+    def wait(rank: int) -> tuple[str, str]:
+        monitor = StoreMonitor(store, rank, 2, 2.0)
+        try:
+            return error_of(monitor.wait, lambda seconds: time.sleep(seconds), f"step {rank}")
+        finally:
+            monitor.close()
+
+    with ThreadPoolExecutor() as pool:
+        for kind, text in pool.map(wait, range(2)):
+            assert kind == "Mismatch"
+            assert text.startswith("where the ranks wait differs: ")
+            assert all(f"rank {rank} waits at step {rank}" in text for rank in range(2))
 
 
 @pytest.mark.parametrize(("seconds", "says"), [(0.4, "ranks not heard from: 1"), (60.0, "the store does not answer")])

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -427,6 +428,25 @@ def test_a_process_that_was_killed_while_it_waited_to_join_holds_nobody_up() -> 
     fresh.close()
 
 
+def test_a_store_holds_one_training_and_only_its_like_may_join_until_it_is_over() -> None:
+    store = HashStore()
+    with ExitStack() as stack:
+        members = [Membership(store, deadline=2.0, fingerprint=text) for text in ("one", "one", "one", "another")]
+        for member in members:
+            stack.callback(member.close)
+        first, second, late, other = members
+        begun, also_begun = (one.begin([one.number]) for one in (first, second))
+        first.enter(begun)
+        with pytest.raises(sparsync.Mismatch, match="another training has begun in this store at the same time"):
+            second.enter(also_begun)
+        with pytest.raises(sparsync.Mismatch, match="cannot join the others: its options, model or version differ"):
+            other.find_training()
+        assert late.find_training()
+        assert first.finish()
+        with pytest.raises(sparsync.PeerLost, match="the training is over"):
+            late.join()
+
+
 def case_refused(rank: int, size: int) -> None:
     model = Chain(SIZES)
     ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), 0.1)
@@ -452,9 +472,20 @@ def case_refused(rank: int, size: int) -> None:
     sync = sparsync.attach(ddp, optimizer=optimizer, on_loss="continue")
     with pytest.raises(sparsync.SparsyncError, match=r"set_process_group\(\) does not go with"):
         sync.set_process_group(dist.group.WORLD)
+    with pytest.raises(sparsync.SparsyncError, match=r"attached already; call detach\(\)"):
+        sparsync.attach(ddp, optimizer=optimizer)
     with pytest.raises(ValueError, match="one model of a process"):
         sparsync.attach(DistributedDataParallel(model), optimizer=optimizer, on_loss="continue")
     sync.detach()
+    start = sparsync.Handle.start
+
+    def start_over_nccl(handle: sparsync.Handle) -> Any:  # which only GPUs have
+        reducer = start(handle)
+        reducer.channel.backend = "nccl"
+        return reducer
+
+    with patch.object(sparsync.Handle, "start", start_over_nccl), pytest.raises(ValueError, match="over Gloo alone"):
+        sparsync.attach(ddp, optimizer=optimizer, on_loss="continue")
     del ddp, own
     gc.collect()
 

@@ -6,6 +6,7 @@ import runpy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +199,13 @@ def test_one_process_has_nothing_to_exchange() -> None:
     assert finished, found
     assert found[0] == "ValueError"
     assert "one process" in found[1]
+
+
+def test_what_is_not_ddp_is_refused_before_the_model_is_looked_at() -> None:
+    for processes, kind, says in ((1, "NO", "this Accelerator has one process"), (2, "FSDP", "uses FSDP")):
+        made = SimpleNamespace(num_processes=processes, distributed_type=SimpleNamespace(value=kind))
+        with pytest.raises(ValueError, match=says):
+            sparsync.hosts.accelerate.attach(made, None, None)  # type: ignore[arg-type]
 
 
 def case_other_hook(rank: int, size: int) -> tuple[str, str]:

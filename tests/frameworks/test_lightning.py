@@ -9,6 +9,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -258,7 +259,7 @@ def test_what_cannot_be_exchanged_is_told(
 ) -> None:
     from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 
-    from sparsync.hosts.lightning import Sparsync
+    from sparsync.hosts.lightning import Sparsync, _callback_class
 
     world, folder = worlds[2], str(tmp_path)
     records, error = world.run(told, folder=folder, strategy="hook")[0]
@@ -278,6 +279,10 @@ def test_what_cannot_be_exchanged_is_told(
         Sparsync(optimizer=None)
     with pytest.raises(TypeError, match="denisty"):
         Sparsync(denisty=0.1)
+    with pytest.raises(ValueError, match="there are no figures: no training has begun"):
+        sync.stats()
+    with patch("sparsync.hosts.lightning.PACKAGES", {}), pytest.raises(ImportError, match="needs Lightning"):
+        _callback_class()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,6 +197,10 @@ def case_alone(rank: int, size: int, folder: str) -> dict[str, Any]:
     found["model"] = error_of(sparsync.hosts.transformers.use, trainer.model)
     found["attach"] = error_of(sparsync.attach, trainer)
     found["misspelt"] = error_of(sparsync.hosts.transformers.use, make_trainer(folder), densty=0.1)
+    found["optimizer"] = error_of(sparsync.hosts.transformers.use, make_trainer(folder), optimizer=None)
+    found["figures"] = error_of(sync.stats)
+    sync = sparsync.hosts.transformers.use(make_trainer(folder))
+    found["unwrapped"] = error_of(sync.on_train_begin, SimpleNamespace(world_size=2), None, None)
     return found
 
 
@@ -212,5 +217,8 @@ def test_one_process_has_nothing_to_exchange_and_shards_are_refused(tmp_path: Pa
         "model": "takes a transformers.Trainer",
         "attach": ".use(trainer)",
         "misspelt": "densty",
+        "optimizer": "optimizer= is the Trainer's own",
+        "figures": "no training has begun, or it had one process",
+        "unwrapped": "GPT2LMHeadModel",
     }.items():
         assert word in found[mistake][1]

@@ -1,4 +1,4 @@
-"""Run seeded defects: ``python -m tests.mutants [NAME ...] [--room ROOM ...] [--since COMMIT] [-j N]
+"""Run seeded defects: ``python -m tests.mutants [NAME ...] [--room ROOM ...] [--guards] [--since COMMIT] [-j N]
 [--output FILE]``.
 
 A defect whose test stays green, or whose place in the source is gone, ends the run with exit code 1. The same tests
@@ -21,9 +21,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache, partial
 from pathlib import Path
 
+import sparsync_lab
 from sparsync_lab.environment import environment
 from sparsync_lab.report.table import write_csv
 from tests.mutants import Mutant, in_room, load_rooms
+from tests.mutants.guards import table
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -40,10 +42,12 @@ def changed_since(commit: str) -> set[str]:
 
 def rooms_touched(rooms: dict[str, list[Mutant]], changed: Iterable[str]) -> list[str]:
     """Return the rooms of which the source, the list of defects or a test of theirs is among the ``changed`` files."""
-    changed = set(changed)
+    changed, guards = set(changed), {row.guard for row in table()}
     touched = []
     for room, mutants in rooms.items():
         files = {f"tests/mutants/{room}.py", "tests/conftest.py"}
+        if any(mutant.name in guards for mutant in mutants):
+            files |= {"tests/mutants/guards.csv", "tests/mutants/guards.py"}
         files |= modules_behind({mutant.test.partition("::")[0] for mutant in mutants})
         if files & changed or any(in_room(file, room) for file in changed):
             touched.append(room)
@@ -146,18 +150,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Run seeded defects.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="names of defects (default: all)")
     parser.add_argument("--room", nargs="+", action="extend", choices=list(rooms), help="only defects of these rooms")
+    parser.add_argument("--guards", action="store_true", help="only the guards of tests/mutants/guards.csv")
     parser.add_argument("--since", metavar="COMMIT", help="only rooms whose source or tests differ from this commit")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="defects at a time (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="note there, as CSV, which were found")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - {mutant.name for mutants in rooms.values() for mutant in mutants}:
         parser.error(f"no defect is called {', '.join(sorted(map(repr, unknown)))}")
+    if options.output and not Path(sparsync_lab.__file__).is_relative_to(ROOT):
+        parser.error(
+            f"--output would note the commit of {sparsync_lab.__file__}; set PYTHONPATH to src and lab/src here"
+        )
     kept = set(options.room or rooms)
     if options.since:
         kept &= set(rooms_touched(rooms, changed_since(options.since)))
         print(f"rooms changed since {options.since}: {', '.join(sorted(kept)) or 'none'}", flush=True)
-    chosen = [m for room in rooms if room in kept for m in rooms[room] if not options.names or m.name in options.names]
     every = [mutant for mutants in rooms.values() for mutant in mutants]
+    named = set(options.names or [mutant.name for mutant in every])
+    if options.guards:
+        named &= {row.guard for row in table()}
+    chosen = [mutant for room in rooms if room in kept for mutant in rooms[room] if mutant.name in named]
     return run(chosen, options.jobs, *([partial(record, options.output, mutants=every)] if options.output else []))
 
 

@@ -94,10 +94,10 @@ class ExchangePlan:
             raise ValueError(f"clip must be a norm above 0, got {self.clip!r}")
         if self.indices == "block" and not _sends_blocks(self.compressor, self.collective, self.values):
             raise ValueError("indices='block' needs a compressor that sends blocks and collective='allgather'")
-        if self.momentum == "correct":
-            Correction(self.beta, self.masking)  # type: ignore[arg-type]  # which refuses a bad beta
         if self.precondition:
             self._check_preconditioning()
+        if self.momentum == "correct":
+            Correction(self.beta, self.masking)  # type: ignore[arg-type]  # which refuses a bad beta
         self.collective.check(self.wire, self.compressor.dense, self.compressor.random)
 
     def _check_preconditioning(self) -> None:

@@ -16,14 +16,13 @@ FINITE = ("shared", "momentum", "sent")  # own weights, and a mean, need not be
 
 
 def check_states(states: Sequence[Any], fragments: Sequence[Shapes], buffers: Shapes) -> None:
-    """Refuse, with a ``ValueError``, states of ranks that cannot be loaded together, or not here.
+    """Refuse, with a ``ValueError``, states of ranks that cannot be loaded together, or not here; where there are none,
+    every fragment's exchange does.
 
     Args:
         fragments: shapes of each one's parameters, by name.
         buffers: shapes of the model's.
     """
-    if not states:
-        raise ValueError("no state to load: the list is empty")
     for one in states:
         schema = one.get("schema") if isinstance(one, Mapping) else type(one).__name__
         if schema != SCHEMA:

@@ -207,8 +207,7 @@ class StoreMonitor:
     def _find_lost(self, place: str) -> tuple[dict[int, str], list[int]]:
         """Return the ranks that do not wait at ``place``, with where they last waited, and those of them that do not
         wait at all: within a while they have not written anything new."""
-        if not self.store.recovers(self.grace):
-            raise StoreSilent
+        self.store.recovers(self.grace)  # or the next question raises StoreSilent at once
         self._heartbeat(place, self.grace)
         first, until, alive = self._whereabouts(), time.monotonic() + self.grace, set[int]()
         while True:
