@@ -257,3 +257,12 @@ def test_figure_6_tells_the_fallbacks_of_every_model(tmp_path: Path) -> None:
     notes = " ".join(figure_6(context.read_only()).notes)
     assert all(f"16 of 960 selections of {title}" in notes for title in ("LeNet-5", "ResNet-20"))
     assert f"With {HELD} the k largest went in 950 of 960 selections of LeNet-5" in notes
+
+
+def test_a_form_looks_alike_in_both_charts_of_figure_6(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    stored_run(context, training("lenet5", "dense"), 0.9)
+    stored_run(context, training("lenet5", CARRIED), 0.9, [{"step": 60, "mean": 60, "fallbacks": 16}])
+    accuracy, counts = (figure.chart for figure in figure_6(context.read_only()).figures)
+    assert [curve.label for curve in accuracy.curves] == ["dense", CARRIED]
+    assert [(curve.label, curve.look) for curve in counts.curves] == [(CARRIED, 1)]

@@ -12,6 +12,7 @@ from sparsync_lab.papers import gradient_shapes, iteration_times, planner_check,
 from sparsync_lab.papers.curves import (
     base_result,
     by_epoch,
+    by_seed,
     findings,
     quick_changes,
     scores,
@@ -99,13 +100,15 @@ def convergence(context: RunContext, methods: Sequence[str], remarks: Sequence[s
 
 
 def count_figures(title: str, done: Mapping[str, History]) -> list[Figure]:
-    """Draw how many entries a worker sent over the training, as a multiple of k, where that was counted."""
-    curves = []
+    """Draw how many entries a worker sent over the training, as a multiple of k, where that was counted; a method looks
+    as it does where accuracies are drawn."""
+    curves, looks = [], {label: number for number, label in enumerate(by_seed(done))}
     for label, history in done.items():
         seen = [snapshot for snapshot in history.snapshots if "mean" in snapshot and "fallbacks" in snapshot]
         k = entries_for(float(history.run.options.get("density", 1)), CATALOGUE[history.run.model].parameters)
         if seen:
-            curves.append(Curve(label, [s["step"] for s in seen], [s["mean"] / k for s in seen]))
+            sent = [s["mean"] / k for s in seen]
+            curves.append(Curve(label, [s["step"] for s in seen], sent, look=looks.get(label)))
     chart = LineChart(f"{title}, entries sent over k", "steps", curves, log_y=True)
     caption = f"{title}: the mean of a worker's entries over {COUNT_EVERY} steps, as a multiple of k."
     return [Figure(chart, caption)] if curves else []
