@@ -14,7 +14,7 @@ from sparsync_lab.papers import RunContext, evidence, store, vgg16_gap
 from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED
 from sparsync_lab.papers.density_stages import DensityStages
 from sparsync_lab.papers.p1 import fallback_note, figure_6
-from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, HELD, HELD_COUNTED, training
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, training
 from sparsync_lab.papers.run import History, Run, file_of, read, write
 from sparsync_lab.papers.trainings import run_options, train_run
 from sparsync_lab.papers.verdicts import verdicts
@@ -145,9 +145,15 @@ def test_the_gap_is_read_from_stored_trainings(tmp_path: Path) -> None:
         stored_run(context, training("vgg16", method), score)
     known, _ = vgg16_gap.gap_note(context)
     assert "TopK-SGD ends 13.0 points below dense" in known
-    assert "ends 12.0 below: that entries wait is not the cause" in known
-    stored_run(context, training("vgg16", "topk", label="topk, clipped at 1", clip=1.0), 0.88)
-    assert "Clipped at a norm of 1, TopK-SGD ends 2.0 below dense." in vgg16_gap.gap_note(context)[0]
+    assert "ends 12.0 below. The number of entries alone does not decide" in known
+    stored_run(context, training("vgg16", COUNTED), 0.79, [{"step": 60, "mean": 29_456, "fallbacks": 0}])
+    assert "or 11.0 where it is trained again" in vgg16_gap.gap_note(context)[0]
+    assert "in its first 60 steps it sends 2.0 k" in vgg16_gap.gap_note(context)[0]
+    stored_run(context, vgg16_gap.clipped("topk"), 0.88)
+    assert "Clipped" not in vgg16_gap.gap_note(context)[0]
+    stored_run(context, vgg16_gap.clipped("dense"), 0.85)
+    told = "Clipped at a norm of 1, TopK-SGD ends 2.0 below dense, and dense 5.0 below itself."
+    assert told in vgg16_gap.gap_note(context)[0]
     result = evidence.evidence(context.read_only())
     verdict = next(one for one in verdicts({"beyond/evidence": result}) if one.item == "beyond/evidence")
     assert verdict.word == REPRODUCED
@@ -175,7 +181,8 @@ def test_gtopk_on_other_models_is_judged_as_far_as_it_was_trained(tmp_path: Path
             seen = [{"step": 50, "ratio": 0.99}, {"step": 100, "ratio": 0.98}] if "gtopk" in run.method else []
             stored_run(context, run, 500.0 if "gtopk" in run.method else 400.0, seen)
     word, here = word_of(context, "on VGG-16 and LSTM-PTB")
-    assert (word, here) == (PARTLY, "VGG-16 not run; LSTM-PTB 2 looks, the largest ratio 0.9900")
+    told = "VGG-16 not run; LSTM-PTB 2 looks, the largest ratio 0.9900 (in a training that ends at 500.00)"
+    assert (word, here) == (PARTLY, told)
     word, here = word_of(context, "it converges like dense SGD there")
     assert word == NOT
     assert "perplexity (less is better) 500.0, TopK-SGD 400.0, dense 400.0" in here
@@ -198,15 +205,15 @@ def test_what_gtopk_sends_at_first_is_said_and_fewer_bits_are_picked_up(tmp_path
     word, here = word_of(context, "with momentum before the residual")
     assert word == NOT
     assert "0.133 % and not 0.1 %" in here
-    claim = "with values of fewer bits"
-    assert word_of(context, claim)[0] == MISSING
+    claim, momentum = "with values of fewer bits", "0.1 % it does with more momentum"
+    assert word_of(context, claim)[0] == word_of(context, momentum)[0] == MISSING
     for run in question.runs:
         if "sign" in run.label or "0.9" in run.label:
             stored_run(context, run, 0.895 if "sign" in run.label else 0.85)
     word, here = word_of(context, claim)
-    assert word == PARTLY
-    assert "-0.50 (sign, 0.0062, momentum corrected, 0.5)" in here
-    assert "-5.00 (0.001, momentum corrected, 0.9)" in here
+    assert word == REPRODUCED
+    assert here == "-0.50 (sign, 0.0062, momentum corrected, 0.5) points to dense"
+    assert word_of(context, momentum) == (NOT, "-5.00 (0.001, momentum corrected, 0.9) points to dense")
 
 
 @pytest.mark.parametrize(

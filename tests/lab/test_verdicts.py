@@ -120,20 +120,19 @@ def test_blocks_are_judged_by_their_gap_at_the_same_number_of_workers():
     assert judged(claim, **near, block_shared_layer_8="81.0", block_allgather_layer_8="84.0")[0] == PARTLY
     word, here = judged(claim, **near, block_shared_layer_8="10.1", block_allgather_layer_8="57.4")
     assert word == PARTLY  # it holds, and is far from what P2 trained
-    assert "up to 36 points below P2's" in here
+    assert "up to 36 points below P2's, unexplained" in here
 
 
 def test_blocks_are_compared_with_random_entries_at_lower_rates():
-    block, single = (p2.long_training(f"{scheme}+allgather", "layer", 8) for scheme in ("block", "random"))
+    block, single = p2.block_and_random()
     high = {block.label: 57.4, single.label: 83.9}
     assert p2.block_gap_text(high) == ""
     low = {p2.at_share_of_rate(block, 16).label: 63.8, p2.at_share_of_rate(single, 16).label: 65.8}
     told = p2.block_gap_text({**high, **low})
     assert (
-        "57.4 and 83.9 (rate 0.8), 63.8 and 65.8 (rate 0.05): blocks want a lower rate, 0.05 against 0.8, and" in told
+        "57.4 and 83.9 (rate 0.8), 63.8 and 65.8 (rate 0.05): another rate brings blocks 6.4 points of the 35.7" in told
     )
-    assert "they are 20.1 points apart" in told
-    assert "lower rate" not in p2.block_gap_text({**low, block.label: 70.0, single.label: 83.9})
+    assert "brings blocks 0.0 points" in p2.block_gap_text({**low, block.label: 70.0, single.label: 83.9})
 
 
 def test_every_scope_of_p2_counts():
@@ -182,7 +181,10 @@ def test_p1_is_judged_by_its_own_models():
     assert top.word == NOT
     assert "LeNet-5, which P1 does not draw, -0.02" in top.here
     slow = found["RandK-SGD learns on CIFAR-10, but slower than TopK-SGD"]
-    assert slow.word == NOT
+    assert slow.word == PARTLY  # without its residual it does, on one of two models
+    assert "(40.0 without its residual, as in the authors' code)" in slow.here
+    alone = {key: result for key, result in results.items() if key != "beyond/evidence"}
+    assert next(one for one in verdicts(alone) if one.claim == slow.claim).word == NOT
     assert "ImageNet" in slow.published
     tables = [
         replace(table, rows=[Row([*row.cells[:3], "-0.50", *row.cells[4:]]) for row in table.rows])

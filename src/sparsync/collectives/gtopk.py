@@ -77,7 +77,7 @@ class GTopK:
                 dropped.append(lost)
                 mine = message(partial)
             reach *= 2
-        channel.left_out = rejected = _stack_rounds(dropped)
+        channel.left_out = rejected = stack_rounds(dropped)
         if channel.rank:
             channel.send(mine, channel.rank - reach)
             partial, culprit = receive(channel.rank - reach, mine)
@@ -105,7 +105,7 @@ class GTopK:
                 dropped[rank].append(lost)
             reach *= 2
         bad = bad_ranks_of(sents)[:1]
-        return [Reduced(MeanOf([partial[0]], divisor or len(sents)), _stack_rounds(lost), bad) for lost in dropped]
+        return [Reduced(MeanOf([partial[0]], divisor or len(sents)), stack_rounds(lost), bad) for lost in dropped]
 
     def traffic(self, layout: Layout, wire: Wire, workers: int, dtype: torch.dtype = torch.float32) -> Traffic:
         message = wire.bytes(shape_of(layout, dtype))
@@ -174,7 +174,7 @@ def _largest(size: Tensor, segment: Tensor, layout: Layout) -> Tensor:
     return torch.zeros_like(size, dtype=torch.bool).scatter_(1, order, chosen)
 
 
-def _stack_rounds(lost: Sequence[SparseGrad]) -> SparseGrad | None:
+def stack_rounds(lost: Sequence[SparseGrad]) -> SparseGrad | None:
     """Return all that a rank dropped, a row for every round."""
     if not lost:
         return None

@@ -99,7 +99,7 @@ def gains(sources: Sources) -> str:
     return (
         f"At **{less:.0f} times fewer bytes** ResNet-20 on CIFAR-10, with 16 workers, ends at **{found[EARLY]}** "
         f"where dense training ends at {found['dense']} and TopK-SGD, as published and at the same bytes, at "
-        f"{found[tuned.TOPK]}; 120 epochs, virtual workers, three seeds, the best of the rates and schedules tried"
+        f"{found[tuned.TOPK]}; 120 epochs, virtual workers, the best of the rates and schedules with three seeds"
         f"{_edges(tried)}. {adamw.gains(sources)}"
         f"\nSelecting entries out of 100 million on an {select['device']} takes {float(select['p50_ms']):.2f} ms, "
         f"{float(select['ratio_to_floor']):.2f} times the addition that error feedback needs anyway."

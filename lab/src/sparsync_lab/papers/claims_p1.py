@@ -20,8 +20,9 @@ from sparsync_lab.papers.claim import (
     word_for,
 )
 from sparsync_lab.papers.gradient_histograms import BESIDE_TOPK
-from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, counts_title
 from sparsync_lab.papers.vgg16_gap import ASKED, CLIPPED, PLAIN, cause_label, judge_gap, scores_by_cause
+from sparsync_lab.report import LineChart
 
 OWN, BESIDE = ("ResNet-20", "VGG-16"), "LeNet-5"  # models that P1 draws, and one that it does not
 RESNET_50 = "25.6 M"  # entries
@@ -129,6 +130,13 @@ def _random_is_slower(stored: Stored) -> tuple[str, str]:
     top, rand = (_columns(stored, "p1/fig1", method, SCORE) for method in ("topk", "randk"))
     told = {model: f"{first_number(own):.1f} against {first_number(top[model]):.1f}" for model, own in rand.items()}
     learns = {model: first_number(own) > LEARNS for model, own in rand.items()}
+    with suppress(LookupError):  # the other form, where it was trained: in the authors' code nothing is kept
+        scores = stored.scores(RANDOM)
+        for model in OWN:
+            other = scores.get((model, "randk, no residual"))
+            if other is not None:
+                told[model] += f" ({other:.1f} without its residual, as in the authors' code)"
+                learns[model] = learns[model] or other > LEARNS
     here, word = _own_models(told, learns)
     return f"{here}; 10 is chance", word
 
@@ -137,10 +145,24 @@ def _sends(method: str) -> Judge:
     def judge(stored: Stored) -> tuple[str, str]:
         sent = _columns(stored, "p1/fig6", method, "density")
         near = {model: 0.05 < first_number(share) < 0.2 for model, share in sent.items()}
-        here, word = _own_models(sent, near)
+        ends = _last_counts(stored, COUNTED if method == "gaussiank" else method)
+        told = {model: f"{share}{ends.get(model, '')}" for model, share in sent.items()}
+        here, word = _own_models(told, near)
         return f"sends {here}", word
 
     return judge
+
+
+def _last_counts(stored: Stored, method: str) -> dict[str, str]:
+    """Return how many entries a form sends at the end of a training, by model, where that was counted."""
+    charts = [figure.chart for figure in stored.results["p1/fig6"].figures if isinstance(figure.chart, LineChart)]
+    return {
+        model: f" (at the end {curve.y[-1]:.2g} k)"
+        for model in (*OWN, BESIDE)
+        for chart in charts
+        for curve in chart.curves
+        if chart.title == counts_title(model) and curve.label == method
+    }
 
 
 def _carried_like_topk(stored: Stored) -> tuple[str, str]:
@@ -152,6 +174,9 @@ def _carried_like_topk(stored: Stored) -> tuple[str, str]:
     short = {method: stored.scores(ASKED).get(("VGG-16", cause_label(method, PLAIN))) for method in (CARRIED, "topk")}
     if None not in short.values():
         here += f"; VGG-16 in 40 epochs, in which neither learns much, {short[CARRIED]:.1f} against {short['topk']:.1f}"
+    twice = [_columns(stored, "p1/fig6", form, SCORE).get("VGG-16") for form in ("gaussiank", COUNTED)]
+    if None not in twice:
+        here += f"; one training of VGG-16, as printed, made twice ends at {twice[0]} and {twice[1]}"
     return here, word
 
 
@@ -214,7 +239,7 @@ def _with_authors_settings(stored: Stored) -> tuple[str, str]:
         top, dense = (scores.get((model, f"{how}, authors' settings")) for how in ("topk", "dense"))
         if top is not None and dense is not None:
             before = scores[model, "topk"] - scores[model, "dense"]
-            told[model] = f"{top - dense:+.2f} (without them {before:+.2f})"
+            told[model] = f"{top - dense:+.2f} (without them {before:+.2f}; one seed each)"
             held[model] = top - dense > -POINT
         elif top is not None:
             told[model] = f"{top:.2f}, and dense with them {MISSING} ({scores[model, 'dense']:.2f} without)"

@@ -151,7 +151,7 @@ def _block_sums(stored: Stored) -> tuple[str, str]:
     steps = [gap < -POINT for own in gaps.values() for gap in own] + grows
     far = max((P2_ACCURACY[s][1][P2_WORKERS.index(w)] - a for (s, scope, w), a in cells.items()
                if s == "block+allgather" and scope == "layer"), default=0.0)  # fmt: skip
-    told += "" if far < FAR else f"; but by all-gather, too, it is up to {far:.0f} points below P2's"
+    told += "" if far < FAR else f"; but by all-gather, too, it is up to {far:.0f} points below P2's, unexplained"
     return f"points to all-gather: {told}", at_most_partly(word_for(sum(steps), len(steps)), far < FAR and bool(grows))
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+
 from sparsync_lab.papers.claim import (
     MISSING,
     POINT,
     SCORE,
     TO_DENSE,
     Claim,
+    Judge,
     Stored,
     at_most_partly,
     first_number,
@@ -45,6 +49,10 @@ def _condition_elsewhere(stored: Stored) -> tuple[str, str]:
     for title in every:
         own = seen.get(title)
         told.append(f"{title} {MISSING}" if own is None else f"{title} {own[1]} looks, the largest ratio {own[2]}")
+        with suppress(LookupError):
+            how = stored.table("beyond/evidence", f"{ON_OTHERS}: {title}")
+            last = {row.cells[0]: row.cells[1] for row in how.rows}[PLAIN_TREE]
+            told[-1] += f" (in a training that ends at {last}{' %' if how.headings[1] == SCORE else ''})"
     word = word_for(looks - above, looks)
     return "; ".join(told), at_most_partly(word, set(every) <= set(seen))
 
@@ -97,16 +105,18 @@ def _with_momentum_corrected(stored: Stored) -> tuple[str, str]:
     return f"{told}that is {rows[early][4]} and not 0.1 %", word_for(sum(gap > -POINT for gap in gaps), len(gaps))
 
 
-def _in_fewer_bits(stored: Stored) -> tuple[str, str]:
-    """Compare what else was tried at these bytes with dense: values of fewer bits, and more momentum."""
-    scores = {label: score for (model, label), score in stored.scores(ITS_CONDITION).items() if model == "ResNet-20"}
-    known = (PLAIN_TREE, CORRECTED, f"{CORRECTED}, density warm-up")
-    gaps = {label: score - scores["dense"] for label, score in scores.items() if label.startswith("gTop-k")}
-    own = {label.removeprefix("gTop-k, "): gap for label, gap in gaps.items() if label not in known} or none(NOT_RUN)
-    told = ", ".join(f"{gap:+.2f} ({label})" for label, gap in own.items())
-    left = "" if any("momentum" not in label.split(", ")[1] for label in own) else f"; values of fewer bits {MISSING}"
-    word = word_for(sum(gap > -POINT for gap in own.values()), len(own))
-    return f"{told} points to dense{left}", at_most_partly(word, not left)
+def _at_these_bytes(fits: Callable[[str], bool]) -> Judge:
+    """Judge what else was tried with gTop-k in the bytes of 0.1 %: the trainings whose label fits."""
+
+    def judge(stored: Stored) -> tuple[str, str]:
+        asked = stored.scores(ITS_CONDITION)
+        scores = {label: score for (model, label), score in asked.items() if model == "ResNet-20"}
+        gaps = {label.removeprefix("gTop-k, "): score - scores["dense"] for label, score in scores.items()
+                if label.startswith("gTop-k") and fits(label)} or none(NOT_RUN)  # fmt: skip
+        told = ", ".join(f"{gap:+.2f} ({label})" for label, gap in gaps.items())
+        return f"{told} points to dense", word_for(sum(gap > -POINT for gap in gaps.values()), len(gaps))
+
+    return judge
 
 
 def _more_is_better(stored: Stored) -> tuple[str, str]:
@@ -135,8 +145,12 @@ CLAIMS = (
         _with_momentum_corrected,
     ),
     Claim(
-        "beyond/evidence", "P3: in the bytes of 0.1 % it does with values of fewer bits, or with more momentum",
-        "not tried by P3", _in_fewer_bits,
+        "beyond/evidence", "P3: in the bytes of 0.1 % it does with more momentum", "not tried by P3",
+        _at_these_bytes(lambda label: label.startswith(PLAIN_TREE) and label.endswith("0.9")),
+    ),
+    Claim(
+        "beyond/evidence", "P3: in the bytes of 0.1 % it does with values of fewer bits", "not tried by P3",
+        _at_these_bytes(lambda label: not label.startswith(PLAIN_TREE)),
     ),
     Claim(
         "p3/density", "more entries, faster convergence", "its abstract discusses the impact and prints no number",

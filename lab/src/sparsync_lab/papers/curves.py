@@ -24,8 +24,8 @@ VIRTUAL = (
     "residuals and sums, which gives the weights that as many processes would get. On a GPU the workers' batches may "
     "pass through a network together, which differs from that by rounding, and by the draws of dropout; elsewhere each "
     "worker has a pass of its own. The file of a training says how it was (passes, precision); where it does not, "
-    "networks for MNIST and CIFAR-10 went together on a GPU, others apart, and only convolutions were of TF32, or "
-    "products too from commit 790b419 on."
+    "networks for MNIST and CIFAR-10 went together on a GPU, others apart, and only convolutions were of TF32, in "
+    "later ones products too (docs/papers-provenance.md)."
 )
 
 

@@ -33,6 +33,15 @@ COUNT_EVERY = 60  # steps
 CLOSE = {"lenet5": ("dense", "topk", "gaussiank", HELD), "resnet20": ("dense", "topk", HELD)}
 
 
+def counts_title(model: str) -> str:
+    """Return the title of the chart of a model's counts.
+
+    Args:
+        model: as its title says it.
+    """
+    return f"{model}, entries sent over k"
+
+
 def training(model: str, method: str, **changes: Any) -> Run:
     """Return a training with P1's settings."""
     options = {} if method == "dense" else SPARSE
