@@ -15,10 +15,12 @@ import csv
 import math
 import os
 import random
+import signal
 import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 
 from sparsync_lab.environment import environment
@@ -46,6 +48,7 @@ def main() -> None:
     until = math.inf if asked.minutes is None else began + 60 * asked.minutes
     right, ran = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     with TemporaryDirectory() as shared, start_pool(asked.jobs) as pool:
+        signal.signal(signal.SIGINT, partial(_end_at_once, Path(shared)))
         for cell, found in zip(cells, pool.map(partial(run_before, until, Path(shared)), cells), strict=True):
             if found is None:
                 continue
@@ -64,6 +67,12 @@ def main() -> None:
     if not asked.only:
         write(asked.output, cells, deferred, ran, right, seconds)
     raise SystemExit(right != ran or not ran or (asked.minutes is None and ran.total() < len(cells)))
+
+
+def _end_at_once(shared: Path, *_: object) -> None:
+    """End on Ctrl-C: a pool would run what it has begun to its end. Those who run cells end with this process."""
+    rmtree(shared, ignore_errors=True)
+    os._exit(128 + signal.SIGINT)
 
 
 def write(
