@@ -195,7 +195,7 @@ def questions() -> tuple[Question, ...]:
         ),
         Question(
             "blocks",
-            "P2, table 1: is it the rate that keeps block-random-k far below what is published?",
+            "P2, table 1: is it the rate, or the few epochs, that keeps block-random-k far below what is published?",
             block_controls(),
             block_and_random(),
         ),

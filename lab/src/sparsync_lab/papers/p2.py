@@ -17,7 +17,8 @@ from sparsync_lab.report import Bar, BarChart, Figure, Row, Table
 SCOPES = {"layer": 0.1, "global": 0.01}  # and the learning rate of each
 EPOCHS, DECAY = 6, (150 / 300, 250 / 300)  # P2 has 300 epochs
 LONG = 30  # epochs of those without momentum for all workers, in beyond/evidence
-LOWER = (4, 16)  # parts of the rate, of what is asked about blocks
+LOWER = (4, 16)  # parts of the rate, of what is asked about blocks ...
+LONGER = 90  # ... and epochs
 LEARNED = f"P2, table 1, with trainings that learn (no momentum, {LONG} epochs): test accuracy in %, ours (published)"
 WITH_MOMENTUM = "Test accuracy in %, ours (published)"
 AS_PRINTED = "The same without momentum, as Algorithm 1 is printed"
@@ -66,14 +67,20 @@ def at_layers_rate(run: Run) -> Run:
 
 
 def block_controls() -> tuple[Run, ...]:
-    """Return trainings with 8 workers at lower rates: is it the rate that keeps block-random-k down?"""
-    return tuple(at_share_of_rate(run, share) for run in block_and_random() for share in LOWER)
+    """Return trainings with 8 workers at lower rates and for more epochs: is it these that keep block-random-k down?"""
+    lower = (at_share_of_rate(run, share) for run in block_and_random() for share in LOWER)
+    return (*lower, *map(for_longer, (*block_and_random(), long_training("block+shared", "layer", 8))))
 
 
 def block_and_random() -> tuple[Run, Run]:
     """Return what is compared of them: 8 workers layer by layer, by all-gather."""
     block, single = (long_training(f"{scheme}+allgather", "layer", 8) for scheme in ("block", "random"))
     return block, single
+
+
+def for_longer(run: Run) -> Run:
+    """Return a training that learns, for more epochs; the rate grows over as many as before."""
+    return replace(run, label=run.label.replace(f"{LONG} epochs", f"{LONGER} epochs"), epochs=LONGER, warmup=5 / LONGER)
 
 
 def at_share_of_rate(run: Run, share: int) -> Run:

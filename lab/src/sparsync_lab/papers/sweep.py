@@ -78,14 +78,14 @@ SETTINGS = {
     s.model: s
     for s in (
         Setting("ResNet-20 on CIFAR-10", "resnet20", 0.2, (1400, 3500, 11700), (0.0097, 0.010),
-                further=(0.25, 0.125, 4.0, 8.0)),
+                further=(0.25, 0.125, 0.0625, 0.03125, 4.0, 8.0)),
         Setting("GPT on PTB, AdamW", "gpt", 0.001, (600,), (0.02, 0.03), batch=4, clip=1.0, optimizer="adamw",
-                weight_decay=0.01, warmup=0.1),
+                weight_decay=0.01, warmup=0.1, further=(0.25, 0.125, 0.0625, 4.0)),
         Setting("LeNet-5 on MNIST", "lenet5", 0.05, (600,), (0.008, 0.014)),
         Setting("VGG-16 on CIFAR-10", "vgg16", 0.1, (700,), (0.007, 0.01), autocast=True,
-                further=(0.25, 0.125, 0.0625, 4.0)),
+                further=(0.25, 0.125, 0.0625, 0.03125, 0.015625, 4.0)),
         Setting("LSTM-PTB", "lstm-ptb", 22.0, (330,), (0.035, 0.045), workers=4, batch=20, momentum=0.0, clip=0.25,
-                further=(0.25, 4.0, 8.0)),
+                further=(0.25, 4.0, 8.0, 16.0)),
         Setting("LSTM-AN4", "lstm-an4", 0.0008, (600,), (0.1, 0.1), workers=4, batch=4, clip=400.0),
     )
 }  # fmt: skip

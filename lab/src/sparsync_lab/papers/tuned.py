@@ -39,11 +39,10 @@ def asked(search: LearningRateSearch) -> tuple[Run, ...]:
         *(in_p1_schedule(search.run(MODEL, label, 4.0, 2), seed) for seed in SEEDS[1:] for label in (EARLY, "dense")),
         *(in_p1_schedule(search.run(MODEL, label, 8.0, 2)) for label in (EARLY, "dense")),
         *(in_p1_schedule(search.run(MODEL, label, 8.0, 2), seed) for seed in SEEDS[1:] for label in ("dense", EARLY)),
-        in_p1_schedule(search.run(MODEL, "dense", 16.0, 2)),
-        training(MODEL, "topk", label="topk, rate 0.4", rate=0.4),
+        *(in_p1_schedule(search.run(MODEL, label, 16.0, 2)) for label in ("dense", EARLY)),
+        *(_seeded(training(MODEL, "topk", label="topk, rate 0.4", rate=0.4), seed) for seed in SEEDS),
         *(_seeded(training(MODEL, "topk", label="topk, rate 0.2", rate=0.2), seed) for seed in SEEDS[1:]),
-        training(MODEL, "topk", label="topk, rate 0.05", rate=0.05),
-        training(MODEL, "dense", label="dense, rate 0.2", rate=0.2),
+        *(training(MODEL, "topk", label=f"topk, rate {rate:g}", rate=rate) for rate in (0.8, 0.05)),
     )
 
 
