@@ -76,7 +76,7 @@ PAIRS = [
     *[(name, "allgather", ("fp32", "fp16", "bf16", "sign", "levels")) for name in SPARSE],
     *[(name, "dense", ("fp32", "bf16")) for name in ("topk", "threshold", "odd", *DENSE)],
     *[(name, "shared", ("fp32", "bf16")) for name in ("random", "block")],
-    *[(name, "gtopk", ("fp32", "fp16", "bf16")) for name in ("topk", "threshold", "random")],
+    *[(name, "gtopk", ("fp32", "fp16", "bf16", "sign", "levels")) for name in ("topk", "threshold", "random")],
     *[
         (name, "balanced", ("fp32", "fp16", "bf16", "sign", "levels"))
         for name in ("topk", "threshold", "random", "dgc")

@@ -68,10 +68,13 @@ def slow_merge(ours: SparseGrad, theirs: SparseGrad, layout: Layout, wire: Wire)
         own = [index for span in segment.spans for index in range(span.start, span.stop) if index in sums]
         size = {index: math.inf if math.isnan(sums[index]) else abs(sums[index]) for index in own}
         own.sort(key=lambda index: (not math.isnan(sums[index]), -size[index], index))
-        for index in own[: segment.k]:
-            goes[index] = sums[index]
-            if wire.codec.round is not None and math.isfinite(sums[index]):
-                goes[index] = wire.codec.round(torch.tensor([sums[index]]), torch.zeros(1).long(), 1).item()
+        own = sorted(own[: segment.k])
+        travel = torch.tensor([sums[index] for index in own])
+        if wire.codec.round is not None and own:  # signs have a scale for all of them
+            finite = torch.where(travel.isfinite(), travel, 0)
+            rounded = wire.codec.round(finite, torch.zeros(len(own), dtype=torch.int64), 1)
+            travel = torch.where(travel.isfinite(), rounded, travel)
+        goes |= {index: value for index, value in zip(own, travel.tolist(), strict=True) if value != 0}
     left = {i: single(value - goes.get(i, 0.0)) if math.isfinite(value) else 0.0 for i, value in sums.items()}
     return goes, left
 
@@ -87,7 +90,7 @@ def same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) and torch.equal(a.isnan(), b.isnan())
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("name", LAYOUTS)
 @given(data=st.data())
 def test_a_merge_is_the_slow_one(name, values, data):
@@ -128,7 +131,7 @@ def test_a_tree_is_one_merge_after_another(workers, data):
         assert same(home, left[rank])
 
 
-@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16", "sign", "levels"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_tree_waits_for_nothing(name, values):
     """A tensor without data can be neither read by the host nor decide over shapes."""

@@ -40,6 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "allgather": {"compressor": "threshold", "density": 0.05},
     "signs": {"compressor": "topk", "density": 0.05, "values": "sign", "indices": "ef", "scope": "global"},
     "gtopk": {"compressor": "topk", "collective": "gtopk", "density": 0.05, "transactional": True},
+    "signs in gtopk": {"compressor": "topk", "collective": "gtopk", "density": 0.05, "values": "sign", "indices": "ef"},
     "balanced": {"compressor": "topk", "collective": "balanced", "density": 0.05, "scope": "global"},
     "shared": {"compressor": "random", "collective": "shared", "density": 0.05},
     "none": {"compressor": "none"},

@@ -185,7 +185,7 @@ class HostileChannel(Channel):
 METHODS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "allgather": (TopK(), AllGather(), ("fp32", "fp16", "sign", "levels")),
     "balanced": (TopK(), Balanced(), ("fp32", "bf16", "sign", "levels")),
-    "gtopk": (TopK(), GTopK(), ("fp32", "fp16")),
+    "gtopk": (TopK(), GTopK(), ("fp32", "fp16", "sign", "levels")),
     "shared": (RandomK(), SharedIndexAllReduce(), ("fp32",)),
     "dense": (NoCompression(), DenseAllReduce(), ("fp32",)),
     "block": (BlockRandomK(), AllGather(), ("fp32", "fp16", "bf16")),

@@ -167,6 +167,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "paper": {"recipe": "paper", "density": 0.01},
     "gtopk": {"compressor": "topk", "collective": "gtopk", "density": 0.02, "scope": "global"},
     "gtopk-bf16": {"compressor": "threshold", "collective": "gtopk", "density": 0.05, "values": "bf16"},
+    "gtopk-levels": {"compressor": "topk", "collective": "gtopk", "density": 0.05, "values": "levels", "indices": "ef"},
     "balanced": {"compressor": "topk", "collective": "balanced", "density": 0.05, "scope": "global"},
     "balanced-sign": {"recipe": "default", "collective": "balanced", "density": 0.05},
     "balanced-recipe": {"recipe": "balanced"},
@@ -179,7 +180,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 # The others differ from these in their options alone.
-OWN_WAYS = ("topk", "default", "gtopk", "balanced", "balanced-recipe", "dgc", "random", "follow")
+OWN_WAYS = ("topk", "default", "gtopk", "gtopk-levels", "balanced", "balanced-recipe", "dgc", "random", "follow")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from sparsync.compressors import GaussianK, TopK
 from sparsync.schedule import ExponentialWarmup
 from sparsync.simulate.exchange import VirtualExchange
 from sparsync_lab.virtual import BatchedPasses, VirtualWorkers
-from sparsync_lab.virtual.signed_gtopk import SignedGTopK
 from tests.lab.test_virtual_batched import CASES as TOGETHER
 from tests.lab.test_virtual_batched import batches_of
 from tests.lab.test_virtual_sequences import CASES as SEQUENCES
@@ -43,10 +42,8 @@ EXACT: dict[str, dict[str, Any]] = {
     "clip-correct": TOPK | {"momentum": "correct", "clip": 0.05},
     "gtopk": METHODS["gtopk"],
     "gtopk-layers": METHODS["gtopk"] | ALL_SPARSE | {"scope": "layer", "values": "bf16"},
-    "gtopk-sign": METHODS["gtopk"] | {"collective": SignedGTopK(), "values": "sign", "indices": "ef"},
-    "gtopk-levels-layers": METHODS["gtopk"]
-    | ALL_SPARSE
-    | {"collective": SignedGTopK(), "scope": "layer", "values": "levels", "indices": "ef"},
+    "gtopk-sign": METHODS["gtopk"] | {"values": "sign", "indices": "ef"},
+    "gtopk-levels-layers": METHODS["gtopk-levels"],
     "refine": REFINE,
     "refine-sign": REFINE | {"values": "sign", "indices": "ef"},
     "random": METHODS["random"],

@@ -140,6 +140,27 @@ MUTANTS = [
         "tests/test_gtopk.py::test_a_merge_is_the_slow_one",
     ),
     Mutant(
+        "signs that are too small to travel are sent as large ones",
+        "src/sparsync/collectives/gtopk.py",
+        "    kept = sent != 0  # of signs, what is small beside the others waits\n",
+        "",
+        "tests/test_gtopk.py::test_a_merge_is_the_slow_one",
+    ),
+    Mutant(
+        "signs of several sums have one scale",
+        "src/sparsync/collectives/gtopk.py",
+        "(segments + parts * rows).view(-1)",
+        "(segments + 0 * rows).view(-1)",
+        "tests/test_gtopk.py::test_a_merge_is_the_slow_one",
+    ),
+    Mutant(
+        "the scale of signs is also of sums that do not travel",
+        "src/sparsync/collectives/gtopk.py",
+        "torch.where(kept, segment, len(layout.segments))",
+        "segment",
+        "tests/test_gtopk.py::test_a_merge_is_the_slow_one",
+    ),
+    Mutant(
         "order of the sum depends on the rank",
         "src/sparsync/collectives/allgather.py",
         "MeanOfRows(rows, channel.wire",

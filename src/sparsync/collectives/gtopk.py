@@ -34,7 +34,8 @@ class GTopK:
 
     (Shi et al., 2019.) In round r, rank i + 2^r sends its partial sum to rank i, which adds it to its own and keeps the
     k largest of every segment; any number of ranks will do. The published form loses what is dropped on the way while
-    its index survives elsewhere; here it goes into the residual of the rank that dropped it.
+    its index survives elsewhere; here it goes into the residual of the rank that dropped it, with what the value codec
+    cuts off: of a sum of signs the k largest become signs again, with a scale of their own.
     """
 
     shared = False
@@ -46,10 +47,6 @@ class GTopK:
     def check(self, wire: Wire, dense: bool, random: bool) -> None:
         if dense:
             raise ValueError("a compressor that sends every entry goes with collective='dense', not 'gtopk'")
-        if wire.codec.signs:
-            raise ValueError(
-                f"collective='gtopk' sends partial sums, which have no common scale: not values={wire.values!r}"
-            )
 
     def reduce(self, sent: SparseGrad, layout: Layout, channel: Channel, workspace: Workspace) -> Reduced:
         shape, partial, dropped = shape_of(layout, sent.values.dtype), sent, []
@@ -141,7 +138,8 @@ def merge(
     fresh, segment = first & real, layout.segment_of(indices.clamp(max=layout.numel - 1))
 
     kept = _largest(torch.where(fresh, sums.abs(), -1), segment, layout) & fresh
-    sent = torch.where(kept, round_sums(sums, segment, len(layout.segments), wire), 0)
+    sent = torch.where(kept, _rounded(sums, torch.where(kept, segment, len(layout.segments)), layout, wire), 0)
+    kept = sent != 0  # of signs, what is small beside the others waits
     left = torch.where(sums.isfinite(), sums - sent, 0)  # of one that overflowed nothing: its senders keep their parts
     place = torch.arange(values.shape[1], dtype=torch.int64, device=values.device)
     home = torch.where(real, indices, place // 2)  # zeros are added here and there: in one place they would queue
@@ -158,6 +156,17 @@ def merge(
         total = SparseGrad(goes[row], travel[row], count[row], layout.numel, flags, where)
         merged.append((total, SparseGrad(home[row], left[row], number, layout.numel, flags, where)))
     return merged
+
+
+def _rounded(sums: Tensor, segments: Tensor, layout: Layout, wire: Wire) -> Tensor:
+    """Return sums as they travel: a row each, and with signs a scale for every row and segment.
+
+    Args:
+        segments: of every sum, its number; one more for those that do not travel.
+    """
+    parts = len(layout.segments) + 1
+    rows = torch.arange(len(sums), dtype=torch.int64, device=sums.device).unsqueeze(1)
+    return round_sums(sums.view(-1), (segments + parts * rows).view(-1), parts * len(sums), wire).view_as(sums)
 
 
 def _largest(size: Tensor, segment: Tensor, layout: Layout) -> Tensor:

@@ -46,6 +46,7 @@ METHODS: Mapping[str, Method] = {
     "random shared": Method({"compressor": "random", "density": 0.1, "collective": "shared"}, same_bits=False),
     "block": Method({"compressor": "block", "density": 0.1}),
     "gtopk": Method({"compressor": "topk", "density": 0.05, "collective": "gtopk"}),
+    "gtopk sign": Method({"compressor": "topk", "density": 0.05, "collective": "gtopk", "values": "sign"}),
     "balanced": Method({"compressor": "topk", "density": 0.05, "collective": "balanced", "scope": "global"}),
     "balanced levels": Method(
         {"compressor": "threshold", "density": 0.1, "collective": "balanced", "values": "levels", "indices": "ef"},

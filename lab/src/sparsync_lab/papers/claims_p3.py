@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from statistics import mean
 
 from sparsync_lab.papers.claim import (
     MISSING,
@@ -18,6 +19,7 @@ from sparsync_lab.papers.claim import (
     none,
     word_for,
 )
+from sparsync_lab.papers.curves import SEED
 from sparsync_lab.papers.p3 import CONDITION, DENSITIES, ON_OTHERS, OTHERS
 from sparsync_lab.papers.run import model_title
 from sparsync_lab.papers.tables import NOT_RUN
@@ -95,26 +97,42 @@ def _like_dense_elsewhere(stored: Stored) -> tuple[str, str]:
     )
 
 
+def _on_resnet20(stored: Stored) -> dict[str, dict[str, float]]:
+    """Return the last accuracies of ResNet-20 in P3's question, by training and seed."""
+    found: dict[str, dict[str, float]] = {}
+    for (model, label), score in stored.scores(ITS_CONDITION).items():
+        if model == "ResNet-20":
+            training, _, seed = label.partition(SEED)
+            found.setdefault(training, {})[seed] = score
+    return found
+
+
+def _to_dense(scores: Mapping[str, Mapping[str, float]], label: str) -> float:
+    """Return how far a training is from dense with the same seeds, in the mean over them."""
+    return mean(score - scores["dense"][seed] for seed, score in scores[label].items())
+
+
 def _with_momentum_corrected(stored: Stored) -> tuple[str, str]:
     """Compare gTop-k at 0.1 % on ResNet-20, as published and with momentum before the residual, with dense."""
-    rows = {label: cells for (model, label), cells in stored.asked(ITS_CONDITION).items() if model == "ResNet-20"}
-    scores = {label: float(cells[2]) for label, cells in rows.items()}
-    early = f"{CORRECTED}, density warm-up"
-    before, *gaps = (scores[how] - scores["dense"] for how in (PLAIN_TREE, CORRECTED, early))
+    scores, early = _on_resnet20(stored), f"{CORRECTED}, density warm-up"
+    before, *gaps = (_to_dense(scores, how) for how in (PLAIN_TREE, CORRECTED, early))
     told = f"{gaps[0]:+.2f} points to dense instead of {before:+.2f}; {gaps[1]:+.2f} with more entries at first, but "
-    return f"{told}that is {rows[early][4]} and not 0.1 %", word_for(sum(gap > -POINT for gap in gaps), len(gaps))
+    density = stored.asked(ITS_CONDITION)["ResNet-20", early][4]
+    return f"{told}that is {density} and not 0.1 %", word_for(sum(gap > -POINT for gap in gaps), len(gaps))
 
 
 def _at_these_bytes(fits: Callable[[str], bool]) -> Judge:
     """Judge what else was tried with gTop-k in the bytes of 0.1 %: the trainings whose label fits."""
 
     def judge(stored: Stored) -> tuple[str, str]:
-        asked = stored.scores(ITS_CONDITION)
-        scores = {label: score for (model, label), score in asked.items() if model == "ResNet-20"}
-        gaps = {label.removeprefix("gTop-k, "): score - scores["dense"] for label, score in scores.items()
-                if label.startswith("gTop-k") and fits(label)} or none(NOT_RUN)  # fmt: skip
+        scores = _on_resnet20(stored)
+        own = {label: seeds for label, seeds in scores.items() if label.startswith("gTop-k") and fits(label)}
+        gaps = {f"{label.removeprefix('gTop-k, ')}; seeds: {len(seeds)}": _to_dense(scores, label)
+                for label, seeds in own.items()} or none(NOT_RUN)  # fmt: skip
         told = ", ".join(f"{gap:+.2f} ({label})" for label, gap in gaps.items())
-        return f"{told} points to dense", word_for(sum(gap > -POINT for gap in gaps.values()), len(gaps))
+        return f"{told} points to dense with the same seeds", word_for(
+            sum(gap > -POINT for gap in gaps.values()), len(gaps)
+        )
 
     return judge
 

@@ -37,7 +37,6 @@ from sparsync_lab.training.methods import DENSE, method_options
 from sparsync_lab.virtual import BatchedPasses, SequentialPasses, VirtualWorkers, can_be_batched
 from sparsync_lab.virtual.feedback_variants import FeedbackVariant, VariantExchange
 from sparsync_lab.virtual.outer_workers import OuterWorkers
-from sparsync_lab.virtual.signed_gtopk import SIGNED_GTOPK, SignedGTopK
 
 POINTS, FEW = 12, 2  # of a curve of scores, about; and in a tiny setting
 STREAMS = 8  # of a GPU: as many workers run side by side
@@ -45,6 +44,7 @@ OUTER = "outer-loop"  # the method of ``OuterLoop``
 LOCAL = ("sparse-loco", OUTER)
 MARGIN = 10.0  # seconds that a checkpoint and the result's files may take
 SAVE_EVERY = 120.0  # seconds between checkpoints
+SIGNED_GTOPK = "signed-gtopk"  # as trainings call gTop-k with signs that were made before the library took these
 # What the recipe "default" was until it had a budget. Stored trainings are called so, and stay what they were; a run
 # with a budget among its options is today's.
 FIRST_DEFAULT: Mapping[str, Any] = {
@@ -275,11 +275,8 @@ def run_options(run: Run) -> dict[str, Any]:
     extra = {} if run.clip is None else {"clip": run.clip}
     if run.method == DENSE:
         return {"compressor": "none", **extra}
-    compressor, _, collective = run.method.partition("+")
-    options = method_options(compressor if collective == SIGNED_GTOPK else run.method, **run.options)
+    options = method_options(run.method.replace(SIGNED_GTOPK, "gtopk"), **run.options)
     assert options is not None
-    if collective == SIGNED_GTOPK:
-        options["collective"] = SignedGTopK()
     if "budget" in run.options:
         options["total_steps"] = run.steps
     elif run.method == "default":

@@ -40,8 +40,8 @@ def asked(search: LearningRateSearch) -> tuple[Run, ...]:
         *(in_p1_schedule(search.run(MODEL, label, 8.0, 2)) for label in (EARLY, "dense")),
         *(in_p1_schedule(search.run(MODEL, label, 8.0, 2), seed) for seed in SEEDS[1:] for label in ("dense", EARLY)),
         *(in_p1_schedule(search.run(MODEL, label, 16.0, 2)) for label in ("dense", EARLY)),
-        *(_seeded(training(MODEL, "topk", label="topk, rate 0.4", rate=0.4), seed) for seed in SEEDS),
-        *(_seeded(training(MODEL, "topk", label="topk, rate 0.2", rate=0.2), seed) for seed in SEEDS[1:]),
+        *(seeded(training(MODEL, "topk", label="topk, rate 0.4", rate=0.4), seed) for seed in SEEDS),
+        *(seeded(training(MODEL, "topk", label="topk, rate 0.2", rate=0.2), seed) for seed in SEEDS[1:]),
         *(training(MODEL, "topk", label=f"topk, rate {rate:g}", rate=rate) for rate in (0.8, 0.05)),
     )
 
@@ -51,7 +51,7 @@ def beside(search: LearningRateSearch) -> tuple[Run, ...]:
     return (
         *(search.run(MODEL, label, 2.0, 2, seed) for label in ("dense", EARLY) for seed in SEEDS),
         *(search.run(MODEL, TOPK, factor, 2) for factor in (0.125, 0.25)),
-        *(_seeded(training(MODEL, method), seed) for method in ("dense", "topk") for seed in SEEDS),
+        *(seeded(training(MODEL, method), seed) for method in ("dense", "topk") for seed in SEEDS),
     )
 
 
@@ -59,10 +59,11 @@ def in_p1_schedule(run: Run, seed: int = 0) -> Run:
     """Return a training of 11,700 steps with as many as P1's, and P1's schedule."""
     like = training(MODEL, "dense")
     label = f"{run.label.removesuffix(f'{SEED}0').removeprefix('11700 ')}, P1's schedule"
-    return _seeded(replace(run, label=label, steps=11_640, warmup=like.warmup, decay=like.decay), seed)
+    return seeded(replace(run, label=label, steps=11_640, warmup=like.warmup, decay=like.decay), seed)
 
 
-def _seeded(run: Run, seed: int) -> Run:
+def seeded(run: Run, seed: int) -> Run:
+    """Return a training with another seed, which its label tells."""
     return replace(run, label=f"{run.label}{SEED}{seed}", seed=seed) if seed else run
 
 
