@@ -326,7 +326,7 @@ def test_what_is_given_wins_and_the_rest_follows() -> None:
     for plan in (topk, paper, block, shared):
         assert_within(predicted(plan, BIG, 4, 2000), plan, BIG, 4)
     tree = within_budget(resolve(compressor="topk", collective="gtopk", budget=1 / 60), BIG, 4)
-    assert tree.values == "fp16"  # it carries no signs
+    assert (tree.values, tree.indices) == ("sign", "ef")
     assert_within(predicted(tree, BIG, 4, 2000), tree, BIG, 4)
     whole = within_budget(resolve(compressor="topk", budget=1.0, values="fp16"), BIG, 2)
     assert whole.density(0) == whole.density(5000) == 1.0

@@ -96,6 +96,7 @@ def test_every_stage_is_of_known_settings_and_methods() -> None:
     assert {s.workers * s.batch for s in SETTINGS.values() if s.model == "gpt"} == {64}
 
 
+@pytest.mark.slow
 def test_no_budget_is_refused_when_its_turn_comes() -> None:
     """Before hours of a GPU are spent: every method fits its optimizer and every budget its model."""
     search = LearningRateSearch(lambda run: None, **COMPARED)

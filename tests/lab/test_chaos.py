@@ -30,6 +30,7 @@ from sparsync_lab.cli.commands import app
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_chaos_keeps_the_laws(tmp_path: Path) -> None:
     out = tmp_path / "chaos.csv"
     said = CliRunner().invoke(app, ["lab", "chaos", "--steps=150", "--workers=3", "--seed=1388", f"--out={out}"])

@@ -266,7 +266,7 @@ def test_rows_without_a_seed_in_common_are_not_compared() -> None:
 
 
 def test_where_the_best_rate_stands_at_the_edge_longer_trainings_have_its_neighbour_too() -> None:
-    scores = {0.025: 0.7, 0.05: 0.6, 0.1: 0.5, 0.2: 0.4, 0.4: 0.3}
+    scores = {0.00625: 0.9, 0.0125: 0.8, 0.025: 0.7, 0.05: 0.6, 0.1: 0.5, 0.2: 0.4, 0.4: 0.3}
 
     def get(run: Run) -> History | None:
         return history_of(run, scores[run.rate]) if run.steps == 1400 and run.rate in scores and not run.seed else None
@@ -274,11 +274,11 @@ def test_where_the_best_rate_stands_at_the_edge_longer_trainings_have_its_neighb
     search = LearningRateSearch(get)
     for label in ("TopK-SGD", "GaussianK-SGD"):
         ready, waiting = search.runs(Stage("resnet20", 1, (0,), (label,)))
-        assert [run.rate for run in ready] == [0.025, 0.05]
+        assert [run.rate for run in ready] == [0.00625, 0.0125]
         assert not waiting
-    assert [run.rate for run in search.runs(Stage("resnet20", 1, (1, 2), ("TopK-SGD",)))[0]] == [0.025, 0.025]
-    scores[0.05] = 0.8
-    assert [run.rate for run in search.runs(Stage("resnet20", 1, (0,), ("TopK-SGD",)))[0]] == [0.05]
+    assert [run.rate for run in search.runs(Stage("resnet20", 1, (1, 2), ("TopK-SGD",)))[0]] == [0.00625, 0.00625]
+    scores[0.0125] = 0.95
+    assert [run.rate for run in search.runs(Stage("resnet20", 1, (0,), ("TopK-SGD",)))[0]] == [0.0125]
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
