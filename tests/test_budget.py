@@ -20,7 +20,7 @@ from sparsync.config import ExchangePlan, resolve
 from sparsync.engine.budget import DENSE_PART, within_budget
 from sparsync.engine.traffic import bytes_per_step
 from sparsync.simulate import VirtualWorkers
-from sparsync.wire import HEADER
+from sparsync.wire import HEADER, Wire
 from tests.models import net
 
 STEPS = 12
@@ -310,6 +310,14 @@ def test_small_tensors_travel_dense_as_far_as_a_fifth_of_the_budget_goes() -> No
     assert within_budget(resolve(budget=1 / 60, optimizer=adam), tensors, 4).dense == {"p1", "p2", "p3", "p4"}
 
 
+class NoSigns(sparsync.AllGather):
+    """A collective of one's own that refuses signs."""
+
+    def check(self, wire: Wire, dense: bool, random: bool) -> None:
+        if wire.codec.signs:
+            raise ValueError("no signs here")
+
+
 def test_what_is_given_wins_and_the_rest_follows() -> None:
     given = resolve(budget=1 / 60, values="levels", indices="int", collective="balanced")
     plan = within_budget(given, BIG, 4)
@@ -328,6 +336,10 @@ def test_what_is_given_wins_and_the_rest_follows() -> None:
     tree = within_budget(resolve(compressor="topk", collective="gtopk", budget=1 / 60), BIG, 4)
     assert (tree.values, tree.indices) == ("sign", "ef")
     assert_within(predicted(tree, BIG, 4, 2000), tree, BIG, 4)
+    for own, values in ((NoSigns(), "fp16"), (sparsync.AllGather(), "sign")):
+        assert within_budget(resolve(compressor="topk", collective=own, budget=1 / 60), BIG, 4).values == values
+    with pytest.raises(ValueError, match="budget"):  # a sum of all entries leaves no choice
+        within_budget(resolve(compressor="topk", collective="dense", budget=1 / 60), BIG, 4)
     whole = within_budget(resolve(compressor="topk", budget=1.0, values="fp16"), BIG, 2)
     assert whole.density(0) == whole.density(5000) == 1.0
 

@@ -336,6 +336,7 @@ def test_shards_lose_nothing_on_the_device(scope):
         ("balanced", "sign"),
         ("auto", "sign"),
         ("gtopk", "fp32"),
+        ("gtopk", "levels"),
     ],
 )
 def test_training_on_the_device(backend, size, scope, name, values):
@@ -352,7 +353,7 @@ def test_nothing_is_lost_between_dense_and_sparse_steps_on_the_device(size, mome
     assert_law([answer for _, answer in answers], momentum, way)
 
 
-@pytest.mark.parametrize("way", ["allgather", "signs", "gtopk", "balanced"])
+@pytest.mark.parametrize("way", ["allgather", "signs", "gtopk", "signs in gtopk", "balanced"])
 def test_laws_1_and_2_hold_for_nodes_on_the_device(way):
     size, per_node = LAYOUTS["2x2"]
     arguments = {"per_node": per_node, "options": WAYS[way], "dtype": torch.float32, "device": "cuda:0"}

@@ -69,6 +69,7 @@ def slow_merge(ours: SparseGrad, theirs: SparseGrad, layout: Layout, wire: Wire)
         size = {index: math.inf if math.isnan(sums[index]) else abs(sums[index]) for index in own}
         own.sort(key=lambda index: (not math.isnan(sums[index]), -size[index], index))
         own = sorted(own[: segment.k])
+        own = [index for index in own if sums[index] != 0]  # a mean of magnitudes shall not count them
         travel = torch.tensor([sums[index] for index in own])
         if wire.codec.round is not None and own:  # signs have a scale for all of them
             finite = torch.where(travel.isfinite(), travel, 0)
@@ -108,6 +109,19 @@ def test_a_merge_is_the_slow_one(name, values, data):
         assert same(lost.densify(), dense(left))
         assert int(total.flags) == int(ours.flags) | int(theirs.flags)
         assert int(total.where) == (int(ours.where) if int(ours.where) >= 0 else int(theirs.where))
+
+
+@pytest.mark.parametrize("values", ["fp32", "bf16", "sign", "levels"])
+def test_sums_that_cancel_neither_travel_nor_make_the_others_smaller(values):
+    layout, words = LAYOUTS["interleaved"], flag(-1, LAYOUTS["interleaved"], torch.device("cpu"))
+    indices = torch.arange(16, 16 + 12)
+    own = torch.cat([indices, torch.zeros(layout.capacity - 12, dtype=torch.int64)])
+    ours, theirs = (torch.zeros(layout.capacity).index_fill_(0, torch.arange(12), sign) for sign in (1.0, -1.0))
+    theirs[3] = 1.0
+    sents = [SparseGrad(own, sent, torch.tensor(12), NUMEL, *words) for sent in (ours, theirs)]
+    ((total, lost),) = merge([(sents[0], sents[1])], layout, Wire(values))
+    assert (int(total.count), int(total.indices[0]), float(total.values[0])) == (1, 19, 2.0)
+    assert not lost.values.any()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 9])

@@ -20,10 +20,15 @@ def test_a_higher_score_of_one_seed_is_told() -> None:
     assert accuracy._best([one]) == "88.48 % (one seed)"
 
 
-def test_a_best_rate_at_the_edge_is_told() -> None:
-    edge, inside = [["0.8", "90", "3"], ["0.4", "89", "3"]], [["0.4", "90", "3"], ["0.8", "89", "1"]]
-    assert accuracy._edges({EARLY: edge, "dense": inside, tuned.TOPK: edge}) == (
-        " (not tried: ours above 0.8, TopK-SGD above 0.8)"
+def test_a_best_rate_at_an_end_of_those_of_its_schedule_is_told() -> None:
+    def rows(*tried: tuple[str, str]) -> list[list[str]]:
+        return [[schedule, rate, "90.00", "3"] for schedule, rate in tried]
+
+    high = rows(("once", "0.8"), ("once", "0.4"), ("cosine", "1.6"))
+    low = rows(("once", "0.1"), ("once", "0.2"), ("cosine", "0.05"))
+    inside = rows(("once", "0.4"), ("once", "0.2"), ("once", "0.8"))
+    assert accuracy._edges({EARLY: high, "dense": inside, tuned.TOPK: low}) == (
+        " (not tried in its schedule: ours above 0.8, TopK-SGD below 0.1)"
     )
     assert accuracy._edges({"dense": inside}) == ""
 

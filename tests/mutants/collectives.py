@@ -140,6 +140,13 @@ MUTANTS = [
         "tests/test_gtopk.py::test_a_merge_is_the_slow_one",
     ),
     Mutant(
+        "sums that cancel make the scale of signs smaller",
+        "src/sparsync/collectives/gtopk.py",
+        " & fresh & (sums != 0)",
+        " & fresh",
+        "tests/test_gtopk.py::test_sums_that_cancel_neither_travel_nor_make_the_others_smaller[sign]",
+    ),
+    Mutant(
         "signs that are too small to travel are sent as large ones",
         "src/sparsync/collectives/gtopk.py",
         "    kept = sent != 0  # of signs, what is small beside the others waits\n",

@@ -18,6 +18,20 @@ DETACHED = (
 )
 MUTANTS = [
     Mutant(
+        "a budget is spent on values that the collective refuses",
+        "src/sparsync/engine/budget.py",
+        " if self._carried(codec)}",
+        "}",
+        "tests/test_budget.py::test_what_is_given_wins_and_the_rest_follows",
+    ),
+    Mutant(
+        "a budget for a sum of all entries ends in no sentence",
+        "src/sparsync/engine/budget.py",
+        "self.values = carried or {plan.values: (0.0, 1.0)}",
+        "self.values = carried",
+        "tests/test_budget.py::test_what_is_given_wins_and_the_rest_follows",
+    ),
+    Mutant(
         "an error that has no words of its own names no cause",
         "src/sparsync/engine/error_handling.py",
         'isinstance(error, SparsyncError) else f"{type(error).__name__}: {error}"\n            told',

@@ -139,7 +139,8 @@ class BudgetSearch:
         own = (plan.collective, lambda workers: workers)
         self.collectives = COLLECTIVES if budget.follows("collective") and not draws else (own,)
         self.values = VALUES if budget.follows("values") and not draws else {plan.values: (0.0, known[1])}
-        self.values = {codec: bounds for codec, bounds in self.values.items() if self._carried(codec)}
+        carried = {codec: bounds for codec, bounds in self.values.items() if self._carried(codec)}
+        self.values = carried or {plan.values: (0.0, 1.0)}
 
     def _carried(self, values: str) -> bool:
         """Return whether the first collective can carry these values: one that was given may not."""

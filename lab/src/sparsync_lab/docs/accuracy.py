@@ -92,8 +92,8 @@ def gains(sources: Sources) -> str:
     *_, own = score_tables(sources, LENGTHS).values()
     sent = {row.cells[0]: row.cells[5] for row in own.rows}
     rows = [row.cells for row in _schedules(sources).rows]  # each method's best first
-    tried = {method: [cells[2:] for cells in rows if cells[0] == method] for method in (EARLY, "dense", tuned.TOPK)}
-    found = {method: _best(own) for method, own in tried.items()}
+    tried = {method: [cells[1:] for cells in rows if cells[0] == method] for method in (EARLY, "dense", tuned.TOPK)}
+    found = {method: _best([cells[1:] for cells in own]) for method, own in tried.items()}
     less = _megabytes(sent["dense"]) / _megabytes(sent[EARLY])
     select = next(line for line in sources.lines("bench-select-gpu.csv") if _is_floor_case(line))
     return (
@@ -121,11 +121,17 @@ def _best(tried: Sequence[Sequence[str]]) -> str:
 
 
 def _edges(own: Mapping[str, Sequence[Sequence[str]]]) -> str:
-    """Return of which methods the best rate is the highest that was tried."""
-    names = {EARLY: "ours", "dense": "dense", tuned.TOPK: tuned.TOPK}
-    at = [f"{names[method]} above {tried[0][0]}" for method, tried in own.items()
-          if float(tried[0][0]) == max(float(cells[0]) for cells in tried)]  # fmt: skip
-    return f" (not tried: {', '.join(at)})" if at else ""
+    """Return of which methods the best rate is the lowest or the highest that was tried in its schedule.
+
+    Args:
+        own: schedule, rate, score and number of seeds, the best first, by method.
+    """
+    names, at = {EARLY: "ours", "dense": "dense", tuned.TOPK: tuned.TOPK}, []
+    for method, ((schedule, best, *_), *others) in own.items():
+        rates = [float(rate) for other, rate, *_ in others if other == schedule]
+        ends = {"below": all(rate > float(best) for rate in rates), "above": all(rate < float(best) for rate in rates)}
+        at += [f"{names[method]} {beyond} {best}" for beyond, is_edge in ends.items() if is_edge]
+    return f" (not tried in its schedule: {', '.join(at)})" if at else ""
 
 
 def losses(sources: Sources) -> str:

@@ -16,7 +16,7 @@ WAYS = {  # how rows of each kind begin, and what to type for it
     "preconditioned": "`sparsync.attach(ddp, optimizer=optimizer, budget=1/40)`: an exchange in every step",
     "OuterLoop": "`sparsync.OuterLoop(model, optimizer=optimizer, every=H, budget=1/40)`",
     "SparseLoCo": "– (the lab alone has it)",
-    "DiLoCo": '`sparsync.OuterLoop(model, "none", every=H, outer_lr=0.7, outer_momentum=0.9)`, with `values="bf16"`',
+    "DiLoCo": '`sparsync.OuterLoop(model, "none", every=H, outer_lr=0.7, outer_momentum=0.9)`, bf16: `values="bf16"`',
 }
 
 

@@ -71,7 +71,7 @@ def _layers_that_learn(stored: Stored) -> tuple[str, str]:
         f"{TITLES[scheme]} {pairs[scheme, w][0]:.1f} and {pairs[scheme, w][1]:.1f}{'' if w == most else f' (W = {w})'}"
         for scheme, w in shown
     )
-    told = f"so in {len(held)} of {len(pairs)} pairs, W = {most}: {listed}"
+    told = f"so in {len(held)} of {len(pairs)} pairs; W = {most}: {listed}"
     word = word_for(len(held), len(pairs))
     control = _at_layers_rate(stored)
     if control is None or ("topk", 8) not in pairs:

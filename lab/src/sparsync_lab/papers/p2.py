@@ -189,9 +189,8 @@ def block_gap_text(scores: Mapping[str, float]) -> str:
         told += f", and after {LONGER} epochs at {block:.1f} and {single:.1f}"
         brings += f", {LONGER} epochs instead of {LONG} {block - before:.1f}; P2 has 300"
         return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}"
-    return (
-        f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}; the rest is not explained"
-    )
+    rest = "the rest is not explained, and P2 has ten times as many epochs"
+    return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}; {rest}"
 
 
 def learned_notes(done: Mapping[str, History]) -> list[str]:
@@ -218,7 +217,7 @@ def learned_notes(done: Mapping[str, History]) -> list[str]:
             "with the same number of workers."
         )
     if gaps := block_gap_text({label: display_score(one.last, one.score) for label, one in done.items()}):
-        notes.append(f"At other rates {gaps}. P2 has ten times as many epochs.")
+        notes.append(f"At other rates {gaps}.")
     return notes
 
 
