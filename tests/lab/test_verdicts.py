@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsync_lab.papers import ITEMS, claims_p2, p2
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, Stored, Verdict, first_number
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, StoredTables, Verdict, first_number
 from sparsync_lab.papers.claims_p2 import BETTER, LIKEWISE
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
@@ -88,8 +88,8 @@ BOTH = {"topk_layer_8": "88.41", "topk_global_8": "73.28"}
 def test_published_numbers_are_not_taken_for_ours():
     for claim in claims_p2.CLAIMS:
         if claim.item == "beyond/evidence":
-            assert claim.verdict(Stored({"beyond/evidence": learned()})).word == MISSING
-            assert claim.verdict(Stored({"beyond/evidence": learned(standard_layer_1="90.0")})).word == MISSING
+            assert claim.verdict(StoredTables({"beyond/evidence": learned()})).word == MISSING
+            assert claim.verdict(StoredTables({"beyond/evidence": learned(standard_layer_1="90.0")})).word == MISSING
 
 
 @pytest.mark.parametrize(

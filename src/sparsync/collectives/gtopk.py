@@ -137,7 +137,7 @@ def merge(
     real = indices < layout.numel
     fresh, segment = first & real, layout.segment_of(indices.clamp(max=layout.numel - 1))
 
-    kept = _largest(torch.where(fresh, sums.abs(), -1), segment, layout) & fresh & (sums != 0)  # no mean counts a 0
+    kept = _largest(torch.where(fresh, sums.abs(), -1), segment, layout) & fresh & (sums != 0)  # a 0 lowers scales
     sent = torch.where(kept, _rounded(sums, torch.where(kept, segment, len(layout.segments)), layout, wire), 0)
     kept = sent != 0  # of signs, what is small beside the others waits
     left = torch.where(sums.isfinite(), sums - sent, 0)  # of one that overflowed nothing: its senders keep their parts

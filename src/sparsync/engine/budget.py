@@ -140,7 +140,7 @@ class BudgetSearch:
         self.collectives = COLLECTIVES if budget.follows("collective") and not draws else (own,)
         self.values = VALUES if budget.follows("values") and not draws else {plan.values: (0.0, known[1])}
         carried = {codec: bounds for codec, bounds in self.values.items() if self._carried(codec)}
-        self.values = carried or {plan.values: (0.0, 1.0)}
+        self.values = carried or {plan.values: (0.0, 1.0)}  # which no budget holds, and that is said later
 
     def _carried(self, values: str) -> bool:
         """Return whether the first collective can carry these values: one that was given may not."""

@@ -15,7 +15,7 @@ POINT = 1.0  # points of accuracy: so near to dense is "like dense"
 SCORE, TO_DENSE = "accuracy, %, last", "to dense"  # columns of tables of trainings
 
 
-class Stored:
+class StoredTables:
     """The tables of stored results, by their captions, rows and headings. What is not there is a ``LookupError``."""
 
     def __init__(self, results: Mapping[str, Result]) -> None:
@@ -64,7 +64,7 @@ class Verdict(NamedTuple):
         return [f"{self.item}: {self.claim}", self.published, self.here, self.word, command]
 
 
-Judge = Callable[[Stored], tuple[str, str]]  # what is so here, and the verdict
+Judge = Callable[[StoredTables], tuple[str, str]]  # what is so here, and the verdict
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Claim:
     published: str
     judge: Judge
 
-    def verdict(self, stored: Stored) -> Verdict:
+    def verdict(self, stored: StoredTables) -> Verdict:
         try:
             here, word = self.judge(stored)
         except LookupError:

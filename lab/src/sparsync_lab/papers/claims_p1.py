@@ -13,7 +13,7 @@ from sparsync_lab.papers.claim import (
     TO_DENSE,
     Claim,
     Judge,
-    Stored,
+    StoredTables,
     at_most_partly,
     first_number,
     none,
@@ -34,7 +34,7 @@ MADE_FOR = "k = 0.1 % is what it is made for"
 BELOW = "0.6 to 0.8 points below"
 
 
-def _bells(stored: Stored) -> tuple[str, str]:
+def _bells(stored: StoredTables) -> tuple[str, str]:
     rows = [row for item in SHAPES for table in stored.results[item].tables[:1] for row in table.rows]
     held = sum(row.cells[-1] == "yes" for row in rows)
     return f"{held} of {len(rows)} looks at six models and three methods", word_for(held, len(rows))
@@ -43,7 +43,7 @@ def _bells(stored: Stored) -> tuple[str, str]:
 def _width(item: str, fits: Callable[[float], bool]) -> Judge:
     """Judge the deviation of gradient plus residual, in times that of Top-k, at each model's last look."""
 
-    def judge(stored: Stored) -> tuple[str, str]:
+    def judge(stored: StoredTables) -> tuple[str, str]:
         rows = stored.table(item, BESIDE_TOPK).rows
         ratios = [first_number(row.cells[-1]) for row in rows]
         here = f"its deviation is {min(ratios):.2g} to {max(ratios):.2g} times Top-k's ({len(rows)} models)"
@@ -52,7 +52,7 @@ def _width(item: str, fits: Callable[[float], bool]) -> Judge:
     return judge
 
 
-def _bounds(stored: Stored) -> tuple[str, str]:
+def _bounds(stored: StoredTables) -> tuple[str, str]:
     rows = [[float(cell) for cell in row.cells[1:]] for row in stored.table("p1/fig5", "A normal vector").rows]
     held = sum(exact <= ours <= before for exact, ours, before in rows)
     exact, ours, before = rows[0]
@@ -61,7 +61,7 @@ def _bounds(stored: Stored) -> tuple[str, str]:
     )
 
 
-def _selection(stored: Stored) -> tuple[str, str]:
+def _selection(stored: StoredTables) -> tuple[str, str]:
     """Compare Top-k and Gaussian-k in plain PyTorch, at all sizes: alone, where that was measured, and with error
     feedback. What is told is ResNet-50's size, of which P1 gives a number."""
     told, faster = [], []
@@ -80,7 +80,7 @@ def _selection(stored: Stored) -> tuple[str, str]:
     return f"{here}{sum(faster)} of {len(faster)} sizes and ways", word_for(sum(faster), len(faster))
 
 
-def _models_of_table_1(stored: Stored) -> tuple[str, str]:
+def _models_of_table_1(stored: StoredTables) -> tuple[str, str]:
     table = stored.table("p1/table1", "Ours")
     same = {name: sum("published" not in row.cells[table.headings.index(name)] for row in table.rows)
             for name in ("parameters", "batch", "learning rate")}  # fmt: skip
@@ -89,7 +89,7 @@ def _models_of_table_1(stored: Stored) -> tuple[str, str]:
     return f"as printed of {len(table.rows)}: {told}", word_for(sum(same.values()), len(same) * len(table.rows))
 
 
-def _shape_of_pi(stored: Stored) -> tuple[str, str]:
+def _shape_of_pi(stored: StoredTables) -> tuple[str, str]:
     (row,) = stored.table("p1/fig3", "The bell shape").rows
     here = f"π is at most {row.cells[1]} above its line, and π² bends by {row.cells[2]} at most"
     return here, word_for(row.cells[-1] == "yes", True)
@@ -107,7 +107,7 @@ def _own_models(told: Mapping[str, str], held: Mapping[str, bool]) -> tuple[str,
 
 
 def _to_dense(item: str, method: str) -> Judge:
-    def judge(stored: Stored) -> tuple[str, str]:
+    def judge(stored: StoredTables) -> tuple[str, str]:
         gaps = {model: first_number(cell) for model, cell in _columns(stored, item, method, TO_DENSE).items()}
         here, word = _own_models(
             {model: f"{gap:+.2f}" for model, gap in gaps.items()}, {model: gap > -POINT for model, gap in gaps.items()}
@@ -117,7 +117,7 @@ def _to_dense(item: str, method: str) -> Judge:
     return judge
 
 
-def _columns(stored: Stored, item: str, method: str, heading: str) -> dict[str, str]:
+def _columns(stored: StoredTables, item: str, method: str, heading: str) -> dict[str, str]:
     """Return a method's cells of a column, by model, of the models that it was trained on."""
     found = {}
     for model in (*OWN, BESIDE):
@@ -126,7 +126,7 @@ def _columns(stored: Stored, item: str, method: str, heading: str) -> dict[str, 
     return found
 
 
-def _random_is_slower(stored: Stored) -> tuple[str, str]:
+def _random_is_slower(stored: StoredTables) -> tuple[str, str]:
     top, rand = (_columns(stored, "p1/fig1", method, SCORE) for method in ("topk", "randk"))
     told = {model: f"{first_number(own):.1f} against {first_number(top[model]):.1f}" for model, own in rand.items()}
     learns = {model: first_number(own) > LEARNS for model, own in rand.items()}
@@ -142,7 +142,7 @@ def _random_is_slower(stored: Stored) -> tuple[str, str]:
 
 
 def _sends(method: str) -> Judge:
-    def judge(stored: Stored) -> tuple[str, str]:
+    def judge(stored: StoredTables) -> tuple[str, str]:
         sent = _columns(stored, "p1/fig6", method, "density")
         near = {model: 0.05 < first_number(share) < 0.2 for model, share in sent.items()}
         ends = _last_counts(stored, COUNTED if method == "gaussiank" else method)
@@ -153,7 +153,7 @@ def _sends(method: str) -> Judge:
     return judge
 
 
-def _last_counts(stored: Stored, method: str) -> dict[str, str]:
+def _last_counts(stored: StoredTables, method: str) -> dict[str, str]:
     """Return how many entries a form sends at the end of a training, by model, where that was counted."""
     charts = [figure.chart for figure in stored.results["p1/fig6"].figures if isinstance(figure.chart, LineChart)]
     return {
@@ -165,7 +165,7 @@ def _last_counts(stored: Stored, method: str) -> dict[str, str]:
     }
 
 
-def _carried_like_topk(stored: Stored) -> tuple[str, str]:
+def _carried_like_topk(stored: StoredTables) -> tuple[str, str]:
     """Compare Gaussian-k whose count is carried with Top-k, where it was trained."""
     carried, top = (_columns(stored, "p1/fig6", method, SCORE) for method in (CARRIED, "topk"))
     gaps = {model: first_number(own) - first_number(top[model]) for model, own in carried.items()}
@@ -180,7 +180,7 @@ def _carried_like_topk(stored: Stored) -> tuple[str, str]:
     return here, word
 
 
-def _order_of_times(stored: Stored) -> tuple[str, str]:
+def _order_of_times(stored: StoredTables) -> tuple[str, str]:
     """Compare dense and Top-k with P1's time of selection, and with ours."""
     ours, theirs = "Iteration time with P1's compute", "TopK-SGD with P1's 0.4 s"
     models = [row.cells[0] for row in stored.table("p1/table2", theirs).rows]
@@ -195,7 +195,7 @@ def _order_of_times(stored: Stored) -> tuple[str, str]:
     return f"{told}; with an H200's selection for {with_ours}", word_for(with_theirs + with_ours, 2 * len(models))
 
 
-def _order_of_methods(stored: Stored) -> tuple[str, str]:
+def _order_of_methods(stored: StoredTables) -> tuple[str, str]:
     """Compare P1's three sparse methods, with our time of selection."""
     caption, names = "Iteration time with P1's compute", ("Gaussian", "DGC", "TopK")
     rows = [row.cells[0] for row in stored.table("p1/table2", caption).rows]
@@ -214,7 +214,7 @@ def _order_of_methods(stored: Stored) -> tuple[str, str]:
     return f"with an H200's selection {told}; Gaussian-k sends {share:.2g} k", word_for(first + last, 2 * len(rows))
 
 
-def _model_of_times(stored: Stored) -> tuple[str, str]:
+def _model_of_times(stored: StoredTables) -> tuple[str, str]:
     """Judge TopK's column, which is predicted from what P1 states: its order, size and sign of the errors."""
     item, column = "p1/table2-model", "TopK, stated"
     cells = [stored.cell(item, "Iteration time", row.cells[0], column) for row in stored.table(item, "Iteration").rows]
@@ -227,11 +227,11 @@ def _model_of_times(stored: Stored) -> tuple[str, str]:
     return f"{told}, faster or slower than dense {right}", word_for(sum(held), len(held)) if held[0] else NOT
 
 
-def _gap_of_vgg16(stored: Stored) -> tuple[str, str]:
+def _gap_of_vgg16(stored: StoredTables) -> tuple[str, str]:
     return judge_gap(scores_by_cause({label: score for (_, label), score in stored.scores(ASKED).items()}))
 
 
-def _with_authors_settings(stored: Stored) -> tuple[str, str]:
+def _with_authors_settings(stored: StoredTables) -> tuple[str, str]:
     """Compare Top-k and dense, both with weight decay, Top-k with a density warm-up, on the models that were run."""
     rows, scores = stored.asked(AUTHORS_SETTINGS), stored.scores(AUTHORS_SETTINGS)
     told, held = {}, {}
@@ -251,7 +251,7 @@ def _with_authors_settings(stored: Stored) -> tuple[str, str]:
     return here, word
 
 
-def _each_alone(stored: Stored) -> str:
+def _each_alone(stored: StoredTables) -> str:
     """Return what weight decay and density warm-up bring by themselves on VGG-16, if that was trained."""
     rows = stored.asked(ASKED)
     found = [rows.get(("VGG-16", cause_label("topk", what))) for what in (PLAIN, "weight decay", "density warm-up")]
@@ -262,7 +262,7 @@ def _each_alone(stored: Stored) -> str:
     return f"In 40 epochs of VGG-16 {told} ({early[4]} sent){most}"
 
 
-def _clipped(stored: Stored) -> tuple[str, str]:
+def _clipped(stored: StoredTables) -> tuple[str, str]:
     """Compare Top-k and dense on VGG-16 for 120 epochs, clipped, with dense as it is and clipped."""
     scores = {label: score for (model, label), score in stored.scores(AUTHORS_SETTINGS).items() if model == "VGG-16"}
     top, dense = scores[f"topk, {CLIPPED}"], scores["dense"]
@@ -272,7 +272,7 @@ def _clipped(stored: Stored) -> tuple[str, str]:
     return told, word_for(top - dense > -POINT, True)
 
 
-def _random_otherwise(stored: Stored) -> tuple[str, str]:
+def _random_otherwise(stored: StoredTables) -> tuple[str, str]:
     """Compare Rand-k as in figure 1 with what the authors' code does otherwise, on the models that were run."""
     scores = stored.scores(RANDOM)
     told, held = [], []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from sparsync_lab.papers.claim import MISSING, POINT, Claim, Stored, at_most_partly, first_number, none, word_for
+from sparsync_lab.papers.claim import MISSING, POINT, Claim, StoredTables, at_most_partly, first_number, none, word_for
 from sparsync_lab.papers.p2 import (
     AS_PRINTED,
     AT_LAYERS_RATE,
@@ -24,7 +24,7 @@ FAR = 10.0  # points: so far below, what is compared is not what P2 trained
 Cells = Mapping[tuple[str, str, int], float]  # accuracy in %, by scheme, scope and workers
 
 
-def ours(stored: Stored, item: str, caption: str) -> Cells:
+def ours(stored: StoredTables, item: str, caption: str) -> Cells:
     """Return what was trained of a table in P2's form. A cell is "ours (published)", and "– (published)" if it was not
     trained. With one worker the two ways to exchange are the same, and there once."""
     table = stored.table(item, caption)
@@ -49,7 +49,7 @@ def _scopes(cells: Cells) -> dict[tuple[str, int], tuple[float, float]]:
     }
 
 
-def _layers_at_one_worker(stored: Stored) -> tuple[str, str]:
+def _layers_at_one_worker(stored: StoredTables) -> tuple[str, str]:
     rows = [row.cells for row in stored.table("p2/table1", AS_PRINTED).rows[1:]]
     pairs = [
         (cells[0], first_number(cells[1]), first_number(cells[2]))
@@ -61,7 +61,7 @@ def _layers_at_one_worker(stored: Stored) -> tuple[str, str]:
     return f"{told}; globally with P2's rate, ten times lower, and not with the same one", at_most_partly(word)
 
 
-def _layers_that_learn(stored: Stored) -> tuple[str, str]:
+def _layers_that_learn(stored: StoredTables) -> tuple[str, str]:
     """Compare both scopes at P2's rates, and Top-k at the same rate."""
     pairs = _scopes(ours(stored, "beyond/evidence", LEARNED)) or none(LEARNED)
     most = max(workers for _, workers in pairs)
@@ -84,18 +84,18 @@ def _layers_that_learn(stored: Stored) -> tuple[str, str]:
     return told, at_most_partly(word)
 
 
-def _at_layers_rate(stored: Stored) -> float | None:
+def _at_layers_rate(stored: StoredTables) -> float | None:
     """Return the accuracy of Top-k globally at the rate of layers; ``None`` if that was not trained."""
     return _trained(stored).get(f"{long_training('topk', 'global', 8).label}, {AT_LAYERS_RATE}")
 
 
-def _trained(stored: Stored) -> dict[str, float]:
+def _trained(stored: StoredTables) -> dict[str, float]:
     """Return the last accuracies of ResNet-18 in ``beyond/evidence``, by the labels of the trainings."""
     every = (row.cells for table in stored.results["beyond/evidence"].tables for row in table.rows)
     return {cells[0]: float(cells[2]) for cells in every if cells[1] == "ResNet-18" and cells[2] != MISSING}
 
 
-def _layers_with_momentum(stored: Stored) -> tuple[str, str]:
+def _layers_with_momentum(stored: StoredTables) -> tuple[str, str]:
     """Compare both scopes where at least one of the two learns."""
     every = _scopes(ours(stored, "p2/table1", WITH_MOMENTUM))
     pairs = {key: pair for key, pair in every.items() if max(pair) > LEARNS} or none(WITH_MOMENTUM)
@@ -118,7 +118,7 @@ def _settings(cells: Cells, *schemes: str) -> Iterator[tuple[str, int, list[floa
                 yield scope, workers, [cells[scheme, scope, workers] for scheme in schemes]
 
 
-def _top_is_best(stored: Stored) -> tuple[str, str]:
+def _top_is_best(stored: StoredTables) -> tuple[str, str]:
     cells = ours(stored, "beyond/evidence", LEARNED)
     own = list(_settings(cells, "topk", "random+allgather", "block+allgather")) or none(LEARNED)
     told = ", ".join(
@@ -128,7 +128,7 @@ def _top_is_best(stored: Stored) -> tuple[str, str]:
     return _not_all(f"Top-k, random-k, block-random-k: {told}", word_for(held, len(own)), len(own), 8)
 
 
-def _blocks_like_random(stored: Stored) -> tuple[str, str]:
+def _blocks_like_random(stored: StoredTables) -> tuple[str, str]:
     """Compare block-random-k and random-k, both by all-gather: alike layer by layer, block behind globally."""
     cells = ours(stored, "beyond/evidence", LEARNED)
     own = list(_settings(cells, "block+allgather", "random+allgather")) or none(LEARNED)
@@ -140,7 +140,7 @@ def _blocks_like_random(stored: Stored) -> tuple[str, str]:
     return f"{told}; {why}", word_for(held, len(own))
 
 
-def _block_sums(stored: Stored) -> tuple[str, str]:
+def _block_sums(stored: StoredTables) -> tuple[str, str]:
     """Compare block-random-k by all-reduce with that by all-gather: every scheme falls with W, as steps are fewer."""
     cells = ours(stored, "beyond/evidence", LEARNED)
     own = list(_settings(cells, "block+shared", "block+allgather")) or none(LEARNED)
@@ -155,7 +155,7 @@ def _block_sums(stored: Stored) -> tuple[str, str]:
     return f"points to all-gather: {told}", at_most_partly(word_for(sum(steps), len(steps)), far < FAR and bool(grows))
 
 
-def _random_sums(stored: Stored) -> tuple[str, str]:
+def _random_sums(stored: StoredTables) -> tuple[str, str]:
     cells = ours(stored, "beyond/evidence", LEARNED)
     own = list(_settings(cells, "random+shared", "random+allgather")) or none(LEARNED)
     told = ", ".join(f"{shared:.1f} and {single:.1f} ({scope}, W = {w})" for scope, w, (shared, single) in own)
@@ -168,7 +168,7 @@ def _not_all(told: str, word: str, trained: int, of: int) -> tuple[str, str]:
     return f"{told}; {trained} of {of} settings are trained", at_most_partly(word, trained == of)
 
 
-def _only_blocks_are_faster(stored: Stored) -> tuple[str, str]:
+def _only_blocks_are_faster(stored: StoredTables) -> tuple[str, str]:
     rows = stored.table("p2/table2", "A step").rows
     steps = {row.cells[0]: first_number(row.cells[-1]) for row in rows}
     dense = steps.pop("Standard SGD")

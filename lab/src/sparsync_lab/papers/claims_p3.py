@@ -13,7 +13,7 @@ from sparsync_lab.papers.claim import (
     TO_DENSE,
     Claim,
     Judge,
-    Stored,
+    StoredTables,
     at_most_partly,
     first_number,
     none,
@@ -38,12 +38,12 @@ def _ratios(table: Table) -> tuple[int, int, float]:
     return looks, above, max(first_number(row.cells[2]) for row in table.rows)
 
 
-def _condition(stored: Stored) -> tuple[str, str]:
+def _condition(stored: StoredTables) -> tuple[str, str]:
     looks, above, worst = _ratios(stored.table("p3/density", CONDITION))
     return f"holds at {looks - above} of {looks} looks, the largest ratio {worst:.4f}", word_for(looks - above, looks)
 
 
-def _condition_elsewhere(stored: Stored) -> tuple[str, str]:
+def _condition_elsewhere(stored: StoredTables) -> tuple[str, str]:
     table = stored.table("beyond/evidence", f"{ON_OTHERS}: {CONDITION}")
     looks, above, _ = _ratios(table)
     seen = {row.cells[0]: row.cells for row in table.rows}
@@ -59,7 +59,7 @@ def _condition_elsewhere(stored: Stored) -> tuple[str, str]:
     return "; ".join(told), at_most_partly(word, set(every) <= set(seen))
 
 
-def _like_dense(stored: Stored) -> tuple[str, str]:
+def _like_dense(stored: StoredTables) -> tuple[str, str]:
     gaps = {
         f"{density:g}": stored.number("p3/density", "gTop-k", f"gTop-k, {density:g}", TO_DENSE) for density in DENSITIES
     }
@@ -69,13 +69,13 @@ def _like_dense(stored: Stored) -> tuple[str, str]:
     )
 
 
-def _at_one_permille(stored: Stored) -> tuple[str, str]:
+def _at_one_permille(stored: StoredTables) -> tuple[str, str]:
     item = "p3/convergence"
     tree, top = (stored.number(item, "ResNet-20", how, TO_DENSE) for how in (PLAIN_TREE, "topk"))
     return f"{tree:+.2f} points to dense, TopK-SGD {top:+.2f}", word_for(tree > -POINT, True)
 
 
-def _like_dense_elsewhere(stored: Stored) -> tuple[str, str]:
+def _like_dense_elsewhere(stored: StoredTables) -> tuple[str, str]:
     """Compare gTop-k with dense and TopK-SGD on VGG-16 and LSTM-PTB, each as far as it was trained."""
     told, near = [], []
     for model in OTHERS:
@@ -97,7 +97,7 @@ def _like_dense_elsewhere(stored: Stored) -> tuple[str, str]:
     )
 
 
-def _on_resnet20(stored: Stored) -> dict[str, dict[str, float]]:
+def _on_resnet20(stored: StoredTables) -> dict[str, dict[str, float]]:
     """Return the last accuracies of ResNet-20 in P3's question, by training and seed."""
     found: dict[str, dict[str, float]] = {}
     for (model, label), score in stored.scores(ITS_CONDITION).items():
@@ -112,7 +112,7 @@ def _to_dense(scores: Mapping[str, Mapping[str, float]], label: str) -> float:
     return mean(score - scores["dense"][seed] for seed, score in scores[label].items())
 
 
-def _with_momentum_corrected(stored: Stored) -> tuple[str, str]:
+def _with_momentum_corrected(stored: StoredTables) -> tuple[str, str]:
     """Compare gTop-k at 0.1 % on ResNet-20, as published and with momentum before the residual, with dense."""
     scores, early = _on_resnet20(stored), f"{CORRECTED}, density warm-up"
     before, *gaps = (_to_dense(scores, how) for how in (PLAIN_TREE, CORRECTED, early))
@@ -124,7 +124,7 @@ def _with_momentum_corrected(stored: Stored) -> tuple[str, str]:
 def _at_these_bytes(fits: Callable[[str], bool]) -> Judge:
     """Judge what else was tried with gTop-k in the bytes of 0.1 %: the trainings whose label fits."""
 
-    def judge(stored: Stored) -> tuple[str, str]:
+    def judge(stored: StoredTables) -> tuple[str, str]:
         scores = _on_resnet20(stored)
         own = {label: seeds for label, seeds in scores.items() if label.startswith("gTop-k") and fits(label)}
         gaps = {f"{label.removeprefix('gTop-k, ')}; seeds: {len(seeds)}": _to_dense(scores, label)
@@ -137,13 +137,13 @@ def _at_these_bytes(fits: Callable[[str], bool]) -> Judge:
     return judge
 
 
-def _more_is_better(stored: Stored) -> tuple[str, str]:
+def _more_is_better(stored: StoredTables) -> tuple[str, str]:
     scores = [stored.number("p3/density", "gTop-k", f"gTop-k, {density:g}", SCORE) for density in DENSITIES]
     told = ", ".join(f"{score:.2f}" for score in scores) + " % at 0.1, 0.5 and 1 %"
     return told, word_for(scores == sorted(scores), True)
 
 
-def _growth(stored: Stored) -> tuple[str, str]:
+def _growth(stored: StoredTables) -> tuple[str, str]:
     rows = {row.cells[0].split(" (")[0]: row.cells for row in stored.table("p3/traffic", "Bytes a worker").rows}
     top, tree = (first_number(rows["0.001, 128 workers"][at]) for at in (3, 5))
     return f"128 workers: {top:.0f} k and, at the root, {tree:.0f} k entries", word_for(top == 127 and tree == 7, True)

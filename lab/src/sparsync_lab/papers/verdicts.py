@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparsync_lab.papers import claims_p1, claims_p2, claims_p3
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, Stored, Verdict
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, StoredTables, Verdict
 from sparsync_lab.papers.item import Result
 from sparsync_lab.report import Row, Table
 
@@ -19,7 +19,7 @@ def verdicts(results: Mapping[str, Result]) -> list[Verdict]:
     Args:
         results: by key of their item; items may be missing.
     """
-    stored = Stored(results)
+    stored = StoredTables(results)
     return [claim.verdict(stored) for claim in CLAIMS]
 
 
