@@ -176,8 +176,12 @@ def questions() -> tuple[Question, ...]:
             (
                 *(authors_settings(model, method) for model in ("vgg16", "resnet20") for method in both),
                 *map(clipped, both),
+                *(tuned.seeded(authors_settings("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
             ),
-            tuple(training(model, method) for model in ("vgg16", "resnet20") for method in both),
+            (
+                *(training(model, method) for model in ("vgg16", "resnet20") for method in both),
+                *(tuned.seeded(training("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
+            ),
         ),
         Question(
             "counts",
@@ -209,6 +213,11 @@ def questions() -> tuple[Question, ...]:
                 *cells("global", 4, ("topk", *wide)),
                 *cells("global", 2, ("topk", *wide)),
                 *cells("global", 1, ("topk", "random+allgather", "block+allgather")),
+                *(
+                    tuned.seeded(long_training(f"random+{how}", "layer", 8), seed)
+                    for seed in SEEDS[1:]
+                    for how in ("allgather", "shared")
+                ),
             ),
         ),
     )
