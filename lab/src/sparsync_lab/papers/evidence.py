@@ -176,12 +176,8 @@ def questions() -> tuple[Question, ...]:
             (
                 *(authors_settings(model, method) for model in ("vgg16", "resnet20") for method in both),
                 *map(clipped, both),
-                *(tuned.seeded(authors_settings("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
             ),
-            (
-                *(training(model, method) for model in ("vgg16", "resnet20") for method in both),
-                *(tuned.seeded(training("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
-            ),
+            tuple(training(model, method) for model in ("vgg16", "resnet20") for method in both),
         ),
         Question(
             "counts",
