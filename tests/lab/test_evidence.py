@@ -11,7 +11,8 @@ import torch
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import RunContext, evidence, p2, store, vgg16_gap
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, like_dense, stated_gap
+from sparsync_lab.papers.curves import shown_difference
 from sparsync_lab.papers.density_stages import DensityStages
 from sparsync_lab.papers.p1 import fallback_note, figure_6
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, training
@@ -101,13 +102,13 @@ def test_counts_are_stored(form: str, tmp_path: Path) -> None:
     ("changed", "word", "says"),
     [
         ({}, "", ""),
-        ({("topk", "clipped at 1"): 77.4}, PARTLY, "clipped at 1 -6.5 (dense not run with it); the best dense is +0.0"),
+        ({("topk", "clipped at 1"): 77.4}, PARTLY, "clipped at 1 -6.5 (dense not run with it): clipped"),
         (  # a dense that the change harms is no measure
             {("topk", "clipped at 1"): 77.4, ("dense", "clipped at 1"): 78.0},
             PARTLY,
-            "clipped at 1 -6.5 (-0.6 to dense with it)",
+            "clipped at 1 -6.5 (under a point to dense with it)",
         ),
-        ({("topk", "clipped at 1"): 83.4, ("dense", "rate 0.025"): 84.9}, REPRODUCED, "the best dense is +1.0"),
+        ({("topk", "clipped at 1"): 83.4, ("dense", "rate 0.025"): 85.9}, REPRODUCED, "; another dense is +2.0 better"),
         (
             {("topk", "rate 0.025"): 61.5, ("topk", "weight decay"): 25.0},
             PARTLY,
@@ -140,7 +141,7 @@ def test_the_gap_is_read_from_stored_trainings(tmp_path: Path) -> None:
                 file_of(context, run), History(run, "accuracy", [1], [score], [1], [1.0], [1], 1.0, 1.0, 1, [], about)
             )
     (note,) = vgg16_gap.gap_note(context)
-    assert "clipped at 1 +0.0" in note
+    assert "clipped at 1 under a point" in note
     for method, score in {"dense": 0.9, "topk": 0.77, "gaussiank": 0.78}.items():
         stored_run(context, training("vgg16", method), score)
     known, _ = vgg16_gap.gap_note(context)
@@ -212,8 +213,9 @@ def test_what_gtopk_sends_at_first_is_said_and_fewer_bits_are_picked_up(tmp_path
             stored_run(context, run, (0.895 - 0.001 * run.seed) if "sign" in run.label else 0.85)
     word, here = word_of(context, claim)
     assert word == REPRODUCED
-    assert here == "-0.80 (sign, 0.0062, momentum corrected, 0.5; seeds: 3) points to dense with the same seeds"
-    here = "-5.00 (0.001, momentum corrected, 0.9; seeds: 1) points to dense with the same seeds"
+    to_dense = "points to dense with the same seeds:"
+    assert here == f"{to_dense} -0.80 (sign, 0.0062, momentum corrected, 0.5; seeds: 3)"
+    here = f"{to_dense} -5.00 (0.001, momentum corrected, 0.9; seeds: 1)"
     assert word_of(context, momentum) == (NOT, here)
 
 
@@ -263,9 +265,52 @@ def test_clipped_trainings_of_120_epochs_are_picked_up(tmp_path: Path) -> None:
     clipped = {run.label: run for run in question.runs if vgg16_gap.CLIPPED in run.label}
     stored_run(context, clipped["topk, clipped at 1"], 0.88)
     word, here = word_of(context, claim)
-    assert (word, here) == (NOT, "-2.00 points to dense (not clipped -12.00), not run clipped")
-    stored_run(context, clipped["dense, clipped at 1"], 0.87)
-    assert word_of(context, claim) == (NOT, "-2.00 points to dense (not clipped -12.00), +1.00 to dense clipped, too")
+    assert (word, here) == (NOT, "points to dense: -2.00 (not clipped -12.00), not run clipped")
+    for score, told in {0.865: "+1.50", 0.875: "under a point"}.items():
+        stored_run(context, clipped["dense, clipped at 1"], score)
+        here = f"points to dense: -2.00 (not clipped -12.00), {told} to dense clipped, too"
+        assert word_of(context, claim) == (NOT, here)
+
+
+def test_a_difference_under_a_point_is_stated_with_three_seeds_only() -> None:
+    assert stated_gap(-0.994, seeds=2) == "under a point"
+    assert stated_gap(-0.994, seeds=3) == "-0.99"
+    assert stated_gap(-1.0) == "-1.00"
+    assert [like_dense(gap) for gap in ("under a point", "-0.99", "-1.00", "+2.00")] == [True, True, False, True]
+    run = training("lenet5", "dense")
+    one = History(run, "accuracy", [1], [0.9], [1], [1.0], [1], 1.0, 1.0, 1, [], {})
+    seeds = [replace(one, run=replace(run, seed=seed), scores=[0.9 + 0.001 * seed]) for seed in range(3)]
+    better = [replace(one, scores=[one.last + 0.004]) for one in seeds]
+    assert shown_difference(better, seeds) == "+0.40"
+    assert shown_difference(better[:2], seeds) == shown_difference(better, seeds[:1]) == "under a point"
+    assert shown_difference(better[:1], []) == "–"
+    errors = [replace(one, score="word error rate") for one in seeds[:1]]
+    assert shown_difference([replace(errors[0], scores=[0.5])], errors) == "-0.40"
+
+
+def test_random_k_by_both_exchanges_has_the_mean_of_three_seeds_once_they_are_trained(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    claim = "random-k by all-reduce is as good as by all-gather"
+    (question,) = (one for one in evidence.questions() if one.name == "the rest")
+    runs = [p2.long_training(f"random+{how}", "layer", 8) for how in ("shared", "allgather")]
+    for run in runs:
+        stored_run(context, run, 0.84)
+    assert word_of(context, claim) == (PARTLY, "84.0 and 84.0 (layer, W = 8); 1 of 6 settings are trained")
+    for run in question.runs:
+        if "seed 1" in run.label or "seed 2" in run.label:
+            stored_run(context, run, 0.84 + 0.01 * run.seed)
+    assert "85.00 ± 1.00 and 85.00 ± 1.00 (layer, W = 8, three seeds)" in word_of(context, claim)[1]
+
+
+def test_what_more_epochs_bring_is_said_of_blocks_by_all_reduce(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    claim = "block-random-k by all-reduce is worse"
+    block, _ = p2.block_and_random()
+    stored_run(context, block, 0.574)
+    stored_run(context, p2.long_training("block+shared", "layer", 8), 0.1)
+    assert word_of(context, claim)[1].endswith("points below P2's, unexplained")
+    stored_run(context, p2.for_longer(block), 0.85)
+    assert word_of(context, claim)[1].endswith("36 points below P2's, 28 of which 90 epochs instead of 30 bring")
 
 
 def test_fallbacks_are_told_from_what_was_counted() -> None:

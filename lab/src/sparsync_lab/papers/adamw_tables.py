@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers.adamw_sweep import BASELINES, BUDGETS, DEFAULT_BUDGET, MAIN, by_default, preconditioned
-from sparsync_lab.papers.curves import by_epoch, display_score, mean_and_std
+from sparsync_lab.papers.claim import UNDER_A_POINT
+from sparsync_lab.papers.curves import by_epoch, display_score, mean_and_std, shown_difference
 from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
 from sparsync_lab.papers.run import History
 from sparsync_lab.papers.sweep import Setting
@@ -67,7 +68,10 @@ def shown_beside(histories: Sequence[History], dense: Sequence[History]) -> str:
     apart = beside(histories, dense)
     if apart is None:
         return "–"
-    return f"{apart:+.2f} points" if dense[0].score == "accuracy" else f"× {apart:.3f}"
+    if dense[0].score != "accuracy":
+        return f"× {apart:.3f}"
+    shown = shown_difference(histories, dense)
+    return shown if shown == UNDER_A_POINT else f"{shown} points"
 
 
 def score_table(search: LearningRateSearch, name: str, length: int, labels: Sequence[str], caption: str) -> Table:

@@ -12,6 +12,8 @@ from sparsync_lab.report import Table
 
 REPRODUCED, PARTLY, NOT, MISSING = "reproduced", "partly", "not", "not run"
 POINT = 1.0  # points of accuracy: so near to dense is "like dense"
+SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated
+UNDER_A_POINT = "under a point"
 SCORE, TO_DENSE = "accuracy, %, last", "to dense"  # columns of tables of trainings
 
 
@@ -88,6 +90,16 @@ def first_number(text: str) -> float:
     """Return the first number of a text."""
     found = re.search(r"[-+−]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?", text)
     return float(found[0].replace(",", "").replace("−", "-")) if found else none(text)
+
+
+def stated_gap(gap: float, seeds: int = 1, digits: int = 2) -> str:
+    """Return a difference in points of accuracy; that it is under a point, and no more, where the seeds are too few."""
+    return f"{gap:+.{digits}f}" if abs(gap) >= POINT or seeds >= SEVERAL else UNDER_A_POINT
+
+
+def like_dense(gap: str) -> bool:
+    """Return whether a stated difference to dense is so small that it ends like dense."""
+    return gap == UNDER_A_POINT or first_number(gap) > -POINT
 
 
 def none(what: str) -> NoReturn:

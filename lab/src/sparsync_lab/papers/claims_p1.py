@@ -16,7 +16,9 @@ from sparsync_lab.papers.claim import (
     StoredTables,
     at_most_partly,
     first_number,
+    like_dense,
     none,
+    stated_gap,
     word_for,
 )
 from sparsync_lab.papers.gradient_histograms import BESIDE_TOPK
@@ -108,10 +110,8 @@ def _own_models(told: Mapping[str, str], held: Mapping[str, bool]) -> tuple[str,
 
 def _to_dense(item: str, method: str) -> Judge:
     def judge(stored: StoredTables) -> tuple[str, str]:
-        gaps = {model: first_number(cell) for model, cell in _columns(stored, item, method, TO_DENSE).items()}
-        here, word = _own_models(
-            {model: f"{gap:+.2f}" for model, gap in gaps.items()}, {model: gap > -POINT for model, gap in gaps.items()}
-        )
+        gaps = _columns(stored, item, method, TO_DENSE)
+        here, word = _own_models(gaps, {model: like_dense(gap) for model, gap in gaps.items()})
         return f"points to dense: {here}", word
 
     return judge
@@ -239,7 +239,7 @@ def _with_authors_settings(stored: StoredTables) -> tuple[str, str]:
         top, dense = (scores.get((model, f"{how}, authors' settings")) for how in ("topk", "dense"))
         if top is not None and dense is not None:
             before = scores[model, "topk"] - scores[model, "dense"]
-            told[model] = f"{top - dense:+.2f} (without them {before:+.2f}; one seed each)"
+            told[model] = f"{stated_gap(top - dense)} (without them {stated_gap(before)}; one seed each)"
             held[model] = top - dense > -POINT
         elif top is not None:
             told[model] = f"{top:.2f}, and dense with them {MISSING} ({scores[model, 'dense']:.2f} without)"
@@ -267,8 +267,8 @@ def _clipped(stored: StoredTables) -> tuple[str, str]:
     scores = {label: score for (model, label), score in stored.scores(AUTHORS_SETTINGS).items() if model == "VGG-16"}
     top, dense = scores[f"topk, {CLIPPED}"], scores["dense"]
     beside = scores.get(f"dense, {CLIPPED}")
-    alike = f"{MISSING} clipped" if beside is None else f"{top - beside:+.2f} to dense clipped, too"
-    told = f"{top - dense:+.2f} points to dense (not clipped {scores['topk'] - dense:+.2f}), {alike}"
+    alike = f"{MISSING} clipped" if beside is None else f"{stated_gap(top - beside)} to dense clipped, too"
+    told = f"points to dense: {stated_gap(top - dense)} (not clipped {stated_gap(scores['topk'] - dense)}), {alike}"
     return told, word_for(top - dense > -POINT, True)
 
 

@@ -16,7 +16,9 @@ from sparsync_lab.papers.claim import (
     StoredTables,
     at_most_partly,
     first_number,
+    like_dense,
     none,
+    stated_gap,
     word_for,
 )
 from sparsync_lab.papers.curves import SEED
@@ -61,18 +63,16 @@ def _condition_elsewhere(stored: StoredTables) -> tuple[str, str]:
 
 def _like_dense(stored: StoredTables) -> tuple[str, str]:
     gaps = {
-        f"{density:g}": stored.number("p3/density", "gTop-k", f"gTop-k, {density:g}", TO_DENSE) for density in DENSITIES
+        f"{density:g}": stored.cell("p3/density", "gTop-k", f"gTop-k, {density:g}", TO_DENSE) for density in DENSITIES
     }
-    near = sum(gap > -POINT for gap in gaps.values())
-    return ", ".join(f"{gap:+.2f} at {density}" for density, gap in gaps.items()) + " points to dense", word_for(
-        near, len(gaps)
-    )
+    told = ", ".join(f"{gap} at {density}" for density, gap in gaps.items())
+    return f"points to dense: {told}", word_for(sum(map(like_dense, gaps.values())), len(gaps))
 
 
 def _at_one_permille(stored: StoredTables) -> tuple[str, str]:
     item = "p3/convergence"
-    tree, top = (stored.number(item, "ResNet-20", how, TO_DENSE) for how in (PLAIN_TREE, "topk"))
-    return f"{tree:+.2f} points to dense, TopK-SGD {top:+.2f}", word_for(tree > -POINT, True)
+    tree, top = (stored.cell(item, "ResNet-20", how, TO_DENSE) for how in (PLAIN_TREE, "topk"))
+    return f"points to dense: {tree}, TopK-SGD {top}", word_for(like_dense(tree), True)
 
 
 def _like_dense_elsewhere(stored: StoredTables) -> tuple[str, str]:
@@ -116,9 +116,9 @@ def _with_momentum_corrected(stored: StoredTables) -> tuple[str, str]:
     """Compare gTop-k at 0.1 % on ResNet-20, as published and with momentum before the residual, with dense."""
     scores, early = _on_resnet20(stored), f"{CORRECTED}, density warm-up"
     before, *gaps = (_to_dense(scores, how) for how in (PLAIN_TREE, CORRECTED, early))
-    told = f"{gaps[0]:+.2f} points to dense instead of {before:+.2f}; {gaps[1]:+.2f} with more entries at first, but "
-    density = stored.asked(ITS_CONDITION)["ResNet-20", early][4]
-    return f"{told}that is {density} and not 0.1 %", word_for(sum(gap > -POINT for gap in gaps), len(gaps))
+    told = f"points to dense: {stated_gap(gaps[0])} instead of {before:+.2f}; with more entries at first "
+    told += f"{stated_gap(gaps[1])}, but that is {stored.asked(ITS_CONDITION)['ResNet-20', early][4]} and not 0.1 %"
+    return f"{told} (one seed)", word_for(sum(gap > -POINT for gap in gaps), len(gaps))
 
 
 def _at_these_bytes(fits: Callable[[str], bool]) -> Judge:
@@ -127,12 +127,13 @@ def _at_these_bytes(fits: Callable[[str], bool]) -> Judge:
     def judge(stored: StoredTables) -> tuple[str, str]:
         scores = _on_resnet20(stored)
         own = {label: seeds for label, seeds in scores.items() if label.startswith("gTop-k") and fits(label)}
-        gaps = {f"{label.removeprefix('gTop-k, ')}; seeds: {len(seeds)}": _to_dense(scores, label)
-                for label, seeds in own.items()} or none(NOT_RUN)  # fmt: skip
-        told = ", ".join(f"{gap:+.2f} ({label})" for label, gap in gaps.items())
-        return f"{told} points to dense with the same seeds", word_for(
-            sum(gap > -POINT for gap in gaps.values()), len(gaps)
+        gaps = {label: _to_dense(scores, label) for label in own} or none(NOT_RUN)
+        told = ", ".join(
+            f"{stated_gap(gap, len(own[label]))} ({label.removeprefix('gTop-k, ')}; seeds: {len(own[label])})"
+            for label, gap in gaps.items()
         )
+        near = sum(gap > -POINT for gap in gaps.values())
+        return f"points to dense with the same seeds: {told}", word_for(near, len(gaps))
 
     return judge
 

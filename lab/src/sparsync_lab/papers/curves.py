@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sparsync_lab.papers.claim import stated_gap
 from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.papers.run import SEEDS, History, Run, merged_data, merged_where, model_title
 from sparsync_lab.papers.run_queue import train_missing
@@ -112,14 +113,13 @@ def scores(caption: str, histories: Mapping[str, History]) -> Table:
     groups = by_seed(histories)
     base = groups.get(DENSE, [])
     for label, own in groups.items():
-        gap = difference(own, base)
         rows.append(
             Row(
                 [
                     label,
                     mean_and_std(own),
                     f"{statistics.mean(display_score(h.best, h.score) for h in own):.2f}",
-                    "–" if gap is None or label == DENSE else f"{gap:+.2f}",
+                    "–" if label == DENSE else shown_difference(own, base),
                     str(len(own)),
                     f"{statistics.mean(h.bytes[-1] if h.bytes else 0 for h in own) / 1e6:,.2f} MB",
                     f"{100 * statistics.mean(h.density for h in own):.3g} %",
@@ -176,6 +176,15 @@ def difference(histories: Sequence[History], others: Sequence[History]) -> float
     common = both[0].keys() & both[1].keys()
     gap = statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else math.nan
     return gap if math.isfinite(gap) else None
+
+
+def shown_difference(histories: Sequence[History], others: Sequence[History]) -> str:
+    """Return ``difference`` as a table shows it."""
+    gap = difference(histories, others)
+    if gap is None:
+        return "–"
+    seeds = {h.run.seed for h in histories} & {h.run.seed for h in others}
+    return stated_gap(gap, len(seeds)) if others[0].score == "accuracy" else f"{gap:+.2f}"
 
 
 def mean_and_std(histories: Sequence[History]) -> str:

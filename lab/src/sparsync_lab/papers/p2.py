@@ -173,6 +173,14 @@ def block_gaps(scores: Mapping[str, float]) -> list[tuple[float, float, float]]:
     return [(a.rate, scores[a.label], scores[b.label]) for a, b in pairs if {a.label, b.label} <= scores.keys()]
 
 
+def brought_by_epochs(scores: Mapping[str, float]) -> float | None:
+    """Return how much more block-random-k reaches after more epochs, 8 workers layer by layer; ``None`` if that was not
+    trained."""
+    block, _ = block_and_random()
+    longer = for_longer(block).label
+    return scores[longer] - scores[block.label] if {longer, block.label} <= scores.keys() else None
+
+
 def block_gap_text(scores: Mapping[str, float]) -> str:
     """Return how far block-random-k is behind random-k at each rate, and after more epochs, if that is trained; empty
     if lower rates are not."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers.curves import by_epoch, difference, display_score, mean_and_std
+from sparsync_lab.papers.curves import by_epoch, difference, display_score, mean_and_std, shown_difference
 from sparsync_lab.papers.item import Column
 from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
 from sparsync_lab.papers.sweep import ABLATIONS, EARLY, METHODS, RELATED, TARGETS, base_of
@@ -54,8 +54,7 @@ def results_table(
         if not histories:
             rows.append(Row([label, NOT_RUN, *("–" for _ in range(6))]))
             continue
-        apart = difference(histories, base)
-        gap = "–" if label == against or apart is None else f"{apart:+.2f}"
+        gap = "–" if label == against else shown_difference(histories, base)
         rows.append(
             Row(
                 [
@@ -132,7 +131,8 @@ def summary_table(search: LearningRateSearch) -> Table:
                 conclusion = "target met" if lost <= target else "target missed"
             if search.at_edge(model, "dense"):
                 conclusion += ", but dense may do better: its rate stands at the edge of the search"
-            rows.append(Row([setting.title, f"{steps:,}", *ends, f"{gap:+.2f}", aim, f"{best}: {conclusion}"]))
+            shown = shown_difference(found[best], dense)
+            rows.append(Row([setting.title, f"{steps:,}", *ends, shown, aim, f"{best}: {conclusion}"]))
     headings = ["setting", "steps", "dense, tuned", "best recipe, tuned alike", "difference", "may lose", "result"]
     notes = [
         "Tuned: the rate is the best at the setting's shortest length, for longer trainings too; dense may be better "

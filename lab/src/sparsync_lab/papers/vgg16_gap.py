@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsync.layout import entries_for
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers.claim import NOT, PARTLY, POINT, REPRODUCED
+from sparsync_lab.papers.claim import NOT, PARTLY, POINT, REPRODUCED, stated_gap
 from sparsync_lab.papers.curves import display_score
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, training
@@ -73,11 +73,11 @@ def judge_gap(scores: Scores) -> tuple[str, str]:
     if not changed:
         raise LookupError("no change was trained")
     order = sorted(changed, key=lambda what: -changed[what])
-    listed = ", ".join(f"{what} {changed[what]:+.1f}{_beside(scores, what)}" for what in order)
+    listed = ", ".join(f"{what} {stated_gap(changed[what], digits=1)}{_beside(scores, what)}" for what in order)
     best, highest = order[0], max(score for (method, _), score in scores.items() if method == "dense")
-    told = f"{SHORT} epochs, in which the gap is not that of figure 6's 120: {gap:+.1f} points to dense {PLAIN}; "
-    told += f"with one change, to that dense: {listed}"
-    told += f"; the best dense is {highest - dense:+.1f}"
+    told = f"{SHORT} epochs, in which the gap is not that of figure 6's 120; points to dense: "
+    told += f"{stated_gap(gap, digits=1)} {PLAIN}; with one change, to that dense: {listed}"
+    told += f"; another dense is {stated_gap(highest - dense, digits=1)} better" if highest > dense else ""
     if gap > -POINT:
         return f"{told}: in so few there is no gap to explain", REPRODUCED
     if changed[best] > gap / 2:
@@ -89,7 +89,9 @@ def judge_gap(scores: Scores) -> tuple[str, str]:
 def _beside(scores: Scores, what: str) -> str:
     """Return how TopK-SGD stands to dense with the same change, in brackets."""
     own = scores.get(("dense", what))
-    return " (dense not run with it)" if own is None else f" ({scores['topk', what] - own:+.1f} to dense with it)"
+    if own is None:
+        return " (dense not run with it)"
+    return f" ({stated_gap(scores['topk', what] - own, digits=1)} to dense with it)"
 
 
 def scores_by_cause(scores: Mapping[str, float]) -> dict[tuple[str, str], float]:
