@@ -9,10 +9,12 @@ from sparsync_lab.docs import adamw
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
 from sparsync_lab.papers import tuned
 from sparsync_lab.papers.sweep import BALANCED, BASE, EARLY, LEVELS, WARM
+from sparsync_lab.papers.tables import NOT_RUN
 from sparsync_lab.report import Table
 
 FILE = "beyond-accuracy"
 FIRST = "Where the recipe stands"
+SEARCH = "The search for rates: "
 # A method of the trainings as users write it.
 NAMES = {
     "dense": "dense",
@@ -52,7 +54,41 @@ def by_length(sources: Sources) -> str:
     lengths = score_tables(sources, LENGTHS)
     found = [scores(own) for own in lengths.values()]
     rows = [[shown, *(own.get(label, "–") for own in found)] for label, shown in NAMES.items()]
-    return table(["accuracy, %", *(f"{steps} steps" for steps in lengths)], rows)
+    shown = table(["accuracy, %", *(f"{steps} steps" for steps in lengths)], rows)
+    return f"{shown}\n\n{_rates_by_length(lengths)}"
+
+
+def _rates_by_length(lengths: Mapping[str, Table]) -> str:
+    """Return the rates of rows that have another at another length: longer trainings were made when that was the best,
+    or with several."""
+    rates: dict[str, dict[str, str]] = {}
+    for steps, own in lengths.items():
+        for row in own.rows:
+            if row.cells[1] != NOT_RUN:
+                rates.setdefault(row.cells[0], {})[steps] = row.cells[own.headings.index("rate")]
+    told = [
+        f"{NAMES[label]} {', '.join(f'{rate} ({steps} steps)' for steps, rate in own.items())}"
+        for label, own in rates.items()
+        if label in NAMES and len(set(own.values())) > 1
+    ]
+    return (
+        f"Rates that are not the same at all lengths: {'; '.join(told)}."
+        if told
+        else "The rate is the same at all lengths."
+    )
+
+
+def edges(sources: Sources) -> str:
+    """Return which bests stand at the edge of their search for a rate."""
+    told = []
+    for caption, own in tables_of(sources).items():
+        if caption.startswith(SEARCH):
+            model = caption.removeprefix(SEARCH).rpartition(" steps")[0].rpartition(", ")[0]
+            told += [f"{NAMES.get(row.cells[0], row.cells[0])} of {model} ({heading})" for row in own.rows
+                     for heading, cell in zip(own.headings, row.cells, strict=True) if cell.endswith("* edge")]  # fmt: skip
+    if not told:
+        return "No best rate stands at the edge of its search."
+    return f"At the edge of its search stands the best rate of {', '.join(told)}: a better one may lie beyond."
 
 
 def other_models(sources: Sources) -> str:

@@ -44,6 +44,7 @@ BLOCKS: Mapping[str, Block] = {
     "rates and schedules": accuracy.schedules,
     "ablations": accuracy.ablations,
     "other models": accuracy.other_models,
+    "edges of rates": accuracy.edges,
     "accuracy against budget": adamw.against_budget,
     "AdamW, standing": adamw.standing,
     "AdamW, figure": adamw.figure,

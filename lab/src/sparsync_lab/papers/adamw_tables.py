@@ -10,7 +10,15 @@ from dataclasses import replace
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers.adamw_sweep import BASELINES, BUDGETS, DEFAULT_BUDGET, MAIN, by_default, preconditioned
 from sparsync_lab.papers.claim import UNDER_A_POINT
-from sparsync_lab.papers.curves import by_epoch, display_score, mean_and_std, shown_difference
+from sparsync_lab.papers.curves import (
+    by_epoch,
+    display_score,
+    first_seed,
+    mean_and_std,
+    shown_difference,
+    spread_caption,
+    with_their_seeds,
+)
 from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
 from sparsync_lab.papers.run import History
 from sparsync_lab.papers.sweep import Setting
@@ -189,13 +197,12 @@ def figures(search: LearningRateSearch) -> list[Figure]:
     made = []
     for name, setting in search.settings.items():
         for length, steps in enumerate(setting.lengths):
-            first = {label: search.repeats(name, label, length)[:1] for label in search.methods(name)}
-            curves = {label: histories[0] for label, histories in first.items() if histories}
+            curves = with_their_seeds({label: search.repeats(name, label, length) for label in search.methods(name)})
             title = f"{setting.title}, {setting.workers} workers, {steps:,} steps"
             made += budget_figure(search, name, length, title)
-            if len(curves) > 1:
+            if len(first_seed(curves)) > 1:
                 looks = {label: number for number, label in enumerate(search.rows)}
-                made.append(by_epoch(title, curves, "One seed of each, with its chosen rate.", looks))
+                made.append(by_epoch(title, curves, f"With its chosen rate each: {spread_caption(curves)}.", looks))
     return made
 
 

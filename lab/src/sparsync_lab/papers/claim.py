@@ -14,6 +14,7 @@ REPRODUCED, PARTLY, NOT, MISSING = "reproduced", "partly", "not", "not run"
 POINT = 1.0  # points of accuracy: so near to dense is "like dense"
 SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated
 UNDER_A_POINT = "under a point"
+SEED = ", seed "  # of a label
 SCORE, TO_DENSE = "accuracy, %, last", "to dense"  # columns of tables of trainings
 
 
@@ -95,6 +96,15 @@ def first_number(text: str) -> float:
 def stated_gap(gap: float, seeds: int = 1, digits: int = 2) -> str:
     """Return a difference in points of accuracy; that it is under a point, and no more, where the seeds are too few."""
     return f"{gap:+.{digits}f}" if abs(gap) >= POINT or seeds >= SEVERAL else UNDER_A_POINT
+
+
+def seeds_by_label(scores: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return scores by label and seed, from those by labels that tell the seed; that of the first seed is empty."""
+    found: dict[str, dict[str, float]] = {}
+    for each, score in scores.items():
+        label, _, seed = each.partition(SEED)
+        found.setdefault(label, {})[seed] = score
+    return found
 
 
 def like_dense(gap: str) -> bool:

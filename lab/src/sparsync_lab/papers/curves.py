@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsync_lab.papers.claim import stated_gap
+from sparsync_lab.papers.claim import SEED, stated_gap
 from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.papers.run import SEEDS, History, Run, merged_data, merged_where, model_title
 from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 from sparsync_lab.training.methods import DENSE
 
-SEED = ", seed "  # of a label
 HALF = (
     "Where the data folder holds only half of CIFAR-10 (25,000 training images, 3,000 test images), that is what is "
     "trained on: an epoch has half the steps, and accuracies are lower than with all of it."
@@ -156,6 +155,15 @@ def by_seed(histories: Mapping[str, History]) -> dict[str, list[History]]:
     for label, history in histories.items():
         found.setdefault(label.partition(SEED)[0], []).append(history)
     return found
+
+
+def with_their_seeds(rows: Mapping[str, Sequence[History]]) -> dict[str, History]:
+    """Return trainings by labels that tell the seed, as ``by_seed`` reads them."""
+    return {
+        f"{label}{SEED}{history.run.seed}" if number else label: history
+        for label, histories in rows.items()
+        for number, history in enumerate(histories)
+    }
 
 
 def spread_caption(histories: Mapping[str, History]) -> str:

@@ -12,7 +12,7 @@ from sparsync_lab.papers import tuned
 from sparsync_lab.papers.curves import base_result, display_score, quick_changes
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
-from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, training
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, CLOSE, COUNTED, HELD, HELD_COUNTED, training
 from sparsync_lab.papers.p2 import (
     at_layers_rate,
     block_and_random,
@@ -25,7 +25,7 @@ from sparsync_lab.papers.p3 import OTHERS, gtopk_on, on_other_models
 from sparsync_lab.papers.run import SEEDS, History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.trainings import SIGNED_GTOPK
-from sparsync_lab.papers.vgg16_gap import ASKED, causes, clipped, densities
+from sparsync_lab.papers.vgg16_gap import ASKED, authors_settings, causes, clipped, densities
 from sparsync_lab.report import Row, Table
 
 JOBS = 12  # trainings beside one another, for which the times below are
@@ -69,12 +69,6 @@ def priced(run: Run) -> Run:
     return replace(run, seconds=round(20 + each * steps))
 
 
-def authors_settings(model: str, method: str) -> Run:
-    """Return a training with weight decay and density warm-up of the code of P1's authors."""
-    staged = {} if method == "dense" else {"densities": densities(120)}
-    return training(model, method, label=f"{method}, authors' settings", weight_decay=1e-4, **staged)
-
-
 def random_k(model: str, feedback: bool, staged: bool) -> Run:
     """Return a training with Rand-k, with or without its residual and the authors' density warm-up."""
     words = f"randk, {'with' if feedback else 'no'} residual{', density warm-up' if staged else ''}"
@@ -115,7 +109,10 @@ def questions() -> tuple[Question, ...]:
         Question(
             "forms",
             "P1, figure 6: is Gaussian-k as good as Top-k in the authors' form, and with its count held by itself?",
-            tuple(training(model, form) for model in ("resnet20", "lenet5") for form in (AUTHORS, CARRIED)),
+            (
+                *(training(model, form) for model in ("resnet20", "lenet5") for form in (AUTHORS, CARRIED)),
+                *(tuned.seeded(training(model, CARRIED), seed) for model in CLOSE for seed in SEEDS[1:]),
+            ),
             tuple(training(model, method) for model in ("resnet20", "lenet5") for method in (*both, "gaussiank", HELD)),
         ),
         Question(
@@ -161,6 +158,7 @@ def questions() -> tuple[Question, ...]:
                 recipe_of_gtopk(0.001, beta=0.9),
                 *(gtopk_in_fewer_bits(values) for values in FEWER_BITS),
                 *(gtopk_in_fewer_bits(values, seed) for seed in SEEDS[1:] for values in ("levels", "sign")),
+                *(tuned.seeded(recipe_of_gtopk(0.001, front=8.0, steps=11_640), seed) for seed in SEEDS[1:]),
             ),
             (
                 *(training("resnet20", method) for method in both),
@@ -176,8 +174,12 @@ def questions() -> tuple[Question, ...]:
             (
                 *(authors_settings(model, method) for model in ("vgg16", "resnet20") for method in both),
                 *map(clipped, both),
+                *(tuned.seeded(authors_settings("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
             ),
-            tuple(training(model, method) for model in ("vgg16", "resnet20") for method in both),
+            (
+                *(training(model, method) for model in ("vgg16", "resnet20") for method in both),
+                *(tuned.seeded(training("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
+            ),
         ),
         Question(
             "counts",

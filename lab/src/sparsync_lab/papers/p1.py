@@ -48,9 +48,10 @@ SCHEDULE = (
     "1/64 and 0.004, for an epoch each). Weight decay is 0; in the authors' code it is 0.0001, of weights alone. "
     "Whether these two matter, beyond/evidence measures, with weight decay of all parameters, biases too. "
     "VGG-16's passes compute in bfloat16 where torch's autocast takes that to be "
-    "safe. Where LeNet-5 and ResNet-20 end close to one another there are three seeds (mean and standard deviation; "
-    "curves have the range of the seeds); all others have one, and what differs by less than a point is no ranking, "
-    "nor on VGG-16, where a training made twice ended more than a point apart, by less than two. "
+    "safe. LeNet-5 and ResNet-20 have three seeds of dense, TopK-SGD and Gaussian-k with its count held, LeNet-5 of "
+    "Gaussian-k as printed, too (mean and standard deviation; curves have the range of the seeds); all others have "
+    "one, and what differs by less than a point is no ranking, nor on VGG-16, where a training made twice ended more "
+    "than a point apart, by less than two. "
     "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule."
 )
 IMAGENET = (

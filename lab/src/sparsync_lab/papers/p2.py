@@ -17,7 +17,7 @@ from sparsync_lab.report import Bar, BarChart, Figure, Row, Table
 SCOPES = {"layer": 0.1, "global": 0.01}  # and the learning rate of each
 EPOCHS, DECAY = 6, (150 / 300, 250 / 300)  # P2 has 300 epochs
 LONG = 30  # epochs of those without momentum for all workers, in beyond/evidence
-LOWER = (4, 16)  # parts of the rate, of what is asked about blocks ...
+LOWER = (4, 16, 64)  # parts of the rate, of what is asked about blocks ...
 LONGER = 90  # ... and epochs
 LEARNED = f"P2, table 1, with trainings that learn (no momentum, {LONG} epochs): test accuracy in %, ours (published)"
 WITH_MOMENTUM = "Test accuracy in %, ours (published)"
@@ -31,7 +31,7 @@ BURSTS = (
     "at once. Momentum makes ten times as much of that, with which random and block kinds diverge at P2's rates or "
     "hardly learn. Without it all learn but block-random-k globally, and layer by layer the three stand as in P2: "
     "Top-k, random-k, block-random-k. Globally, where the rate is ten times lower, all are behind, as in P2, which has "
-    "random-k ahead of Top-k by 0.3 points there; whether that is the scope or the rate, beyond/evidence measures. "
+    "random-k ahead of Top-k by 0.3 points there; for Top-k that is the rate and not the scope (beyond/evidence). "
     "With momentum Top-k is better globally, with every number of workers. That dense is behind Top-k here may be the "
     "few epochs."
 )
@@ -190,12 +190,15 @@ def block_gap_text(scores: Mapping[str, float]) -> str:
     told = ", ".join(f"{block:.1f} and {single:.1f} (rate {rate:g})" for rate, block, single in found)
     before, best = found[0][1], max(block for _, block, _ in found)
     of = P2_ACCURACY["block+allgather"][1][P2_WORKERS.index(8)] - before
-    brings = f"another rate brings blocks {best - before:.1f} points of the {of:.1f} that they are below P2's"
+    lowest = " (the lowest that was tried)" if len(found) > 1 and found[-1][1] == best else ""
+    brings = f"another rate brings blocks {best - before:.1f} points{lowest} of the {of:.1f} that they are below P2's"
+    if best - before < POINT:
+        brings = f"another rate brings blocks nothing of the {of:.1f} points that they are below P2's"
     longer = [scores[run.label] for run in map(for_longer, block_and_random()) if run.label in scores]
     if len(longer) == 2:
         block, single = longer
         told += f", and after {LONGER} epochs at {block:.1f} and {single:.1f}"
-        brings += f", {LONGER} epochs instead of {LONG} {block - before:.1f}; P2 has 300"
+        brings += f"; {LONGER} epochs instead of {LONG} bring {block - before:.1f}, and P2 has 300"
         return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}"
     rest = "the rest is not explained, and P2 has ten times as many epochs"
     return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}; {rest}"
@@ -216,7 +219,7 @@ def learned_notes(done: Mapping[str, History]) -> list[str]:
         notes.append(
             f"P2's rate is ten times lower where entries are chosen globally. With 8 workers Top-k ends at {scores[0]} "
             f"layer by layer, at {scores[1]} globally with P2's rate, and at {scores[2]} globally with the rate of "
-            f"layers (one seed each){': so what P2 takes for the scope, here it is the rate' if alike else ''}."
+            f"layers (one seed each){': here the rate makes what P2 puts down to the scope' if alike else ''}."
         )
     if any("block" in label for label in done):
         notes.append(
@@ -225,7 +228,7 @@ def learned_notes(done: Mapping[str, History]) -> list[str]:
             "with the same number of workers."
         )
     if gaps := block_gap_text({label: display_score(one.last, one.score) for label, one in done.items()}):
-        notes.append(f"At other rates {gaps}.")
+        notes.append(f"At this and other rates, and for longer: {gaps}.")
     return notes
 
 

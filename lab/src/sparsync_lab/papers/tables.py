@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers.curves import by_epoch, difference, display_score, mean_and_std, shown_difference
+from sparsync_lab.papers.curves import (
+    by_epoch,
+    difference,
+    display_score,
+    first_seed,
+    mean_and_std,
+    shown_difference,
+    spread_caption,
+    with_their_seeds,
+)
 from sparsync_lab.papers.item import Column
 from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
 from sparsync_lab.papers.sweep import ABLATIONS, EARLY, METHODS, RELATED, TARGETS, base_of
@@ -147,11 +156,12 @@ def figures(search: LearningRateSearch) -> list[Figure]:
     for model, setting in search.settings.items():
         for length, steps in enumerate(setting.lengths):
             found = {label: search.repeats(model, label, length) for label in search.methods(model)}
-            first = {label: histories[0] for label, histories in found.items() if histories}
+            seeds = with_their_seeds(found)
+            first = first_seed(seeds)
             if len(first) < 2:
                 continue
             title = f"{setting.title}, {steps:,} steps"
-            whole = by_epoch(title, first, "One seed of each, with its chosen rate.", LOOKS)
+            whole = by_epoch(title, seeds, f"With its chosen rate each: {spread_caption(seeds)}.", LOOKS)
             made.append(whole)
             if length == 0:
                 assert isinstance(whole.chart, LineChart)
