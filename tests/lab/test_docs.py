@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 from sparsync_lab.docs import accuracy, provenance
 from sparsync_lab.docs.sources import Sources
 from sparsync_lab.papers import tuned
+from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.store import write_json
 from sparsync_lab.papers.sweep import EARLY
+from sparsync_lab.report import Row, Table
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -31,6 +34,37 @@ def test_a_best_rate_at_an_end_of_those_of_its_schedule_is_told() -> None:
         " (not tried in its schedule: ours above 0.8, TopK-SGD below 0.1)"
     )
     assert accuracy._edges({"dense": inside}) == ""
+
+
+class Stored:
+    """Results of ``beyond/accuracy`` with these tables."""
+
+    def __init__(self, *tables: Table) -> None:
+        self.tables = tables
+
+    def item(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(result=Result(self.tables))
+
+
+def test_a_best_rate_at_the_edge_of_its_search_is_told() -> None:
+    caption, headings = "The search for rates: LSTM-PTB, 330 steps, one seed", ["training", "rate 1", "rate 2"]
+    inside = Table(caption, headings, [Row(["dense", "9.00", "8.00 *"])])
+    assert accuracy.edges(Stored(inside)) == "No best rate stands at the edge of its search."
+    edge = Table(caption, headings, [Row(["dense", "9.00", "8.00 *"]), Row(["DGC", "7.00 * edge", "8.00"])])
+    assert accuracy.edges(Stored(edge)).endswith("beyond: DGC (`dgc`), nothing dense: LSTM-PTB, rate 1.")
+
+
+def test_rates_that_differ_by_length_are_told() -> None:
+    def scores(steps: str, rate: str) -> Table:
+        rows = [Row(["dense", "90.00", "–", "3", "0.4"]), Row(["DGC", "80.00", "-10.00", "1", rate])]
+        headings = ["training", "accuracy, %", "to dense", "seeds", "rate"]
+        return Table(f"ResNet-20 on CIFAR-10, 16 workers of 32, {steps} steps", headings, rows)
+
+    told = (
+        "Rates that are not the same at all lengths: DGC (`dgc`), nothing dense 0.05 (1,400 steps), 0.1 (3,500 steps)."
+    )
+    assert accuracy.by_length(Stored(scores("1,400", "0.05"), scores("3,500", "0.1"))).endswith(told)
+    assert "Rates" not in accuracy.by_length(Stored(scores("1,400", "0.1"), scores("3,500", "0.1")))
 
 
 def test_every_training_is_told_by_its_commit(tmp_path: Path) -> None:

@@ -71,11 +71,7 @@ def _rates_by_length(lengths: Mapping[str, Table]) -> str:
         for label, own in rates.items()
         if label in NAMES and len(set(own.values())) > 1
     ]
-    return (
-        f"Rates that are not the same at all lengths: {'; '.join(told)}."
-        if told
-        else "The rate is the same at all lengths."
-    )
+    return f"Rates that are not the same at all lengths: {'; '.join(told)}." if told else ""
 
 
 def edges(sources: Sources) -> str:
@@ -84,11 +80,15 @@ def edges(sources: Sources) -> str:
     for caption, own in tables_of(sources).items():
         if caption.startswith(SEARCH):
             model = caption.removeprefix(SEARCH).rpartition(" steps")[0].rpartition(", ")[0]
-            told += [f"{NAMES.get(row.cells[0], row.cells[0])} of {model} ({heading})" for row in own.rows
-                     for heading, cell in zip(own.headings, row.cells, strict=True) if cell.endswith("* edge")]  # fmt: skip
+            told += [
+                f"{NAMES.get(row.cells[0], row.cells[0])}: {model}, {heading}"
+                for row in own.rows
+                for heading, cell in zip(own.headings, row.cells, strict=True)
+                if cell.endswith("* edge")
+            ]
     if not told:
         return "No best rate stands at the edge of its search."
-    return f"At the edge of its search stands the best rate of {', '.join(told)}: a better one may lie beyond."
+    return f"At the edge of its search stands a best rate, and a better one may lie beyond: {'; '.join(told)}."
 
 
 def other_models(sources: Sources) -> str:
