@@ -26,7 +26,7 @@ SETTINGS: Mapping[str, Setting] = {
     "gpt-w4": replace(GPT, workers=4, batch=16, like="gpt"),
     # Four workers send several per cent, and want a lower rate than sixteen.
     "gpt-w4-own": replace(GPT, title="GPT on PTB, rates of its own", workers=4, batch=16, factors=(1.0, 1.4, 2.0),
-                          further=(0.5, 0.7)),
+                          further=(0.25, 0.35, 0.5, 0.7)),
     "gpt-w64": replace(GPT, workers=64, batch=1, seconds=(0.04, 0.06), like="gpt"),
     # Dense loses most to streams that are cut alike in every epoch: what is left of the distance without that.
     "gpt-windows": replace(GPT, title="GPT on PTB, random windows", windows="random", factors=(0.7, 1.0, 1.4),
