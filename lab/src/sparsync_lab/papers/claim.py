@@ -108,8 +108,8 @@ def seeds_by_label(scores: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def like_dense(gap: str) -> bool:
-    """Return whether a stated difference to dense is so small that it ends like dense."""
-    return gap == UNDER_A_POINT or first_number(gap) > -POINT
+    """Return whether a stated difference to dense is so small that it ends like dense; "–", what diverged, does not."""
+    return gap == UNDER_A_POINT or (gap != "–" and first_number(gap) > -POINT)
 
 
 def none(what: str) -> NoReturn:
