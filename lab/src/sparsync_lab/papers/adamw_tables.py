@@ -12,6 +12,8 @@ from sparsync_lab.papers.adamw_sweep import BASELINES, BUDGETS, DEFAULT_BUDGET, 
 from sparsync_lab.papers.claim import UNDER_A_POINT
 from sparsync_lab.papers.curves import (
     by_epoch,
+    common_seeds,
+    difference,
     display_score,
     first_seed,
     mean_and_std,
@@ -62,13 +64,13 @@ def fraction(share: float | None) -> str:
 def beside(histories: Sequence[History], dense: Sequence[History]) -> float | None:
     """Return a row's mean score over dense's, or for accuracies the difference in points; over the seeds that both
     have."""
-    both = [{h.run.seed: display_score(h.last, h.score) for h in row} for row in (histories, dense)]
-    common = both[0].keys() & both[1].keys()
-    if not common:
+    if dense and dense[0].score == "accuracy":
+        return difference(histories, dense)
+    pairs = common_seeds(histories, dense)
+    if not pairs:
         return None
-    own, other = (statistics.mean(row[seed] for seed in common) for row in both)
-    apart = own - other if dense[0].score == "accuracy" else own / other
-    return apart if math.isfinite(apart) else None
+    own, other = map(statistics.mean, zip(*pairs, strict=True))
+    return own / other if math.isfinite(own / other) else None
 
 
 def shown_beside(histories: Sequence[History], dense: Sequence[History]) -> str:

@@ -180,10 +180,15 @@ def first_seed(histories: Mapping[str, History]) -> dict[str, History]:
 def difference(histories: Sequence[History], others: Sequence[History]) -> float | None:
     """Return the difference between the means of two rows, over the seeds that both have; ``None`` if there is none, or
     if one diverged."""
-    both = [{h.run.seed: display_score(h.last, h.score) for h in row} for row in (histories, others)]
-    common = both[0].keys() & both[1].keys()
-    gap = statistics.mean(both[0][seed] - both[1][seed] for seed in common) if common else math.nan
+    pairs = common_seeds(histories, others)
+    gap = statistics.mean(own - other for own, other in pairs) if pairs else math.nan
     return gap if math.isfinite(gap) else None
+
+
+def common_seeds(histories: Sequence[History], others: Sequence[History]) -> list[tuple[float, float]]:
+    """Return the last scores of two rows, of every seed that both have."""
+    both = [{h.run.seed: display_score(h.last, h.score) for h in row} for row in (histories, others)]
+    return [(both[0][seed], both[1][seed]) for seed in sorted(both[0].keys() & both[1].keys())]
 
 
 def shown_difference(histories: Sequence[History], others: Sequence[History]) -> str:
@@ -191,8 +196,8 @@ def shown_difference(histories: Sequence[History], others: Sequence[History]) ->
     gap = difference(histories, others)
     if gap is None:
         return "–"
-    seeds = {h.run.seed for h in histories} & {h.run.seed for h in others}
-    return stated_gap(gap, len(seeds)) if others[0].score == "accuracy" else f"{gap:+.2f}"
+    seeds = len(common_seeds(histories, others))
+    return stated_gap(gap, seeds) if others[0].score == "accuracy" else f"{gap:+.2f}"
 
 
 def mean_and_std(histories: Sequence[History]) -> str:
