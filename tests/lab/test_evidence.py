@@ -103,26 +103,30 @@ def test_counts_are_stored(form: str, tmp_path: Path) -> None:
     ("changed", "word", "says"),
     [
         ({}, "", ""),
-        ({("topk", "clipped at 1"): 77.4}, PARTLY, "clipped at 1 -6.5 (dense not run with it). Clipped"),
+        ({("topk", "clipped at 1"): 77.4}, PARTLY, "clipped at 1 6.5 points below dense, dense not run with it."),
         (  # a dense that the change harms is no measure
             {("topk", "clipped at 1"): 77.4, ("dense", "clipped at 1"): 78.0},
             PARTLY,
-            "clipped at 1 -6.5 (under a point to dense with it)",
+            "clipped at 1 6.5 points below dense, under a point from dense with it",
         ),
-        ({("topk", "clipped at 1"): 83.4, ("dense", "rate 0.025"): 85.9}, REPRODUCED, "; another dense is +2.0 better"),
+        (
+            {("topk", "clipped at 1"): 83.4, ("dense", "rate 0.025"): 85.9},
+            REPRODUCED,
+            "The best dense is +2.0 to as in figure 6.",
+        ),
         (
             {("topk", "rate 0.025"): 61.5, ("topk", "weight decay"): 25.0},
             PARTLY,
-            "Rate 0.025 leaves the least; why, these trainings do not say",
+            "Rate 0.025 leaves the least of the gap; why, these trainings do not say",
         ),
-        ({("topk", "weight decay"): 25.0}, NOT, "None of these takes half of the gap away"),
+        ({("topk", "weight decay"): 25.0}, NOT, "None of the changes takes half of the gap away"),
         ({("topk", "weight decay"): 25.0, ("topk", "as in figure 6"): 83.5}, REPRODUCED, "no gap to explain"),
         (
             {("topk", "rate 0.025"): 61.5, ("topk", "rate 0.0125"): 70.0},
             PARTLY,
-            "of the rates the best is the lowest that was tried, 0.0125. Rate 0.0125",
+            "Of the rates the best is the lowest that was tried, 0.0125.",
         ),
-        ({("topk", "rate 0.025"): 70.0, ("topk", "rate 0.0125"): 61.5}, PARTLY, "(dense not run with it). Rate 0.025"),
+        ({("topk", "rate 0.025"): 70.0, ("topk", "rate 0.0125"): 61.5}, PARTLY, "below dense, dense not run with it."),
     ],
 )
 def test_the_cause_of_the_gap_follows_the_numbers(changed: dict[tuple[str, str], float], word: str, says: str) -> None:
@@ -131,9 +135,9 @@ def test_the_cause_of_the_gap_follows_the_numbers(changed: dict[tuple[str, str],
         with pytest.raises(LookupError):
             vgg16_gap.judge_gap(scores)
         return
-    told, found = vgg16_gap.judge_gap(scores)
-    assert found == word
-    assert says in told
+    judged = vgg16_gap.judge_gap(scores)
+    assert judged.word == word
+    assert says in judged.detail
 
 
 def test_the_gap_is_read_from_stored_trainings(tmp_path: Path) -> None:
@@ -148,19 +152,19 @@ def test_the_gap_is_read_from_stored_trainings(tmp_path: Path) -> None:
                 file_of(context, run), History(run, "accuracy", [1], [score], [1], [1.0], [1], 1.0, 1.0, 1, [], about)
             )
     (note,) = vgg16_gap.gap_note(context)
-    assert "clipped at 1 under a point" in note
+    assert "clipped at 1: under a point from dense" in note
     for method, score in {"dense": 0.9, "topk": 0.77, "gaussiank": 0.78}.items():
         stored_run(context, training("vgg16", method), score)
     known, _ = vgg16_gap.gap_note(context)
     assert "TopK-SGD ends 13.0 points below dense" in known
     assert "ends 12.0 points below. The number of entries alone does not decide" in known
     stored_run(context, training("vgg16", COUNTED), 0.79, [{"step": 60, "mean": 29_456, "fallbacks": 0}])
-    assert "or 11.0 points where it is trained again" in vgg16_gap.gap_note(context)[0]
+    assert "and 11.0 points where it is trained again" in vgg16_gap.gap_note(context)[0]
     assert "in its first 60 steps it sends 2.0 k" in vgg16_gap.gap_note(context)[0]
     stored_run(context, vgg16_gap.clipped("topk"), 0.88)
     assert "Clipped" not in vgg16_gap.gap_note(context)[0]
     stored_run(context, vgg16_gap.clipped("dense"), 0.85)
-    told = "Clipped at a norm of 1, it ends 2.0 points below dense, and dense 5.0 points below itself."
+    told = "Clipped at a norm of 1, it ends 2.0 points below dense, and clipping costs dense itself 5.0 points."
     assert told in vgg16_gap.gap_note(context)[0]
     stored_run(context, vgg16_gap.authors_settings("vgg16", "topk"), 0.86)
     assert "of its authors' code" not in vgg16_gap.gap_note(context)[0]
@@ -168,8 +172,8 @@ def test_the_gap_is_read_from_stored_trainings(tmp_path: Path) -> None:
         stored_run(context, vgg16_gap.authors_settings("vgg16", "dense"), score)
         assert f"of its authors' code it ends {told} below. Clipped" in vgg16_gap.gap_note(context)[0]
     result = evidence.evidence(context.read_only())
-    verdict = next(one for one in verdicts({"beyond/evidence": result}) if one.item == "beyond/evidence")
-    assert verdict.word == REPRODUCED
+    found = verdicts({"beyond/evidence": result})
+    assert next(one for one in found if "one setting changed" in one.claim.text).word == REPRODUCED
 
 
 def stored_run(context: RunContext, run: Run, score: float, snapshots: Sequence[Mapping[str, object]] = ()) -> None:
@@ -181,8 +185,8 @@ def stored_run(context: RunContext, run: Run, score: float, snapshots: Sequence[
 
 def word_of(context: RunContext, claim: str) -> tuple[str, str]:
     found = verdicts({"beyond/evidence": evidence.evidence(context.read_only())})
-    (one,) = (one for one in found if claim in one.claim)
-    return one.word, one.here
+    (one,) = (one for one in found if claim in one.claim.text)
+    return one.word, f"{one.here}. {one.detail}".rstrip()
 
 
 def test_gtopk_on_other_models_is_judged_as_far_as_it_was_trained(tmp_path: Path) -> None:
@@ -194,16 +198,17 @@ def test_gtopk_on_other_models_is_judged_as_far_as_it_was_trained(tmp_path: Path
             seen = [{"step": 50, "ratio": 0.99}, {"step": 100, "ratio": 0.98}] if "gtopk" in run.method else []
             stored_run(context, run, 500.0 if "gtopk" in run.method else 400.0, seen)
     word, here = word_of(context, "random-k on the sum, on VGG-16")
-    told = "VGG-16 not run; LSTM-PTB 2 looks, the largest ratio 0.9900 (in a training that ends at 500.00)"
+    told = "VGG-16 not run; LSTM-PTB 2 looks, the largest ratio 0.9900. These trainings end at 500.00 (LSTM-PTB)."
     assert (word, here) == (PARTLY, told)
-    word, here = word_of(context, "converges like dense SGD on VGG-16")
+    word, here = word_of(context, "ends like dense SGD on VGG-16")
     assert word == NOT
-    assert "perplexity (less is better) 500.0, TopK-SGD 400.0, dense 400.0" in here
+    assert "LSTM-PTB 500.0, dense 400.0 (perplexity, less is better)" in here
+    assert "TopK-SGD ends at 400.0 (LSTM-PTB" in here
     for run in (*question.runs, *question.beside):
         if run.model == "vgg16":
             stored_run(context, run, 0.9, [{"step": 50, "ratio": 1.01}] if "gtopk" in run.method else [])
     assert word_of(context, "random-k on the sum, on VGG-16")[0] == PARTLY
-    assert word_of(context, "converges like dense SGD on VGG-16")[0] == PARTLY
+    assert word_of(context, "ends like dense SGD on VGG-16")[0] == PARTLY
     tables = evidence.evidence(context.read_only()).tables
     (own,) = (table for table in tables if table.caption.startswith("P3: its condition"))
     assert {row.cells[3] for row in own.rows} == {"%", "perplexity", ""}
@@ -217,22 +222,22 @@ def test_what_gtopk_sends_at_first_is_said_and_fewer_bits_are_picked_up(tmp_path
             stored_run(context, run, 0.9 + 0.002 * run.seed if run.method == "dense" else 0.88)
     word, here = word_of(context, "with momentum before the residual")
     assert word == NOT
-    assert "0.133 % and not 0.1 %" in here
-    claim, momentum = "with values of fewer bits", "with more momentum"
+    assert "0.133 % in all and not 0.1 %" in here
+    claim, momentum = "with values of fewer bits", "with momentum of 0.9"
     assert word_of(context, claim)[0] == word_of(context, momentum)[0] == MISSING
     for run in question.runs:
         if "sign" in run.label or "0.9" in run.label:
             stored_run(context, run, (0.895 - 0.001 * run.seed) if "sign" in run.label else 0.85)
     word, here = word_of(context, claim)
     assert word == REPRODUCED
-    to_dense = "points to dense with the same seeds and rate:"
-    assert here == f"{to_dense} -0.80 (sign, 0.0062, momentum corrected, 0.5; seeds: 3)"
-    here = f"{to_dense} -5.00 (0.001, momentum corrected, 0.9; seeds: 1)"
+    same = "Dense has the same seeds and P1's rate."
+    assert here == f"sign: 0.80 points below dense (seeds: 3). {same}"
+    here = f"0.001: 5.00 points below dense (seeds: 1). {same}"
     assert word_of(context, momentum) == (NOT, here)
     tuned_dense = [tuned.in_p1_schedule(search.run("resnet20", "dense", 4.0, 2), seed) for seed in range(3)]
     for run in (*tuned_dense, *(tuned.seeded(training("resnet20", "dense"), seed) for seed in range(3))):
         stored_run(context, run, 0.9 if run.rate == 0.1 else 0.91)
-    at_best = "; that is dense with P1's rate, 90.00 ± 0.00: with 0.8 it ends at 91.00 ± 0.00"
+    at_best = " With that rate, 0.1, dense ends at 90.00 ± 0.00 %, with its best, 0.8, at 91.00 ± 0.00."
     assert word_of(context, momentum)[1].endswith(at_best)
 
 
@@ -253,7 +258,7 @@ def test_what_more_epochs_bring_to_blocks_is_told_once_they_are_trained() -> Non
     scores |= {p2.for_longer(block).label: 85.0, p2.for_longer(single).label: 90.0}
     told = p2.block_gap_text(scores)
     assert "after 90 epochs at 85.0 and 90.0" in told
-    assert told.endswith("; 90 epochs instead of 30 bring 27.6, and P2 has 300")
+    assert told.endswith("; 90 epochs instead of 30 bring 27.6")
 
 
 @pytest.mark.parametrize(
@@ -264,12 +269,12 @@ def test_rand_k_is_judged_on_every_model_that_was_run(score: float, word: str, t
     (question,) = (one for one in evidence.questions() if one.name == "randk")
     for run in question.beside:
         stored_run(context, run, 0.79)
-    claim = "learns better without its residual"
+    claim = "is RandK-SGD better without its residual"
     assert word_of(context, claim)[0] == MISSING
     stored_run(context, next(run for run in question.runs if run.model == "resnet20"), score)
     found, here = word_of(context, claim)
     assert found == word
-    assert "LeNet-5 79.0 as in figure 1, the others not run" in here
+    assert "LeNet-5 79.0 %, the others not run" in here
 
 
 def test_clipped_trainings_of_120_epochs_are_picked_up(tmp_path: Path) -> None:
@@ -277,16 +282,16 @@ def test_clipped_trainings_of_120_epochs_are_picked_up(tmp_path: Path) -> None:
     (question,) = (one for one in evidence.questions() if one.name == "authors' settings")
     for run in question.beside:
         stored_run(context, run, {"topk": 0.78, "dense": 0.9}[run.method])
-    claim = "when clipped at 1, 120 epochs"
+    claim = "when clipped at a norm of 1, 120 epochs"
     assert word_of(context, claim)[0] == MISSING
     clipped = {run.label: run for run in question.runs if vgg16_gap.CLIPPED in run.label}
     stored_run(context, clipped["topk, clipped at 1"], 0.88)
     word, here = word_of(context, claim)
-    assert (word, here) == (NOT, "points to dense: -2.00 (not clipped -12.00), not run clipped")
-    for score, told in {0.865: "+1.50", 0.875: "under a point"}.items():
+    gaps = "2.00 points below dense, not clipped 12.00 points below dense"
+    assert (word, here) == (NOT, f"{gaps}. Dense clipped, too: not run.")
+    for score, told in {0.865: "3.50 points below", 0.895: "under a point from"}.items():
         stored_run(context, clipped["dense, clipped at 1"], score)
-        here = f"points to dense: -2.00 (not clipped -12.00), {told} to dense clipped, too"
-        assert word_of(context, claim) == (NOT, here)
+        assert word_of(context, claim) == (NOT, f"{gaps}. Dense clipped, too: {told} dense that is not clipped.")
 
 
 def test_a_difference_under_a_point_is_stated_with_three_seeds_only() -> None:
@@ -313,11 +318,11 @@ def test_random_k_by_both_exchanges_has_the_mean_of_three_seeds_once_they_are_tr
     runs = [p2.long_training(f"random+{how}", "layer", 8) for how in ("shared", "allgather")]
     for run, score in zip(runs, (0.84, 0.845), strict=True):
         stored_run(context, run, score)
-    assert word_of(context, claim) == (PARTLY, "84.0 and 84.5 (layer, W = 8); 1 of 6 settings are trained")
+    assert word_of(context, claim) == (PARTLY, "84.0 and 84.5 % (layer, W = 8). 1 of 6 settings are trained.")
     for run in question.runs:
         if "seed 1" in run.label or "seed 2" in run.label:
             stored_run(context, run, (0.84 if "shared" in run.label else 0.845) + 0.01 * run.seed)
-    assert "85.00 ± 1.00 and 85.50 ± 1.00 (layer, W = 8, three seeds)" in word_of(context, claim)[1]
+    assert "85.00 ± 1.00 and 85.50 ± 1.00 % (layer, W = 8, three seeds)" in word_of(context, claim)[1]
 
 
 def test_the_authors_settings_are_judged_by_the_seeds_that_both_have(tmp_path: Path) -> None:
@@ -332,10 +337,14 @@ def test_the_authors_settings_are_judged_by_the_seeds_that_both_have(tmp_path: P
     for run in theirs:
         if run.seed < 1 or run.method == "dense":
             stored_run(context, run, 0.903 if run.method == "dense" else 0.895)
-    assert "ResNet-20 under a point (without them -2.00; seeds: 1)" in word_of(context, claim)[1]
+    told = word_of(context, claim)[1]
+    assert "ResNet-20 under a point from dense" in told
+    assert "Without them: ResNet-20 2.00 points below dense (1 seed)" in told
     for run in theirs:
         stored_run(context, run, 0.903 + 0.001 * run.seed if run.method == "dense" else 0.895)
-    assert "ResNet-20 -0.90 (without them -2.00; seeds: 3)" in word_of(context, claim)[1]
+    told = word_of(context, claim)[1]
+    assert "ResNet-20 0.90 points below dense" in told
+    assert "Without them: ResNet-20 2.00 points below dense (3 seeds)" in told
 
 
 def test_what_more_epochs_bring_is_said_of_blocks_by_all_reduce(tmp_path: Path) -> None:
@@ -344,11 +353,11 @@ def test_what_more_epochs_bring_is_said_of_blocks_by_all_reduce(tmp_path: Path) 
     block, _ = p2.block_and_random()
     stored_run(context, block, 0.574)
     stored_run(context, p2.long_training("block+shared", "layer", 8), 0.1)
-    told = "; by all-reduce it does not learn (layer, W = 8), where the gap cannot grow; but by all-gather, too, it is "
-    told += "below P2's: layer up to 36"
-    assert word_of(context, claim)[1].endswith(f"{told}, unexplained")
+    told = "By all-reduce it does not learn (layer, W = 8), where the gap cannot grow. What is compared ends far below "
+    told += "P2, which has 300 epochs: layer up to 36 points."
+    assert word_of(context, claim)[1].endswith(told)
     stored_run(context, p2.for_longer(block), 0.85)
-    assert word_of(context, claim)[1].endswith(f"{told}; 90 epochs instead of 30 bring 27.6 (layer, W = 8)")
+    assert word_of(context, claim)[1].endswith(f"{told} 90 epochs instead of 30 bring 27.6 points (layer, W = 8).")
 
 
 def test_fallbacks_are_told_from_what_was_counted() -> None:

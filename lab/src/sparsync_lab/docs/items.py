@@ -7,9 +7,9 @@ from sparsync_lab.docs.sources import Sources, plain, stored_table, table
 from sparsync_lab.papers import ITEMS
 from sparsync_lab.papers.claim import Verdict
 from sparsync_lab.papers.item import Item
-from sparsync_lab.papers.report_page import PARTS, made_by, needs
+from sparsync_lab.papers.report_page import PARTS, is_full, made_by, needs
 from sparsync_lab.papers.store import Stored
-from sparsync_lab.papers.verdicts import HEADINGS, verdict_table, verdicts
+from sparsync_lab.papers.verdicts import answer_table, verdict_table, verdicts
 from sparsync_lab.report import Table
 
 LONG = 12  # rows; a longer table is folded
@@ -23,19 +23,25 @@ def papers(sources: Sources) -> str:
 
 
 def judged(sources: Sources) -> str:
-    """Return the table of all verdicts."""
+    """Return the tables of the papers' claims and of our questions."""
     found = _verdicts(sources)
-    rows = [
-        [f"[`{one.item}`](results.md#{_anchor(ITEMS[one.item])}): {plain(one.claim)}", plain(one.published),
-         plain(one.here), f"**{one.word}**", f"`sparsync papers run {one.item}`"]
-        for one in found
-    ]  # fmt: skip
-    return f"{verdict_table(found).caption.removeprefix('Verdicts: ').capitalize()}.\n\n{table(HEADINGS, rows)}"
+    return "\n\n".join(_linked(own) for own in (verdict_table(found), answer_table(found)))
+
+
+def _linked(own: Table) -> str:
+    """Return a table of verdicts, whose first cells name an item, with links to the items."""
+    rows = []
+    for row in own.rows:
+        key, _, text = row.cells[0].partition(": ")
+        claim = f"[`{key}`](results.md#{_anchor(ITEMS[key])}): {plain(text)}"
+        *told, word, commands = map(plain, row.cells[1:])
+        rows.append([claim, *told, f"**{word}**", ", ".join(f"`{one}`" for one in commands.split("; "))])
+    return f"{own.caption}.\n\n{table(own.headings, rows)}"
 
 
 def _verdicts(sources: Sources) -> list[Verdict]:
     results = {item.key: sources.item(item.file) for item in ITEMS.values() if sources.has_item(item.file)}
-    return verdicts({key: stored.result for key, stored in results.items() if not stored.quick})
+    return verdicts({key: stored.result for key, stored in results.items() if is_full(ITEMS[key], stored)})
 
 
 def _heading(item: Item) -> str:
@@ -49,8 +55,7 @@ def _anchor(item: Item) -> str:
 
 
 def _section(item: Item, sources: Sources, found: list[Verdict]) -> list[str]:
-    own = [f"**{one.word.capitalize()}**{plain(one.sentence.removeprefix(one.word.capitalize()))}"
-           for one in found if one.item == item.key]  # fmt: skip
+    own = [_opening(one) for one in found if one.claim.item == item.key]
     parts = [f"### {_heading(item)}", *own, plain(item.shows)]
     if not sources.has_item(item.file):
         return [*parts, f"Not run yet: `sparsync papers run {item.key}`. Needs {plain(needs(item))}."]
@@ -62,6 +67,12 @@ def _section(item: Item, sources: Sources, found: list[Verdict]) -> list[str]:
     if item.published is not None:
         parts.append(_folded(item.published))
     return [*parts, _notes(stored), f"{plain(made_by(stored))} File: {sources.linked(f'papers/{item.file}.json')}."]
+
+
+def _opening(one: Verdict) -> str:
+    """Return a verdict in a sentence whose first words are bold, and what else is known."""
+    word, _, told = one.sentence.partition(":")
+    return f"**{word}**:{plain(told)} {plain(one.detail)}".strip()
 
 
 def _folded(own: Table) -> str:

@@ -1,9 +1,9 @@
-"""A claim of a paper, and the stored numbers by which it is judged."""
+"""A claim of a paper or a question about it, and the stored numbers by which it is judged."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
@@ -11,9 +11,12 @@ from sparsync_lab.papers.item import Result
 from sparsync_lab.report import Table
 
 REPRODUCED, PARTLY, NOT, MISSING = "reproduced", "partly", "not", "not run"
+OPENINGS = {PARTLY: "partly reproduced", NOT: "not reproduced"}  # of sentences
+ANSWERS = {REPRODUCED: "yes", NOT: "no"}  # to questions
 POINT = 1.0  # points of accuracy: so near to dense is "like dense"
 SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated
 UNDER_A_POINT = "under a point"
+LEARNS = 20.0  # % of accuracy: a training with more has learned; 10 is chance
 SEED = ", seed "  # of a label
 SCORE, TO_DENSE = "accuracy, %, last", "to dense"  # columns of tables of trainings
 
@@ -26,12 +29,14 @@ class StoredTables:
 
     def table(self, item: str, caption: str) -> Table:
         """Return the first table of an item whose caption begins so."""
-        return next((t for t in self.results[item].tables if t.caption.startswith(caption)), None) or none(caption)
+        return next((t for t in self.results[item].tables if t.caption.startswith(caption)), None) or raise_missing(
+            caption
+        )
 
     def cell(self, item: str, caption: str, row: str, heading: str) -> str:
         found = self.table(item, caption)
         at = {cells.cells[0]: cells.cells for cells in found.rows}[row]
-        return at[list(found.headings).index(heading)] if heading in found.headings else none(heading)
+        return at[list(found.headings).index(heading)] if heading in found.headings else raise_missing(heading)
 
     def number(self, item: str, caption: str, row: str, heading: str) -> float:
         """Return a cell's first number."""
@@ -47,50 +52,84 @@ class StoredTables:
         return {key: float(cells[2]) for key, cells in self.asked(caption).items()}
 
 
-class Verdict(NamedTuple):
-    """A claim, and what became of it."""
+class Judgement(NamedTuple):
+    """How a claim is judged.
 
-    item: str
-    claim: str
-    published: str
+    Args:
+        here: the numbers that decide, in a few words.
+        word: the verdict.
+        detail: what else the results say of it, in sentences.
+    """
+
     here: str
     word: str
-
-    @property
-    def sentence(self) -> str:
-        """Return it in a sentence, with the two numbers."""
-        return f"{self.word.capitalize()}: {self.claim}. Published: {self.published}. Here: {self.here}."
-
-    @property
-    def cells(self) -> list[str]:
-        command = f"sparsync papers run {self.item}"
-        return [f"{self.item}: {self.claim}", self.published, self.here, self.word, command]
+    detail: str = ""
 
 
-Judge = Callable[[StoredTables], tuple[str, str]]  # what is so here, and the verdict
+Judge = Callable[[StoredTables], Judgement]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and how that is judged."""
+    """What a paper says and how that is judged.
+
+    Args:
+        item: which it is about.
+        text: what is claimed; of a question, which no paper asks, the question.
+        published: the paper's numbers, or how it says it; empty of a question.
+        judge: judges it by the stored results.
+        also: other items whose results that takes.
+    """
 
     item: str
     text: str
     published: str
     judge: Judge
+    also: Sequence[str] = ()
 
     def verdict(self, stored: StoredTables) -> Verdict:
         try:
-            here, word = self.judge(stored)
+            return Verdict(self, *self.judge(stored))
         except LookupError:
-            here, word = "trainings are missing", MISSING
-        return Verdict(self.item, self.text, self.published, here, word)
+            return Verdict(self, "trainings are missing", MISSING)
+
+
+class Verdict(NamedTuple):
+    """A claim and what became of it: the fields of ``Judgement``."""
+
+    claim: Claim
+    here: str
+    word: str
+    detail: str = ""
+
+    @property
+    def is_question(self) -> bool:
+        """Return whether we ask it and no paper claims it."""
+        return not self.claim.published
+
+    @property
+    def answer(self) -> str:
+        """Return the verdict, to a question as yes or no."""
+        return ANSWERS.get(self.word, self.word) if self.is_question else self.word
+
+    @property
+    def sentence(self) -> str:
+        """Return it in a sentence that begins with the verdict and has the numbers that decide."""
+        if self.is_question:
+            return f"{self.answer.capitalize()}: {self.claim.text} ({self.here})"
+        word = OPENINGS.get(self.word, self.word)
+        return f"{word.capitalize()}: {self.claim.text} (published: {self.claim.published}; here: {self.here})."
+
+    @property
+    def commands(self) -> list[str]:
+        """Return the commands that make its results again."""
+        return [f"sparsync papers run {item}" for item in (self.claim.item, *self.claim.also)]
 
 
 def first_number(text: str) -> float:
     """Return the first number of a text."""
     found = re.search(r"[-+−]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?", text)
-    return float(found[0].replace(",", "").replace("−", "-")) if found else none(text)
+    return float(found[0].replace(",", "").replace("−", "-")) if found else raise_missing(text)
 
 
 def stated_gap(gap: float, seeds: int = 1, digits: int = 2) -> str:
@@ -112,7 +151,14 @@ def like_dense(gap: str) -> bool:
     return gap == UNDER_A_POINT or (gap != "–" and first_number(gap) > -POINT)
 
 
-def none(what: str) -> NoReturn:
+def from_dense(gap: str) -> str:
+    """Return a stated difference in points to dense in words; "–" is of a training that diverged."""
+    if gap in (UNDER_A_POINT, "–"):
+        return "diverged" if gap == "–" else f"{UNDER_A_POINT} from dense"
+    return f"{gap.lstrip('+-')} points {'above' if gap.startswith('+') else 'below'} dense"
+
+
+def raise_missing(what: str) -> NoReturn:
     """Raise, as what was looked for is not stored."""
     raise LookupError(what)
 
@@ -122,6 +168,11 @@ def word_for(held: int, of: int) -> str:
     return REPRODUCED if held == of else PARTLY if held else NOT
 
 
-def at_most_partly(word: str, unless: bool = False) -> str:
-    """Return the verdict of a claim of which not all was tested, or which has another cause."""
-    return PARTLY if word == REPRODUCED and not unless else word
+def at_most_partly(word: str, complete: bool = False) -> str:
+    """Return the verdict on a claim that is reproduced only if it was tested completely."""
+    return PARTLY if word == REPRODUCED and not complete else word
+
+
+def sentences(*told: str) -> str:
+    """Join what is told to sentences; what is empty is left out."""
+    return " ".join(f"{one[0].upper()}{one[1:]}." for one in told if one)

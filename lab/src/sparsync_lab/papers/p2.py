@@ -190,15 +190,15 @@ def block_gap_text(scores: Mapping[str, float]) -> str:
     told = ", ".join(f"{block:.1f} and {single:.1f} (rate {rate:g})" for rate, block, single in found)
     before, best = found[0][1], max(block for _, block, _ in found)
     of = P2_ACCURACY["block+allgather"][1][P2_WORKERS.index(8)] - before
-    lowest = " (the lowest that was tried)" if len(found) > 1 and found[-1][1] == best else ""
-    brings = f"another rate brings blocks {best - before:.1f} points{lowest} of the {of:.1f} that they are below P2's"
+    lowest = ", the lowest that was tried," if found[-1][1] == best else ""
+    brings = f"another rate{lowest} brings blocks {best - before:.1f} of the {of:.1f} points that they are below P2's"
     if best - before < POINT:
         brings = f"another rate brings blocks nothing of the {of:.1f} points that they are below P2's"
     longer = [scores[run.label] for run in map(for_longer, block_and_random()) if run.label in scores]
     if len(longer) == 2:
         block, single = longer
         told += f", and after {LONGER} epochs at {block:.1f} and {single:.1f}"
-        brings += f"; {LONGER} epochs instead of {LONG} bring {block - before:.1f}, and P2 has 300"
+        brings += f"; {LONGER} epochs instead of {LONG} bring {block - before:.1f}"
         return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}"
     rest = "the rest is not explained, and P2 has ten times as many epochs"
     return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}; {rest}"

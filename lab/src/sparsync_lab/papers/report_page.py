@@ -8,7 +8,7 @@ from pathlib import Path
 from sparsync_lab.environment import environment
 from sparsync_lab.papers.item import Item
 from sparsync_lab.papers.store import Stored, results_of
-from sparsync_lab.papers.verdicts import verdict_table, verdicts
+from sparsync_lab.papers.verdicts import answer_table, verdict_table, verdicts
 from sparsync_lab.report import Page, Section, Text, write
 
 TITLE = "The papers' figures and tables, made again"
@@ -26,16 +26,16 @@ def write_report(items: Iterable[Item], folder: Path, path: Path) -> tuple[int, 
     """Write the page from the results in ``folder``; return how many full and quick results are on it, and how many
     items have none."""
     stored = [(item, results_of(item, folder)) for item in items]
-    judged = verdicts({item.key: found[0].result for item, found in stored if found and not found[0].quick})
-    sections: list[Section] = [verdict_table(judged)]
+    judged = verdicts({item.key: found[0].result for item, found in stored if found and is_full(item, found[0])})
+    sections: list[Section] = [Text("Verdicts", []), verdict_table(judged), answer_table(judged)]
     full = quick = left = 0
     for item, found in stored:
-        own = [one.sentence for one in judged if one.item == item.key]
+        own = [f"{one.sentence} {one.detail}".strip() for one in judged if one.claim.item == item.key]
         sections += [part for one in found for part in _sections(item, one, own)] or _sections(item, None, own)
         quick += sum(one.quick for one in found)
         full += sum(not one.quick for one in found)
         left += not found
-    write(Page(TITLE, INTRO, sections, environment()), path)
+    write(Page(TITLE, INTRO, sections, environment(), before_contents=1), path)
     return full, quick, left
 
 
@@ -43,7 +43,7 @@ def _sections(item: Item, stored: Stored | None, judged: Sequence[str]) -> list[
     part = PARTS[item.key.split("/")[0]]
     asked = "" if stored is None else _asked(item, stored)
     heading = f"{part}: {item.title}{f' ({asked})' if asked else ''}"
-    opening = [*(judged if stored is not None and not stored.quick else ()), item.shows]
+    opening = [*(judged if stored is not None and is_full(item, stored) else ()), item.shows]
     published: list[Section] = [item.published] if item.published is not None else []
     if stored is None:
         opening.append(f"Not run yet: sparsync papers run {item.key}. Needs {needs(item)}.")
@@ -62,6 +62,11 @@ def _sections(item: Item, stored: Stored | None, judged: Sequence[str]) -> list[
         *notes,
         Text("", [made_by(stored)]),
     ]
+
+
+def is_full(item: Item, stored: Stored) -> bool:
+    """Return whether a result is of the full setting, by which claims are judged."""
+    return not stored.quick and not _asked(item, stored)
 
 
 def _asked(item: Item, stored: Stored) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers.curves import (
@@ -22,8 +23,10 @@ from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
 from sparsync_lab.papers.sweep import ABLATIONS, EARLY, METHODS, RELATED, TARGETS, base_of
 from sparsync_lab.report import Figure, LineChart, Row, Table
 
+STANDING = "Where the recipe stands at the bytes of 0.1 % density"
 LOOKS = {label: number for number, label in enumerate(METHODS)}  # a method has the same in all charts
 NOT_RUN = "not run"
+SEARCH_NOT_DONE = "search not done"
 GIVEN_UP = "given up"
 RECIPE = "recipe"
 OF_EARLY = (
@@ -47,7 +50,8 @@ def all_tables(search: LearningRateSearch) -> list[Table]:
             rows = [base, *RELATED.get(base, ()), *(label for label in ablations if base_of(label) == base)]
             caption = f"Ablations: {setting.title}, {setting.lengths[0]:,} steps, {base}"
             table = results_table(search, model, 0, rows, base, caption)
-            tables.append(replace(table, notes=[OF_EARLY]) if base == EARLY else table)
+            notes = [*([OF_EARLY] if base == EARLY else []), *several_rates(search, model, rows)]
+            tables.append(replace(table, notes=notes))
         tables.append(rate_search_table(search, model, [*labels, *ablations]))
     return tables
 
@@ -61,7 +65,7 @@ def results_table(
     for label in labels:
         histories = search.repeats(model, label, length)
         if not histories:
-            rows.append(Row([label, NOT_RUN, *("–" for _ in range(6))]))
+            rows.append(Row([label, NOT_RUN, "–", "–", missing_rate(search, model, label), "–", "–", "–"]))
             continue
         gap = "–" if label == against else shown_difference(histories, base)
         rows.append(
@@ -84,13 +88,31 @@ def results_table(
     return Table(caption, headings, rows)
 
 
+def missing_rate(search: LearningRateSearch, model: str, label: str) -> str:
+    """Return what stands in place of the rate of a row without a score: whether its search has begun."""
+    model, label = search.searched(model, label)
+    begun = any(history is not None for history in search.tried(model, label).values())
+    return SEARCH_NOT_DONE if begun and search.chosen(model, label) is None else "–"
+
+
+def several_rates(search: LearningRateSearch, model: str, labels: Sequence[str]) -> list[str]:
+    """Return which of the rows that take a rate from another were made with several, of which the best is shown."""
+    told = []
+    for label in labels:
+        made = [history for history in search.tried(model, label).values() if history is not None]
+        if len(made) > 1 and search.searched(model, label) != (model, label) and search.repeats(model, label, 0):
+            rates = ", ".join(f"{display_score(h.last, h.score):.2f} with rate {h.run.rate:g}" for h in made)
+            told.append(f"{label}: {rates}")
+    return [f"Made with several rates, and shown with the best: {'; '.join(told)}."] if told else []
+
+
 def rate_search_table(search: LearningRateSearch, model: str, labels: Sequence[str]) -> Table:
     """Return the last scores of every rate that was tried; the chosen one is marked."""
     setting = search.settings[model]
     factors = sorted((*setting.factors, *setting.further))
     rows = []
     for label in labels:
-        tried, best = search.tried(model, label), search.chosen(model, label, so_far=True)
+        tried, best = search.tried(model, label), search.chosen(model, label)
         tried = {**search.made(model, label, 0, factors), **tried}  # of ablations also what was not chosen
         mark, cells = " * edge" if search.at_edge(model, label) else " *", []
         for factor in factors:
@@ -147,7 +169,7 @@ def summary_table(search: LearningRateSearch) -> Table:
         "Tuned: the rate is the best at the setting's shortest length, for longer trainings too; dense may be better "
         "there with another. The recipe is the best of those in the tables below at each length."
     ]
-    return Table("Where the recipe stands at the bytes of 0.1 % density", headings, rows, notes)
+    return Table(STANDING, headings, rows, notes)
 
 
 def figures(search: LearningRateSearch) -> list[Figure]:
@@ -183,10 +205,9 @@ def columns(search: LearningRateSearch) -> dict[str, Column]:
     rows = []
     for model, setting in search.settings.items():
         for label in search.asked(model):
-            tried = search.tried(model, label)
-            known = {h.run.name: h for factor in tried for h in search.seeds(model, label, factor)}
-            for length in range(1, len(setting.lengths)):
-                known |= {h.run.name: h for h in search.repeats(model, label, length)}
+            lengths = range(len(setting.lengths))
+            every = product(lengths, search.tried(model, label))
+            known = {h.run.name: h for length, factor in every for h in search.seeds(model, label, factor, length)}
             rows += [
                 (model, label, h.run.steps, h.run.rate, h.run.seed, h.last, h.bytes[-1], name)
                 for name, h in known.items()

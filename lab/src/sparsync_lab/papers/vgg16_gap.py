@@ -8,7 +8,17 @@ from typing import Any
 
 from sparsync.layout import entries_for
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers.claim import NOT, PARTLY, POINT, REPRODUCED, UNDER_A_POINT, stated_gap
+from sparsync_lab.papers.claim import (
+    NOT,
+    PARTLY,
+    POINT,
+    REPRODUCED,
+    UNDER_A_POINT,
+    Judgement,
+    from_dense,
+    sentences,
+    stated_gap,
+)
 from sparsync_lab.papers.curves import display_score
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, training
@@ -67,7 +77,7 @@ def causes() -> tuple[Run, ...]:
     )
 
 
-def judge_gap(scores: Scores) -> tuple[str, str]:
+def judge_gap(scores: Scores) -> Judgement:
     """Return what the trainings say, and whether TopK-SGD ends like dense with a change. Without the two of figure 6
     and a change of TopK-SGD there is a ``LookupError``.
 
@@ -80,33 +90,38 @@ def judge_gap(scores: Scores) -> tuple[str, str]:
     if not changed:
         raise LookupError("no change was trained")
     order = sorted(changed, key=lambda what: -changed[what])
-    listed = ", ".join(f"{what} {stated_gap(changed[what], digits=1)}{_beside(scores, what)}" for what in order)
     best, highest = order[0], max(score for (method, _), score in scores.items() if method == "dense")
-    told = f"{SHORT} epochs, in which the gap is not that of figure 6's 120; points to dense: "
-    told += f"{stated_gap(gap, digits=1)} {PLAIN}; with one change, to that dense: {listed}"
-    told += f"; another dense is {stated_gap(highest - dense, digits=1)} better" if highest > dense else ""
-    told += _lowest_is_best({float(what.split()[1]): gap for what, gap in changed.items() if what.startswith("rate ")})
+    here = f"{best}: {_from_dense(changed[best])}; {PLAIN}: {_from_dense(gap)}"
     if gap > -POINT:
-        return f"{told}. In so few there is no gap to explain", REPRODUCED
-    if changed[best] > gap / 2:
-        said = f"{best[0].upper()}{best[1:]} leaves the least; why, these trainings do not say"
-        return f"{told}. {said}", REPRODUCED if changed[best] > -POINT else PARTLY
-    return f"{told}. None of these takes half of the gap away", NOT
+        said, word = "in so few epochs there is no gap to explain", REPRODUCED
+    elif changed[best] > gap / 2:
+        said = f"{best} leaves the least of the gap; why, these trainings do not say"
+        word = REPRODUCED if changed[best] > -POINT else PARTLY
+    else:
+        said, word = "none of the changes takes half of the gap away", NOT
+    listed = "; ".join(f"{what} {_from_dense(changed[what])}{_beside(scores, what)}" for what in order)
+    higher = f"the best dense is {stated_gap(highest - dense, digits=1)} to {PLAIN}" if highest > dense else ""
+    rates = {float(what.split()[1]): own for what, own in changed.items() if what.startswith("rate ")}
+    return Judgement(here, word, sentences(said, f"every change: {listed}", higher, _lowest_is_best(rates)))
+
+
+def _from_dense(gap: float) -> str:
+    return from_dense(stated_gap(gap, digits=1))
 
 
 def _lowest_is_best(gaps: Mapping[float, float]) -> str:
     """Return, if so, that the best of several rates is the lowest that was tried."""
     if len(gaps) < 2 or max(gaps, key=lambda rate: gaps[rate]) != min(gaps):
         return ""
-    return f"; of the rates the best is the lowest that was tried, {min(gaps):g}"
+    return f"of the rates the best is the lowest that was tried, {min(gaps):g}"
 
 
 def _beside(scores: Scores, what: str) -> str:
-    """Return how TopK-SGD stands to dense with the same change, in brackets."""
+    """Return how TopK-SGD stands to dense with the same change."""
     own = scores.get(("dense", what))
     if own is None:
-        return " (dense not run with it)"
-    return f" ({stated_gap(scores['topk', what] - own, digits=1)} to dense with it)"
+        return ", dense not run with it"
+    return f", {_from_dense(scores['topk', what] - own)} with it"
 
 
 def scores_by_cause(scores: Mapping[str, float]) -> dict[tuple[str, str], float]:
@@ -125,10 +140,16 @@ def gap_note(context: RunContext) -> list[str]:
         return []
     done, _ = train_missing(replace(context.read_only(), only=()), causes())
     try:
-        told, _ = judge_gap(scores_by_cause({label: _score(history) for label, history in done.items()}))
+        judged = judge_gap(scores_by_cause({label: _score(history) for label, history in done.items()}))
     except LookupError:
-        told = "what its cause is, the trainings of beyond/evidence are to say, and they are not run"
-    return [*_known(context), f"Of VGG-16 with one setting changed at a time, {told}."]
+        return [
+            *_known(context),
+            "What its cause is, the trainings of beyond/evidence are to say, and they are not run.",
+        ]
+    asked = (
+        f"with one setting of VGG-16 changed at a time, {SHORT} epochs, in which the gap is not that of figure 6's 120"
+    )
+    return [*_known(context), f"{sentences(asked + ', ' + judged.here)} {judged.detail}"]
 
 
 def _known(context: RunContext) -> list[str]:
@@ -150,8 +171,8 @@ def _known(context: RunContext) -> list[str]:
         first = done[COUNTED].snapshots[0]
         k = entries_for(done[COUNTED].run.options["density"], CATALOGUE["vgg16"].parameters)
         told += (
-            f", or {below[COUNTED]} where it is trained again with the same seed, by so much does one training differ "
-            f"from the next; in its first {first['step']} steps it sends {first['mean'] / k:.1f} k, as a warm-up would"
+            f", and {below[COUNTED]} where it is trained again with the same seed; in its first {first['step']} steps "
+            f"it sends {first['mean'] / k:.1f} k, as a warm-up would"
         )
     told += ". The number of entries alone does not decide."
     if all(run.label in done for run in theirs):
@@ -159,8 +180,8 @@ def _known(context: RunContext) -> list[str]:
         told += f" With weight decay and density warm-up of its authors' code it ends {_points(dense - top)} below."
     if all(run.label in done for run in cut):
         ends = [below[run.label] for run in cut]
-        told += f" Clipped at a norm of 1, it ends {ends[0]} below dense, and dense {ends[1]} below itself."
-    return [f"{told} Why, is not found."]
+        told += f" Clipped at a norm of 1, it ends {ends[0]} below dense, and clipping costs dense itself {ends[1]}."
+    return [f"{told} The cause is unknown."]
 
 
 def _points(below: float) -> str:

@@ -42,12 +42,14 @@ class Page:
         sections: texts, tables and figures in the order they are shown; figures that follow each other stand side by
             side where there is room.
         footer: where and when the numbers were measured, as names and values.
+        before_contents: parts that come before the list of contents.
     """
 
     title: str
     intro: Sequence[str]
     sections: Sequence[Section]
     footer: Mapping[str, str] = field(default_factory=dict)
+    before_contents: int = 0
 
 
 def render(page: Page) -> str:
@@ -71,7 +73,10 @@ def render(page: Page) -> str:
     surroundings.filters["svg"] = lambda figure, number: Markup(svg(figure.chart, f"figure-{number}"))
     return (
         surroundings.get_template("page.html.jinja").render(
-            page=page, light=COLOURS, dark=dark, contents_at=parts[0] if len(parts) >= CONTENTS else 0
+            page=page,
+            light=COLOURS,
+            dark=dark,
+            contents_at=parts[page.before_contents] if len(parts) >= CONTENTS else 0,
         )
         + "\n"
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LONG = 32  # characters: a cell with more holds words
+
 
 @dataclass(frozen=True)
 class Row:
@@ -42,6 +44,10 @@ class Table:
         for row in self.rows:
             if len(row.cells) != len(self.headings):
                 raise ValueError(f"rows must have {len(self.headings)} cells, as many as headings, got {row.cells}")
+
+    def is_text(self, column: int) -> bool:
+        """Return whether a column holds words rather than numbers: one of its cells is long."""
+        return any(len(row.cells[column]) > LONG for row in self.rows)
 
 
 def mean_and_std_text(mean: float, deviation: float | None, unit: str = "") -> str:
