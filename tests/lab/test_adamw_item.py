@@ -40,6 +40,7 @@ from sparsync_lab.papers.locks import try_lock
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.run import History, Run
 from sparsync_lab.papers.run_queue import train_missing
+from sparsync_lab.papers.tables import rate_search_table
 from sparsync_lab.papers.trainings import VirtualSession, train_run
 from tests.lab.generated import images
 
@@ -163,6 +164,34 @@ def test_tables_say_how_far_from_dense_and_for_how_many_bytes() -> None:
     assert list(curves["DeMo"].y) == [211]
     worse = searched(bowl("dense", 1.0, 125) | bowl(MAIN, 1.0, 127))
     assert adamw_tables.standing(worse).rows[0].cells[6] == "missed"
+
+
+def test_a_row_whose_search_lacks_a_rate_has_no_score() -> None:
+    """As where a training beside the best is not there any more; nor has what takes its rate."""
+    limit = "ablation: no limit"
+    scores = bowl("dense", 1.0, 125) | bowl(MAIN, 1.0, 124) | bowl(DEMO, 1.0, 210) | {(limit, 0.002): 130.0}
+    labels = ["dense", MAIN, DEMO, LOCO[15], limit]
+
+    def shown() -> dict[str, list[str]]:
+        table = adamw_tables.score_table(searched(scores), "gpt", 0, labels, "", MAIN)
+        assert table.headings[2] == f"to {MAIN}"
+        return {row.cells[0]: [row.cells[at] for at in (1, 2, 5)] for row in table.rows}
+
+    assert shown()[MAIN] == ["125.00 ± 1.00", "–", "0.002"]
+    assert shown()[limit] == ["131.00 ± 1.00", "× 1.048", "0.002"]
+    del scores[MAIN, 0.0028]
+    read = {run.rate for run in searched(scores).others(STAGES[0]) if run.method != "dense"}
+    assert max(read) == pytest.approx(0.016)  # whatever is stored, beyond the missing one too
+    assert shown() == {
+        "dense": ["126.00 ± 1.00", "–", "0.002"],
+        MAIN: ["not run", "–", "search not done"],
+        DEMO: ["211.00 ± 1.00", "–", "0.002"],
+        LOCO[15]: ["not run", "–", "–"],
+        limit: ["not run", "–", "search not done"],
+    }
+    (row,) = rate_search_table(searched(scores), "gpt", [MAIN]).rows
+    assert "not run" in row.cells
+    assert not any("*" in cell for cell in row.cells)
 
 
 def test_an_edge_is_told() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-from sparsync_lab.docs import accuracy, provenance
+import pytest
+
+from sparsync_lab.docs import accuracy, outer, provenance
 from sparsync_lab.docs.sources import Sources
 from sparsync_lab.papers import tuned
-from sparsync_lab.papers.item import Result
+from sparsync_lab.papers.item import Column, Result
 from sparsync_lab.papers.store import write_json
 from sparsync_lab.papers.sweep import EARLY
 from sparsync_lab.report import Row, Table
@@ -17,10 +20,46 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_a_higher_score_of_one_seed_is_told() -> None:
-    three, one = ["0.1", "88.26 ± 0.33", "3"], ["0.2", "88.48", "1"]
+    three, one = ["once", "0.1", "88.26 ± 0.33", "3", "1 MB"], ["once", "0.2", "88.48", "1", "2 MB"]
     assert accuracy._best([one, three]) == "88.26 ± 0.33 % (88.48 with rate 0.2, one seed)"
     assert accuracy._best([three, one]) == "88.26 ± 0.33 %"
     assert accuracy._best([one]) == "88.48 % (one seed)"
+    assert accuracy._shown([one, three]) == three
+
+
+def test_bytes_are_of_the_trainings_whose_accuracy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other trainings with another schedule sent more, and one of a single seed did."""
+    monkeypatch.setattr(accuracy.adamw, "gains", lambda sources: "")
+
+    def told(sent: str) -> str:
+        rows = [
+            Row(["dense", tuned.FALLS_ONCE, "0.8", "90.60 ± 0.10", "3", "23,553.71 MB"]),
+            Row([EARLY, tuned.FALLS_ONCE, "1.6", "90.80", "1", "100.00 MB"]),
+            Row([EARLY, tuned.FALLS_ONCE, "0.8", "90.70 ± 0.10", "3", "383.63 MB"]),
+            Row([tuned.TOPK, tuned.FALLS_ONCE, "0.1", "88.30 ± 0.10", "3", sent]),
+            Row([tuned.TOPK, tuned.COSINE, "0.1", "86.00", "1", "900.00 MB"]),
+        ]
+        headings = ["method", "schedule", "rate", "accuracy, %, last", "seeds", tuned.SENT]
+        return accuracy.gains(Stored(Table(tuned.CAPTION, headings, rows)))
+
+    assert told("382.72 MB").startswith("At **61 times fewer bytes**")
+    assert "and at about the same bytes, at 88.30 ± 0.10 %" in told("382.72 MB")
+    assert "and at the same bytes, at" in told("383.63 MB")
+    assert "and at 1.15 times the bytes, at" in told("441.17 MB")
+
+
+def test_schedules_are_compared_by_their_best_rates() -> None:
+    def told(cosine: str) -> str:
+        rows = [Row([method, how, rate, score, "3", "1.00 MB"])
+                for method in accuracy.NAMES_HERE
+                for how, rate, score in ((tuned.FALLS_ONCE, "0.2", "90.00 ± 0.10"), (tuned.FALLS_ONCE, "0.1", "80.00"),
+                                         (tuned.COSINE, "0.1", cosine if method == "dense" else "85.00"))]  # fmt: skip
+        headings = ["method", "schedule", "rate", "accuracy, %, last", "seeds", tuned.SENT]
+        return accuracy.schedules(Stored(Table(tuned.CAPTION, headings, rows)))
+
+    assert "each of the 3 ends higher with P1's schedule" in told("89.00")
+    assert "2 of the 3 end higher with P1's schedule" in told("91.00")
+    assert "(rates with P1's and with cosine: 2 and 1 for ours, " in told("91.00")
 
 
 def test_a_best_rate_at_an_end_of_those_of_its_schedule_is_told() -> None:
@@ -37,34 +76,70 @@ def test_a_best_rate_at_an_end_of_those_of_its_schedule_is_told() -> None:
 
 
 class Stored:
-    """Results of ``beyond/accuracy`` with these tables."""
+    """A result with these tables, notes and columns, whichever is asked for; and a line of ``bench select``."""
 
-    def __init__(self, *tables: Table) -> None:
-        self.tables = tables
+    def __init__(self, *tables: Table, notes: Sequence[str] = (), **rows: Column) -> None:
+        self.result = Result(tables, notes=notes, rows=rows)
 
     def item(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(result=Result(self.tables))
+        return SimpleNamespace(result=self.result)
+
+    def has_item(self, name: str) -> bool:
+        return True
+
+    def lines(self, name: str) -> list[dict[str, str]]:
+        of = {"method": "threshold", "size": "100000000", "density": "0.001", "dtype": "fp32", "device": "H200"}
+        return [{**of, "p50_ms": "0.3", "ratio_to_floor": "1.1"}]
 
 
 def test_a_best_rate_at_the_edge_of_its_search_is_told() -> None:
     caption, headings = "The search for rates: LSTM-PTB, 330 steps, one seed", ["training", "rate 1", "rate 2"]
     inside = Table(caption, headings, [Row(["dense", "9.00", "8.00 *"])])
-    assert accuracy.edges(Stored(inside)) == "No best rate stands at the edge of its search."
+    assert accuracy.edges(Stored(inside)).endswith("no best one stands at the edge of its search.")
     edge = Table(caption, headings, [Row(["dense", "9.00", "8.00 *"]), Row(["DGC", "7.00 * edge", "8.00"])])
     assert accuracy.edges(Stored(edge)).endswith("beyond: DGC (`dgc`), nothing dense: LSTM-PTB, rate 1.")
 
 
-def test_rates_that_differ_by_length_are_told() -> None:
-    def scores(steps: str, rate: str) -> Table:
-        rows = [Row(["dense", "90.00", "–", "3", "0.4"]), Row(["DGC", "80.00", "-10.00", "1", rate])]
-        headings = ["training", "accuracy, %", "to dense", "seeds", "rate"]
-        return Table(f"ResNet-20 on CIFAR-10, 16 workers of 32, {steps} steps", headings, rows)
+def scores(steps: str, rate: str) -> Table:
+    rows = [Row(["dense", "90.00", "–", "3", "0.4"]), Row(["DGC", "80.00", "-10.00", "1", rate])]
+    headings = ["training", "accuracy, %", "to dense", "seeds", "rate"]
+    return Table(f"ResNet-20 on CIFAR-10, 16 workers of 32, {steps} steps", headings, rows)
 
+
+def test_a_longer_training_whose_best_rate_is_an_end_of_those_it_was_made_with_is_told() -> None:
+    def told(*made: tuple[str, str, int, float]) -> str:
+        columns = dict(zip(("model", "method", "steps", "rate"), map(list, zip(*made, strict=True)), strict=True))
+        return accuracy.edges(Stored(scores("1,400", "0.1"), scores("3,500", "0.2"), **columns))
+
+    dense = tuple(("resnet20", "dense", 3500, rate) for rate in (0.2, 0.4, 0.8))
+    short, other = ("resnet20", "DGC", 1400, 0.4), ("vgg16", "DGC", 3500, 0.4)
+    low, best, high = (("resnet20", "DGC", 3500, rate) for rate in (0.1, 0.2, 0.4))
+    name = "DGC (`dgc`), nothing dense, 3,500 steps: 0.2"
+    assert told(*dense, short, other, low, best).endswith(f"may lie beyond: {name}, the highest of 0.1 and 0.2.")
+    assert told(*dense, best, high).endswith(f"may lie beyond: {name}, the lowest of 0.2 and 0.4.")
+    assert name not in told(*dense, low, best, high)
+    assert told(*dense, best).endswith(f"one rate that is not the best of the shortest length: {name}.")
+
+
+def test_rates_that_differ_by_length_are_told() -> None:
     told = (
         "Rates that are not the same at all lengths: DGC (`dgc`), nothing dense 0.05 (1,400 steps), 0.1 (3,500 steps)."
     )
     assert accuracy.by_length(Stored(scores("1,400", "0.05"), scores("3,500", "0.1"))).endswith(told)
     assert "Rates" not in accuracy.by_length(Stored(scores("1,400", "0.1"), scores("3,500", "0.1")))
+
+
+def test_the_best_local_steps_are_told_with_searches_that_are_not_finished() -> None:
+    headings = ["training", "perplexity", outer.SCORES, "sent, of dense"]
+    rows = [Row(["dense", "133.01 ± 0.74", "–", "1"]), Row(["OuterLoop, every 8 steps", "227.20", "× 1.7", "1/48.4"])]
+    tables = [Table(caption, headings, rows) for caption in ("GPT, 16 workers", "GPT, 4 workers")]
+    notes = ["GPT, 16 workers, searches that are not done: OuterLoop, every 4 steps 195.63.", "Rates are searched for."]
+    shown = outer.best_of_each(Stored(*tables, notes=notes))
+    own, other = shown.split("**GPT, 4 workers**")
+    assert own.startswith("**GPT, 16 workers**: the best finished row of each kind")
+    assert own.rstrip().endswith(f"- {notes[0]}")
+    assert notes[0] not in other
+    assert notes[1] not in shown
 
 
 def test_every_training_is_told_by_its_commit(tmp_path: Path) -> None:

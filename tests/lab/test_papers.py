@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -37,7 +38,18 @@ from sparsync_lab.papers.published import P1_MODELS, P2_ACCURACY
 from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, rate_factor, read, write
 from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.papers.store import load, rounded, runs_of
-from sparsync_lab.papers.sweep import ABLATIONS, ALSO, BASE, EARLY, METHODS, SETTINGS, TARGETS, Stage, method_of
+from sparsync_lab.papers.sweep import (
+    ABLATIONS,
+    ALSO,
+    BALANCED,
+    BASE,
+    EARLY,
+    METHODS,
+    SETTINGS,
+    TARGETS,
+    Stage,
+    method_of,
+)
 from sparsync_lab.papers.tasks import Task
 from sparsync_lab.papers.trainings import VirtualSession, traffic_per_step, train_run
 from sparsync_lab.papers.verdicts import verdicts
@@ -186,17 +198,30 @@ def test_figure_4_has_selection_alone_where_it_was_measured(tmp_path: Path, monk
     before = ITEMS["p1/fig4"].run(context)
     assert len(before.tables) == 1
     assert "trimmed Top_k (PyTorch)" in before.tables[0].headings
-    assert any("does not hold here" in note for note in before.notes)
+    assert any("holds here for 0 with Gaussian_k (PyTorch). For 400 million" in note for note in before.notes)
     assert any(note.startswith("Not measured: selection alone") for note in before.notes)
-    columns = "method,size,density,dtype,p50_ms,device,commit"
+    assert not any("was timed alone only" in note for note in before.notes)
+    columns = "method,size,density,dtype,p50_ms,device,cpus,system,python,torch,sparsync,commit,load,date"
     measured = {"topk": 8, "dgc": 4, "gaussian": 9, "gaussian, authors' code": 2, "trimmed": 5}
-    rows = [f'"{name} (PyTorch)",100000000,0.001,fp32,{ms},H200,abc' for name, ms in measured.items()]
+    rows = [f'"{name} (PyTorch)",100000000,0.001,fp32,{ms},H200,1,L,3,2,0,abc,0,now' for name, ms in measured.items()]
     (tmp_path / "bench-select-alone-gpu.csv").write_text("\n".join([columns, *rows]), encoding="utf-8")
     result = ITEMS["p1/fig4"].run(context)
     assert [row.cells for row in result.tables[0].rows] == [["100 M", "8 ms", "4 ms", "9 ms", "2 ms", "5 ms"]]
-    assert any("alone" in note and "fastest) holds here" in note for note in result.notes)
-    assert any("with error feedback" in note and "does not hold here" in note for note in result.notes)
-    word = next(one.word for one in verdicts({"p1/fig4": result}) if one.item == "p1/fig4")
+    forms = "Gaussian_k (PyTorch)", "Gaussian_k, authors' code (PyTorch)"
+    order = f"{forms[0]} 9 ms, Top_k (torch.topk) 8 ms, DGC_k (PyTorch) 4 ms, {forms[1]} 2 ms."
+    held = f"holds here for 0 with {forms[0]} and 1 with {forms[1]}."
+    assert any(held in note and note.endswith(f"the slowest first: {order}") for note in result.notes)
+    assert any("with error feedback: of 4 sizes" in note for note in result.notes)
+    assert f"{forms[1]} was timed alone only." in result.notes
+    # Whatever measured any of it is named: another commit measured the largest size.
+    lines = [line for line in csv.DictReader(source.splitlines()) if line["dtype"] == "fp32"]
+    commits, last = dict.fromkeys(line["commit"] for line in lines), max(lines, key=lambda line: int(line["size"]))
+    assert len(commits) > 1
+    assert result.where["commit"].split(", ") == [*commits, "abc"]
+    assert "Time of selection alone, as P1 times it: 100 million entries: H200, commit abc, now." in result.notes
+    of_last = f"; 400 million entries: {last['device']}, commit {last['commit']}, {last['date']}."
+    assert any(of_last in note for note in result.notes)
+    word = next(one.word for one in verdicts({"p1/fig4": result}) if one.claim.item == "p1/fig4")
     assert word == "partly"
 
 
@@ -494,7 +519,7 @@ def test_a_rate_is_chosen_alike_for_every_row() -> None:
     scores[0.4] = 0.9
     assert list(search.tried("resnet20", "dense")) == [0.5, 1, 2, 4]
     assert search.chosen("resnet20", "dense") is None
-    assert search.chosen("resnet20", "dense", so_far=True) == 2
+    assert search.repeats("resnet20", "dense", 0) == []
     scores |= {0.8: 0.91, 1.6: 0.9}
     assert search.chosen("resnet20", "dense") == 4
     assert [h.run.rate for h in search.repeats("resnet20", "dense", 1)] == [0.8]
@@ -563,15 +588,15 @@ def test_an_ablation_takes_the_rate_of_what_it_changes_unless_that_is_momentum()
     scores: dict[float, float] = {}
 
     def get(run: Run) -> History | None:
-        return history_of(run, scores[run.rate]) if run.rate in scores and run.seed == 0 else None
+        known = run.rate in scores and run.seed == 0 and "fp16" not in run.label
+        return history_of(run, scores[run.rate]) if known else None
 
     search = LearningRateSearch(get)
     same, moved = "ablation: values fp16", "ablation: momentum kept"
     assert (search.tried("resnet20", same), search.chosen("resnet20", same)) == ({}, None)
     assert list(search.tried("resnet20", moved)) == [0.5, 1, 2]
     scores |= {0.1: 0.8, 0.2: 0.7, 0.4: 0.6, 0.05: 0.5}
-    assert list(search.tried("resnet20", same)) == [0.5]
-    assert search.chosen("resnet20", same) == 0.5
+    assert search.tried("resnet20", same) == {0.5: None}
     asked, waiting = search.runs(Stage("resnet20", 0, (0,), (same, moved)))
     assert ([run.rate for run in asked], waiting) == ([0.1, 0.05, 0.1, 0.2, 0.4], [])
 
@@ -585,6 +610,41 @@ def test_an_ablation_that_was_trained_before_another_rate_was_chosen_stays() -> 
 
     assert list(LearningRateSearch(get).tried("resnet20", "ablation: values fp16")) == [1]
     assert LearningRateSearch(get).chosen("resnet20", "ablation: values fp16") == 1
+
+
+def test_an_ablation_that_was_made_with_several_rates_is_shown_with_the_best() -> None:
+    """A setting that takes the rates of another shows what they are, whatever else it was trained with."""
+    own = {0.2: 0.78, 0.4: 0.74}
+
+    def get(run: Run) -> History | None:
+        scores = own if "values fp16" in run.label else {0.1: 0.6, 0.2: 0.7, 0.4: 0.8, 0.8: 0.5}
+        return history_of(run, scores[run.rate]) if run.rate in scores and run.seed == 0 else None
+
+    search, label = LearningRateSearch(get), "ablation: balanced, values fp16"
+    assert search.chosen("resnet20", BALANCED) == 2
+    assert [h.run.rate for h in search.repeats("resnet20", label, 0)] == [0.2]
+    assert not search.at_edge("resnet20", label)  # it was not searched for
+    (note,) = tables.several_rates(search, "resnet20", [BALANCED, label])
+    assert note.endswith(f"shown with the best: {label}: 78.00 with rate 0.2, 74.00 with rate 0.4.")
+    own.pop(0.2)
+    assert [h.run.rate for h in search.repeats("resnet20", label, 0)] == [0.4]
+    assert tables.several_rates(search, "resnet20", [BALANCED, label]) == []
+    settings = {"resnet20": SETTINGS["resnet20"], "w4": replace(SETTINGS["resnet20"], workers=4, like="resnet20")}
+    assert list(LearningRateSearch(get, settings=settings).tried("w4", BALANCED)) == [2]
+
+
+def test_every_finished_training_is_among_the_columns() -> None:
+    """Longer ones too, with whatever rates they were made."""
+    long = {0.2: 0.93, 0.4: 0.92}
+
+    def get(run: Run) -> History | None:
+        scores = {1400: {0.1: 0.7, 0.2: 0.8, 0.4: 0.9, 0.8: 0.7}, 3500: long}.get(run.steps or 0, {})
+        return history_of(run, scores[run.rate]) if run.rate in scores and run.method == "dense" else None
+
+    columns = tables.columns(LearningRateSearch(get))
+    found = {*zip(columns["steps"], columns["rate"], columns["seed"], strict=True)}
+    assert {rate for steps, rate, _ in found if steps == 3500} == {*long}
+    assert len(found) == len(columns["run"]) == 3 * (4 + len(long))
 
 
 def test_a_density_that_begins_high_ends_low(context: RunContext) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sparsync_lab.cli.papers import redraw, verify
 from sparsync_lab.papers import ITEMS
-from sparsync_lab.papers.store import results_of
+from sparsync_lab.papers.store import read_json, results_of, write_json
 
 RESULTS = Path("results/papers")
 
@@ -31,6 +31,28 @@ def test_a_number_that_does_not_follow_from_the_trainings_is_found(tmp_path, cap
     with pytest.raises(ValueError, match="1 statements do not follow"):
         verify(output=tmp_path)
     assert "80.56" in capsys.readouterr().out
+
+
+def test_trainings_with_different_data_are_found(tmp_path, capsys):
+    """One's own result may have them, with a note; none that is stored here."""
+    source = RESULTS / "p3-density.json"
+    (tmp_path / "runs").mkdir()
+    names = read_json(source)["runs"]
+    for name in names:
+        shutil.copy(RESULTS / "runs" / f"{name}.json.gz", tmp_path / "runs")
+    shutil.copy(source, tmp_path)
+    other = tmp_path / "runs" / f"{names[1]}.json.gz"
+    plain = read_json(other)
+    plain["data"] |= {"name": "cifar10-half", "sha256": "0" * 64}
+    write_json(other, plain, run=plain["run"])
+    redraw("p3/density", output=tmp_path)
+    assert any("not always trained with the same data" in note for note in read_json(tmp_path / source.name)["notes"])
+    with pytest.raises(ValueError, match="1 statements do not follow"):
+        verify(output=tmp_path)
+    told = capsys.readouterr().out
+    assert "p3/density: 1 differ" in told
+    assert "ResNet-20 was trained with different data: cifar10 (" in told
+    assert " and cifar10-half (" in told
 
 
 def fresh(tmp_path: Path, name: str) -> dict[str, Any]:

@@ -17,9 +17,23 @@ MUTANTS = [
     Mutant(
         "layer by layer is better whatever the rate",
         f"{PAPERS}/claims_p2.py",
-        "    return told, at_most_partly(word)\n",
-        "    return told, word\n",
+        "alike = layer - control <= POINT",
+        "alike = False",
         f"{TESTS}/test_verdicts.py::test_layers_are_judged_at_the_same_rate",
+    ),
+    Mutant(
+        "what ends far below P2 reproduces it",
+        f"{PAPERS}/claims_p2.py",
+        "return at_most_partly(word, not far), told",
+        "return word, told",
+        f"{TESTS}/test_verdicts.py::test_every_scope_of_p2_counts",
+    ),
+    Mutant(
+        "a question is counted among the papers' claims",
+        f"{PAPERS}/verdicts.py",
+        "[one for one in found if not one.is_question]",
+        "[*found]",
+        f"{TESTS}/test_verdicts.py::test_a_sentence_begins_with_the_verdict",
     ),
     Mutant(
         "P1 is judged by LeNet-5",
@@ -41,6 +55,20 @@ MUTANTS = [
         'if figure["chart"] != fresh["chart"]:',
         "if False:",
         f"{TESTS}/test_verify.py::test_whatever_is_stated_is_made_again[figures]",
+    ),
+    Mutant(
+        "trainings with different data pass",
+        f"{PAPERS}/verify.py",
+        "if len(sets) > 1:",
+        "if False:",
+        f"{TESTS}/test_verify.py::test_trainings_with_different_data_are_found",
+    ),
+    Mutant(
+        "the best rate so far is taken for the best",
+        f"{PAPERS}/lr_search.py",
+        "if not known or len(known) < len(tried) or (",
+        "if not known or (",
+        f"{TESTS}/test_adamw_item.py::test_a_row_whose_search_lacks_a_rate_has_no_score",
     ),
     Mutant(
         "another item's result is taken for an item's own",

@@ -28,6 +28,7 @@ NAMES = {
     "TopK-SGD": "TopK-SGD (`paper`)",
     "DGC": "DGC (`dgc`), nothing dense",
 }
+NAMES_HERE = {EARLY: "ours", "dense": "dense", tuned.TOPK: tuned.TOPK}  # where schedules are compared
 LENGTHS = "ResNet-20 on CIFAR-10"
 MODELS = ("LeNet-5 on MNIST", "VGG-16 on CIFAR-10", "LSTM-PTB", "LSTM-AN4", "GPT on PTB, AdamW")
 
@@ -63,9 +64,8 @@ def _rates_by_length(lengths: Mapping[str, Table]) -> str:
     or with several."""
     rates: dict[str, dict[str, str]] = {}
     for steps, own in lengths.items():
-        for row in own.rows:
-            if row.cells[1] != NOT_RUN:
-                rates.setdefault(row.cells[0], {})[steps] = row.cells[own.headings.index("rate")]
+        for label, rate in _rates(own).items():
+            rates.setdefault(label, {})[steps] = rate
     told = [
         f"{NAMES[label]} {', '.join(f'{rate} ({steps} steps)' for steps, rate in own.items())}"
         for label, own in rates.items()
@@ -75,7 +75,12 @@ def _rates_by_length(lengths: Mapping[str, Table]) -> str:
 
 
 def edges(sources: Sources) -> str:
-    """Return which bests stand at the edge of their search for a rate."""
+    """Return which bests stand at the edge of their search for a rate, and of longer trainings at an end of those that
+    they were made with."""
+    return f"{_edges_of_searches(sources)}{_edges_of_longer(sources)}"
+
+
+def _edges_of_searches(sources: Sources) -> str:
     told = []
     for caption, own in tables_of(sources).items():
         if caption.startswith(SEARCH):
@@ -87,8 +92,39 @@ def edges(sources: Sources) -> str:
                 if cell.endswith("* edge")
             ]
     if not told:
-        return "No best rate stands at the edge of its search."
+        return "Rates are searched for at the shortest lengths, and no best one stands at the edge of its search."
     return f"At the edge of its search stands a best rate, and a better one may lie beyond: {'; '.join(told)}."
+
+
+def _edges_of_longer(sources: Sources) -> str:
+    """Return the longer trainings whose best rate is the lowest or the highest of several, and those that were made
+    with one alone that is not the best of the shortest length."""
+    bests = {steps: _rates(own) for steps, own in score_tables(sources, LENGTHS).items()}
+    shortest, ends, alone = next(iter(bests), ""), [], []
+    for steps, label in ((steps, label) for steps, own in bests.items() if steps != shortest for label in own):
+        best, made = bests[steps][label], _made_with(sources, label, steps)
+        name = f"{NAMES[label]}, {steps} steps: {best}"
+        if len(made) > 1 and best in (made[0], made[-1]):
+            ends.append(f"{name}, the {'lowest' if best == made[0] else 'highest'} of {' and '.join(made)}")
+        elif made == [best] and best != bests[shortest].get(label):
+            alone.append(name)
+    told = " Longer trainings whose best rate is at an end of those tried, so that a better one may lie beyond: "
+    other = f" Longer ones made with one rate that is not the best of the shortest length: {'; '.join(alone)}."
+    return (f"{told}{'; '.join(ends)}." if ends else "") + (other if alone else "")
+
+
+def _made_with(sources: Sources, label: str, steps: str) -> list[str]:
+    """Return the rates that trainings of a method and a length were made with, the lowest first."""
+    rows = sources.item(FILE).result.rows
+    made = zip(rows["model"], rows["method"], rows["steps"], rows["rate"], strict=True)
+    of = tuned.MODEL, label, int(steps.replace(",", ""))
+    return [f"{rate:g}" for rate in sorted({float(row[-1] or 0) for row in made if row[:-1] == of})]
+
+
+def _rates(own: Table) -> dict[str, str]:
+    """Return the rates of what was run of a table, by method."""
+    at = own.headings.index("rate")
+    return {row.cells[0]: row.cells[at] for row in own.rows if row.cells[1] != NOT_RUN}
 
 
 def other_models(sources: Sources) -> str:
@@ -116,57 +152,77 @@ def ablations(sources: Sources) -> str:
 def schedules(sources: Sources) -> str:
     """Return what ResNet-20 reaches with each rate in two schedules."""
     own = _schedules(sources)
-    return table(own.headings, [[NAMES[row.cells[0]], *row.cells[1:]] for row in own.rows])
+    shown = table(own.headings, [[NAMES[row.cells[0]], *row.cells[1:]] for row in own.rows])
+    return f"{_beside_cosine(_tried(own))}\n\n{shown}"
 
 
 def _schedules(sources: Sources) -> Table:
     return next(own for own in sources.item("beyond-evidence").result.tables if own.caption == tuned.CAPTION)
 
 
+def _tried(own: Table) -> dict[str, list[Sequence[str]]]:
+    """Return schedule, rate, score, number of seeds and what was sent, the best first, by method: ours first."""
+    return {method: [row.cells[1:] for row in own.rows if row.cells[0] == method] for method in NAMES_HERE}
+
+
+def _beside_cosine(tried: Mapping[str, Sequence[Sequence[str]]]) -> str:
+    """Return which methods end higher with P1's schedule than with cosine, and how many rates were tried with each."""
+    told, higher = [], 0
+    for method, rows in tried.items():
+        once, cosine = ([cells for cells in rows if cells[0] == how] for how in (tuned.FALLS_ONCE, tuned.COSINE))
+        told.append(f"{len(once)} and {len(cosine)} for {NAMES_HERE[method]}")
+        higher += bool(once and cosine) and float(once[0][2].split()[0]) > float(cosine[0][2].split()[0])
+    which = f"each of the {len(tried)} ends" if higher == len(tried) else f"{higher} of the {len(tried)} end"
+    return (
+        f"With the rates that were tried, {which} higher with P1's schedule than with cosine (rates with P1's and with "
+        f"cosine: {', '.join(told)})."
+    )
+
+
 def gains(sources: Sources) -> str:
     """Return what the library gains, in two sentences."""
-    *_, own = score_tables(sources, LENGTHS).values()
-    sent = {row.cells[0]: row.cells[5] for row in own.rows}
-    rows = [row.cells for row in _schedules(sources).rows]  # each method's best first
-    tried = {method: [cells[1:] for cells in rows if cells[0] == method] for method in (EARLY, "dense", tuned.TOPK)}
-    found = {method: _best([cells[1:] for cells in own]) for method, own in tried.items()}
-    less = _megabytes(sent["dense"]) / _megabytes(sent[EARLY])
+    tried = _tried(_schedules(sources))
+    found = {method: _best(rows) for method, rows in tried.items()}
+    sent = {method: _megabytes(_shown(rows)[-1]) for method, rows in tried.items()}
     select = next(line for line in sources.lines("bench-select-gpu.csv") if _is_floor_case(line))
     return (
-        f"At **{less:.0f} times fewer bytes** ResNet-20 on CIFAR-10, with 16 workers, ends at **{found[EARLY]}** "
-        f"where dense training ends at {found['dense']} and TopK-SGD, as published and at the same bytes, at "
-        f"{found[tuned.TOPK]}; 120 epochs, virtual workers, the best of the rates and schedules with three seeds"
-        f"{_edges(tried)}. {adamw.gains(sources)}"
+        f"At **{sent['dense'] / sent[EARLY]:.0f} times fewer bytes** ResNet-20 on CIFAR-10, with 16 workers, ends at "
+        f"**{found[EARLY]}** where dense training ends at {found['dense']} and TopK-SGD, as published and at "
+        f"{_beside(sent[tuned.TOPK], sent[EARLY])} bytes, at {found[tuned.TOPK]}; 120 epochs, virtual workers, the "
+        f"best of the rates and schedules with three seeds{_edges(tried)}. {adamw.gains(sources)}"
         f"\nSelecting entries out of 100 million on an {select['device']} takes {float(select['p50_ms']):.2f} ms, "
         f"{float(select['ratio_to_floor']):.2f} times the addition that error feedback needs anyway."
     )
 
 
-def _best(tried: Sequence[Sequence[str]]) -> str:
-    """Return the best score of several seeds, and a higher one of a single seed, if there is one.
+def _shown(tried: Sequence[Sequence[str]]) -> Sequence[str]:
+    """Return, of a method's rows of ``_tried``, the best of those with several seeds; if there are none, the best."""
+    return next((cells for cells in tried if cells[3] != "1"), tried[0])
 
-    Args:
-        tried: rate, score and number of seeds, the best first.
-    """
-    several = [cells for cells in tried if cells[2] != "1"]
-    (rate, score, _), *_ = tried
-    if not several:
+
+def _best(tried: Sequence[Sequence[str]]) -> str:
+    """Return the score of the best, and a higher one of a single seed, if there is one."""
+    _, rate, score, seeds, *_ = tried[0]
+    shown = _shown(tried)
+    if shown[3] == "1":
         return f"{score} % (one seed)"
-    higher = f" ({score} with rate {rate}, one seed)" if tried[0] != several[0] else ""
-    return f"{several[0][1]} %{higher}"
+    higher = f" ({score} with rate {rate}, one seed)" if seeds == "1" else ""
+    return f"{shown[2]} %{higher}"
+
+
+def _beside(sent: float, other: float) -> str:
+    """Return in words how much was sent beside another."""
+    alike = "the same" if sent == other else "about the same"
+    return alike if abs(sent / other - 1) < 0.01 else f"{sent / other:.2f} times the"
 
 
 def _edges(own: Mapping[str, Sequence[Sequence[str]]]) -> str:
-    """Return of which methods the best rate is the lowest or the highest that was tried in its schedule.
-
-    Args:
-        own: schedule, rate, score and number of seeds, the best first, by method.
-    """
-    names, at = {EARLY: "ours", "dense": "dense", tuned.TOPK: tuned.TOPK}, []
+    """Return of which methods the best rate is the lowest or the highest that was tried in its schedule."""
+    at = []
     for method, ((schedule, best, *_), *others) in own.items():
         rates = [float(rate) for other, rate, *_ in others if other == schedule]
         ends = {"below": all(rate > float(best) for rate in rates), "above": all(rate < float(best) for rate in rates)}
-        at += [f"{names[method]} {beyond} {best}" for beyond, is_edge in ends.items() if is_edge]
+        at += [f"{NAMES_HERE[method]} {beyond} {best}" for beyond, is_edge in ends.items() if is_edge]
     return f" (not tried in its schedule: {', '.join(at)})" if at else ""
 
 

@@ -21,11 +21,12 @@ WAYS = {  # how rows of each kind begin, and what to type for it
 
 
 def best_of_each(sources: Sources) -> str:
-    """Return, for each number of workers, the best row of each kind."""
+    """Return, for each number of workers, the best finished row of each kind, and what is to be known of those rows:
+    what they sent, and what searches that are not done have reached."""
     if not sources.has_item(FILE):
         return f"Not run yet: `sparsync papers run {ITEM}`."
-    parts = []
-    for stored in (_trained(own) for own in sources.item(FILE).result.tables if SCORES in own.headings):
+    result, parts = sources.item(FILE).result, []
+    for stored in (_trained(own) for own in result.tables if SCORES in own.headings):
         rows = []
         for begins, way in WAYS.items():
             found = [row.cells for row in stored.rows if row.cells[0].startswith(begins)]
@@ -33,7 +34,8 @@ def best_of_each(sources: Sources) -> str:
                 label, score, beside, sent, *_ = min(found, key=lambda cells: float(cells[1].split()[0]))
                 rows.append([plain(label), score, beside, sent, way])
         headings = [*stored.headings[:4], "to type"]
-        parts += [f"**{plain(stored.caption)}**: the best row of each kind", table(headings, rows)]
+        parts += [f"**{plain(stored.caption)}**: the best finished row of each kind", table(headings, rows)]
+        parts.append("\n".join(f"- {plain(note)}" for note in result.notes if note.startswith(stored.caption)))
     return "\n\n".join(parts)
 
 

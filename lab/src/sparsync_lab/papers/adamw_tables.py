@@ -24,7 +24,7 @@ from sparsync_lab.papers.curves import (
 from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
 from sparsync_lab.papers.run import History
 from sparsync_lab.papers.sweep import Setting
-from sparsync_lab.papers.tables import KINDS, NOT_RUN, rate_search_table
+from sparsync_lab.papers.tables import KINDS, NOT_RUN, missing_rate, rate_search_table
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
 STANDING = "Where preconditioned feedback stands"
@@ -33,7 +33,7 @@ AGAINST_BUDGET = "Accuracy against budget"
 ABLATIONS = "Ablations: "
 TOO_SMALL = "sketches take more"
 WITHIN = {"perplexity": 0.01, "accuracy": 0.3}  # share, or points, that may be lost to dense
-HEADINGS = ("to dense", "sent, of dense", "seeds", "rate", "density", "time")
+HEADINGS = ("sent, of dense", "seeds", "rate", "density", "time")
 
 
 def kind_of(setting: Setting) -> str:
@@ -84,21 +84,22 @@ def shown_beside(histories: Sequence[History], dense: Sequence[History]) -> str:
     return shown if shown == UNDER_A_POINT else f"{shown} points"
 
 
-def score_table(search: LearningRateSearch, name: str, length: int, labels: Sequence[str], caption: str) -> Table:
-    """Return every method with its chosen rate."""
-    dense = search.repeats(name, "dense", length)
+def score_table(
+    search: LearningRateSearch, name: str, length: int, labels: Sequence[str], caption: str, against: str = "dense"
+) -> Table:
+    """Return every method with its chosen rate, and how far it is from one of them."""
+    dense, base = (search.repeats(name, label, length) for label in ("dense", against))
     rows = []
     for label in labels:
         histories = search.repeats(name, label, length)
         if not histories:
-            rows.append(Row([label, NOT_RUN, *("–" for _ in HEADINGS)]))
+            rows.append(Row([label, NOT_RUN, "–", "–", "–", missing_rate(search, name, label), "–", "–"]))
             continue
-        searched = search.settings[name].like or name, search.method(label).like or label
-        edge = ", edge" if search.at_edge(*searched) else ""
+        edge = ", edge" if search.at_edge(*search.searched(name, label)) else ""
         cells = [
             label,
             mean_and_std(histories),
-            "–" if label == "dense" else shown_beside(histories, dense),
+            "–" if label == against else shown_beside(histories, base),
             fraction(share_of(histories, dense)),
             str(len(histories)),
             f"{histories[0].run.rate:g}{edge}",
@@ -106,7 +107,7 @@ def score_table(search: LearningRateSearch, name: str, length: int, labels: Sequ
             f"{statistics.mean(h.seconds for h in histories):,.0f} s",
         ]
         rows.append(Row(cells))
-    return Table(caption, ["training", kind_of(search.settings[name]), *HEADINGS], rows)
+    return Table(caption, ["training", kind_of(search.settings[name]), f"to {against}", *HEADINGS], rows)
 
 
 def all_tables(search: LearningRateSearch) -> list[Table]:
@@ -118,7 +119,7 @@ def all_tables(search: LearningRateSearch) -> list[Table]:
         ablations = [label for label in search.asked(name) if label in search.ablations]
         for base in dict.fromkeys(search.method(label).like for label in ablations):
             labels = [base, *(label for label in ablations if search.method(label).like == base)]
-            found.append(score_table(search, name, 0, labels, f"{ABLATIONS}{where(setting, 0)}, {base}"))
+            found.append(score_table(search, name, 0, labels, f"{ABLATIONS}{where(setting, 0)}, {base}", base))
         if not setting.like:
             found.append(rate_search_table(search, name, search.methods(name)))
     return found

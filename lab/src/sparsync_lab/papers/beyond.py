@@ -59,11 +59,13 @@ NOTES = (
     "entries as each worker sends; momentum of 0.5 before the residual) or of DGC or, in a table of their own, of the "
     "row with momentum corrected and a density warm-up. Where that is momentum, which moves "
     "the best rate, the rate is searched for as for the rows; the others, and those around that row, take the rate of "
-    "what they change.",
+    "what they change, or of several that they were made with the best.",
     "VGG-16 computes in bfloat16 where torch's autocast takes that to be safe, dense and sparse alike; weights, "
     "gradients and all that is sent are fp32. The other models compute in fp32, on a GPU with convolutions (and "
     "products, see below) of TF32. Differences are over the seeds that both have.",
 )
+
+ORDER = "The order of the trainings"
 
 
 class Sweep:
@@ -156,7 +158,7 @@ def order_of(sweep: Sweep) -> Table:
         rows.append(Row(cells))
     notes = ["A search has one more training where its best rate stands at the edge."]
     headings = ["", f"trainings, {total:.0f} minutes left in all", "--only", "done", "minutes each", "minutes left"]
-    return Table("The order of the trainings", headings, rows, notes)
+    return Table(ORDER, headings, rows, notes)
 
 
 def order(context: RunContext, sweep_of: Callable[[RunContext], Sweep] = Sweep) -> Table:

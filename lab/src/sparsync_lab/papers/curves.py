@@ -95,13 +95,16 @@ def by_epoch(
 
 
 def loss_by_step(title: str, histories: Mapping[str, History], caption: str) -> Figure:
-    """Draw training losses, each point the mean of a fortieth of the training."""
+    """Draw training losses, each point the mean of a fortieth of the training. Of several seeds their mean, and the
+    band from the lowest to the highest."""
     curves = []
-    for label, history in histories.items():
-        width = max(1, len(history.losses) // 40)
-        starts = range(0, len(history.losses) - width + 1, width)
-        means = [sum(history.losses[i : i + width]) / width for i in starts]
-        curves.append(Curve(label, [i + width for i in starts], means))
+    for label, seeds in by_seed(histories).items():
+        alike = [history.losses for history in seeds if len(history.losses) == len(seeds[0].losses)]
+        width = max(1, len(alike[0]) // 40)
+        starts = range(0, len(alike[0]) - width + 1, width)
+        means = [[sum(losses[i : i + width]) / width for losses in alike] for i in starts]
+        low, high = ([*map(end, means)] if len(alike) > 1 else [] for end in (min, max))
+        curves.append(Curve(label, [i + width for i in starts], [*map(statistics.mean, means)], low=low, high=high))
     return Figure(LineChart(title, "steps", curves, log_y=True), caption)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import tuned
 from sparsync_lab.papers.curves import base_result, display_score, quick_changes
+from sparsync_lab.papers.gaussian_forms import spread_note
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, CLOSE, COUNTED, HELD, HELD_COUNTED, training
@@ -238,7 +239,7 @@ def evidence(context: RunContext) -> Result:
             tables.append(tuned.comparison((*runs, *beside), done))
         if one.name == TREE and not context.quick:
             tables += on_other_models(_by_model((*beside, *runs), done))
-    notes = [ONE_SEED]
+    notes = [f"{ONE_SEED}{spread_note(context)}"]
     if not context.quick:
         trained = {run.label: done[run.name] for run in every if run.name in done}
         tables.append(learned(trained))
@@ -259,9 +260,8 @@ def _by_model(runs: Iterable[Run], done: Mapping[str, History]) -> dict[str, dic
 
 HEADINGS = ["training", "model", "last score", "unit", "density", "fell back", "steps"]
 ONE_SEED = (
-    "One seed each, but where a label or a table says otherwise: what differs by less than a point is no ranking, nor "
-    "on VGG-16, where a training made twice ended more than a point apart, by less than two. Rows at the end of a "
-    "table are of other items."
+    "Rows at the end of a table are of other items. One seed each, but where a label or a table says otherwise: what "
+    "differs by less than a point is no ranking."
 )
 
 

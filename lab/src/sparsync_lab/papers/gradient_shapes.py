@@ -53,8 +53,8 @@ def figure_3(context: RunContext) -> Result:
         [_shape_table({"normal": u})],
         [Figure(chart, caption) for chart, caption in zip(charts, captions, strict=True)],
         [
-            "Nothing: the vector is drawn anew, from our seed. The table has how far π rises above the line, over all "
-            f"entries, and how far π² is from convex, at {POINTS} places."
+            "Nothing differs from the paper but the vector, which is drawn anew, from our seed. The table has how far "
+            f"π rises above the line, over all entries, and how far π² is from convex, at {POINTS} places."
         ],
         {"i": places, "pi": pi, "pi_squared": squares, "line": line, "u": middles, "density": density},
     )

@@ -72,13 +72,17 @@ class LearningRateSearch:
         options = {**options_in(setting, method), "density": density_of(setting, label, length)}
         return replace(own, options=options, front=method.front)
 
+    def searched(self, model: str, label: str) -> tuple[str, str]:
+        """Return the setting and the method whose search a rate is taken from: its own, unless it is like another."""
+        return self.settings[model].like or model, self.method(label).like or label
+
     def tried(self, model: str, label: str) -> dict[float, History | None]:
         """Return the search for a rate by factor, as far as it is asked for; ``None`` where nothing is trained yet."""
-        setting = self.settings[model]
-        like = setting.like or model, self.method(label).like or label
+        setting, like = self.settings[model], self.searched(model, label)
         if like != (model, label):  # that rate, or, if it was trained before it was chosen, its own
             taken, made = self.chosen(*like), self.made(model, label, 0, self.tried(*like))
-            if taken is None or (made and taken not in made):
+            # An ablation that was made with several shows the best; a setting like another has that one's rates.
+            if taken is None or (made and (taken not in made or not setting.like)):
                 return dict(made)
             return {taken: made.get(taken)}
         factors = [*setting.factors, *ALSO.get((model, label), ())]
@@ -100,17 +104,19 @@ class LearningRateSearch:
         found = {factor: self.get(self.run(model, label, factor, length)) for factor in factors}
         return {factor: history for factor, history in found.items() if history is not None}
 
-    def chosen(self, model: str, label: str, so_far: bool = False) -> float | None:
-        """Return the factor with the best last score, once the search is complete; if other seeds do not learn with it,
-        the next best. ``so_far``: also if there is nothing yet beyond the edge at which it stands."""
-        tried = self.tried(model, label)
+    def chosen(self, model: str, label: str) -> float | None:
+        """Return the factor with the best last score, once the search that it is taken from is complete; if other seeds
+        do not learn with it, the next best."""
+        tried, like = self.tried(model, label), self.searched(model, label)
         known = {factor: history for factor, history in tried.items() if history is not None}
-        enough = set(self.settings[model].factors) & set(tried) if so_far else set(tried)
-        return self._steady(model, label, known) if known and enough <= set(known) else None
+        if not known or len(known) < len(tried) or (like != (model, label) and self.chosen(*like) is None):
+            return None
+        return self._steady(model, label, known)
 
     def at_edge(self, model: str, label: str) -> bool:
-        """Return whether the chosen rate is the lowest or the highest of those that were tried."""
-        best = self.chosen(model, label, so_far=True)
+        """Return whether the chosen rate is the lowest or the highest of those that were searched; one that is taken
+        from another search is not."""
+        best = self.chosen(model, label) if self.searched(model, label) == (model, label) else None
         known = [factor for factor, history in self.tried(model, label).items() if history is not None]
         return best is not None and len(known) > 1 and best in (min(known), max(known))
 
@@ -165,20 +171,19 @@ class LearningRateSearch:
 
     def others(self, stage: Stage) -> list[Run]:
         """Return a stage's trainings with all rates of the search: they may have been made when another one was the
-        best."""
-        likes = {label: self.method(label).like for label in stage.methods}
-        return [
-            self.run(stage.model, label, factor, stage.length, seed)
-            for label, like in likes.items()
-            if like or not stage.search
-            for factor in self.tried(stage.model, like or label)
-            for seed in stage.seeds
-        ]
+        best. Of a search that is not done, with all rates there are: some may lie beyond one that is missing."""
+        setting, found = self.settings[stage.model], list[Run]()
+        for label in stage.methods:
+            source = stage.model, self.method(label).like or label
+            done = self.chosen(*source) is not None
+            for factor in self.tried(*source) if done else (*setting.factors, *setting.further):
+                found += [self.run(stage.model, label, factor, stage.length, seed) for seed in stage.seeds]
+        return found
 
     def repeats(self, model: str, label: str, length: int) -> list[History]:
-        """Return what was trained with the chosen rate, seed by seed; a longer training that was made with several,
-        with that which is the best in the mean over its seeds."""
-        factor = self.chosen(model, label, so_far=True)
+        """Return what was trained with the chosen rate, seed by seed, and nothing before it is chosen; a longer
+        training that was made with several, with that which is the best in the mean over its seeds."""
+        factor = self.chosen(model, label)
         if factor is None:
             return []
         longer = self.made(model, label, length, self.tried(model, label)) if length else {}

@@ -75,7 +75,7 @@ QUICK = {
     "stages": (Stage("gpt", 0, FIRST, ("dense", OUTER[8], OWN, DILOCO["bf16"], LOCO[15], STREAMED)),),
 }
 RATES = (
-    "Rates are searched for alike: 0.5 to 2 times the same rate (4 workers: once to twice), further at the edge, with "
+    "Rates are searched for alike: 0.5 to 2 times the same rate (4 workers: 1 to 2 times), further at the edge, with "
     "the first seed."
 )
 # What is to be known of rows, if any of them is trained.

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from sparsync.layout import entries_for
 from sparsync_lab import models
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import gradient_shapes, iteration_times, planner_check, selection_times
 from sparsync_lab.papers.curves import (
     base_result,
     by_epoch,
-    by_seed,
     findings,
     quick_changes,
     scores,
     spread_caption,
     train_runs,
 )
+from sparsync_lab.papers.gaussian_forms import (
+    FORMS,
+    ONE_SIDED,
+    count_figures,
+    fallback_note,
+    older_rule,
+    spread_note,
+    stored,
+    uncounted_note,
+)
 from sparsync_lab.papers.gradient_histograms import draw_histograms
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.observers import ratios
-from sparsync_lab.papers.p1_runs import (
-    AUTHORS,
-    CARRIED,
-    COUNT_EVERY,
-    COUNTED,
-    HELD,
-    HELD_COUNTED,
-    counts_title,
-    repeats,
-    training,
-)
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, repeats, training
 from sparsync_lab.papers.published import P1_MODELS, p1_table1, p1_table2
 from sparsync_lab.papers.run import History, Run, model_title
-from sparsync_lab.papers.run_queue import stored_history, train_missing
+from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.papers.vgg16_gap import gap_note
-from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
+from sparsync_lab.report import Figure, Row, Table
 
 STEPS, EVERY = 1600, 200  # of the histograms
 FEWER = {"lstm-ptb": 2, "lstm-an4": 2}  # workers whose gradients make the histograms, instead of 16
@@ -47,23 +45,15 @@ SCHEDULE = (
     "and is divided by 10 after 81; density is 0.001 from the first step on, as the text says (the code begins with "
     "1/64 and 0.004, for an epoch each). Weight decay is 0; in the authors' code it is 0.0001, of weights alone. "
     "Whether these two matter, beyond/evidence measures, with weight decay of all parameters, biases too. "
-    "VGG-16's passes compute in bfloat16 where torch's autocast takes that to be "
-    "safe. LeNet-5 and ResNet-20 have three seeds of dense, TopK-SGD and Gaussian-k with its count held, LeNet-5 of "
-    "Gaussian-k as printed, too (mean and standard deviation; curves have the range of the seeds); all others have "
-    "one, and what differs by less than a point is no ranking, nor on VGG-16, where a training made twice ended more "
-    "than a point apart, by less than two. "
-    "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule."
+    "VGG-16's passes compute in bfloat16 where torch's autocast takes that to be safe. LeNet-5 on MNIST, which P1 "
+    "trains but does not draw here, has the same schedule. LeNet-5 and ResNet-20 have three seeds of dense, TopK-SGD "
+    "and Gaussian-k with its count held, LeNet-5 of Gaussian-k as printed, too (mean and standard deviation; curves "
+    "have the range of the seeds); all others have one, and what differs by less than a point is no ranking."
 )
 IMAGENET = (
     "P1's third model, ResNet-50 on ImageNet, is for those who have it: --only resnet50 with --data-dir at a folder "
     "that holds train/<class>/ and val/<class>/ trains it on 16 virtual workers of 32 pictures, 70 epochs, rate 0.2 "
     "divided by 10 after 30 and 60 (P1 prints no rate, and a batch of 128 with its times only)."
-)
-ONE_SIDED = (
-    "gaussiank is Algorithm 1 as printed: the one-sided quantile and at most four masks, of which the last counts. On "
-    "a normal vector that ends with half of k. In training the tails lack what was sent before: the first mask then "
-    "has too few, the next two far too many, and the last hardly any. Its messages have room for 8 k entries and "
-    "travel whole: they are about eight times as long as TopK-SGD's, however few it sends."
 )
 RANDOM = (
     "RandK-SGD diverges here (LeNet-5 learns, far behind), and in P1 it learns on CIFAR-10, if slowly, and cannot "
@@ -79,12 +69,15 @@ SHAPE_STEPS = (
 )
 
 
-def convergence(context: RunContext, methods: Sequence[str], remarks: Sequence[str], found: Sequence[str]) -> Result:
+def convergence(
+    context: RunContext, methods: Sequence[str], remarks: Sequence[str], found: Sequence[str], again: Sequence[str] = ()
+) -> Result:
     """Compare test accuracies of LeNet-5, ResNet-20 and VGG-16 with each method; of ResNet-50 if it is asked for.
 
     Args:
         remarks: on the methods.
         found: what came of the full trainings.
+        again: forms of Gaussian-k that were trained again to count: their counts are drawn where they are stored.
     """
     figures: list[Figure] = []
     tables: list[Table] = []
@@ -96,34 +89,22 @@ def convergence(context: RunContext, methods: Sequence[str], remarks: Sequence[s
         asked = {model: [replace(run, **quick_changes(run)) for run in runs] for model, runs in asked.items()}
     # Those of all models in one go, so that several processes have enough to share.
     missing = train_missing(context, [run for runs in asked.values() for run in runs])[1]
+    counted = {form: stored(context, form) for form in again}
     for model, runs in asked.items():
         done, _ = train_missing(context.read_only(), runs)
-        histories += done.values()
+        counts = {form: own[model] for form, own in counted.items() if model in own}
+        histories += [*done.values(), *counts.values()]
         if done:
             title = model_title(model)
             on = next(iter(done.values())).data["name"]
             caption = f"{title}, data {on}; {spread_caption(done)}."
             figures.append(by_epoch(f"{title}, test accuracy", done, caption))
             tables.append(scores(f"{title}: test accuracy", done))
-            figures += count_figures(title, done)
+            figures += count_figures(title, done, counts)
     result = base_result(context, histories, missing)
-    notes = [*remarks, *findings(context, missing, found), SCHEDULE, IMAGENET, *result.notes]
+    schedule = f"{SCHEDULE}{spread_note(context)}"
+    notes = [*remarks, *findings(context, missing, found), schedule, IMAGENET, *result.notes]
     return replace(result, tables=tables, figures=figures, notes=notes)
-
-
-def count_figures(title: str, done: Mapping[str, History]) -> list[Figure]:
-    """Draw how many entries a worker sent over the training, as a multiple of k, where that was counted; a method looks
-    as it does where accuracies are drawn."""
-    curves, looks = [], {label: number for number, label in enumerate(by_seed(done))}
-    for label, history in done.items():
-        seen = [snapshot for snapshot in history.snapshots if "mean" in snapshot and "fallbacks" in snapshot]
-        k = entries_for(float(history.run.options.get("density", 1)), CATALOGUE[history.run.model].parameters)
-        if seen:
-            sent = [s["mean"] / k for s in seen]
-            curves.append(Curve(label, [s["step"] for s in seen], sent, look=looks.get(label)))
-    chart = LineChart(counts_title(title), "steps", curves, log_y=True)
-    caption = f"{title}: the mean of a worker's entries over {COUNT_EVERY} steps, as a multiple of k."
-    return [Figure(chart, caption)] if curves else []
 
 
 def figure_1(context: RunContext) -> Result:
@@ -131,40 +112,10 @@ def figure_1(context: RunContext) -> Result:
 
 
 def figure_6(context: RunContext) -> Result:
-    held = (
-        f"{HELD}: where the last count is more than 10 % off k, the k largest go instead. Under error feedback the fit "
-        "is far off k, as the rows as printed show: take it for TopK-SGD, and for no evidence for Gaussian-k."
-    )
-    other = (
-        f"{AUTHORS} is the published code: the two-sided quantile, and three masks. {CARRIED}: the fitted quantile "
-        "times a factor that the counts of the step before gave. It is not that threshold alone: around it entries are "
-        "counted at six thresholds, and three times more at six between two of these, for the one that lets k through. "
-        "The k largest go only where none near it gives a count from two thirds of k (what the paper's loop accepts) "
-        "to a tenth above it."
-    )
     methods = ("dense", "topk", "gaussiank", HELD, AUTHORS, CARRIED, COUNTED)
-    counted = [note for form in (HELD_COUNTED, CARRIED) for note in fallback_note(form, _counted(context, form))]
-    return convergence(context, methods, [ONE_SIDED, held, other, *counted, *gap_note(context)], [])
-
-
-def _counted(context: RunContext, form: str) -> list[History | None]:
-    """Return the stored trainings of a form of Gaussian-k that counted; none in a tiny setting."""
-    models = () if context.quick else ("lenet5", "resnet20", "vgg16")
-    return [stored_history(context.read_only(), training(model, form).made(context)) for model in models]
-
-
-def fallback_note(form: str, histories: Iterable[History | None]) -> list[str]:
-    """Return how often the k largest went instead of a mask, by what trainings have counted."""
-    told = []
-    for history in filter(None, histories):
-        seen = [snapshot for snapshot in history.snapshots if "fallbacks" in snapshot]
-        if seen:
-            first, last, workers = seen[0], seen[-1], history.run.workers
-            told.append(
-                f"{last['fallbacks']:,} of {last['step'] * workers:,} selections of {model_title(history.run.model)}, "
-                f"{first['fallbacks']:,} of them in the first {first['step']} steps"
-            )
-    return [f"With {form.removesuffix(', its counts')} the k largest went in {'; '.join(told)}."] if told else []
+    counted = [note for form in (HELD_COUNTED, CARRIED) for note in fallback_note(form, stored(context, form).values())]
+    remarks = [*FORMS, *older_rule(context), *counted, *uncounted_note(context), *gap_note(context)]
+    return convergence(context, methods, remarks, [], [HELD_COUNTED])
 
 
 def histograms(context: RunContext, method: str, remarks: Sequence[str] = ()) -> Result:

@@ -22,8 +22,9 @@ SPARSE: Mapping[str, Any] = {
 METHODS = {"dense": "dense", "topk": "topk", "randk": "random+allgather", "gaussiank": "gaussian"}
 HELD = "gaussiank, count held"
 # Other forms of Gaussian-k, with their counts over the training; two are those above once more.
-COUNTED, AUTHORS, CARRIED = "gaussiank, its counts", "gaussiank, authors' code", "gaussiank, count carried"
-HELD_COUNTED = f"{HELD}, its counts"
+ITS_COUNTS = ", its counts"
+COUNTED, AUTHORS, CARRIED = f"gaussiank{ITS_COUNTS}", "gaussiank, authors' code", "gaussiank, count carried"
+HELD_COUNTED = f"{HELD}{ITS_COUNTS}"
 FORMS: Mapping[str, Mapping[str, Any]] = {
     COUNTED: {}, AUTHORS: {"two_sided": True, "masks": 3}, CARRIED: {"refine": "carried"},
     HELD_COUNTED: {"refine": True},

@@ -65,7 +65,7 @@ def convergence(context: RunContext) -> Result:
     first = first_seed(done)
     figures = [
         by_epoch("Test accuracy", done, f"ResNet-20 on CIFAR-10, 16 workers, density 0.001; {spread_caption(done)}."),
-        loss_by_step("Training loss", first, "The same, the loss of the first seed."),
+        loss_by_step("Training loss", done, f"The same, the loss; {spread_caption(done)}."),
         *_condition(first),
     ]
     tables = [scores("ResNet-20", done), *_ratios(done)]
@@ -80,7 +80,7 @@ def density(context: RunContext) -> Result:
     first = first_seed(done)
     figures = [
         by_epoch("Test accuracy", done, f"gTop-k at three densities; {spread_caption(done)}."),
-        loss_by_step("Training loss", first, "The same, the loss of the first seed."),
+        loss_by_step("Training loss", done, f"The same, the loss; {spread_caption(done)}."),
         *_condition(first),
     ]
     tables = [scores("gTop-k at three densities", done), *_ratios(done)]

@@ -28,6 +28,7 @@ METHODS = {
     "trimmed": "ours: trimmed",
     "threshold": "ours: threshold",
 }
+ORDER = ("topk (PyTorch)", "dgc (PyTorch)", "gaussian (PyTorch)", "gaussian, authors' code (PyTorch)")
 Times = Mapping[tuple[str, int], float]  # milliseconds by method and size
 
 
@@ -44,26 +45,27 @@ def figure_4(context: RunContext) -> Result:
     if not lines:
         raise ValueError(f"{WITH_FEEDBACK} has no fp32 rows at density {DENSITY}: run 'sparsync bench select' again")
     alone = _lines(ALONE, places) or []
-    kept = _times(lines)
-    parts = [("Time of selection with error feedback", kept)]
-    if alone:
-        parts.insert(0, ("Time of selection alone, as P1 times it", _times(alone)))
+    measured = {"Time of selection alone, as P1 times it": alone, "Time of selection with error feedback": lines}
+    parts = [(caption, _times(own)) for caption, own in measured.items() if own]
     told = (
-        [f"Selection alone was measured by '{MEASURE_ALONE}' on {alone[0]['device']}, commit {alone[0]['commit']}."]
+        [f"Selection alone was measured by '{MEASURE_ALONE}'."]
         if alone
         else [f"Not measured: selection alone, as P1 times it. On a machine with a GPU: '{MEASURE_ALONE}'."]
     )
+    told += [f"{caption}: {_origins(own)}." for caption, own in measured.items() if own]
+    forms = dict.fromkeys(line["method"] for line in alone if line["method"] not in {line["method"] for line in lines})
+    told += [f"{METHODS[form]} was timed alone only." for form in forms]
     both = [("no", line) for line in alone] + [("yes", line) for line in lines]
     return Result(
         [_table(caption, times) for caption, times in parts],
         [_figure(caption, times) for caption, times in parts],
         [
-            "Measured by 'sparsync bench select', where and when the line below says. With error feedback, times "
+            "Measured by 'sparsync bench select', where and when the lines below say. With error feedback, times "
             "include adding the gradient to the residual and taking out what is sent; ours do all of it in one go and "
             "have no selection alone.",
             *told,
             "P1 prints no numbers with its figure but says that torch.topk takes 0.4 s for the 25.6 million entries of "
-            f"ResNet-50 on a V100 with PyTorch 1.1{_today(kept)}.",
+            f"ResNet-50 on a V100 with PyTorch 1.1{_today(_times(lines))}.",
             *(order_note(caption, times) for caption, times in parts),
         ],
         {
@@ -72,24 +74,34 @@ def figure_4(context: RunContext) -> Result:
             "error_feedback": [feedback for feedback, _ in both],
             "ms": [float(line["p50_ms"]) for _, line in both],
         },
-        where={name: lines[0][name] for name in WHERE},
+        where={name: ", ".join(dict.fromkeys(line[name] for line in (*lines, *alone))) for name in WHERE},
     )
 
 
 def order_note(caption: str, times: Times) -> str:
-    """Return for how many sizes P1's order holds in plain PyTorch: Top_k the slowest, then DGC_k, then Gaussian_k."""
+    """Return for how many sizes P1's order holds in plain PyTorch, with each form of Gaussian_k that was timed: Top_k
+    the slowest, then DGC_k, then Gaussian_k."""
     sizes = sorted({size for _, size in times})
-    form = "gaussian, authors' code (PyTorch)"
-    names = ("topk (PyTorch)", "dgc (PyTorch)", form if (form, sizes[-1]) in times else "gaussian (PyTorch)")
-    found = [{name: times[name, size] for name in names} for size in sizes]
-    held = sum(list(own.values()) == sorted(own.values(), reverse=True) for own in found)
-    slowest = sorted(names, key=lambda name: -found[-1][name])
-    order = ", ".join(f"{METHODS[name]} {found[-1][name]:.3g} ms" for name in slowest)
-    word = "holds" if held == len(sizes) else "does not hold"
+    others, forms = ORDER[:2], [form for form in ORDER[2:] if (form, sizes[-1]) in times]
+    held = []
+    for form in forms:
+        found = [[times[name, size] for name in (*others, form)] for size in sizes]
+        held.append(f"{sum(own == sorted(own, reverse=True) for own in found)} with {METHODS[form]}")
+    last = {name: times[name, sizes[-1]] for name in (*others, *forms)}
+    order = ", ".join(f"{METHODS[name]} {last[name]:.3g} ms" for name in sorted(last, key=lambda name: -last[name]))
     return (
-        f"{caption}: the V100's order (Top_k the slowest, then DGC_k, Gaussian_k the fastest) {word} here: it does for "
-        f"{held} of {len(sizes)} sizes. For {sizes[-1] / 1e6:g} million entries, the slowest first: {order}."
+        f"{caption}: of {len(sizes)} sizes the V100's order (Top_k the slowest, then DGC_k, Gaussian_k the fastest) "
+        f"holds here for {' and '.join(held)}. For {sizes[-1] / 1e6:g} million entries, the slowest first: {order}."
     )
+
+
+def _origins(lines: Sequence[Mapping[str, str]]) -> str:
+    """Return on which device, with which commit and when rows were measured, and of which sizes they are."""
+    sizes: dict[tuple[str, ...], dict[str, None]] = {}
+    for line in lines:
+        where = line["device"], f"commit {line['commit']}", line["date"]
+        sizes.setdefault(where, {})[f"{int(line['size']) / 1e6:g}"] = None
+    return "; ".join(f"{', '.join(own)} million entries: {', '.join(where)}" for where, own in sizes.items())
 
 
 def _lines(name: str, places: Sequence[Path]) -> list[dict[str, str]] | None:

@@ -19,6 +19,7 @@ MODEL = "resnet20"
 CAPTION = "ResNet-20, 120 epochs, at the bytes of 0.1 %: rates and schedules"
 TOPK = "TopK-SGD"
 METHODS = ("dense", EARLY, TOPK)
+SENT = "sent by a worker"  # a column
 COSINE, FALLS_ONCE = "cosine", "P1's: to a tenth at 81 of 120 epochs"
 
 
@@ -75,5 +76,6 @@ def comparison(runs: Iterable[Run], done: Mapping[str, History]) -> Table:
         found.setdefault((method, COSINE if run.decay is None else FALLS_ONCE, run.rate), []).append(done[run.name])
     best = {key: mean(history.last for history in own) for key, own in found.items()}
     order = sorted(found, key=lambda key: (METHODS.index(key[0]), -best[key]))
-    rows = [Row([*key[:2], f"{key[2]:g}", mean_and_std(found[key]), str(len(found[key]))]) for key in order]
-    return Table(CAPTION, ["method", "schedule", "rate", SCORE, "seeds"], rows)
+    sent = {key: f"{mean(history.bytes[-1] for history in own) / 1e6:,.2f} MB" for key, own in found.items()}
+    rows = [Row([*key[:2], f"{key[2]:g}", mean_and_std(found[key]), str(len(found[key])), sent[key]]) for key in order]
+    return Table(CAPTION, ["method", "schedule", "rate", SCORE, "seeds", SENT], rows)

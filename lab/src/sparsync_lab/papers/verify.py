@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from sparsync_lab.papers.item import Item, RunContext
+from sparsync_lab.papers.run import SUFFIX, model_title
 from sparsync_lab.papers.store import place, read_json, rounded, stated
 
 
 def differences(items: Iterable[Item], context: RunContext) -> Iterator[tuple[Item, list[str] | None]]:
     """Make the result of every item anew, from its stored trainings or by itself; yields what is stated otherwise in
-    its file.
+    its file, and which models were trained with different data, so that their scores must not be compared.
 
     An item that measures is made from what it measured, as that is stored; ``None`` for one that cannot be made without
     measuring again. One without a result is left out.
@@ -32,6 +33,7 @@ def _compare(item: Item, old: dict[str, Any], context: RunContext) -> Iterator[s
     if new["runs"] != old["runs"]:
         odd = sorted(set(new["runs"]) ^ set(old["runs"])) or ["their order"]
         yield f"it names other trainings: {', '.join(odd[:3])}{' …' if len(odd) > 3 else ''}"
+    yield from _mixed_data(context.output / "runs", new["runs"])
     for name in ("missing", "notes"):
         yield from _listed(name, old[name], new[name])
     for name in ("data", "rows"):
@@ -45,6 +47,18 @@ def _compare(item: Item, old: dict[str, Any], context: RunContext) -> Iterator[s
     for figure, fresh in zip(old["figures"], new["figures"], strict=False):
         if figure["chart"] != fresh["chart"]:
             yield f"figure {figure['chart']['title']!r}: other data"
+
+
+def _mixed_data(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield the models whose trainings are not all of the same data, by its checksum."""
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        plain = read_json(folder / f"{name}{SUFFIX}")
+        data = plain["data"]
+        found.setdefault(plain["run"]["model"], {})[data["sha256"]] = f"{data['name']} ({data['size']})"
+    for model, sets in found.items():
+        if len(sets) > 1:
+            yield f"{model_title(model)} was trained with different data: {' and '.join(sets.values())}"
 
 
 def _table(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
