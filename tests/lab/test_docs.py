@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparsync_lab.docs import accuracy, outer, provenance
+from sparsync_lab.docs import accuracy, missing, outer, provenance
 from sparsync_lab.docs.sources import Sources
-from sparsync_lab.papers import tuned
+from sparsync_lab.papers import ITEMS, RunContext, evidence, tuned
+from sparsync_lab.papers.beyond import ORDER
 from sparsync_lab.papers.item import Column, Result
-from sparsync_lab.papers.store import write_json
+from sparsync_lab.papers.run import file_of
+from sparsync_lab.papers.store import save, write_json
 from sparsync_lab.papers.sweep import EARLY
 from sparsync_lab.report import Row, Table
 
@@ -154,3 +156,21 @@ def test_every_training_is_told_by_its_commit(tmp_path: Path) -> None:
     assert text.index("`def+12`") < text.index("`abc`")
     stored = len(list((ROOT / "results" / "papers" / "runs").iterdir()))
     assert f"{stored:,} trainings" in (ROOT / "docs" / "papers-provenance.md").read_text(encoding="utf-8")
+
+
+def test_trainings_that_are_missing_are_listed_with_their_minutes(tmp_path: Path) -> None:
+    """Those of ``beyond/evidence`` by their files, stages of the others from their stored tables."""
+    context = RunContext(output=tmp_path / "papers")
+    runs = [run for one in evidence.questions() for run in one.runs]
+    for run in runs[1:]:
+        file_of(context, run).parent.mkdir(parents=True, exist_ok=True)
+        file_of(context, run).touch()
+    stages = Table(ORDER, [""] * 6, [Row(["1", "all done", "-", "3 of 3", "2", "0.0"]),
+                                     Row(["2", "search", "-", "1 of 3", "2", "4.0"])])  # fmt: skip
+    save(context, ITEMS["beyond/outer"], Result([stages]), 1.0)
+    told = missing.trainings(Sources(tmp_path, ""))
+    minutes = runs[0].seconds / 60 / evidence.JOBS
+    assert told.startswith(f"{minutes + 4:.0f} minutes in all.")
+    assert f"| `beyond/evidence` | ResNet-20: {runs[0].label} | {minutes:.1f} |" in told
+    assert "| `beyond/outer` | search (1 of 3 done) | 4.0 |" in told
+    assert "all done" not in told
