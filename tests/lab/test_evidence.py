@@ -103,16 +103,16 @@ def test_counts_are_stored(form: str, tmp_path: Path) -> None:
     ("changed", "word", "says"),
     [
         ({}, "", ""),
-        ({("topk", "clipped at 1"): 77.4}, PARTLY, "clipped at 1 6.5 points below dense, dense not run with it."),
+        ({("topk", "clipped at 1"): 77.4}, PARTLY, "clipped at 1: 6.5 points below dense, dense not run with it."),
         (  # a dense that the change harms is no measure
             {("topk", "clipped at 1"): 77.4, ("dense", "clipped at 1"): 78.0},
             PARTLY,
-            "clipped at 1 6.5 points below dense, under a point from dense with it",
+            "clipped at 1: 6.5 points below dense, under a point from dense with it",
         ),
         (
             {("topk", "clipped at 1"): 83.4, ("dense", "rate 0.025"): 85.9},
             REPRODUCED,
-            "The best dense is +2.0 to as in figure 6.",
+            "The best dense with a change ends 2.0 points above dense as in figure 6.",
         ),
         (
             {("topk", "rate 0.025"): 61.5, ("topk", "weight decay"): 25.0},

@@ -99,8 +99,8 @@ def judge_gap(scores: Scores) -> Judgement:
         word = REPRODUCED if changed[best] > -POINT else PARTLY
     else:
         said, word = "none of the changes takes half of the gap away", NOT
-    listed = "; ".join(f"{what} {_from_dense(changed[what])}{_beside(scores, what)}" for what in order)
-    higher = f"the best dense is {stated_gap(highest - dense, digits=1)} to {PLAIN}" if highest > dense else ""
+    listed = "; ".join(f"{what}: {_from_dense(changed[what])}{_beside(scores, what)}" for what in order)
+    higher = f"the best dense with a change ends {_from_dense(highest - dense)} {PLAIN}" if highest > dense else ""
     rates = {float(what.split()[1]): own for what, own in changed.items() if what.startswith("rate ")}
     return Judgement(here, word, sentences(said, f"every change: {listed}", higher, _lowest_is_best(rates)))
 
