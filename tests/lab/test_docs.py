@@ -13,16 +13,18 @@ from sparsync_lab.docs.sources import Sources
 from sparsync_lab.papers import ITEMS, RunContext, evidence, tuned
 from sparsync_lab.papers.beyond import ORDER
 from sparsync_lab.papers.item import Column, Result
-from sparsync_lab.papers.run import file_of
+from sparsync_lab.papers.run import file_of, model_title
 from sparsync_lab.papers.store import save, write_json
 from sparsync_lab.papers.sweep import EARLY
 from sparsync_lab.report import Row, Table
 
 ROOT = Path(__file__).parent.parent.parent
+HEADINGS = ["method", "schedule", "rate", "weight decay", "accuracy, %, last", "seeds", tuned.SENT]
 
 
 def test_a_higher_score_of_one_seed_is_told() -> None:
-    three, one = ["once", "0.1", "88.26 ± 0.33", "3", "1 MB"], ["once", "0.2", "88.48", "1", "2 MB"]
+    three = accuracy.Tried("once", "0.1", "0", "88.26 ± 0.33", "3", "1 MB")
+    one = accuracy.Tried("once", "0.2", "0", "88.48", "1", "2 MB")
     assert accuracy._best([one, three]) == "88.26 ± 0.33 % (88.48 with rate 0.2, one seed)"
     assert accuracy._best([three, one]) == "88.26 ± 0.33 %"
     assert accuracy._best([one]) == "88.48 % (one seed)"
@@ -33,42 +35,58 @@ def test_bytes_are_of_the_trainings_whose_accuracy_is_told(monkeypatch: pytest.M
     """Other trainings with another schedule sent more, and one of a single seed did."""
     monkeypatch.setattr(accuracy.adamw, "gains", lambda sources: "")
 
-    def told(sent: str) -> str:
+    def told(sent: str, decay: str = "0") -> str:
         rows = [
-            Row(["dense", tuned.FALLS_ONCE, "0.8", "90.60 ± 0.10", "3", "23,553.71 MB"]),
-            Row([EARLY, tuned.FALLS_ONCE, "1.6", "90.80", "1", "100.00 MB"]),
-            Row([EARLY, tuned.FALLS_ONCE, "0.8", "90.70 ± 0.10", "3", "383.63 MB"]),
-            Row([tuned.TOPK, tuned.FALLS_ONCE, "0.1", "88.30 ± 0.10", "3", sent]),
-            Row([tuned.TOPK, tuned.COSINE, "0.1", "86.00", "1", "900.00 MB"]),
+            Row(["dense", tuned.FALLS_ONCE, "0.8", decay, "90.60 ± 0.10", "3", "23,553.71 MB"]),
+            Row([EARLY, tuned.FALLS_ONCE, "1.6", "0", "90.80", "1", "100.00 MB"]),
+            Row([EARLY, tuned.FALLS_ONCE, "0.8", "0", "90.70 ± 0.10", "3", "383.63 MB"]),
+            Row([tuned.TOPK, tuned.FALLS_ONCE, "0.1", "0", "88.30 ± 0.10", "3", sent]),
+            Row([tuned.TOPK, tuned.COSINE, "0.1", "0", "86.00", "1", "900.00 MB"]),
+            Row([tuned.DGC, tuned.COSINE, "0.1", "0", "99.00", "1", "900.00 MB"]),
         ]
-        headings = ["method", "schedule", "rate", "accuracy, %, last", "seeds", tuned.SENT]
-        return accuracy.gains(Stored(Table(tuned.CAPTION, headings, rows)))
+        return accuracy.gains(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
 
     assert told("382.72 MB").startswith("At **61 times fewer bytes**")
     assert "and at about the same bytes, at 88.30 ± 0.10 %" in told("382.72 MB")
     assert "and at the same bytes, at" in told("383.63 MB")
     assert "and at 1.15 times the bytes, at" in told("441.17 MB")
+    assert "120 epochs, without weight decay, virtual" in told("382.72 MB")
+    assert "120 epochs, virtual" in told("382.72 MB", decay="0.0001")
 
 
 def test_schedules_are_compared_by_their_best_rates() -> None:
     def told(cosine: str) -> str:
-        rows = [Row([method, how, rate, score, "3", "1.00 MB"])
+        both = ((tuned.FALLS_ONCE, "0.2", "0", "90.00 ± 0.10"), (tuned.FALLS_ONCE, "0.1", "0", "80.00"))
+        rows = [Row([method, *cells, "3", "1.00 MB"])
                 for method in accuracy.NAMES_HERE
-                for how, rate, score in ((tuned.FALLS_ONCE, "0.2", "90.00 ± 0.10"), (tuned.FALLS_ONCE, "0.1", "80.00"),
-                                         (tuned.COSINE, "0.1", cosine if method == "dense" else "85.00"))]  # fmt: skip
-        headings = ["method", "schedule", "rate", "accuracy, %, last", "seeds", tuned.SENT]
-        return accuracy.schedules(Stored(Table(tuned.CAPTION, headings, rows)))
+                for cells in ((tuned.FALLS_ONCE, "0.1", "0.0001", "99.00"), *both,
+                              (tuned.COSINE, "0.1", "0", cosine if method == "dense" else "85.00"))]  # fmt: skip
+        rows += [Row([tuned.DGC, *both[0], "3", "1.00 MB"])]  # never with cosine
+        return accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
 
-    assert "each of the 3 ends higher with P1's schedule" in told("89.00")
-    assert "2 of the 3 end higher with P1's schedule" in told("91.00")
-    assert "(rates with P1's and with cosine: 2 and 1 for ours, " in told("91.00")
+    assert "each of the 3 methods ends higher with P1's schedule" in told("89.00")
+    assert "2 of the 3 methods end higher with P1's schedule" in told("91.00")
+    assert "(rates with P1's and with cosine: 2 and 1 for dense; " in told("91.00")
+    nothing = accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, [])))
+    assert nothing.startswith("No method was trained with both schedules.")
+
+
+def test_topk_with_the_settings_of_its_authors_stands_beside_the_schedules() -> None:
+    def told(score: str) -> str:
+        rows = [Row([f"{method}, authors' settings", model, score, "%", "0.115 %", "–", "11,640"])
+                for model in ("VGG-16", "ResNet-20") for method in ("topk", "dense")]  # fmt: skip
+        theirs = Table(evidence.AUTHORS_ASKED, evidence.HEADINGS, rows)
+        return accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, []), theirs))
+
+    assert "which sends 0.115 % of the entries, TopK-SGD ends at 89.50 %" in told("89.50")
+    assert "authors" not in told("not run")
 
 
 def test_a_best_rate_at_an_end_of_those_of_its_schedule_is_told() -> None:
-    def rows(*tried: tuple[str, str]) -> list[list[str]]:
-        return [[schedule, rate, "90.00", "3"] for schedule, rate in tried]
+    def rows(*tried: tuple[str, str], decay: str = "0") -> list[accuracy.Tried]:
+        return [accuracy.Tried(schedule, rate, decay, "90.00", "3", "1 MB") for schedule, rate in tried]
 
-    high = rows(("once", "0.8"), ("once", "0.4"), ("cosine", "1.6"))
+    high = rows(("once", "0.8"), ("once", "0.4"), ("cosine", "1.6")) + rows(("once", "1.6"), decay="0.0001")
     low = rows(("once", "0.1"), ("once", "0.2"), ("cosine", "0.05"))
     inside = rows(("once", "0.4"), ("once", "0.2"), ("once", "0.8"))
     assert accuracy._edges({EARLY: high, "dense": inside, tuned.TOPK: low}) == (
@@ -165,12 +183,16 @@ def test_trainings_that_are_missing_are_listed_with_their_minutes(tmp_path: Path
     for run in runs[1:]:
         file_of(context, run).parent.mkdir(parents=True, exist_ok=True)
         file_of(context, run).touch()
-    stages = Table(ORDER, [""] * 6, [Row(["1", "all done", "-", "3 of 3", "2", "0.0"]),
-                                     Row(["2", "search", "-", "1 of 3", "2", "4.0"])])  # fmt: skip
-    save(context, ITEMS["beyond/outer"], Result([stages]), 1.0)
+    stages = Table(ORDER, [""] * 7, [Row(["1", "all done: x; y", "-", "3 of 3", "2", "0.0", ""]),
+                                     Row(["2", "search: x; y", "-", "1 of 3", "2", "4.0", "y"])])  # fmt: skip
+    save(context, ITEMS["beyond/outer"], Result([stages], missing=["2. search"]), 1.0)
+    save(context, ITEMS["p1/fig1"], Result(missing=["vgg16-randk"]), 1.0)
     told = missing.trainings(Sources(tmp_path, ""))
     minutes = runs[0].seconds / 60 / evidence.JOBS
-    assert told.startswith(f"{minutes + 4:.0f} minutes in all.")
-    assert f"| `beyond/evidence` | ResNet-20: {runs[0].label} | {minutes:.1f} |" in told
-    assert "| `beyond/outer` | search (1 of 3 done) | 4.0 |" in told
+    first = evidence.questions()[0].name
+    assert told.startswith(f"`beyond/evidence`, {minutes:.0f} minutes in all, with 12 trainings at a time:")
+    assert f"| {first} | {model_title(runs[0].model)}: {runs[0].label} | {minutes:.1f} |" in told
+    assert "The others, 4 minutes in all, one training at a time" in told
+    assert "| `beyond/outer` | search: y (1 of 3 done) | 4.0 |" in told
+    assert "| `p1/fig1` | vgg16-randk | – |" in told
     assert "all done" not in told

@@ -267,6 +267,28 @@ def test_rows_without_a_seed_in_common_are_not_compared() -> None:
     assert "no seed in common" in row.cells[-1]
 
 
+def test_a_longer_training_whose_best_rate_is_at_an_end_is_made_with_the_next_one() -> None:
+    short = {0.1: 0.7, 0.2: 0.8, 0.4: 0.9, 0.8: 0.7}
+    long = {(0.4, 0): 0.92}
+
+    def get(run: Run) -> History | None:
+        found = long.get((run.rate, run.seed)) if run.steps == 3500 else short.get(run.rate) if run.seed == 0 else None
+        return None if found is None else history_of(run, found)
+
+    def asked() -> list[float]:
+        return [run.rate for run in LearningRateSearch(get).runs(Stage("resnet20", 1, (0,), ("dense",)))[0]]
+
+    assert asked() == [0.4]  # one rate alone has no end
+    long[0.2, 0] = 0.93
+    assert asked() == [0.4, 0.1, 0.2]
+    long[0.2, 1] = 0.89  # in the mean over the seeds the other is the best
+    assert asked() == [0.4, 0.2, 0.8]
+    long[0.8, 0] = 0.915
+    assert asked() == [0.4, 0.2, 0.8]  # now it lies between two
+    long[0.8, 0] = 0.99
+    assert asked() == [0.4, 0.2, 0.8]  # further out nothing was searched
+
+
 def test_where_the_best_rate_stands_at_the_edge_longer_trainings_have_its_neighbour_too() -> None:
     scores = {0.00625: 0.9, 0.0125: 0.8, 0.025: 0.7, 0.05: 0.6, 0.1: 0.5, 0.2: 0.4, 0.4: 0.3}
 

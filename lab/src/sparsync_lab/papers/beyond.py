@@ -36,9 +36,9 @@ NOTES = (
     "Every row, dense too, is tuned alike: half, once and twice the same rate at the shortest length with the first "
     "seed, then a quarter or four times where the best stands at the edge, and if it stands there still, further out "
     "(the table of rates says how far); the best last score decides, and the longer trainings and other seeds take "
-    "that rate; where it stands at the edge, longer ones are trained with the one beside it, too (one that was made "
-    "with several is shown with the best); where one of the seeds does not learn with it "
-    "(not half the accuracy), it is the next best for all. "
+    "that rate; where it stands at the edge, longer ones are trained with the one beside it, too, and further where "
+    "the best of several is the lowest or the highest of them (one that was made with several is shown with the best); "
+    "where one of the seeds does not learn with it (not half the accuracy), it is the next best for all. "
     "The search is the table of rates. The scores that choose are those of the test set (PTB: of the validation set), "
     "for all rows alike, and the seed that chose is one of those shown. The row with momentum corrected and a density "
     "warm-up was itself found by trying some variants of ResNet-20's 1,400 steps with the first seed, which are not "
@@ -154,10 +154,22 @@ def order_of(sweep: Sweep) -> Table:
         setting = sweep.search.settings[stage.model]
         word = f"{setting.model}-{setting.words(stage.length).replace(' ', '-')}"
         cells = [str(number), name_of(sweep.search, stage), word, f"{done} of {done + len(left)}"]
-        cells += [f"{sum(every) / len(every):.1f}", f"{minutes:.1f}"]
+        missing = [run.label.removeprefix(f"{setting.words(stage.length)} ") for run in left]
+        cells += [f"{sum(every) / len(every):.1f}", f"{minutes:.1f}", "; ".join(missing)]
         rows.append(Row(cells))
-    notes = ["A search has one more training where its best rate stands at the edge."]
-    headings = ["", f"trainings, {total:.0f} minutes left in all", "--only", "done", "minutes each", "minutes left"]
+    notes = [
+        "Minutes are of one training at a time. A search has one more training where its best rate stands at the edge, "
+        "and so has a longer one where the best of several rates is the lowest or the highest of them."
+    ]
+    headings = [
+        "",
+        f"trainings, {total:.0f} minutes left in all",
+        "--only",
+        "done",
+        "minutes each",
+        "minutes left",
+        "missing",
+    ]
     return Table(ORDER, headings, rows, notes)
 
 

@@ -26,9 +26,10 @@ from sparsync_lab.papers.p3 import OTHERS, gtopk_on, on_other_models
 from sparsync_lab.papers.run import SEEDS, History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.trainings import SIGNED_GTOPK
-from sparsync_lab.papers.vgg16_gap import ASKED, authors_settings, causes, clipped, densities
+from sparsync_lab.papers.vgg16_gap import ASKED, SHORT, authors_settings, cause, causes, clipped, densities
 from sparsync_lab.report import Row, Table
 
+EVIDENCE = "beyond/evidence"
 JOBS = 12  # trainings beside one another, for which the times below are
 # Seconds of a step beside as many others on one H200, by model and images of a worker's batch; from stored trainings.
 STEP_SECONDS = {
@@ -36,10 +37,14 @@ STEP_SECONDS = {
     ("lstm-ptb", 20): 0.2,
 }  # fmt: skip
 P2_STEP_SECONDS = {1: 0.08, 2: 0.06, 4: 0.11, 8: 0.22}  # of ResNet-18, by workers
+IN_FP32 = 2  # times, of VGG-16, about
 SLOWER = {"random+allgather": 2, "topk+gtopk": 2, f"topk+{SIGNED_GTOPK}": 2}  # times, of ResNet-20
 IMAGES = {"mnist": 60_000, "cifar10": 50_000}
 # Of gTop-k on ResNet-20, with Elias-Fano indices, in the bytes that 0.1 % take with 32 + 32 bits.
 FEWER_BITS = {"sign": 0.0062, "levels": 0.0051, "bf16": 0.0024}
+AUTHORS_ASKED = (
+    "P1, figure 6: with weight decay and density warm-up of the authors' code, 120 epochs; and VGG-16 clipped."
+)
 TUNED, TREE = "tuned", "gTop-k"  # questions
 LEARNS = "with trainings that learn: no momentum, a rate that grows over 5 epochs, 30 epochs, ResNet-18"
 
@@ -65,6 +70,7 @@ def priced(run: Run) -> Run:
     """Return the run with the seconds that it takes beside others, about."""
     each = P2_STEP_SECONDS[run.workers] if run.model == "resnet18" else STEP_SECONDS[run.model, run.batch]
     each *= SLOWER.get(run.method, 1) if run.model == "resnet20" else 1
+    each *= IN_FP32 if run.model == "vgg16" and not run.autocast else 1
     kind = CATALOGUE[run.model].data
     steps = run.steps or run.epochs * (IMAGES[kind] // run.workers // run.batch)
     return replace(run, seconds=round(20 + each * steps))
@@ -96,6 +102,16 @@ def gtopk_in_fewer_bits(values: str, seed: int = 0) -> Run:
     return tuned.seeded(replace(run, label=label, method=method, options=options), seed)
 
 
+def other_causes() -> tuple[Run, ...]:
+    """Return what else may be behind VGG-16's gap: precision, and a warm-up of as many epochs as in figure 6."""
+    both = ("topk", "dense")
+    return (
+        *(cause(method, "fp32", autocast=False) for method in both),
+        *(cause(method, "warm-up of 5 epochs", warmup=5 / SHORT) for method in both),
+        training("vgg16", "topk", label="topk, warm-up of 30 epochs", warmup=0.25),
+    )
+
+
 @cache
 def questions() -> tuple[Question, ...]:
     """Return all questions, the most valuable first."""
@@ -108,6 +124,20 @@ def questions() -> tuple[Question, ...]:
     both = ("topk", "dense")
     groups = (
         Question(
+            "authors' settings",
+            AUTHORS_ASKED,
+            (
+                *(authors_settings(model, method) for model in ("vgg16", "resnet20") for method in both),
+                *map(clipped, both),
+                *(authors_settings(model, form) for model in ("resnet20", "vgg16") for form in (AUTHORS, "gaussiank")),
+                *(tuned.seeded(authors_settings("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
+            ),
+            (
+                *(training(model, method) for model in ("vgg16", "resnet20") for method in both),
+                *(tuned.seeded(training("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
+            ),
+        ),
+        Question(
             "forms",
             "P1, figure 6: is Gaussian-k as good as Top-k in the authors' form, and with its count held by itself?",
             (
@@ -119,7 +149,7 @@ def questions() -> tuple[Question, ...]:
         Question(
             "cause",
             ASKED,
-            causes(),
+            (*other_causes(), *causes()),
         ),
         Question(
             "no momentum",
@@ -142,10 +172,12 @@ def questions() -> tuple[Question, ...]:
             "P1, figure 1: does Rand-k learn without its residual, as in the authors' code, or with more at first?",
             tuple(
                 random_k(model, *how)
-                for model in ("lenet5", "resnet20")
+                for model in ("vgg16", "resnet20", "lenet5")
                 for how in ((False, False), (True, True), (False, True))
             ),
-            tuple(training(model, method) for model in ("lenet5", "resnet20") for method in ("dense", "randk")),
+            tuple(
+                training(model, method) for model in ("vgg16", "resnet20", "lenet5") for method in ("dense", "randk")
+            ),
         ),
         Question(
             TREE,
@@ -167,19 +199,6 @@ def questions() -> tuple[Question, ...]:
                 gtopk_on("resnet20", 0.001),
                 *(training("vgg16", method) for method in both),
                 *(search.run("lstm-ptb", method, 1.0, 0) for method in ("dense", "TopK-SGD")),
-            ),
-        ),
-        Question(
-            "authors' settings",
-            "P1, figure 6: with weight decay and density warm-up of the authors' code, 120 epochs; and VGG-16 clipped.",
-            (
-                *(authors_settings(model, method) for model in ("vgg16", "resnet20") for method in both),
-                *map(clipped, both),
-                *(tuned.seeded(authors_settings("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
-            ),
-            (
-                *(training(model, method) for model in ("vgg16", "resnet20") for method in both),
-                *(tuned.seeded(training("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
             ),
         ),
         Question(
@@ -206,7 +225,7 @@ def questions() -> tuple[Question, ...]:
             "the rest",
             f"P2, table 1, the other cells {LEARNS}.",
             (
-                at_layers_rate(long_training("topk", "global", 8)),
+                *map(at_layers_rate, cells("global", 8, ("topk", "random+allgather", "block+allgather"))),
                 *cells("layer", 2, ("standard", "topk", *wide)),
                 *cells("layer", 1, ("block+allgather", "random+allgather", "topk", "standard")),
                 *cells("global", 4, ("topk", *wide)),
@@ -234,7 +253,7 @@ def evidence(context: RunContext) -> Result:
     process_queue(context.read_only(), lambda: [run for _, _, beside in asked for run in beside], done)
     for one, runs, beside in asked:
         tables.append(Table(one.asks, HEADINGS, [_row(run, done.get(run.name)) for run in (*runs, *beside)]))
-        histories += [done[run.name] for run in runs if run.name in done]
+        histories += [done[run.name] for run in (*runs, *beside) if run.name in done]
         if one.name == TUNED and not context.quick:
             tables.append(tuned.comparison((*runs, *beside), done))
         if one.name == TREE and not context.quick:
@@ -244,17 +263,18 @@ def evidence(context: RunContext) -> Result:
         trained = {run.label: done[run.name] for run in every if run.name in done}
         tables.append(learned(trained))
         notes += learned_notes(trained)
+    histories = list({history.run.name: history for history in histories}.values())
     result = base_result(context, histories, [run.name for run in every if run.name not in done])
     return replace(result, tables=tables, notes=[*notes, *result.notes])
 
 
 def _by_model(runs: Iterable[Run], done: Mapping[str, History]) -> dict[str, dict[str, History]]:
     """Return dense, TopK-SGD and gTop-k of the other models of P3, by what they are called in its tables."""
-    names = {"dense": "dense", "topk": "topk"}
     found: dict[str, dict[str, History]] = {model: {} for model in OTHERS}
     for run in runs:
         if run.model in OTHERS and run.name in done:
-            found[run.model][names.get(run.method, run.label)] = done[run.name]
+            label = run.method if run.method in ("dense", "topk") else run.label
+            found[run.model][label] = done[run.name]
     return found
 
 
@@ -289,20 +309,21 @@ def order(context: RunContext) -> Table:
     for one in questions():
         for run in one.runs:
             done = file_of(context, run.made(context)).is_file()
-            total += 0 if done else _gpu_minutes(run)
-            rows.append(Row([one.name, f"{model_title(run.model)}: {run.label}", run.name, f"{_gpu_minutes(run):.1f}",
+            total += 0 if done else gpu_minutes(run)
+            rows.append(Row([one.name, f"{model_title(run.model)}: {run.label}", run.name, f"{gpu_minutes(run):.1f}",
                              f"{run.seconds / 60:.0f}", "done" if done else "missing"]))  # fmt: skip
     headings = ["question", f"training, {total:.0f} GPU minutes missing", "--only", "GPU minutes", "beside 11", ""]
     return Table("Trainings that test claims", headings, rows)
 
 
-def _gpu_minutes(run: Run) -> float:
+def gpu_minutes(run: Run) -> float:
+    """Return what a training takes of a GPU, with as many others beside it."""
     return run.seconds / 60 / JOBS
 
 
 ITEMS = (
     Item(
-        "beyond/evidence",
+        EVIDENCE,
         "claims tested where they can fail",
         "Trainings that separate causes, baselines with other rates, and P2's cells with trainings that learn.",
         evidence,

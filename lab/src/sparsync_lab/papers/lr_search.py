@@ -153,13 +153,26 @@ class LearningRateSearch:
             factor = self.chosen(stage.model, label)
             own = [self.run(stage.model, label, factor or 1.0, stage.length, seed) for seed in stage.seeds]
             (waiting if factor is None else ready).extend(own)
-            if factor is not None and stage.length and stage.seeds == SEEDS[:1] and self.at_edge(stage.model, label):
-                ready.append(self.run(stage.model, label, self.inside(stage.model, label, factor), stage.length))
+            if factor is not None and stage.length and stage.seeds == SEEDS[:1]:
+                further = self.further(stage.model, label, factor, stage.length)
+                ready += [self.run(stage.model, label, other, stage.length) for other in further]
         return ready, waiting
 
-    def inside(self, model: str, label: str, edge: float) -> float:
-        """Return, of the factors that were tried, the one beside that at the edge."""
-        return min((f for f in self.tried(model, label) if f != edge), key=lambda f: abs(log10(f / edge)))
+    def further(self, model: str, label: str, chosen: float, length: int) -> list[float]:
+        """Return with which factors beside the chosen one a longer training is made: the next inside where that stands
+        at the edge of its search; and where the best of those that it was made with is the lowest or the highest of
+        them, the next beyond, if the search tried it."""
+        whole = sorted(self.tried(model, label))
+        made = self.made(model, label, length, whole)
+        asked = {chosen, *made}
+        if self.at_edge(model, label):
+            asked.add(whole[1] if chosen == whole[0] else whole[-2])
+        if 1 < len(asked) == len(made):
+            best = self._best_longer(model, label, length, made)
+            at = whole.index(best) + (-1 if best == min(asked) else 1)
+            if best in (min(asked), max(asked)) and 0 <= at < len(whole):
+                asked.add(whole[at])
+        return sorted(asked - {chosen})
 
     def possible(self) -> Iterator[Run]:
         """Yield all trainings that may be asked for, whatever rates are chosen."""
@@ -188,9 +201,13 @@ class LearningRateSearch:
             return []
         longer = self.made(model, label, length, self.tried(model, label)) if length else {}
         if longer:
-            means = {made: mean(map(goodness, self.seeds(model, label, made, length))) for made in longer}
-            factor = max(means, key=lambda made: (means[made], -abs(log10(made))))
+            factor = self._best_longer(model, label, length, longer)
         return self.seeds(model, label, factor, length)
+
+    def _best_longer(self, model: str, label: str, length: int, made: Iterable[float]) -> float:
+        """Return, of the factors that a longer training was made with, the best in the mean over its seeds."""
+        means = {factor: mean(map(goodness, self.seeds(model, label, factor, length))) for factor in made}
+        return max(means, key=lambda factor: (means[factor], -abs(log10(factor))))
 
     def asked(self, model: str) -> list[str]:
         """Return the labels of all that is trained on a model, each once."""

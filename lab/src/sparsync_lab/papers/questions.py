@@ -195,7 +195,8 @@ def _at_these_bytes(fits: Callable[[str], bool]) -> Judge:
 def _dense_at_best(stored: StoredTables) -> str:
     """Return what dense reaches with its best rate in the same schedule, beside what it does with P1's."""
     rows = [row.cells for row in stored.table("beyond/evidence", RATES).rows]
-    own = {cells[2]: cells[3] for cells in rows if cells[:2] == ["dense", FALLS_ONCE] and int(cells[4]) >= SEVERAL}
+    kind = ["dense", FALLS_ONCE]  # without weight decay
+    own = {c[2]: c[4] for c in rows if c[:2] == kind and c[3] == "0" and int(c[5]) >= SEVERAL}
     if P1_RATE not in own or len(own) < 2:
         return ""
     best = next(iter(own))  # the best first

@@ -1,4 +1,4 @@
-"""Dense, TopK-SGD and the best recipe on ResNet-20 for 120 epochs: each with several rates, in two schedules."""
+"""ResNet-20 for 120 epochs: every method with several rates, in two schedules, with weight decay and without."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from statistics import mean
 from sparsync_lab.papers.claim import SCORE, SEED
 from sparsync_lab.papers.curves import mean_and_std
 from sparsync_lab.papers.lr_search import LearningRateSearch
-from sparsync_lab.papers.p1_runs import training
+from sparsync_lab.papers.p1_runs import HELD, training
 from sparsync_lab.papers.run import SEEDS, History, Run
-from sparsync_lab.papers.sweep import ALSO, EARLY
+from sparsync_lab.papers.sweep import ALSO, BALANCED, BASE, EARLY, LEVELS, SETTINGS
+from sparsync_lab.papers.vgg16_gap import authors_settings
 from sparsync_lab.report import Row, Table
-from sparsync_lab.training.methods import DENSE
 
 MODEL = "resnet20"
 CAPTION = "ResNet-20, 120 epochs, at the bytes of 0.1 %: rates and schedules"
-TOPK = "TopK-SGD"
-METHODS = ("dense", EARLY, TOPK)
+TOPK, GAUSSIANK, DGC = "TopK-SGD", "GaussianK-SGD", "DGC"
+# The other rows, with the factor of the rate that is the best with the cosine.
+OTHERS = {LEVELS: 2.0, BASE: 1.0, DGC: 0.25, BALANCED: 4.0, "recipe default": 1.0}
+METHODS = ("dense", EARLY, LEVELS, BALANCED, BASE, "recipe default", GAUSSIANK, TOPK, DGC)
+P1_NAMES = {"dense, authors' settings": "dense", "topk": TOPK, HELD: GAUSSIANK}  # of trainings with P1's settings
+DECAY = 1e-4  # of the weights, in the code of P1's authors
 SENT = "sent by a worker"  # a column
 COSINE, FALLS_ONCE = "cosine", "P1's: to a tenth at 81 of 120 epochs"
 
@@ -44,6 +48,15 @@ def asked(search: LearningRateSearch) -> tuple[Run, ...]:
         *(seeded(training(MODEL, "topk", label="topk, rate 0.4", rate=0.4), seed) for seed in SEEDS),
         *(seeded(training(MODEL, "topk", label="topk, rate 0.2", rate=0.2), seed) for seed in SEEDS[1:]),
         *(training(MODEL, "topk", label=f"topk, rate {rate:g}", rate=rate) for rate in (0.8, 0.05)),
+        *(with_decay(in_p1_schedule(search.run(MODEL, label, 4.0, 2))) for label in (EARLY, "dense")),
+        *(with_decay(training(MODEL, "topk", label=f"topk, rate {rate:g}", rate=rate)) for rate in (0.1, 0.2)),
+        *(with_decay(in_p1_schedule(search.run(MODEL, label, 2.0, 2))) for label in (EARLY, "dense")),
+        *(training(MODEL, HELD, label=f"{HELD}, rate {rate:g}", rate=rate) for rate in (0.2, 0.05)),
+        *(
+            in_p1_schedule(search.run(MODEL, label, best * times, 2))
+            for times in (2.0, 1.0, 4.0)
+            for label, best in OTHERS.items()
+        ),
     )
 
 
@@ -51,8 +64,11 @@ def beside(search: LearningRateSearch) -> tuple[Run, ...]:
     """Return the trainings of other items that belong to the same comparison."""
     return (
         *(search.run(MODEL, label, 2.0, 2, seed) for label in ("dense", EARLY) for seed in SEEDS),
-        *(search.run(MODEL, TOPK, factor, 2) for factor in (0.125, 0.25)),
-        *(seeded(training(MODEL, method), seed) for method in ("dense", "topk") for seed in SEEDS),
+        *(search.run(MODEL, label, factor, 2) for label in (TOPK, GAUSSIANK) for factor in (0.125, 0.25)),
+        *(search.run(MODEL, label, best, 2, seed) for label, best in OTHERS.items() for seed in SEEDS),
+        search.run(MODEL, DGC, 0.5, 2),
+        *(seeded(training(MODEL, method), seed) for method in ("dense", "topk", HELD) for seed in SEEDS),
+        authors_settings(MODEL, "dense"),
     )
 
 
@@ -68,14 +84,26 @@ def seeded(run: Run, seed: int) -> Run:
     return replace(run, label=f"{run.label}{SEED}{seed}", seed=seed) if seed else run
 
 
+def with_decay(run: Run) -> Run:
+    """Return a training with weight decay."""
+    return replace(run, label=f"{run.label}, weight decay {DECAY:g}", weight_decay=DECAY)
+
+
+def method_of(run: Run) -> str:
+    """Return the row that a training belongs to, from its label."""
+    name = run.label.removeprefix(f"{SETTINGS[MODEL].words(2)} ").partition(", rate")[0].partition(SEED)[0]
+    return P1_NAMES.get(name, name)
+
+
 def comparison(runs: Iterable[Run], done: Mapping[str, History]) -> Table:
     """Return what each method reached with each rate in each schedule, the best first."""
-    found: dict[tuple[str, str, float], list[History]] = {}
+    found: dict[tuple[str, ...], list[History]] = {}
     for run in {run.name: run for run in runs if run.model == MODEL and run.name in done}.values():
-        method = "dense" if run.method == DENSE else EARLY if run.method == "default" else TOPK
-        found.setdefault((method, COSINE if run.decay is None else FALLS_ONCE, run.rate), []).append(done[run.name])
+        schedule = COSINE if run.decay is None else FALLS_ONCE
+        key = method_of(run), schedule, f"{run.rate:g}", f"{run.weight_decay:g}"
+        found.setdefault(key, []).append(done[run.name])
     best = {key: mean(history.last for history in own) for key, own in found.items()}
     order = sorted(found, key=lambda key: (METHODS.index(key[0]), -best[key]))
     sent = {key: f"{mean(history.bytes[-1] for history in own) / 1e6:,.2f} MB" for key, own in found.items()}
-    rows = [Row([*key[:2], f"{key[2]:g}", mean_and_std(found[key]), str(len(found[key])), sent[key]]) for key in order]
-    return Table(CAPTION, ["method", "schedule", "rate", SCORE, "seeds", SENT], rows)
+    rows = [Row([*key, mean_and_std(found[key]), str(len(found[key])), sent[key]]) for key in order]
+    return Table(CAPTION, ["method", "schedule", "rate", "weight decay", SCORE, "seeds", SENT], rows)
