@@ -20,7 +20,7 @@ from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_CO
 from sparsync_lab.papers.run import History, Run, file_of, read, write
 from sparsync_lab.papers.trainings import run_options, train_run
 from sparsync_lab.papers.verdicts import verdicts
-from tests.lab.test_papers import task
+from tests.lab.test_papers import history_of, task
 
 
 def small(run: Run, **changes: object) -> Run:
@@ -53,6 +53,28 @@ def test_what_has_not_run_is_shown_as_that(tmp_path: Path) -> None:
     *tables, learned = result.tables
     assert all(row.cells[2] == "not run" for table in tables for row in table.rows)
     assert all(cell.startswith("– (") for row in learned.rows for cell in row.cells[1:])
+
+
+def test_what_is_compared_with_belongs_to_the_result() -> None:
+    """So that it is seen if that was trained with other data."""
+    result = evidence.evidence(RunContext(output=Path("results/papers")).read_only())
+    beside = LearningRateSearch(lambda run: None).run("lstm-ptb", "dense", 1.0, 0).name
+    assert beside in result.runs
+    assert len(set(result.runs)) == len(result.runs)
+
+
+def test_every_method_has_its_rows_of_the_schedules() -> None:
+    search = LearningRateSearch(lambda run: None)
+    runs = [*tuned.asked(search), *tuned.beside(search)]
+    done = {run.name: history_of(run, 0.9) for run in runs}
+    rows = [row.cells for row in tuned.comparison(runs, done).rows]
+    assert list(dict.fromkeys(cells[0] for cells in rows)) == list(tuned.METHODS)
+    for method in tuned.METHODS:
+        own = {tuple(cells[1:4]) for cells in rows if cells[0] == method}
+        assert len(own) == sum(cells[0] == method for cells in rows)
+        assert {tuned.COSINE, tuned.FALLS_ONCE} == {schedule for schedule, *_ in own}
+    decays = {cells[0] for cells in rows if cells[3] == "0.0001"}
+    assert decays == {"dense", tuned.EARLY, tuned.TOPK}
 
 
 def test_densities_fall_in_stages() -> None:

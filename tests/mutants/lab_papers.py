@@ -77,4 +77,32 @@ MUTANTS = [
         "]",
         f"{TESTS}/test_verify.py::test_a_result_is_of_one_item_alone",
     ),
+    Mutant(
+        "a longer training's best rate may stand at an end of those it was made with",
+        f"{PAPERS}/lr_search.py",
+        "if 1 < len(asked) == len(made):",
+        "if False:",
+        f"{TESTS}/test_papers_failures.py::test_a_longer_training_whose_best_rate_is_at_an_end_is_made_with_the_next_one",
+    ),
+    Mutant(
+        "the first seed decides which rate of a longer training is the best",
+        f"{PAPERS}/lr_search.py",
+        "mean(map(goodness, self.seeds(model, label, factor, length))) for factor in made",
+        "goodness(self.seeds(model, label, factor, length)[0]) for factor in made",
+        f"{TESTS}/test_papers_failures.py::test_a_longer_training_whose_best_rate_is_at_an_end_is_made_with_the_next_one",
+    ),
+    Mutant(
+        "trainings of other items that are compared with do not count into a result",
+        f"{PAPERS}/evidence.py",
+        "histories += [done[run.name] for run in (*runs, *beside) if run.name in done]",
+        "histories += [done[run.name] for run in runs if run.name in done]",
+        f"{TESTS}/test_evidence.py::test_what_is_compared_with_belongs_to_the_result",
+    ),
+    Mutant(
+        "rows with weight decay count as those without",
+        f"{PAPERS}/tuned.py",
+        'f"{run.rate:g}", f"{run.weight_decay:g}"',
+        'f"{run.rate:g}", "0"',
+        f"{TESTS}/test_evidence.py::test_every_method_has_its_rows_of_the_schedules",
+    ),
 ]
