@@ -17,6 +17,8 @@ from tests.world import run_forked
 
 LIMIT = 300
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\(((?!https?://)[^)#]*\.md)?#([^)]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def test_the_example_of_the_readme_runs() -> None:
@@ -79,6 +81,20 @@ def test_a_block_that_nobody_writes_is_refused() -> None:
 def test_links_lead_to_files(page: str) -> None:
     for link in LINK.findall((ROOT / page).read_text(encoding="utf-8")):
         assert ((ROOT / page).parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_headings(page: str) -> None:
+    for file, anchor in ANCHOR.findall((ROOT / page).read_text(encoding="utf-8")):
+        target = (ROOT / page).parent / file if file else ROOT / page
+        headings = HEADING.findall(target.read_text(encoding="utf-8"))
+        assert anchor in {_anchor(heading) for heading in headings}, f"{file}#{anchor}"
+
+
+def _anchor(heading: str) -> str:
+    """Return the name that a page's reader gives to a heading."""
+    shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return "".join(sign for sign in shown if sign.isalnum() or sign in " -_").strip().replace(" ", "-")
 
 
 def test_results_are_small() -> None:

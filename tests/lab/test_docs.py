@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from sparsync_lab.docs import accuracy, missing, outer, provenance
+from sparsync_lab.docs import accuracy, items, missing, outer, provenance, run_times
+from sparsync_lab.docs.blocks import MARKED
 from sparsync_lab.docs.sources import Sources
 from sparsync_lab.papers import ITEMS, RunContext, evidence, tuned
 from sparsync_lab.papers.beyond import ORDER
@@ -20,6 +22,11 @@ from sparsync_lab.report import Row, Table
 
 ROOT = Path(__file__).parent.parent.parent
 HEADINGS = ["method", "schedule", "rate", "weight decay", "accuracy, %, last", "seeds", tuned.SENT]
+OF_PAPERS = ("results.md", "papers.md", "papers-reproduce.md", "papers-provenance.md")
+CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)  # and the targets of links
+RESULT = re.compile(r"\d[\d,]*\.\d+(?: %)?|\d[\d,]* (?:%|points?|ms|s|min|h|kB|MB|GB)(?!\w)")
+SETTINGS = {"0.1 %", "1 %"}  # a density, and how near a perplexity must be
+COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,8}\b")
 
 
 def test_a_higher_score_of_one_seed_is_told() -> None:
@@ -196,3 +203,54 @@ def test_trainings_that_are_missing_are_listed_with_their_minutes(tmp_path: Path
     assert "| `beyond/outer` | search: y (1 of 3 done) | 4.0 |" in told
     assert "| `p1/fig1` | vgg16-randk | – |" in told
     assert "all done" not in told
+
+
+def test_the_prose_holds_no_number_that_is_a_result() -> None:
+    """Nobody would notice when the results change: such a number belongs into a generated block."""
+    assert RESULT.findall("it was 83.5 and 88.0, 2 points or 4.1 % in 2,100 s, of 1,400 steps") == [
+        "83.5", "88.0", "2 points", "4.1 %", "2,100 s"]  # fmt: skip
+    for page in OF_PAPERS:
+        prose = " ".join(CODE.sub("", _typed(page)).split())
+        assert set(RESULT.findall(prose)) <= SETTINGS, page
+
+
+def test_commits_are_on_a_page_of_their_own() -> None:
+    assert COMMIT.findall("of 5593cb6 and b9dc6b94, feedback, 2,400 or 23553712 bytes") == ["5593cb6", "b9dc6b94"]
+    assert [page for page in OF_PAPERS if COMMIT.search(_typed(page))] == ["papers-provenance.md"]
+
+
+def test_every_item_is_told_what_it_covers() -> None:
+    """The table of ``docs/papers.md`` names every item, and no other."""
+    covered = _typed("papers.md").partition("## What covers what")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`([^`]+)`", covered)) == set(ITEMS)
+
+
+def _typed(page: str) -> str:
+    """Return what of a page is written by hand."""
+    return MARKED.sub("", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+
+
+def test_items_are_told_with_commits_times_and_data(tmp_path: Path) -> None:
+    """An item that trains, one that shares its training, and one that measures."""
+    context = RunContext(output=tmp_path / "papers")
+    where = {"commit": "abc, def+12", "device": "H200", "torch": "2.11", "date": "2026-01-03, 2026-01-01, 2026-01-02"}
+    trained = Result(runs=["a", "b"], data={"mnist": "123"}, where=where, seconds=120.0)
+    save(context, ITEMS["p1/fig1"], trained, 0.0)
+    save(context, ITEMS["p1/fig6"], Result(runs=["b"], data={"mnist": "123"}, where=where, seconds=30.0), 0.0)
+    save(context, ITEMS["p2/table2"], Result(where={**where, "commit": "abc", "date": "2026-01-01"}), 7.0)
+    sources = Sources(tmp_path, "")
+    told = provenance.measured(sources)
+    assert "| `p1/fig1` | trained 2 | `abc`, `def+12` | H200 | 2.11 | 2026-01-01 to 2026-01-03 |" in told
+    assert "| `p2/table2` | measured or computed | `abc` | H200 | 2.11 | 2026-01-01 |" in told
+    assert "| mnist | `123` | `p1/fig1`, `p1/fig6` |" in provenance.data(sources)
+    times = run_times.of_items(sources)
+    assert "| `p1/fig1` | 2 | 1 | 1.0 min | 2.0 min | H200 |" in times
+    assert "| `p1/fig6` | 1 | 1 | 30 s | 30 s | H200 |" in times
+    assert "| `p2/table2` | none | – | – | 7 s | H200 |" in times
+    page = items.papers(sources)
+    assert "Command: `sparsync papers run p1/fig1`. H200, 2026-01-01 to 2026-01-03. File" in page
+    assert not COMMIT.search(page)
+    first, _, sections = page.partition("\n\n### ")
+    assert [line.partition("]")[0].removeprefix("- [") for line in first.splitlines()] == [
+        section.partition("\n")[0] for section in sections.split("\n\n### ")
+    ]

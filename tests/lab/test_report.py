@@ -325,3 +325,24 @@ def test_a_csv_file_reads_back(tmp_path: Path) -> None:
     write_csv(tmp_path / "t.csv", lines)
     with (tmp_path / "t.csv").open(encoding="utf-8", newline="") as file:
         assert list(csv.DictReader(file)) == lines
+
+
+def test_long_tables_below_the_contents_are_folded() -> None:
+    def rows(number: int) -> list[Row]:
+        return [Row([f"row {i}", "1.0"]) for i in range(number)]
+
+    above, below, short = (Table(name, ["row", "score"], rows(n)) for name, n in (("A", 25), ("B", 25), ("C", 24)))
+    parts = [Text(f"Part {i}", ["Words."]) for i in range(4)]
+    shown = render(Page("Report", [], [parts[0], above, *parts[1:], below, short], before_contents=1))
+    assert shown.index("<caption>A</caption>") < shown.index("Contents</h2>") < shown.index("<summary>B (25 rows)")
+    assert "<caption>C</caption>" in shown
+    assert shown.count("<details>") == shown.count("</details>") == 1
+    assert "<details>" not in render(Page("Report", [], [parts[0], above]))
+
+
+def test_columns_of_words_stand_left() -> None:
+    rows = [Row(["topk", "partly", "a cell of words that is longer than a column of numbers", "1.0"])]
+    shown = render(Page("Report", [], [Table("Verdicts", ["claim", "verdict", "here", "score"], rows)]))
+    assert '<td class="words" data-column="verdict">partly' in shown
+    assert '<td class="long" data-column="here">' in shown
+    assert '<td data-column="score">1.0' in shown

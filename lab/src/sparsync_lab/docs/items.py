@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from sparsync_lab.docs import accuracy
+from sparsync_lab.docs.provenance import days
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
 from sparsync_lab.papers import ITEMS
 from sparsync_lab.papers.claim import Verdict
 from sparsync_lab.papers.item import Item
-from sparsync_lab.papers.report_page import PARTS, is_full, made_by, needs
+from sparsync_lab.papers.report_page import PARTS, is_full, needs
 from sparsync_lab.papers.store import Stored
 from sparsync_lab.papers.verdicts import answer_table, verdict_table, verdicts
 from sparsync_lab.report import Table
@@ -17,9 +18,10 @@ ABOVE = (accuracy.FIRST, "Ablations: ")  # captions of tables that the page has 
 
 
 def papers(sources: Sources) -> str:
-    """Return a section for every item."""
+    """Return a section for every item, below a list of them."""
     found = _verdicts(sources)
-    return "\n\n".join(part for item in ITEMS.values() for part in _section(item, sources, found))
+    listed = "\n".join(_entry(item, found) for item in ITEMS.values())
+    return "\n\n".join([listed, *(part for item in ITEMS.values() for part in _section(item, sources, found))])
 
 
 def judged(sources: Sources) -> str:
@@ -40,8 +42,8 @@ def _linked(own: Table) -> str:
 
 
 def _verdicts(sources: Sources) -> list[Verdict]:
-    results = {item.key: sources.item(item.file) for item in ITEMS.values() if sources.has_item(item.file)}
-    return verdicts({key: stored.result for key, stored in results.items() if is_full(ITEMS[key], stored)})
+    results = sources.items().items()
+    return verdicts({key: stored.result for key, stored in results if is_full(ITEMS[key], stored)})
 
 
 def _heading(item: Item) -> str:
@@ -52,6 +54,12 @@ def _anchor(item: Item) -> str:
     """Return the name that a page's reader gives to the heading of an item."""
     kept = "".join(sign for sign in _heading(item).lower() if sign.isalnum() or sign in " -_")
     return kept.strip().replace(" ", "-")
+
+
+def _entry(item: Item, found: list[Verdict]) -> str:
+    """Return a line of contents: a link to an item, and its verdicts."""
+    words = dict.fromkeys(_word(one).lower() for one in found if one.claim.item == item.key)
+    return f"- [{_heading(item)}](#{_anchor(item)})" + (f": {', '.join(words)}" if words else "")
 
 
 def _section(item: Item, sources: Sources, found: list[Verdict]) -> list[str]:
@@ -66,13 +74,23 @@ def _section(item: Item, sources: Sources, found: list[Verdict]) -> list[str]:
     parts += [_folded(own) for own in tables]
     if item.published is not None:
         parts.append(_folded(item.published))
-    return [*parts, _notes(stored), f"{plain(made_by(stored))} File: {sources.linked(f'papers/{item.file}.json')}."]
+    return [*parts, _notes(stored), _made(stored, sources.linked(f"papers/{item.file}.json"))]
+
+
+def _made(stored: Stored, file: str) -> str:
+    """Return which command made a result, on what and when; its commits are on a page of their own."""
+    where = f"{plain(stored.where['device'])}, {days(stored.where['date'])}"
+    return f"Command: `{stored.command}`. {where}. File: {file}. [Commits and data](papers-provenance.md)."
 
 
 def _opening(one: Verdict) -> str:
     """Return a verdict in a sentence whose first words are bold, and what else is known."""
-    word, _, told = one.sentence.partition(":")
-    return f"**{word}**:{plain(told)} {plain(one.detail)}".strip()
+    word = _word(one)
+    return f"**{word}**{plain(one.sentence.removeprefix(word))} {plain(one.detail)}".strip()
+
+
+def _word(one: Verdict) -> str:
+    return one.sentence.partition(":")[0]
 
 
 def _folded(own: Table) -> str:

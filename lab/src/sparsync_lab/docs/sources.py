@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparsync_lab.papers import ITEMS
 from sparsync_lab.papers.store import Stored, load
 from sparsync_lab.report import Table
 
@@ -41,6 +42,10 @@ class Sources:
     def has_item(self, name: str) -> bool:
         """Return whether a result of the papers is stored."""
         return (self.folder / "papers" / f"{name}.json").is_file()
+
+    def items(self) -> dict[str, Stored]:
+        """Return the stored results of the papers' items, by their keys."""
+        return {item.key: self.item(item.file) for item in ITEMS.values() if self.has_item(item.file)}
 
     def text(self, name: str) -> str:
         """Return a text file."""

@@ -49,6 +49,10 @@ class Table:
         """Return whether a column holds words rather than numbers: one of its cells is long."""
         return any(len(row.cells[column]) > LONG for row in self.rows)
 
+    def has_digits(self, column: int) -> bool:
+        """Return whether a cell of a column has a digit: a column of short words has none."""
+        return any(sign.isdigit() for row in self.rows for sign in row.cells[column])
+
 
 def mean_and_std_text(mean: float, deviation: float | None, unit: str = "") -> str:
     """Return ``97.3 ± 0.2 %``; a deviation that is not known is left out."""
