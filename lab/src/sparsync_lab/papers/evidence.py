@@ -23,10 +23,12 @@ from sparsync_lab.papers.p2 import (
     long_training,
 )
 from sparsync_lab.papers.p3 import OTHERS, gtopk_on, on_other_models
+from sparsync_lab.papers.random_forms import fallen_note
 from sparsync_lab.papers.run import SEEDS, History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.trainings import SIGNED_GTOPK
 from sparsync_lab.papers.vgg16_gap import ASKED, authors_settings, causes, clipped, densities
+from sparsync_lab.papers.vgg16_notes import change_tables
 from sparsync_lab.report import Row, Table
 
 JOBS = 12  # trainings beside one another, for which the times below are
@@ -235,6 +237,8 @@ def evidence(context: RunContext) -> Result:
     for one, runs, beside in asked:
         tables.append(Table(one.asks, HEADINGS, [_row(run, done.get(run.name)) for run in (*runs, *beside)]))
         histories += [done[run.name] for run in runs if run.name in done]
+        if one.asks == ASKED:
+            tables += change_tables(context)
         if one.name == TUNED and not context.quick:
             tables.append(tuned.comparison((*runs, *beside), done))
         if one.name == TREE and not context.quick:
@@ -243,7 +247,7 @@ def evidence(context: RunContext) -> Result:
     if not context.quick:
         trained = {run.label: done[run.name] for run in every if run.name in done}
         tables.append(learned(trained))
-        notes += learned_notes(trained)
+        notes += [*learned_notes(trained), *fallen_note(done[run.name] for run in every if run.name in done)]
     result = base_result(context, histories, [run.name for run in every if run.name not in done])
     return replace(result, tables=tables, notes=[*notes, *result.notes])
 
