@@ -13,8 +13,10 @@ from sparsync_lab.docs import accuracy, items, missing, outer, provenance, run_t
 from sparsync_lab.docs.blocks import MARKED
 from sparsync_lab.docs.sources import Sources
 from sparsync_lab.papers import ITEMS, RunContext, evidence, tuned
+from sparsync_lab.papers.adamw_tables import where
 from sparsync_lab.papers.beyond import ORDER
 from sparsync_lab.papers.item import Column, Result
+from sparsync_lab.papers.outer import OUTER_SETTINGS
 from sparsync_lab.papers.run import file_of, model_title
 from sparsync_lab.papers.store import save, write_json
 from sparsync_lab.papers.sweep import EARLY
@@ -159,11 +161,20 @@ def test_rates_that_differ_by_length_are_told() -> None:
 def test_the_best_local_steps_are_told_with_searches_that_are_not_finished() -> None:
     headings = ["training", "perplexity", outer.SCORES, "sent, of dense"]
     rows = [Row(["dense", "133.01 ± 0.74", "–", "1"]), Row(["OuterLoop, every 8 steps", "227.20", "× 1.7", "1/48.4"])]
-    tables = [Table(caption, headings, rows) for caption in ("GPT, 16 workers", "GPT, 4 workers")]
-    notes = ["GPT, 16 workers, searches that are not done: OuterLoop, every 4 steps 195.63.", "Rates are searched for."]
-    shown = outer.best_of_each(Stored(*tables, notes=notes))
-    own, other = shown.split("**GPT, 4 workers**")
-    assert own.startswith("**GPT, 16 workers**: the best finished row of each kind")
+    captions = [where(setting, 0) for setting in OUTER_SETTINGS.values()]
+    tables = [Table(caption, headings, rows) for caption in captions]
+    notes = [f"{captions[0]}, searches that are not done: OuterLoop, every 4 steps 195.63.", "Rates are searched for."]
+    trained = [("gpt", "dense", 133.0, 400), ("gpt", "OuterLoop, every 4 steps", 195.63, 10),
+               ("gpt", "OuterLoop, every 2 steps", 220.93, 10), ("gpt", "OuterLoop, every 8 steps", 224.0, 10),
+               ("gpt-w4-own", "dense", 133.0, 400), ("gpt-w4-own", "OuterLoop, every 4 steps", 230.0, 10)]  # fmt: skip
+    names = ("model", "method", "score", "bytes")
+    columns = {name: [line[at] for line in trained] for at, name in enumerate(names)} | {"rate": [0.002] * len(trained)}
+    shown = outer.best_of_each(Stored(*tables, notes=notes, **columns))
+    own, other = shown.split(f"**{captions[1]}**")
+    assert own.startswith(f"**{captions[0]}**: the best finished row of each kind")
+    assert "| OuterLoop, every 4 steps | 195.63 (one seed, rate 0.002, search not finished) | – | 1/40 |" in own
+    assert "220.93" not in own  # the best of them is enough
+    assert "230.00" not in other  # it is above the best finished row
     assert own.rstrip().endswith(f"- {notes[0]}")
     assert notes[0] not in other
     assert notes[1] not in shown

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sparsync_lab.docs.outer import FILE, SCORES, best_of_each
 from sparsync_lab.docs.sources import Sources
+from sparsync_lab.papers.outer import OUTER_SETTINGS, begun_of
 from sparsync_lab.papers.tables import NOT_RUN
 
 SOURCES = Sources(Path(__file__).parents[2] / "results", "../results")
@@ -33,3 +34,16 @@ def test_the_best_of_each_kind_is_the_best_of_its_rows() -> None:
             own = {label: score for label, score in scores.items() if label.startswith(kind)}
             best = min(own, key=lambda label: float(own[label].split()[0]), default=None)
             assert best is None or f"| {best} | {own[best]} |" in shown
+
+
+def test_a_single_training_below_the_best_is_shown_as_one_of_a_search_that_is_not_finished() -> None:
+    shown = best_of_each(SOURCES)
+    for name in OUTER_SETTINGS:
+        done, begun = begun_of(SOURCES.item(FILE).result, name)
+        assert done.keys().isdisjoint(one.label for one in begun)
+        for kind in ("SparseLoCo", "OuterLoop", "DiLoCo"):
+            own = [float(cells["score"].split()[0]) for label, cells in done.items() if label.startswith(kind)]
+            low = min((one for one in begun if one.label.startswith(kind)), key=lambda one: one.score, default=None)
+            if low is not None:
+                row = f"| {low.label} | {low.score:.2f} (one seed, rate {low.rate:g}, search not finished) |"
+                assert (row in shown) == (low.score < min(own, default=float("inf"))), (name, kind)

@@ -213,7 +213,7 @@ def test_a_loss_beyond_all_bounds_is_an_infinite_perplexity() -> None:
 
 def test_only_trainings_that_are_shortened_are_said_to_be() -> None:
     context = RunContext(epochs=3)
-    fixed, epochs = p1.watched(context, "fnn3", "topk"), p1_runs.training("vgg16", "dense")
+    fixed, epochs = p1_runs.watched("fnn3", "topk"), p1_runs.training("vgg16", "dense")
     assert not [note for note in base_result(context, [history_of(fixed)], []).notes if "Trained for" in note]
     notes = base_result(context, [history_of(fixed), history_of(epochs)], []).notes
     assert [note for note in notes if note.startswith("Trained for 3 epochs (2 steps)")]

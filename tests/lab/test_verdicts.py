@@ -13,11 +13,13 @@ from sparsync_lab.papers.claim import (
     NOT,
     PARTLY,
     REPRODUCED,
+    UNDECIDED,
     Claim,
     Judgement,
     StoredTables,
     Verdict,
     first_number,
+    word_of,
 )
 from sparsync_lab.papers.claims_p2 import BETTER, LIKEWISE
 from sparsync_lab.papers.item import Result
@@ -53,7 +55,7 @@ def test_every_claim_is_of_an_item_and_judged_by_it():
     every = verdicts({key: found[0].result for key, item in ITEMS.items() if (found := results_of(item, RESULTS))})
     assert {one.claim.item for one in every} == ITEMS.keys()  # every item begins with a verdict
     assert all(item in ITEMS for one in every for item in one.claim.also)
-    assert {one.word for one in every} == {REPRODUCED, PARTLY, NOT}  # what is trained has one
+    assert {one.word for one in every} <= {REPRODUCED, PARTLY, NOT, UNDECIDED}  # what is trained has one
     assert all(any(sign.isdigit() for sign in one.here) for one in every)
     assert all(len(one.here.split()) <= SHORT for one in every)
 
@@ -71,6 +73,32 @@ def test_a_sentence_begins_with_the_verdict() -> None:
     assert answer_table([one, other]).caption == "What no paper claims and we asked: 1 no"
 
 
+@pytest.mark.parametrize(
+    ("parts", "word"),
+    [
+        ([True, True], REPRODUCED),
+        ([True, None], PARTLY),
+        ([True, None, False], PARTLY),
+        ([None], UNDECIDED),
+        ([False, None], UNDECIDED),
+        ([False, False], NOT),
+    ],
+)
+def test_what_few_seeds_leave_open_is_neither_held_nor_failed(parts: list[bool | None], word: str) -> None:
+    assert word_of(parts) == word
+    assert word_of(each for each in parts) == word
+
+
+def test_what_is_not_decided_is_counted_by_itself() -> None:
+    claims = [Claim("p1/fig1", "it holds", "5", lambda stored, word=word: Judgement("4", word))
+              for word in (MISSING, UNDECIDED, NOT, UNDECIDED)]  # fmt: skip
+    every = [claim.verdict(StoredTables({})) for claim in claims]
+    assert verdict_table(every).caption == "Verdicts: 1 not, 2 not decided, 1 not run"
+    assert every[1].sentence == "Not decided: it holds (published: 5; here: 4)."
+    asked = [replace(claim, published="").verdict(StoredTables({})) for claim in claims]
+    assert answer_table(asked).caption == "What no paper claims and we asked: 1 no, 2 not decided, 1 not run"
+
+
 def test_a_verdict_follows_the_numbers():
     def word(results: dict[str, Result], claim: str) -> str:
         (one,) = (one for one in verdicts(results) if claim in one.claim.text)
@@ -81,8 +109,10 @@ def test_a_verdict_follows_the_numbers():
     assert word(results, claim) == PARTLY
     near = changed(results["p3/density"], "gTop-k, 0.001", 3, "-0.50")
     assert word({"p3/density": near}, claim) == REPRODUCED
+    assert word({"p3/density": changed(near, "gTop-k, 0.01", 3, "under a point")}, claim) == PARTLY
     far = changed(changed(near, "gTop-k, 0.001", 3, "-9"), "gTop-k, 0.005", 3, "-2")
     assert word({"p3/density": changed(far, "gTop-k, 0.01", 3, "-1.2")}, claim) == NOT
+    assert word({"p3/density": changed(far, "gTop-k, 0.01", 3, "under a point")}, claim) == UNDECIDED
     less = changed(results["p3/density"], "gTop-k, 0.01", 1, "70.00")
     assert word(results, "more entries") == REPRODUCED
     assert word({"p3/density": less}, "more entries") == NOT

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
+from sparsync_lab.papers.adamw_tables import fraction, where
+from sparsync_lab.papers.outer import OUTER_SETTINGS, Begun, begun_of
 from sparsync_lab.papers.tables import NOT_RUN
 from sparsync_lab.report import Table
 
@@ -21,22 +23,41 @@ WAYS = {  # how rows of each kind begin, and what to type for it
 
 
 def best_of_each(sources: Sources) -> str:
-    """Return, for each number of workers, the best finished row of each kind, and what is to be known of those rows:
-    what they sent, and what searches that are not done have reached."""
+    """Return, for each number of workers, the best finished row of each kind, the best single training if it ended
+    below that though its search is not finished, and what is to be known of those rows."""
     if not sources.has_item(FILE):
         return f"Not run yet: `sparsync papers run {ITEM}`."
     result, parts = sources.item(FILE).result, []
+    captions = {where(setting, 0): name for name, setting in OUTER_SETTINGS.items()}
     for stored in (_trained(own) for own in result.tables if SCORES in own.headings):
+        begun = begun_of(result, captions[stored.caption])[1]
         rows = []
         for begins, way in WAYS.items():
             found = [row.cells for row in stored.rows if row.cells[0].startswith(begins)]
-            if found:
-                label, score, beside, sent, *_ = min(found, key=lambda cells: float(cells[1].split()[0]))
-                rows.append([plain(label), score, beside, sent, way])
+            best = min(found, key=lambda cells: _number(cells[1]), default=None)
+            if best is not None:
+                rows.append([plain(best[0]), *best[1:4], way])
+            singles = [one for one in begun if one.label.startswith(begins)]
+            low = min(singles, key=lambda one: one.score, default=None)
+            if low is not None and (best is None or low.score < _number(best[1])):
+                rows.append(_single(low, way))
         headings = [*stored.headings[:4], "to type"]
-        parts += [f"**{plain(stored.caption)}**: the best finished row of each kind", table(headings, rows)]
+        parts += [
+            f"**{plain(stored.caption)}**: the best finished row of each kind, and what ended below it",
+            table(headings, rows),
+        ]
         parts.append("\n".join(f"- {plain(note)}" for note in result.notes if note.startswith(stored.caption)))
     return "\n\n".join(parts)
+
+
+def _single(one: Begun, way: str) -> list[str]:
+    """Return a training of a search that is not finished as a row."""
+    told = f"{one.score:.2f} (one seed, rate {one.rate:g}, search not finished)"
+    return [plain(one.label), told, "–", fraction(one.share), way]
+
+
+def _number(score: str) -> float:
+    return float(score.split()[0])
 
 
 def scores(sources: Sources) -> str:

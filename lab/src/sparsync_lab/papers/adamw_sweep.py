@@ -17,6 +17,7 @@ ADAMW_BUDGETS = BUDGETS[1:]  # the sketches of so small a GPT take a 210th with 
 SGD_BUDGETS: Mapping[str, tuple[int, ...]] = {"resnet20": (40, 15), "vgg16": (250, 100, 40)}  # that hold sketches
 MAIN_BUDGET, DEFAULT_BUDGET = 40, 60  # of the comparison with others; of attach, if it is not told
 
+OWN_RATES = ", rates of its own"  # of a setting's title
 GPT = Setting(
     "GPT on PTB", "gpt", 0.002, (600,), (0.02, 0.03), batch=4, clip=1.0, optimizer="adamw", weight_decay=0.01,
     warmup=0.1, factors=GRID, further=BEYOND,
@@ -25,7 +26,7 @@ SETTINGS: Mapping[str, Setting] = {
     "gpt": GPT,
     "gpt-w4": replace(GPT, workers=4, batch=16, like="gpt"),
     # Four workers send several per cent, and want a lower rate than sixteen.
-    "gpt-w4-own": replace(GPT, title="GPT on PTB, rates of its own", workers=4, batch=16, factors=(1.0, 1.4, 2.0),
+    "gpt-w4-own": replace(GPT, title=f"{GPT.title}{OWN_RATES}", workers=4, batch=16, factors=(1.0, 1.4, 2.0),
                           further=(0.25, 0.35, 0.5, 0.7)),
     "gpt-w64": replace(GPT, workers=64, batch=1, seconds=(0.04, 0.06), like="gpt"),
     # Dense loses most to streams that are cut alike in every epoch: what is left of the distance without that.

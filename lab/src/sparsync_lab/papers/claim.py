@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from sparsync_lab.papers.item import Result
 from sparsync_lab.report import Table
 
-REPRODUCED, PARTLY, NOT, MISSING = "reproduced", "partly", "not", "not run"
+REPRODUCED, PARTLY, NOT, UNDECIDED, MISSING = "reproduced", "partly", "not", "not decided", "not run"
 OPENINGS = {PARTLY: "partly reproduced", NOT: "not reproduced"}  # of sentences
 ANSWERS = {REPRODUCED: "yes", NOT: "no"}  # to questions
 POINT = 1.0  # points of accuracy: so near to dense is "like dense"
-SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated
+SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated, and decides nothing
 UNDER_A_POINT = "under a point"
 LEARNS = 20.0  # % of accuracy: a training with more has learned; 10 is chance
 SEED = ", seed "  # of a label
 SCORE, TO_DENSE = "accuracy, %, last", "to dense"  # columns of tables of trainings
+Held = bool | None  # whether a part of a claim holds; ``None``: too few seeds to say
 
 
 class StoredTables:
@@ -46,6 +47,11 @@ class StoredTables:
         """Return the rows of a question of ``beyond/evidence`` that were trained, by model and training."""
         rows = (row.cells for row in self.table("beyond/evidence", caption).rows)
         return {(cells[1], cells[0]): list(cells) for cells in rows if cells[2] != MISSING}
+
+    def by_seed(self, model: str) -> dict[str, dict[str, float]]:
+        """Return the last scores of all trainings of a model in ``beyond/evidence``, by training and seed."""
+        rows = (row.cells for table in self.results["beyond/evidence"].tables for row in table.rows)
+        return seeds_by_label({own[0]: float(own[2]) for own in rows if own[1] == model and own[2] != MISSING})
 
     def scores(self, caption: str) -> dict[tuple[str, str], float]:
         """Return their last scores."""
@@ -92,6 +98,11 @@ class Claim:
             return Verdict(self, *self.judge(stored))
         except LookupError:
             return Verdict(self, "trainings are missing", MISSING)
+
+
+def question(item: str, asks: str, judge: Judge, also: Sequence[str] = ()) -> Claim:
+    """Return what no paper claims and we ask."""
+    return Claim(item, asks, "", judge, also)
 
 
 class Verdict(NamedTuple):
@@ -146,9 +157,19 @@ def seeds_by_label(scores: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return found
 
 
-def like_dense(gap: str) -> bool:
+def near(gap: float, seeds: int = 1, spread: float = POINT) -> Held:
+    """Return whether what ends so many points from another ends like it, or higher.
+
+    Args:
+        seeds: that both have.
+        spread: by which trainings of one seed differ anyway.
+    """
+    return None if seeds < SEVERAL and abs(gap) < spread else gap > -POINT
+
+
+def like_dense(gap: str) -> Held:
     """Return whether a stated difference to dense is so small that it ends like dense; "–", what diverged, does not."""
-    return gap == UNDER_A_POINT or (gap != "–" and first_number(gap) > -POINT)
+    return None if gap == UNDER_A_POINT else gap != "–" and first_number(gap) > -POINT
 
 
 def from_dense(gap: str) -> str:
@@ -166,6 +187,18 @@ def raise_missing(what: str) -> NoReturn:
 def word_for(held: int, of: int) -> str:
     """Return the verdict on a claim that held so often."""
     return REPRODUCED if held == of else PARTLY if held else NOT
+
+
+def word_of(parts: Iterable[Held]) -> str:
+    """Return the verdict on a claim of several parts. One that is not decided leaves it open whether the claim holds
+    anywhere, unless another part holds."""
+    every = list(parts) or raise_missing("its parts")
+    return UNDECIDED if None in every and True not in every else word_for(every.count(True), len(every))
+
+
+def in_words(seeds: int) -> str:
+    """Return a number of seeds in words."""
+    return {1: "one seed", 2: "two seeds", 3: "three seeds"}.get(seeds, f"{seeds} seeds")
 
 
 def at_most_partly(word: str, complete: bool = False) -> str:

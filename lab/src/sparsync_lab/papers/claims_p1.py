@@ -12,6 +12,7 @@ from sparsync_lab.papers.claim import (
     SCORE,
     TO_DENSE,
     Claim,
+    Held,
     Judge,
     Judgement,
     StoredTables,
@@ -22,6 +23,7 @@ from sparsync_lab.papers.claim import (
     raise_missing,
     sentences,
     word_for,
+    word_of,
 )
 from sparsync_lab.papers.gradient_histograms import BESIDE_TOPK
 from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, counts_title
@@ -34,12 +36,12 @@ DENSITY = 0.1  # %
 BELOW = "0.6 to 0.8 points below"
 
 
-def own_models(told: Mapping[str, str], held: Mapping[str, bool]) -> Judgement:
+def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:
     """Judge by P1's own models, as far as they were trained; LeNet-5, which it does not draw, is told beside them."""
     own = [held[model] for model in OWN if model in held] or raise_missing("P1's own models")
     here = ", ".join(f"{model} {told.get(model, MISSING)}" for model in OWN)
     beside = sentences(f"{BESIDE}, which P1 does not draw, {told[BESIDE]}" if BESIDE in told else "")
-    return Judgement(here, at_most_partly(word_for(sum(own), len(own)), len(own) == len(OWN)), beside)
+    return Judgement(here, at_most_partly(word_of(own), len(own) == len(OWN)), beside)
 
 
 def columns(stored: StoredTables, item: str, method: str, heading: str) -> dict[str, str]:

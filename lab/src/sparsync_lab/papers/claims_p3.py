@@ -19,6 +19,7 @@ from sparsync_lab.papers.claim import (
     raise_missing,
     sentences,
     word_for,
+    word_of,
 )
 from sparsync_lab.papers.p3 import CONDITION, DENSITIES, ON_OTHERS, OTHERS
 from sparsync_lab.papers.run import model_title
@@ -59,13 +60,13 @@ def _condition_elsewhere(stored: StoredTables) -> Judgement:
 
 def _at_one_permille(stored: StoredTables) -> Judgement:
     tree, top = (stored.cell("p3/convergence", "ResNet-20", how, TO_DENSE) for how in (PLAIN_TREE, "topk"))
-    return Judgement(f"{from_dense(tree)}, TopK-SGD {from_dense(top)}", word_for(like_dense(tree), True))
+    return Judgement(f"{from_dense(tree)}, TopK-SGD {from_dense(top)}", word_of([like_dense(tree)]))
 
 
 def _at_higher_densities(stored: StoredTables) -> Judgement:
     gaps = {each: stored.cell("p3/density", "gTop-k", f"gTop-k, {each:g}", TO_DENSE) for each in DENSITIES}
     told = ", ".join(f"{from_dense(gap)} at {100 * density:g} %" for density, gap in gaps.items())
-    return Judgement(f"{told}", word_for(sum(map(like_dense, gaps.values())), len(gaps)))
+    return Judgement(f"{told}", word_of(map(like_dense, gaps.values())))
 
 
 def _on_other_models(stored: StoredTables) -> Judgement:

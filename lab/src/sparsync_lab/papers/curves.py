@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ HALF = (
     "Where the data folder holds only half of CIFAR-10 (25,000 training images, 3,000 test images), that is what is "
     "trained on: an epoch has half the steps, and accuracies are lower than with all of it."
 )
+OVER_SEEDS = "Differences are over the seeds that both rows have, and so not always those of the means."
 VIRTUAL = (
     "The workers are virtual: one process computes the gradients of all of them, with the library's own compressors, "
     "residuals and sums, which gives the weights that as many processes would get. On a GPU the workers' batches may "
@@ -135,7 +136,7 @@ def scores(caption: str, histories: Mapping[str, History]) -> Table:
     headings = [
         "training", f"{kind}, last", "best", "to dense", "seeds", "sent by a worker", "density", "steps", "time"
     ]  # fmt: skip
-    return Table(caption, headings, rows)
+    return Table(caption, headings, rows, seeds_notes(groups.values(), base))
 
 
 def with_seeds(context: RunContext, run: Run, **changes: Any) -> list[Run]:
@@ -192,6 +193,13 @@ def common_seeds(histories: Sequence[History], others: Sequence[History]) -> lis
     """Return the last scores of two rows, of every seed that both have."""
     both = [{h.run.seed: display_score(h.last, h.score) for h in row} for row in (histories, others)]
     return [(both[0][seed], both[1][seed]) for seed in sorted(both[0].keys() & both[1].keys())]
+
+
+def seeds_notes(rows: Iterable[Sequence[History]], others: Sequence[History]) -> list[str]:
+    """Return over what differences are, if rows do not all have the seeds of what they are compared with."""
+    seeds = {history.run.seed for history in others}
+    partly = any(own and {history.run.seed for history in own} != seeds for own in rows)
+    return [OVER_SEEDS] if seeds and partly else []
 
 
 def shown_difference(histories: Sequence[History], others: Sequence[History]) -> str:

@@ -23,10 +23,12 @@ from sparsync_lab.papers.p2 import (
     long_training,
 )
 from sparsync_lab.papers.p3 import OTHERS, gtopk_on, on_other_models
+from sparsync_lab.papers.random_forms import fallen_note
 from sparsync_lab.papers.run import SEEDS, History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.trainings import SIGNED_GTOPK
 from sparsync_lab.papers.vgg16_gap import ASKED, SHORT, authors_settings, cause, causes, clipped, densities
+from sparsync_lab.papers.vgg16_notes import change_tables
 from sparsync_lab.report import Row, Table
 
 EVIDENCE = "beyond/evidence"
@@ -254,6 +256,8 @@ def evidence(context: RunContext) -> Result:
     for one, runs, beside in asked:
         tables.append(Table(one.asks, HEADINGS, [_row(run, done.get(run.name)) for run in (*runs, *beside)]))
         histories += [done[run.name] for run in (*runs, *beside) if run.name in done]
+        if one.asks == ASKED:
+            tables += change_tables(context)
         if one.name == TUNED and not context.quick:
             tables.append(tuned.comparison((*runs, *beside), done))
         if one.name == TREE and not context.quick:
@@ -262,7 +266,7 @@ def evidence(context: RunContext) -> Result:
     if not context.quick:
         trained = {run.label: done[run.name] for run in every if run.name in done}
         tables.append(learned(trained))
-        notes += learned_notes(trained)
+        notes += [*learned_notes(trained), *fallen_note(done[run.name] for run in every if run.name in done)]
     histories = list({history.run.name: history for history in histories}.values())
     result = base_result(context, histories, [run.name for run in every if run.name not in done])
     return replace(result, tables=tables, notes=[*notes, *result.notes])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsync_lab.papers import beyond
 from sparsync_lab.papers.adamw_sweep import GPT, LOCO, MAIN, ROWS, SETTINGS
@@ -15,7 +15,7 @@ from sparsync_lab.papers.curves import display_score
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.sweep import Method, Stage
-from sparsync_lab.papers.tables import columns, rate_search_table
+from sparsync_lab.papers.tables import NOT_RUN, columns, rate_search_table
 from sparsync_lab.papers.trainings import OUTER as OUTER_LOOP
 from sparsync_lab.report import Table
 
@@ -147,6 +147,35 @@ def begun_notes(search: LearningRateSearch) -> list[str]:
         if listed:
             found.append(f"{where(setting, 0)}, searches that are not done: {'; '.join(listed)}.")
     return found
+
+
+class Begun(NamedTuple):
+    """A training, of one seed, of a search that is not done."""
+
+    label: str
+    score: float
+    rate: float
+    share: float  # of dense's bytes
+
+
+def begun_of(result: Result, name: str) -> tuple[dict[str, dict[str, str]], list[Begun]]:
+    """Return a setting's rows that have a score, with their cells by heading; and what is trained of the others."""
+    caption = where(OUTER_SETTINGS[name], 0)
+    table = next((own for own in result.tables if own.caption == caption), None)
+    if table is None:
+        raise LookupError(caption)
+    headings = ["training", "score", *table.headings[2:]]
+    rows = [dict(zip(headings, row.cells, strict=True)) for row in table.rows]
+    done = {cells["training"]: cells for cells in rows if cells["score"] != NOT_RUN}
+    columns = (result.rows[each] for each in ("model", "method", "score", "rate", "bytes"))
+    trained = [own[1:] for own in zip(*columns, strict=True) if own[0] == name]
+    dense = {str(label): float(sent or 0) for label, _, _, sent in trained}["dense"]
+    begun = [
+        Begun(str(label), float(score), float(rate or 0), float(sent or 0) / dense)
+        for label, score, rate, sent in trained
+        if label not in done and score is not None
+    ]
+    return done, begun
 
 
 def sweep_of(context: RunContext) -> Sweep:

@@ -30,15 +30,13 @@ from sparsync_lab.papers.gaussian_forms import (
 from sparsync_lab.papers.gradient_histograms import draw_histograms
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.observers import ratios
-from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, repeats, training
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, STEPS, repeats, watched
 from sparsync_lab.papers.published import P1_MODELS, p1_table1, p1_table2
 from sparsync_lab.papers.run import History, Run, model_title
 from sparsync_lab.papers.run_queue import train_missing
-from sparsync_lab.papers.vgg16_gap import gap_note
+from sparsync_lab.papers.vgg16_notes import change_tables, gap_note
 from sparsync_lab.report import Figure, Row, Table
 
-STEPS, EVERY = 1600, 200  # of the histograms
-FEWER = {"lstm-ptb": 2, "lstm-an4": 2}  # workers whose gradients make the histograms, instead of 16
 MODELS = tuple(row[0] for row in P1_MODELS)
 SCHEDULE = (
     "P1 does not print its schedule. As in its authors' code, the learning rate grows over the first 5 of 120 epochs "
@@ -115,28 +113,24 @@ def figure_6(context: RunContext) -> Result:
     methods = ("dense", "topk", "gaussiank", HELD, AUTHORS, CARRIED, COUNTED)
     counted = [note for form in (HELD_COUNTED, CARRIED) for note in fallback_note(form, stored(context, form).values())]
     remarks = [*FORMS, *older_rule(context), *counted, *uncounted_note(context), *gap_note(context)]
-    return convergence(context, methods, remarks, [], [HELD_COUNTED])
+    result = convergence(context, methods, remarks, [], [HELD_COUNTED])
+    return replace(result, tables=[*result.tables, *change_tables(context)])
 
 
 def histograms(context: RunContext, method: str, remarks: Sequence[str] = ()) -> Result:
     """Draw histograms of the first worker's gradient plus residual, of all six models."""
-    own, topk = ([watched(context, model, name) for model in MODELS] for name in (method, "topk"))
+    own, topk = ([asked_for(context, watched(model, name)) for model in MODELS] for name in (method, "topk"))
     return draw_histograms(context, own, topk if method != "topk" else [], [*remarks, SHAPE_STEPS])
 
 
-def watched(context: RunContext, model: str, method: str) -> Run:
-    """Return a training of which histograms are taken."""
-    run = training(
-        model, method, label=f"{model_title(model)} {method}", steps=STEPS, warmup=0.1, decay=(), watch="shape",
-        watch_every=EVERY,
-    )  # fmt: skip
-    run = replace(run, workers=FEWER.get(model, run.workers))
+def asked_for(context: RunContext, run: Run) -> Run:
+    """Return a training of which histograms are taken, tiny in a tiny setting."""
     return replace(run, **quick_changes(run, watch_every=2)) if context.quick else run
 
 
 def figure_5(context: RunContext) -> Result:
     """Draw the bounds on a normal vector, and on gradients of the trainings of figure 2."""
-    runs = [watched(context, model, "topk") for model in ("fnn3", "resnet20")]
+    runs = [asked_for(context, watched(model, "topk")) for model in ("fnn3", "resnet20")]
     done, result = train_runs(context, runs)
     found = [
         (f"{label}, step {history.snapshots[-1]['step']}", ratios(history.snapshots[-1]))

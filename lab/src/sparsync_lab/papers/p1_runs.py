@@ -9,7 +9,7 @@ from typing import Any
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers.curves import with_seeds
 from sparsync_lab.papers.item import RunContext
-from sparsync_lab.papers.run import Run
+from sparsync_lab.papers.run import Run, model_title
 
 # k = 0.001 d of the whole model, fp32, nothing travels dense, momentum stays in the optimizer.
 SPARSE: Mapping[str, Any] = {
@@ -30,6 +30,8 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
     HELD_COUNTED: {"refine": True},
 }  # fmt: skip
 COUNT_EVERY = 60  # steps
+STEPS, EVERY = 1600, 200  # of the histograms
+FEWER = {"lstm-ptb": 2, "lstm-an4": 2}  # workers whose gradients make the histograms, instead of 16
 # Close to one another: three seeds of each.
 CLOSE = {"lenet5": ("dense", "topk", "gaussiank", HELD), "resnet20": ("dense", "topk", HELD)}
 
@@ -60,6 +62,15 @@ def training(model: str, method: str, **changes: Any) -> Run:
         clip=spec.clip, autocast=model == "vgg16",
     )  # fmt: skip
     return replace(made, **changes)
+
+
+def watched(model: str, method: str) -> Run:
+    """Return a training of which histograms are taken."""
+    run = training(
+        model, method, label=f"{model_title(model)} {method}", steps=STEPS, warmup=0.1, decay=(), watch="shape",
+        watch_every=EVERY,
+    )  # fmt: skip
+    return replace(run, workers=FEWER.get(model, run.workers))
 
 
 def repeats(context: RunContext, model: str, method: str) -> list[Run]:

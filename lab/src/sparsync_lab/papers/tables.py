@@ -14,6 +14,7 @@ from sparsync_lab.papers.curves import (
     display_score,
     first_seed,
     mean_and_std,
+    seeds_notes,
     shown_difference,
     spread_caption,
     with_their_seeds,
@@ -29,6 +30,7 @@ NOT_RUN = "not run"
 SEARCH_NOT_DONE = "search not done"
 GIVEN_UP = "given up"
 RECIPE = "recipe"
+MAY_DO_BETTER = "but dense may do better"
 OF_EARLY = (
     "Other seeds are for what makes the recipe: the warm-up (taken away in the second row) and momentum (moved instead "
     "of corrected in the last). How far both go is a search like that of rates, with one seed: what differs by less "
@@ -51,7 +53,7 @@ def all_tables(search: LearningRateSearch) -> list[Table]:
             caption = f"Ablations: {setting.title}, {setting.lengths[0]:,} steps, {base}"
             table = results_table(search, model, 0, rows, base, caption)
             notes = [*([OF_EARLY] if base == EARLY else []), *several_rates(search, model, rows)]
-            tables.append(replace(table, notes=notes))
+            tables.append(replace(table, notes=[*notes, *table.notes]))
         tables.append(rate_search_table(search, model, [*labels, *ablations]))
     return tables
 
@@ -85,7 +87,8 @@ def results_table(
     kind = KINDS.get(CATALOGUE[model].data, "accuracy")
     unit = "accuracy, %" if kind == "accuracy" else f"{kind}, less is better"
     headings = ["training", unit, f"to {against}", "seeds", "rate", "sent by a worker", "density", "time"]
-    return Table(caption, headings, rows)
+    notes = seeds_notes((search.repeats(model, label, length) for label in labels), base)
+    return Table(caption, headings, rows, notes)
 
 
 def missing_rate(search: LearningRateSearch, model: str, label: str) -> str:
@@ -128,9 +131,8 @@ def rate_search_table(search: LearningRateSearch, model: str, labels: Sequence[s
         [
             f"*: chosen. {GIVEN_UP}: another seed does not learn with it (less than half the accuracy, or more than "
             "twice the error); the best stays if that is so with all. "
-            "edge: no lower or no higher rate was tried, and a better one may lie there. –: not asked for, "
-            "as the best of the middle ones is not beside it, or not known yet, or an ablation takes the rate of "
-            "what it changes."
+            "edge: no lower or no higher rate was tried, and a better one may lie there. –: not trained. The search "
+            "widens only when the best is at its edge."
         ],
     )
 
@@ -161,7 +163,7 @@ def summary_table(search: LearningRateSearch) -> Table:
             if target is not None:
                 conclusion = "target met" if lost <= target else "target missed"
             if search.at_edge(model, "dense"):
-                conclusion += ", but dense may do better: its rate stands at the edge of the search"
+                conclusion += f", {MAY_DO_BETTER}: its rate stands at the edge of the search"
             shown = shown_difference(found[best], dense)
             rows.append(Row([setting.title, f"{steps:,}", *ends, shown, aim, f"{best}: {conclusion}"]))
     headings = ["setting", "steps", "dense, tuned", "best recipe, tuned alike", "difference", "may lose", "result"]

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparsync_lab.papers import claims_p1, claims_p1_times, claims_p2, claims_p3, questions
-from sparsync_lab.papers.claim import ANSWERS, MISSING, NOT, PARTLY, REPRODUCED, StoredTables, Verdict
+from sparsync_lab.papers import (
+    claims_p1,
+    claims_p1_times,
+    claims_p2,
+    claims_p3,
+    questions_beyond,
+    questions_p1,
+    questions_p3,
+)
+from sparsync_lab.papers.claim import ANSWERS, MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, StoredTables, Verdict
 from sparsync_lab.papers.item import Result
 from sparsync_lab.report import Row, Table
 
 CLAIM_HEADINGS = ("claim", "published", "here", "verdict", "command")
 QUESTION_HEADINGS = ("question", "here", "answer", "command")
-CLAIMS = (*claims_p1.CLAIMS, *claims_p1_times.CLAIMS, *claims_p2.CLAIMS, *claims_p3.CLAIMS, *questions.QUESTIONS)
+QUESTIONS = (*questions_p1.QUESTIONS, *questions_p3.QUESTIONS, *questions_beyond.QUESTIONS)
+CLAIMS = (*claims_p1.CLAIMS, *claims_p1_times.CLAIMS, *claims_p2.CLAIMS, *claims_p3.CLAIMS, *QUESTIONS)
 
 
 def verdicts(results: Mapping[str, Result]) -> list[Verdict]:
@@ -48,5 +57,5 @@ def _commands(one: Verdict) -> str:
 
 def _counted(own: Sequence[Verdict]) -> str:
     words = [one.answer for one in own]
-    order = (REPRODUCED, ANSWERS[REPRODUCED], PARTLY, NOT, ANSWERS[NOT], MISSING)
+    order = (REPRODUCED, ANSWERS[REPRODUCED], PARTLY, NOT, ANSWERS[NOT], UNDECIDED, MISSING)
     return ", ".join(f"{words.count(word)} {word}" for word in order if word in words)

@@ -1,0 +1,157 @@
+"""What no paper claims and we ask: answers follow the stored numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from sparsync_lab.papers import adamw_sweep, adamw_tables, tables
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, StoredTables, Verdict
+from sparsync_lab.papers.item import Result
+from sparsync_lab.papers.outer import OUTER_SETTINGS
+from sparsync_lab.papers.p1_runs import CARRIED, HELD
+from sparsync_lab.papers.verdicts import QUESTIONS
+from sparsync_lab.papers.vgg16_gap import ASKED
+from sparsync_lab.report import Row, Table
+
+
+def answer(text: str, results: Mapping[str, Result]) -> Verdict:
+    (one,) = (one for one in QUESTIONS if text in one.text)
+    return one.verdict(StoredTables(results))
+
+
+def trained(*rows: tuple[str, str, str]) -> Result:
+    """Trainings of ``beyond/evidence``: label, model and last score."""
+    return Result([Table("asked", ["training", "model", "last score"], [Row(list(row)) for row in rows]),
+                   Table(ASKED, ["training", "model", "last score"], [])])  # fmt: skip
+
+
+CARRIES = "holds its count by itself"
+
+
+def test_the_carried_form_is_compared_on_the_seeds_that_both_have() -> None:
+    """Its one seed is above the mean of the others' three, and below the same seed."""
+    several = [("topk", "ResNet-20", "88.60"), ("topk, seed 1", "ResNet-20", "88.00")]
+    one = answer(CARRIES, {"beyond/evidence": trained((CARRIED, "ResNet-20", "88.40"), *several)})
+    assert (one.word, one.here) == (UNDECIDED, "ResNet-20 88.40 against 88.60 % (one seed), VGG-16 not run")
+    more = [(f"{CARRIED}, seed {seed}", "ResNet-20", "88.20") for seed in (1, 2)]
+    every = trained((CARRIED, "ResNet-20", "88.40"), *several, *more, ("topk, seed 2", "ResNet-20", "88.40"))
+    one = answer(CARRIES, {"beyond/evidence": every})
+    assert one.word == PARTLY
+    assert "88.27 against 88.33 % (three seeds)" in one.here
+    far = trained((CARRIED, "ResNet-20", "80.00"), *several)
+    assert answer(CARRIES, {"beyond/evidence": far}).word == NOT
+
+
+def test_on_vgg16_less_than_its_spread_decides_nothing() -> None:
+    both = [(CARRIED, "VGG-16", "79.94"), ("topk", "VGG-16", "77.67")]
+    assert answer(CARRIES, {"beyond/evidence": trained(*both)}).word == PARTLY  # ResNet-20 is not run
+    one = answer(CARRIES, {"beyond/evidence": trained(*both, (HELD, "VGG-16", "76.95"))})
+    assert one.word == UNDECIDED
+    assert "between 76.95 and 79.94 %, one seed each: smaller differences mean nothing" in one.detail
+
+
+RECIPES = "a recipe of ours"
+HEADINGS = ["training", "accuracy, %", "to dense", "seeds"]
+
+
+def at_equal_bytes(ends: str, named: str, dense: str = "", seeds: str = "3") -> Result:
+    """ResNet-20 at two lengths, of which the first misses its target, and LeNet-5."""
+    rows = [
+        ["ResNet-20", "1,400", "84.00", "80.00", "-4.00", "1.5", "recipe a: target missed"],
+        ["ResNet-20", "11,700", "90.00", "89.90", "-0.10", "0.2", "recipe a: target met"],
+        ["LeNet-5", "600", "98.00", "98.50", ends, "–", f"recipe b: does not lose{dense}"],
+    ]
+    found = [
+        Table(tables.STANDING, [""] * 7, [Row(row) for row in rows]),
+        Table("ResNet-20, 16 workers of 32, 11,700 steps", HEADINGS, [Row(["recipe a", "89.90", "-0.10", "3"])]),
+        Table(
+            "LeNet-5, 16 workers of 32, 600 steps",
+            HEADINGS,
+            [Row(["recipe a", "97.00", named, "3"]), Row(["recipe b", "98.50", ends, seeds])],
+        ),
+    ]
+    return Result(found)
+
+
+@pytest.mark.parametrize(
+    ("result", "word", "here"),
+    [
+        (at_equal_bytes("+0.50", "-0.75"), PARTLY, "in 2 of 2 settings; recipe a alone in 1 of 2"),
+        (at_equal_bytes("+0.50", "+0.10"), REPRODUCED, "in 2 of 2 settings; recipe a alone in 2 of 2"),
+        (at_equal_bytes("under a point", "+0.10", seeds="1"), PARTLY, "in 1 of 2 settings; recipe a alone in 2 of 2"),
+        (
+            at_equal_bytes("+0.50", "+0.10", dense=", but dense may do better: its rate"),
+            PARTLY,
+            "in 1 of 2 settings; recipe a alone in 1 of 2",
+        ),
+    ],
+)
+def test_recipes_are_judged_by_every_model_once_and_by_the_one_that_is_named(
+    result: Result, word: str, here: str
+) -> None:
+    one = answer(RECIPES, {"beyond/accuracy": result})
+    assert (one.word, here in one.here) == (word, True)
+    assert "LeNet-5 97.00 (dense 98.00)" in one.detail
+
+
+def test_recipes_that_are_not_trained_are_not_judged() -> None:
+    assert answer(RECIPES, {"beyond/accuracy": Result([Table(tables.STANDING, ["setting"], [])])}).word == MISSING
+
+
+def with_adamw(*rows: tuple[str, str, str, str]) -> Result:
+    """Settings with what preconditioned feedback ended at, whether that met its target, and its seeds."""
+    main = adamw_sweep.MAIN
+    standing = [Row([setting, "130.00", ends, word]) for setting, ends, word, _ in rows]
+    own = [
+        Table(setting, ["training", "score", "seeds"], [Row([main, ends, seeds])]) for setting, ends, _, seeds in rows
+    ]
+    return Result([Table(adamw_tables.STANDING, ["setting", "dense", main, "target"], standing), *own])
+
+
+def test_a_setting_of_adamw_counts_once_with_rates_of_its_own() -> None:
+    twice = [
+        ("GPT, 4 workers", "130.85 ± 9.53", "missed", "3"),
+        ("GPT, rates of its own, 4 workers", "121", "met", "3"),
+    ]
+    one = answer("does AdamW", {"beyond/adamw": with_adamw(*twice)})
+    assert (one.word, one.here.startswith("in 1 of 1 settings; GPT, rates of its own")) == (REPRODUCED, True)
+    assert (
+        one.detail
+        == "Not counted, with the rate of another number of workers: GPT, 4 workers, 130.85 ± 9.53, dense 130.00."
+    )
+    few = [("ViT", "75.05", "not decided", "1"), ("GPT", "121", "met", "3")]
+    one = answer("does AdamW", {"beyond/adamw": with_adamw(*few)})
+    assert (one.word, one.here.startswith("in 1 of 2 settings")) == (PARTLY, True)
+    assert "Few seeds have ViT (one seed)" in one.detail
+
+
+def local(single: float) -> Result:
+    name, rows = "GPT on PTB, 16 workers of 4, 600 steps", [
+        ["dense", "133.00 ± 1.00", "–", "1", "3"],
+        [adamw_sweep.MAIN, "119.00 ± 1.00", "× 0.9", "1/40", "3"],
+        ["OuterLoop, every 8 steps, 1/40", "227.20 ± 4.86", "× 1.7", "1/48.4", "3"],
+        ["OuterLoop, every 4 steps, 1/40", "not run", "–", "–", "–"],
+    ]  # fmt: skip
+    columns = {
+        "model": ["gpt", "gpt", "gpt-w4-own"],
+        "method": ["dense", "OuterLoop, every 4 steps, 1/40", "OuterLoop, every 4 steps, 1/40"],
+        "score": [133.0, single, 1.0],
+        "rate": [0.002, 0.0028, 0.002],
+        "bytes": [400, 10, 1],
+    }
+    assert adamw_tables.where(OUTER_SETTINGS["gpt"], 0) == name
+    table = Table(name, ["training", "perplexity", "to dense", "sent, of dense", "seeds"], [Row(row) for row in rows])
+    return Result([table], rows=columns)
+
+
+def test_single_trainings_of_searches_that_are_not_finished_are_told() -> None:
+    one = answer("do local steps", {"beyond/outer": local(195.63)})
+    assert one.word == NOT
+    assert one.here == (
+        "perplexity 195.63 (one seed, search not finished), 227.20 ± 4.86 (three seeds, 1/48.4); with an exchange in "
+        "every step 119.00 ± 1.00"
+    )
+    assert "195.63 is OuterLoop, every 4 steps, 1/40 with rate 0.0028" in one.detail
+    assert answer("do local steps", {"beyond/outer": local(110.0)}).word == REPRODUCED
