@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparsync_lab.papers import claims_p1, claims_p1_times, claims_p2, claims_p3, questions
+from sparsync_lab.papers import claims_p1, claims_p1_gradients, claims_p1_times, claims_p2, claims_p3, questions
 from sparsync_lab.papers.claim import ANSWERS, MISSING, NOT, PARTLY, REPRODUCED, StoredTables, Verdict
 from sparsync_lab.papers.item import Result
 from sparsync_lab.report import Row, Table
 
 CLAIM_HEADINGS = ("claim", "published", "here", "verdict", "command")
 QUESTION_HEADINGS = ("question", "here", "answer", "command")
-CLAIMS = (*claims_p1.CLAIMS, *claims_p1_times.CLAIMS, *claims_p2.CLAIMS, *claims_p3.CLAIMS, *questions.QUESTIONS)
+CLAIMS = (
+    *claims_p1_gradients.CLAIMS, *claims_p1.CLAIMS, *claims_p1_times.CLAIMS, *claims_p2.CLAIMS, *claims_p3.CLAIMS,
+    *questions.QUESTIONS,
+)  # fmt: skip
 
 
 def verdicts(results: Mapping[str, Result]) -> list[Verdict]:
