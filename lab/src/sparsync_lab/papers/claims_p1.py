@@ -77,7 +77,7 @@ def _models_of_table_1(stored: StoredTables) -> Judgement:
     return Judgement(f"all {len(settings)} settings match{but}", word, sentences(other))
 
 
-def with_authors_settings(stored: StoredTables, method: str) -> dict[str, dict[str, float]]:
+def _with_authors_settings(stored: StoredTables, method: str) -> dict[str, dict[str, float]]:
     """Return the last scores of a method with weight decay and density warm-up of the authors' code, by model and seed;
     of models on which that was trained."""
     found: dict[str, dict[str, float]] = {}
@@ -90,13 +90,15 @@ def with_authors_settings(stored: StoredTables, method: str) -> dict[str, dict[s
     return found
 
 
-def _gaps_with_authors_settings(stored: StoredTables, method: str) -> dict[str, str]:
-    """Return a method's stated differences to dense with the authors' settings, over the seeds that both have."""
-    own, dense = (with_authors_settings(stored, name) for name in (method, "dense"))
+def _gaps_with_authors_settings(stored: StoredTables, method: str) -> dict[str, tuple[str, int]]:
+    """Return a method's stated differences to dense with the authors' settings, over the seeds that both have, and how
+    many these are."""
+    own, dense = (_with_authors_settings(stored, name) for name in (method, "dense"))
     found = {}
     for model in own.keys() & dense.keys():
         if both := own[model].keys() & dense[model].keys():
-            found[model] = stated_gap(mean(own[model][seed] - dense[model][seed] for seed in both), len(both))
+            gap = mean(own[model][seed] - dense[model][seed] for seed in both)
+            found[model] = stated_gap(gap, len(both)), len(both)
     return {model: found[model] for model in OWN if model in found}
 
 
@@ -108,10 +110,11 @@ def _to_dense(item: str, method: str) -> Judge:
         gaps, theirs = columns(stored, item, method, TO_DENSE), _gaps_with_authors_settings(stored, method)
         held = {model: like_dense(gap) for model, gap in gaps.items()}
         here, _, beside = own_models({model: from_dense(gap) for model, gap in gaps.items()}, held)
-        word = _with_both_settings(held, {model: like_dense(gap) for model, gap in theirs.items()})
-        listed = ", ".join(f"{model} {gap}" for model, gap in theirs.items()) or MISSING
+        word = _with_both_settings(held, {model: like_dense(gap) for model, (gap, _) in theirs.items()})
+        listed = ", ".join(f"{model} {gap}" for model, (gap, _) in theirs.items()) or MISSING
         seeds = ", ".join(f"{model} {many}" for model, many in columns(stored, item, method, "seeds").items())
-        told = sentences(f"seeds: {seeds}", SETTINGS)
+        more = ", ".join(f"{model} {many}" for model, (_, many) in theirs.items())
+        told = sentences(f"seeds: {seeds}{f'; with {THEIRS} {more}' if more else ''}", SETTINGS)
         return Judgement(f"text's settings: {here}; authors': {listed}", word, f"{beside} {told}".strip())
 
     return judge
@@ -203,17 +206,15 @@ def _momentum_corrected(stored: StoredTables) -> Judgement:
     kept, fixed = (stored.number(item, "Ablations: ResNet-20", f"ablation: momentum {how}", ACCURACY)
                    for how in ("kept", "corrected, 0.9"))  # fmt: skip
     dense = stored.number(item, "ResNet-20 on CIFAR-10, 16 workers of 32, 1,400 steps", "dense", ACCURACY)
-    told = ", ".join(f"{model} {top:+.2f} as TopK-SGD, {dgc:+.2f} as DGC" for model, (top, dgc) in pairs.items())
     every = [*pairs.values(), [kept - dense, fixed - dense]]
+    told = ", ".join(f"{model} {top:+.2f} and {dgc:+.2f}" for model, (top, dgc) in pairs.items())
+    signs = f"{OWN[0]} {kept - dense:+.2f} and {fixed - dense:+.2f} (signs)"
     like = [after > -POINT for _, after in every]
     less = [after > before / 2 for before, after in every]
     word = word_for(sum(like), len(like)) if any(like) else PARTLY if any(less) else NOT
-    signs = (
-        f"with signs, ResNet-20, 1,400 steps: {kept:.2f} % with momentum kept, {fixed:.2f} corrected by 0.9, dense "
-        f"{dense:.2f}"
-    )
+    means = f"signs, 1,400 steps: {kept:.2f} % with momentum kept, {fixed:.2f} corrected by 0.9, dense {dense:.2f}"
     alone = "DGC differs from TopK-SGD in more than that; correction alone was not trained in P1's settings"
-    return Judgement(f"to dense: {told}", word, sentences(signs, alone))
+    return Judgement(f"points to dense without and with it: {told} (DGC), {signs}", word, sentences(means, alone))
 
 
 CLOSE = '"very close top-k largest absolute values"'

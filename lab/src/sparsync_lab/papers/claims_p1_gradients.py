@@ -152,7 +152,7 @@ def _catch_up(stored: StoredTables) -> Judgement:
 CLAIMS = (
     Claim(
         "p1/fig2", "π of gradient plus residual lies below its line, and π² is convex: what Theorem 1's proof takes",
-        "P1: π below its line and convex, of bell shapes; a review of P1: π² convex", _assumption, ALSO,
+        "P1, of bell shapes: π below its line and convex; a review of P1: π² convex", _assumption, ALSO,
     ),
     Claim(
         "p1/fig2", "gradient plus residual has a Gaussian-like distribution",
@@ -172,7 +172,7 @@ CLAIMS = (
     ),
     Claim(
         "p1/fig3", "π of a normal vector is convex and lies below its line, and π² is convex",
-        "P1: π; a review of P1: π²", _shape_of_pi,
+        "P1 says it of π, a review of P1 of π²", _shape_of_pi,
     ),
     Claim(
         "p1/fig5", "(1 − k/d)² is a tighter bound than 1 − k/d, and holds, in training, too", "every k", _bounds,

@@ -35,10 +35,12 @@ FORMS = (
     ONE_SIDED,
     f"{HELD}: where the last count is more than 10 % off k, the k largest go instead. Under error feedback the fit is "
     "far off k, as the rows as printed show: take it for TopK-SGD, and for no evidence for Gaussian-k.",
-    f"{AUTHORS} is the published code: the two-sided quantile, and three masks. {CARRIED}: the fitted quantile times a "
-    "factor that the counts of the step before gave. It is not that threshold alone: around it entries are counted at "
-    "six thresholds, and three times more at six between two of these, for the one that lets k through. The k largest "
-    "go only where none near it gives a count from two thirds of k (what the paper's loop accepts) to a tenth above k.",
+    f"{AUTHORS} has the selection of the published code alone, the two-sided quantile and three masks, with the "
+    "text's settings: no weight decay, and no density warm-up.",
+    f"{CARRIED}: the fitted quantile times a factor that the counts of the step before gave. It is not that threshold "
+    "alone: around it entries are counted at six thresholds, and three times more at six between two of these, for the "
+    "one that lets k through. The k largest go only where none near it gives a count from two thirds of k (what the "
+    "paper's loop accepts) to a tenth above k.",
     "Any magnitude threshold picks the largest entries. Held and carried therefore select as TopK does; only the count "
     "differs.",
     f"{COUNTED} is the training of gaussiank made again, with its counts stored. {HELD_COUNTED} is that of {HELD} made "
