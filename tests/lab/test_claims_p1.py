@@ -131,6 +131,19 @@ def test_the_bounds_are_judged_on_trainings_too() -> None:
     assert (one.word, one.here) == (PARTLY, "holds at 1 of 2 densities of 2 vectors, 1 from training")
 
 
+def test_bounds_without_trainings_are_half_of_it() -> None:
+    rows = {"bound": [0.81], "previous bound": [0.9], "exact normal": [0.56]}
+    assert verdict({"p1/fig5": result(**rows)}, "tighter bound").word == PARTLY
+
+
+def test_tables_without_rows_have_no_verdict() -> None:
+    nothing = {item: shapes() for item in ("p1/fig2", "p1/fig7", "p1/fig8")} | {
+        "p1/fig4": result(Table("a", ["b"], []))
+    }
+    claims = ("π of gradient plus residual", "Gaussian-like", "nearly all of the norm", "DGC_k is slow")
+    assert {verdict(nothing, claim).word for claim in claims} == {MISSING}
+
+
 def test_theorem_2_is_not_tested_by_training() -> None:
     (figure,) = results_of(ITEMS["p1/fig5"], RESULTS)
     one = verdict({"p1/fig5": figure.result}, "Theorem 2")
@@ -181,6 +194,9 @@ def test_both_settings_must_say_so() -> None:
     assert (one.word, one.here.endswith("; authors': ResNet-20 under a point, VGG-16 -10.00")) == (PARTLY, True)
     every = evidence("topk", {"ResNet-20": 89.5, "VGG-16": 89.5})
     assert verdict({"p1/fig1": near, "beyond/evidence": every}, claim).word == REPRODUCED
+    lost = evidence("topk", {"ResNet-20": float("nan"), "VGG-16": 89.5})
+    one = verdict({"p1/fig1": near, "beyond/evidence": lost}, claim)
+    assert (one.word, "authors': ResNet-20 diverged, VGG-16 under a point" in one.here) == (PARTLY, True)
     other = evidence("topk", {"ResNet-20": 89.5, "VGG-16": 89.5}, seed=", seed 1")  # a seed that dense has, too
     assert verdict({"p1/fig1": near, "beyond/evidence": other}, claim).word == REPRODUCED
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from math import isfinite
 from statistics import mean
 
 from sparsync_lab.papers.claim import (
@@ -91,14 +92,14 @@ def _with_authors_settings(stored: StoredTables, method: str) -> dict[str, dict[
 
 
 def _gaps_with_authors_settings(stored: StoredTables, method: str) -> dict[str, tuple[str, int]]:
-    """Return a method's stated differences to dense with the authors' settings, over the seeds that both have, and how
-    many these are."""
+    """Return a method's stated differences to dense with the authors' settings ("–" if it diverged), over the seeds
+    that both have, and how many these are."""
     own, dense = (_with_authors_settings(stored, name) for name in (method, "dense"))
     found = {}
     for model in own.keys() & dense.keys():
         if both := own[model].keys() & dense[model].keys():
             gap = mean(own[model][seed] - dense[model][seed] for seed in both)
-            found[model] = stated_gap(gap, len(both)), len(both)
+            found[model] = stated_gap(gap, len(both)) if isfinite(gap) else "–", len(both)
     return {model: found[model] for model in OWN if model in found}
 
 
@@ -111,7 +112,7 @@ def _to_dense(item: str, method: str) -> Judge:
         held = {model: like_dense(gap) for model, gap in gaps.items()}
         here, _, beside = own_models({model: from_dense(gap) for model, gap in gaps.items()}, held)
         word = _with_both_settings(held, {model: like_dense(gap) for model, (gap, _) in theirs.items()})
-        listed = ", ".join(f"{model} {gap}" for model, (gap, _) in theirs.items()) or MISSING
+        listed = ", ".join(f"{model} {gap.replace('–', 'diverged')}" for model, (gap, _) in theirs.items()) or MISSING
         seeds = ", ".join(f"{model} {many}" for model, many in columns(stored, item, method, "seeds").items())
         more = ", ".join(f"{model} {many}" for model, (_, many) in theirs.items())
         told = sentences(f"seeds: {seeds}{f'; with {THEIRS} {more}' if more else ''}", SETTINGS)

@@ -44,7 +44,7 @@ def _looks(stored: StoredTables, item: str, heading: str) -> list[str]:
     if heading not in table.headings:
         raise_missing(heading)
     at = list(table.headings).index(heading)
-    return [row.cells[at] for row in table.rows]
+    return [row.cells[at] for row in table.rows] or raise_missing(item)
 
 
 def _assumption(stored: StoredTables) -> Judgement:
@@ -134,7 +134,8 @@ def _bounds(stored: StoredTables) -> Judgement:
         every += len(at)
         lowest.append(f"{name} {at[0][0]:.4f} ≤ {at[0][1]:.4f} ≤ {at[0][2]:.4f}")
     here = f"holds at {held} of {every} densities of {len(columns)} vectors, {len(columns) - 1} from training"
-    return Judgement(here, word_for(held, every), sentences(f"at the lowest density: {', '.join(lowest)}"))
+    word = at_most_partly(word_for(held, every), len(columns) > 1)
+    return Judgement(here, word, sentences(f"at the lowest density: {', '.join(lowest)}"))
 
 
 def _catch_up(stored: StoredTables) -> Judgement:

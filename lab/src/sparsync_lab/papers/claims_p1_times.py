@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from sparsync_lab.papers.claim import Claim, Judge, Judgement, StoredTables, first_number, sentences, word_for
+from math import inf
+
+from sparsync_lab.papers.claim import (
+    Claim,
+    Judge,
+    Judgement,
+    StoredTables,
+    first_number,
+    raise_missing,
+    sentences,
+    word_for,
+)
 from sparsync_lab.papers.iteration_times import AT_K, DENSITY, WITH_P1S_COMPUTE
 from sparsync_lab.papers.published import P1_STEP_TIMES
 from sparsync_lab.papers.selection_times import LEAST, METHODS, ORDER
@@ -49,7 +60,7 @@ def _faster_than_topk(form: str) -> Judge:
                 how = "alone" if "alone" in table.caption else "with error feedback"
                 told.append(f"{size} {how}: torch.topk {top[size]:.2f} ms, Gaussian-k {own[size]:.2f}")
         if not faster:
-            raise LookupError(form)
+            raise_missing(form)
         kernels = [stored.number("p1/fig4", "Time of selection with", RESNET_50, f"ours: {name}")
                    for name in ("topk", "gaussian")]  # fmt: skip
         ours = f"our kernels take {kernels[0]:.2f} and {kernels[1]:.2f} ms with error feedback"
@@ -68,8 +79,10 @@ def _slow_dgc(stored: StoredTables) -> Judgement:
         slower += [any(other.get(size, ms) < ms for other in others) for size, ms in own.items()]
         if own and not last:
             size = [*own][-1]
-            rest = min(other[size] for other in others if size in other)
+            rest = min(other.get(size, inf) for other in others)
             last = f"{size} take {own[size]:.2f} ms, the fastest other {rest:.2f}"
+    if not slower:
+        raise_missing(METHODS[ORDER[1]])
     fastest = _of(len(slower) - sum(slower), len(slower))
     here = f"the fastest of P1's methods in PyTorch at {fastest} sizes and ways to measure; {last}"
     return Judgement(here, word_for(sum(slower), len(slower)))
