@@ -14,8 +14,9 @@ from sparsync_lab.papers import RunContext, evidence, p2, store, tuned, vgg16_ga
 from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, like_dense, near, stated_gap
 from sparsync_lab.papers.curves import shown_difference
 from sparsync_lab.papers.density_stages import DensityStages
+from sparsync_lab.papers.gaussian_forms import fallback_note
 from sparsync_lab.papers.lr_search import LearningRateSearch
-from sparsync_lab.papers.p1 import fallback_note, figure_6
+from sparsync_lab.papers.p1_convergence import figure_6
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, training, watched
 from sparsync_lab.papers.run import History, Run, file_of, read, write
 from sparsync_lab.papers.trainings import run_options, train_run

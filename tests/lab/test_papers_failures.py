@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsync_lab.cli.app import run as command
-from sparsync_lab.papers import ITEMS, RunContext, beyond, p1, p1_runs, store, tasks, trainings
+from sparsync_lab.papers import ITEMS, RunContext, beyond, p1_convergence, p1_runs, store, tasks, trainings
 from sparsync_lab.papers import run_queue as run_queue
 from sparsync_lab.papers import tables as tables
 from sparsync_lab.papers.curves import base_result
@@ -91,9 +91,9 @@ def test_another_seed_or_length_has_a_result_of_its_own(tmp_path: Path, capsys: 
 
 def test_imagenet_is_asked_for_by_any_word_that_begins_like_it(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path / "o", scratch=tmp_path / "s", deadline=0.0)
-    assert not [n for n in p1.figure_1(context).missing if n.startswith("resnet50")]
+    assert not [n for n in p1_convergence.figure_1(context).missing if n.startswith("resnet50")]
     for word in ("resnet50", "resnet50-dense"):
-        found = p1.figure_1(replace(context, only=(word,))).missing
+        found = p1_convergence.figure_1(replace(context, only=(word,))).missing
         assert [n for n in found if n.startswith("resnet50-dense")], word
 
 
@@ -447,7 +447,7 @@ def test_an_item_of_several_models_says_where_all_of_them_were_trained(tmp_path:
     for model, commit in (("resnet20", "one, two"), ("vgg16", "two, three")):
         run = p1_runs.training(model, "dense")
         write(file_of(context, run), replace(history_of(run), where={"commit": commit}))
-    result = p1.figure_1(context.read_only())
+    result = p1_convergence.figure_1(context.read_only())
     assert len(result.tables) == len(result.figures) == 2
     assert result.where == {"commit": "one, two, three"}
     assert len(result.runs) == 2

@@ -43,6 +43,27 @@ MUTANTS = [
         f"{TESTS}/test_verdicts.py::test_p1_is_judged_by_its_own_models",
     ),
     Mutant(
+        "a claim is reproduced with the text's settings alone",
+        f"{PAPERS}/claims_p1.py",
+        "len(every) == 2 * len(OWN)",
+        "True",
+        f"{TESTS}/test_claims_p1.py::test_both_settings_must_say_so",
+    ),
+    Mutant(
+        "models whose gradient is clipped count",
+        f"{PAPERS}/claims_p1_gradients.py",
+        'row.cells[clipped].startswith("0 ")',
+        "row.cells",
+        f"{TESTS}/test_claims_p1.py::test_models_whose_gradient_is_clipped_do_not_count",
+    ),
+    Mutant(
+        "methods are compared at the counts of a synthetic gradient",
+        f"{PAPERS}/claims_p1_times.py",
+        '(AT_K, "DGC", "TopK")',
+        '("Gaussian", "DGC", "TopK")',
+        f"{TESTS}/test_claims_p1.py::test_methods_are_compared_at_equal_counts",
+    ),
+    Mutant(
         "a gap is measured by a dense training that the change harms",
         f"{PAPERS}/vgg16_gap.py",
         "{what: score - dense for",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple, NoReturn
 
 from sparsync_lab.papers.item import Result
@@ -15,7 +16,8 @@ OPENINGS = {PARTLY: "partly reproduced", NOT: "not reproduced"}  # of sentences
 ANSWERS = {REPRODUCED: "yes", NOT: "no"}  # to questions
 POINT = 1.0  # points of accuracy: so near to dense is "like dense"
 SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated, and decides nothing
-UNDER_A_POINT = "under a point"
+UNDER_A_POINT, DIVERGED = "under a point", "diverged"
+NO_PAIR = "–"  # in place of a difference: no seed is common to both
 LEARNS = 20.0  # % of accuracy: a training with more has learned; 10 is chance
 SEED = ", seed "  # of a label
 SCORE, TO_DENSE = "accuracy, %, last", "to dense"  # columns of tables of trainings
@@ -138,13 +140,15 @@ class Verdict(NamedTuple):
 
 
 def first_number(text: str) -> float:
-    """Return the first number of a text."""
-    found = re.search(r"[-+−]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?", text)
+    """Return the first number of a text; "nan" is that of a training that diverged."""
+    found = re.search(r"[-+−]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\bnan\b", text)
     return float(found[0].replace(",", "").replace("−", "-")) if found else raise_missing(text)
 
 
 def stated_gap(gap: float, seeds: int = 1, digits: int = 2) -> str:
     """Return a difference in points of accuracy; that it is under a point, and no more, where the seeds are too few."""
+    if not isfinite(gap):
+        return DIVERGED
     return f"{gap:+.{digits}f}" if abs(gap) >= POINT or seeds >= SEVERAL else UNDER_A_POINT
 
 
@@ -168,14 +172,18 @@ def near(gap: float, seeds: int = 1, spread: float = POINT) -> Held:
 
 
 def like_dense(gap: str) -> Held:
-    """Return whether a stated difference to dense is so small that it ends like dense; "–", what diverged, does not."""
-    return None if gap == UNDER_A_POINT else gap != "–" and first_number(gap) > -POINT
+    """Return whether a stated difference to dense is so small that it ends like dense; what diverged does not."""
+    if gap == NO_PAIR:
+        raise_missing("a seed that dense has, too")
+    return None if gap == UNDER_A_POINT else gap != DIVERGED and first_number(gap) > -POINT
 
 
 def from_dense(gap: str) -> str:
-    """Return a stated difference in points to dense in words; "–" is of a training that diverged."""
-    if gap in (UNDER_A_POINT, "–"):
-        return "diverged" if gap == "–" else f"{UNDER_A_POINT} from dense"
+    """Return a stated difference in points to dense in words."""
+    if gap in (UNDER_A_POINT, DIVERGED):
+        return gap if gap == DIVERGED else f"{gap} from dense"
+    if gap == NO_PAIR:
+        raise_missing("a seed that dense has, too")
     return f"{gap.lstrip('+-')} points {'above' if gap.startswith('+') else 'below'} dense"
 
 
@@ -186,6 +194,8 @@ def raise_missing(what: str) -> NoReturn:
 
 def word_for(held: int, of: int) -> str:
     """Return the verdict on a claim that held so often."""
+    if not of:
+        raise_missing("where it was tested")
     return REPRODUCED if held == of else PARTLY if held else NOT
 
 

@@ -1,13 +1,16 @@
-"""What P1 claims of gradients, theory and trainings, and how that is judged."""
+"""What P1 claims of models and their accuracy, and how that is judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from statistics import mean
 
 from sparsync_lab.papers.claim import (
     LEARNS,
     MISSING,
+    NOT,
+    PARTLY,
     POINT,
     SCORE,
     TO_DENSE,
@@ -21,18 +24,23 @@ from sparsync_lab.papers.claim import (
     from_dense,
     like_dense,
     raise_missing,
+    seeds_by_label,
     sentences,
+    stated_gap,
     word_for,
     word_of,
 )
-from sparsync_lab.papers.gradient_histograms import BESIDE_TOPK
 from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, counts_title
 from sparsync_lab.report import LineChart
 
 OWN, BESIDE = ("ResNet-20", "VGG-16"), "LeNet-5"  # models that P1 draws, and one that it does not
-SHAPES = ("p1/fig2", "p1/fig7", "p1/fig8")
 RANDOM = "P1, figure 1: does Rand-k learn"  # of beyond/evidence
+AUTHORS_SETTINGS = "P1, figure 6: with weight decay"  # of beyond/evidence
+THEIRS = "authors' settings"  # in labels
 DENSITY = 0.1  # %
+ACCURACY = "accuracy, %"  # column of beyond/accuracy
+SETTINGS = "the text prints no weight decay and no density warm-up; the authors' code has both"
+LONGEST = ("11,700 steps", "700 steps")  # there, of P1's own models
 BELOW = "0.6 to 0.8 points below"
 
 
@@ -53,63 +61,71 @@ def columns(stored: StoredTables, item: str, method: str, heading: str) -> dict[
     return found
 
 
-def _bells(stored: StoredTables) -> Judgement:
-    tables = [stored.results[item].tables[0] for item in SHAPES]
-    rows = [row.cells for table in tables for row in table.rows]
-    held = sum(cells[-1] == "yes" for cells in rows)
-    kurtosis = [first_number(cells[list(tables[0].headings).index("kurtosis")]) for cells in rows]
-    wide = f"it is a wide condition: kurtosis is {min(kurtosis):.1f} to {max(kurtosis):,.0f}, a normal distribution's 3"
-    here = f"{held} of {len(rows)} looks at six models and three methods"
-    return Judgement(here, word_for(held, len(rows)), sentences(wide))
-
-
-def _width(item: str, fits: Callable[[float], bool]) -> Judge:
-    """Judge the deviation of gradient plus residual, in times that of Top-k, at each model's last look."""
-
-    def judge(stored: StoredTables) -> Judgement:
-        rows = stored.table(item, BESIDE_TOPK).rows
-        ratios = [first_number(row.cells[-1]) for row in rows]
-        here = f"its deviation is {min(ratios):.2g} to {max(ratios):.2g} times Top-k's, {len(rows)} models"
-        return Judgement(here, word_for(sum(map(fits, ratios)), len(ratios)))
-
-    return judge
-
-
 def _models_of_table_1(stored: StoredTables) -> Judgement:
     table = stored.table("p1/table1", "Ours")
-    same = {name: sum("published" not in row.cells[table.headings.index(name)] for row in table.rows)
-            for name in ("parameters", "batch", "learning rate")}  # fmt: skip
-    momentum = {row.cells[0]: first_number(row.cells[table.headings.index("momentum")]) == 0.9 for row in table.rows}
-    told = ", ".join(f"{name} {count}" for name, count in (same | {"momentum": sum(momentum.values())}).items())
-    odd = ", ".join(model for model, alike in momentum.items() if not alike)
-    word = word_for(sum(same.values()) + sum(momentum.values()), (len(same) + 1) * len(table.rows))
-    other = f"another momentum, that of the authors' code, has {odd}" if odd else ""
-    return Judgement(f"as printed of {len(table.rows)}: {told}", word, sentences(other))
+    names = list(table.headings)
+    settings = {
+        (row.cells[0], name): "published" not in row.cells[names.index(name)]
+        for row in table.rows
+        for name in ("parameters", "batch", "learning rate")
+    }
+    settings |= {
+        (row.cells[0], "momentum"): first_number(row.cells[names.index("momentum")]) == 0.9 for row in table.rows
+    }
+    odd = [f"{model}'s {name}" for (model, name), same in settings.items() if not same]
+    but = f" but {len(odd)}: {', '.join(odd)}" if odd else ""
+    word = word_for(len(settings) - len(odd), len(settings))
+    other = "where momentum differs it is that of the authors' code" if any("momentum" in one for one in odd) else ""
+    return Judgement(f"all {len(settings)} settings match{but}", word, sentences(other))
 
 
-def _shape_of_pi(stored: StoredTables) -> Judgement:
-    (row,) = stored.table("p1/fig3", "The bell shape").rows
-    here = f"π is at most {row.cells[1]} above its line, and π² bends by {row.cells[2]} at most"
-    return Judgement(here, word_for(row.cells[-1] == "yes", True))
+def _with_authors_settings(stored: StoredTables, method: str) -> dict[str, dict[str, float]]:
+    """Return the last scores of a method with weight decay and density warm-up of the authors' code, by model and seed;
+    of models on which that was trained."""
+    found: dict[str, dict[str, float]] = {}
+    with suppress(LookupError):
+        scores = stored.scores(AUTHORS_SETTINGS)
+        for model in OWN:
+            own = {label: score for (trained, label), score in scores.items() if trained == model}
+            if by_seed := seeds_by_label(own).get(f"{method}, {THEIRS}"):
+                found[model] = by_seed
+    return found
 
 
-def _bounds(stored: StoredTables) -> Judgement:
-    rows = [[float(cell) for cell in row.cells[1:]] for row in stored.table("p1/fig5", "A normal vector").rows]
-    held = sum(exact <= ours <= before for exact, ours, before in rows)
-    exact, ours, before = rows[0]
-    here = f"holds at {held} of {len(rows)} densities; at the lowest {exact:.4f} ≤ {ours:.4f} ≤ {before:.4f}"
-    return Judgement(here, word_for(held, len(rows)))
+def _gaps_with_authors_settings(stored: StoredTables, method: str) -> dict[str, tuple[str, int]]:
+    """Return a method's stated differences to dense with the authors' settings, over the seeds that both have, and how
+    many these are."""
+    own, dense = (_with_authors_settings(stored, name) for name in (method, "dense"))
+    found = {}
+    for model in own.keys() & dense.keys():
+        if both := own[model].keys() & dense[model].keys():
+            gap = mean(own[model][seed] - dense[model][seed] for seed in both)
+            found[model] = stated_gap(gap, len(both)), len(both)
+    return {model: found[model] for model in OWN if model in found}
 
 
 def _to_dense(item: str, method: str) -> Judge:
+    """Judge whether a method ends like dense: with the text's settings, and with those of the authors' code. It is
+    reproduced if both say so of every model."""
+
     def judge(stored: StoredTables) -> Judgement:
-        gaps = columns(stored, item, method, TO_DENSE)
-        told = {model: from_dense(gap) for model, gap in gaps.items()}
-        here, word, beside = own_models(told, {model: like_dense(gap) for model, gap in gaps.items()})
+        gaps, theirs = columns(stored, item, method, TO_DENSE), _gaps_with_authors_settings(stored, method)
+        held = {model: like_dense(gap) for model, gap in gaps.items()}
+        here, _, beside = own_models({model: from_dense(gap) for model, gap in gaps.items()}, held)
+        word = _with_both_settings(held, {model: like_dense(gap) for model, (gap, _) in theirs.items()})
+        listed = ", ".join(f"{model} {gap}" for model, (gap, _) in theirs.items()) or MISSING
         seeds = ", ".join(f"{model} {many}" for model, many in columns(stored, item, method, "seeds").items())
-        return Judgement(here, word, f"{beside} {sentences(f'seeds: {seeds}')}".strip())
+        more = ", ".join(f"{model} {many}" for model, (_, many) in theirs.items())
+        told = sentences(f"seeds: {seeds}{f'; with {THEIRS} {more}' if more else ''}", SETTINGS)
+        return Judgement(f"text's settings: {here}; authors': {listed}", word, f"{beside} {told}".strip())
 
     return judge
+
+
+def _with_both_settings(held: Mapping[str, Held], theirs: Mapping[str, Held]) -> str:
+    """Return the verdict on what was tested with the text's settings and with those of the authors' code."""
+    every = [own[model] for own in (held, theirs) for model in OWN if model in own]
+    return at_most_partly(word_of(every), len(every) == 2 * len(OWN))
 
 
 def _like_topk(stored: StoredTables) -> Judgement:
@@ -120,7 +136,7 @@ def _like_topk(stored: StoredTables) -> Judgement:
 
 
 def _random_is_slower(stored: StoredTables) -> Judgement:
-    """Judge Rand-k as in figure 1, and without its residual, as in the authors' code, where that was trained."""
+    """Judge Rand-k with its residual, and without, where that was trained: P1 does not say which figure 1 has."""
     top, rand = (columns(stored, "p1/fig1", method, SCORE) for method in ("topk", "randk"))
     forms = {model: [first_number(own)] for model, own in rand.items()}
     with suppress(LookupError):
@@ -134,7 +150,7 @@ def _random_is_slower(stored: StoredTables) -> Judgement:
     }
     held = {model: any(LEARNS < score < first_number(top[model]) for score in own) for model, own in forms.items()}
     here, word, beside = own_models(told, held)
-    code = "without its residual is as in the authors' code; 10 % is chance"
+    code = "the authors' code has both forms, and P1 does not say which figure 1 shows; 10 % is chance"
     return Judgement(here, word, f"{beside} {sentences(code)}".strip())
 
 
@@ -147,9 +163,26 @@ def _sends(method: str) -> Judge:
         near = {model: 0.5 < many < 2 for model, many in times.items()}
         ends = _last_counts(stored, COUNTED if method == "gaussiank" else method)
         told = {model: f"{many:.2g} k{ends.get(model, '')}" for model, many in times.items()}
-        return own_models(told, near)
+        here, _, beside = own_models(told, near)
+        theirs = _sent_with_authors_settings(stored, method)
+        word = _with_both_settings(near, {model: 0.5 < many < 2 for model, many in theirs.items()})
+        listed = ", ".join(f"{model} {many:.2g} times" for model, many in theirs.items())
+        more = f"with {THEIRS} it sends, beside TopK-SGD with them: {listed or MISSING}"
+        return Judgement(f"text's settings: {here}", word, f"{beside} {sentences(more)}".strip())
 
     return judge
+
+
+def _sent_with_authors_settings(stored: StoredTables, method: str) -> dict[str, float]:
+    """Return the share of the entries that a form sends with the authors' settings, in times that of TopK-SGD with
+    them: both begin with more than k."""
+    with suppress(LookupError):
+        rows = stored.asked(AUTHORS_SETTINGS)
+        pairs = {model: [rows.get((model, f"{name}, {THEIRS}")) for name in (method, "topk")] for model in OWN}
+        return {
+            model: first_number(own[4]) / first_number(top[4]) for model, (own, top) in pairs.items() if own and top
+        }
+    return {}
 
 
 def _last_counts(stored: StoredTables, method: str) -> dict[str, str]:
@@ -164,36 +197,60 @@ def _last_counts(stored: StoredTables, method: str) -> dict[str, str]:
     }
 
 
+def _momentum_corrected(stored: StoredTables) -> Judgement:
+    """Judge whether momentum correction takes the gap to dense away: DGC beside TopK-SGD, which differ in more than
+    that, and signs with their momentum kept and corrected."""
+    item = "beyond/accuracy"
+    pairs = {}
+    for model, steps in zip(OWN, LONGEST, strict=True):
+        caption = f"{model} on CIFAR-10, 16 workers of 32, {steps}"
+        pairs[model] = [first_number(stored.cell(item, caption, row, TO_DENSE)) for row in ("TopK-SGD", "DGC")]
+    kept, fixed = (stored.number(item, "Ablations: ResNet-20", f"ablation: momentum {how}", ACCURACY)
+                   for how in ("kept", "corrected, 0.9"))  # fmt: skip
+    dense = stored.number(item, "ResNet-20 on CIFAR-10, 16 workers of 32, 1,400 steps", "dense", ACCURACY)
+    every = [*pairs.values(), [kept - dense, fixed - dense]]
+    told = ", ".join(f"{model} {top:+.2f} and {dgc:+.2f}" for model, (top, dgc) in pairs.items())
+    signs = f"{OWN[0]} {kept - dense:+.2f} and {fixed - dense:+.2f} (signs)"
+    like = [after > -POINT for _, after in every]
+    less = [after > before / 2 for before, after in every]
+    word = word_for(sum(like), len(like)) if any(like) else PARTLY if any(less) else NOT
+    means = f"signs, 1,400 steps: {kept:.2f} % with momentum kept, {fixed:.2f} corrected by 0.9, dense {dense:.2f}"
+    alone = "DGC differs from TopK-SGD in more than that; correction alone was not trained in P1's settings"
+    return Judgement(f"points to dense without and with it: {told} (DGC), {signs}", word, sentences(means, alone))
+
+
+CLOSE = '"very close top-k largest absolute values"'
 CLAIMS = (
-    Claim(
-        SHAPES[0], "gradient plus residual has the shape that Theorem 1 rests on: π below its line, π² convex",
-        "a bell, in every model, by eye", _bells, SHAPES[1:],
-    ),
-    Claim("p1/fig7", "without residuals it is narrower than with Top-k", "by eye", _width("p1/fig7", lambda x: x < 1)),
-    Claim(
-        "p1/fig8", "with Gaussian-k it is distributed as with Top-k", "by eye",
-        _width("p1/fig8", lambda x: 2 / 3 < x < 1.5),
-    ),
     Claim("p1/table1", "the models and settings of table 1", "6 models", _models_of_table_1),
-    Claim("p1/fig3", "π of a normal vector lies below its line, and π² is convex", "drawn", _shape_of_pi),
-    Claim("p1/fig5", "(1 − k/d)² is a tighter bound than 1 − k/d, and holds", "every k", _bounds),
-    Claim("p1/fig1", "TopK-SGD ends like dense (16 workers, 0.1 %)", BELOW, _to_dense("p1/fig1", "topk")),
+    Claim(
+        "p1/fig1", "TopK-SGD ends like dense (16 workers, 0.1 %)", BELOW, _to_dense("p1/fig1", "topk"),
+        ("beyond/evidence",),
+    ),
     Claim(
         "p1/fig1", "RandK-SGD learns on CIFAR-10, but slower than TopK-SGD",
-        "by eye; on ImageNet it cannot converge", _random_is_slower, ("beyond/evidence",),
-    ),
-    Claim("p1/fig6", "GaussianK-SGD as printed ends like dense", BELOW, _to_dense("p1/fig6", "gaussiank")),
-    Claim("p1/fig6", "GaussianK-SGD as printed ends like TopK-SGD", "nearly consistent with it", _like_topk),
-    Claim(
-        "p1/fig6", "Gaussian-k as printed sends about k entries", "k = 0.1 % is what it is made for",
-        _sends("gaussiank"), ("beyond/evidence",),
+        '"much slower convergence than TopK-SGD"; on ImageNet it "cannot converge"', _random_is_slower,
+        ("beyond/evidence",),
     ),
     Claim(
-        "p1/fig6", "GaussianK-SGD in the form of its authors' code ends like dense", BELOW,
+        "p1/fig6", "GaussianK-SGD as printed ends like dense", BELOW, _to_dense("p1/fig6", "gaussiank"),
+        ("beyond/evidence",),
+    ),
+    Claim(
+        "p1/fig6", "GaussianK-SGD as printed ends like TopK-SGD", '"nearly consistent validation accuracy"', _like_topk,
+    ),
+    Claim(
+        "p1/fig6", "Gaussian-k as printed sends about k entries", CLOSE, _sends("gaussiank"), ("beyond/evidence",),
+    ),
+    Claim(
+        "p1/fig6", "GaussianK-SGD with its authors' selection alone ends like dense", BELOW,
         _to_dense("p1/fig6", AUTHORS), ("beyond/evidence",),
     ),
     Claim(
-        "p1/fig6", "Gaussian-k in the form of its authors' code sends about k entries",
-        "k = 0.1 % is what it is made for", _sends(AUTHORS), ("beyond/evidence",),
+        "p1/fig6", "Gaussian-k with its authors' selection alone sends about k entries", CLOSE, _sends(AUTHORS),
+        ("beyond/evidence",),
+    ),
+    Claim(
+        "p1/fig6", "momentum correction takes away what TopK-SGD loses to dense", '"would address this problem"',
+        _momentum_corrected, ("beyond/accuracy",),
     ),
 )  # fmt: skip

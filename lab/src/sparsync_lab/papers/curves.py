@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsync_lab.papers.claim import SEED, stated_gap
+from sparsync_lab.papers.claim import DIVERGED, NO_PAIR, SEED, stated_gap
 from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.papers.run import SEEDS, History, Run, merged_data, merged_where, model_title
 from sparsync_lab.papers.run_queue import train_missing
@@ -206,9 +206,10 @@ def shown_difference(histories: Sequence[History], others: Sequence[History]) ->
     """Return ``difference`` as a table shows it."""
     gap = difference(histories, others)
     if gap is None:
-        return "–"
-    seeds = len(common_seeds(histories, others))
-    return stated_gap(gap, seeds) if others[0].score == "accuracy" else f"{gap:+.2f}"
+        return NO_PAIR
+    if others[0].score != "accuracy":
+        return f"{gap:+.2f}" if math.isfinite(gap) else DIVERGED
+    return stated_gap(gap, len(common_seeds(histories, others)))
 
 
 def mean_and_std(histories: Sequence[History]) -> str:

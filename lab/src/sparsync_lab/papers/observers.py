@@ -106,7 +106,8 @@ def lose_residuals(virtual_workers: VirtualWorkers) -> None:
 
 
 def gradient_shape(u: Tensor) -> dict[str, Any]:
-    """Return a gradient's histogram within six deviations, its exact ratios, and whether it is a bell."""
+    """Return a gradient's histogram within six deviations, its exact ratios, and how far it meets what Theorem 1's
+    proof takes."""
     deviation = float(u.double().std())
     if not (math.isfinite(deviation) and deviation > 0):
         return {"deviation": deviation}

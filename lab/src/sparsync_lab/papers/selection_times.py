@@ -15,6 +15,7 @@ MEASURE_ALONE = (
 )
 WHERE = ("device", "cpus", "system", "python", "torch", "sparsync", "commit", "load", "date")
 DENSITY = 0.001
+LEAST = 20_000_000  # entries of P1's figure, which ends at 400 million
 # As in P1's figure, in plain PyTorch; then ours.
 METHODS = {
     "topk (PyTorch)": "Top_k (torch.topk)",
@@ -79,9 +80,11 @@ def figure_4(context: RunContext) -> Result:
 
 
 def order_note(caption: str, times: Times) -> str:
-    """Return for how many sizes P1's order holds in plain PyTorch, with each form of Gaussian_k that was timed: Top_k
-    the slowest, then DGC_k, then Gaussian_k."""
-    sizes = sorted({size for _, size in times})
+    """Return for how many of P1's sizes its order holds in plain PyTorch, with each form of Gaussian_k that was timed:
+    Top_k the slowest, then DGC_k, then Gaussian_k."""
+    sizes = sorted({size for _, size in times if size >= LEAST})
+    if not sizes:
+        return f"{caption}: P1's figure begins with {LEAST / 1e6:g} million entries, and nothing so large was measured."
     others, forms = ORDER[:2], [form for form in ORDER[2:] if (form, sizes[-1]) in times]
     held = []
     for form in forms:
@@ -90,16 +93,17 @@ def order_note(caption: str, times: Times) -> str:
     last = {name: times[name, sizes[-1]] for name in (*others, *forms)}
     order = ", ".join(f"{METHODS[name]} {last[name]:.3g} ms" for name in sorted(last, key=lambda name: -last[name]))
     return (
-        f"{caption}: of {len(sizes)} sizes the V100's order (Top_k the slowest, then DGC_k, Gaussian_k the fastest) "
-        f"holds here for {' and '.join(held)}. For {sizes[-1] / 1e6:g} million entries, the slowest first: {order}."
+        f"{caption}: of {len(sizes)} sizes from {LEAST / 1e6:g} million on the V100's order (Top_k the slowest, then "
+        f"DGC_k, Gaussian_k the fastest) holds here for {' and '.join(held)}. For {sizes[-1] / 1e6:g} million entries, "
+        f"the slowest first: {order}."
     )
 
 
 def _origins(lines: Sequence[Mapping[str, str]]) -> str:
-    """Return on which device, with which commit and when rows were measured, and of which sizes they are."""
+    """Return on which device and when rows were measured, and of which sizes they are."""
     sizes: dict[tuple[str, ...], dict[str, None]] = {}
     for line in lines:
-        where = line["device"], f"commit {line['commit']}", line["date"]
+        where = line["device"], line["date"]
         sizes.setdefault(where, {})[f"{int(line['size']) / 1e6:g}"] = None
     return "; ".join(f"{', '.join(own)} million entries: {', '.join(where)}" for where, own in sizes.items())
 

@@ -1,0 +1,185 @@
+"""What P1 claims of the shape of gradients and of its bounds, and how that is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparsync_lab.papers.claim import (
+    Claim,
+    Judge,
+    Judgement,
+    StoredTables,
+    at_most_partly,
+    first_number,
+    raise_missing,
+    sentences,
+    word_for,
+)
+from sparsync_lab.papers.gradient_histograms import (
+    BESIDE_TOPK,
+    CLIPPED,
+    HOLDS,
+    KURTOSIS,
+    LAPLACE_WITHIN,
+    LARGEST,
+    NORMAL_WITHIN,
+    SHAPES,
+    TIMES,
+    UNIFORM_WITHIN,
+    WITHIN,
+)
+from sparsync_lab.papers.gradient_shapes import CATCH_UP, SHAPE
+
+WATCHED = {"p1/fig2": "TopK-SGD", "p1/fig7": "Dense-SGD", "p1/fig8": "GaussianK-SGD"}
+ALSO = ("p1/fig7", "p1/fig8")
+# Between which shares of entries within a deviation a distribution is nearer to normal than to uniform or Laplace's.
+BELL = (UNIFORM_WITHIN + NORMAL_WITHIN) / 2, (NORMAL_WITHIN + LAPLACE_WITHIN) / 2
+NEARLY_ALL = 0.9  # of the squared norm
+ALIKE = 1.5  # times: so near are deviations that are alike
+
+
+def _looks(stored: StoredTables, item: str, heading: str) -> list[str]:
+    """Return a column of the shapes, of all models and looks."""
+    table = stored.table(item, SHAPES)
+    if heading not in table.headings:
+        raise_missing(heading)
+    at = list(table.headings).index(heading)
+    return [row.cells[at] for row in table.rows] or raise_missing(item)
+
+
+def _assumption(stored: StoredTables) -> Judgement:
+    """Judge what Theorem 1's proof takes, which is a wide condition."""
+    looks = [cell for item in WATCHED for cell in _looks(stored, item, HOLDS)]
+    held = looks.count("yes")
+    wide = (
+        "a uniform distribution just meets that, so it does not tell a bell; whether π itself is convex is not stored"
+    )
+    return Judgement(f"{held} of {len(looks)} looks at six models and three methods", word_for(held, len(looks)),
+                     sentences(wide))  # fmt: skip
+
+
+def _bells(stored: StoredTables) -> Judgement:
+    """Judge whether distributions are nearer to normal than to a flat or a peaked one, by what lies near 0."""
+    within = {
+        name: [first_number(cell) / 100 for cell in _looks(stored, item, WITHIN)] for item, name in WATCHED.items()
+    }
+    kurtosis = {name: [*map(first_number, _looks(stored, item, KURTOSIS))] for item, name in WATCHED.items()}
+    every = [share for own in within.values() for share in own]
+    held = {name: sum(BELL[0] < share < BELL[1] for share in own) for name, own in within.items()}
+    counted = ", ".join(f"{name} {held[name]} of {len(own)}" for name, own in within.items())
+    ranges = ", ".join(
+        f"{name} {100 * min(own):.1f} to {100 * max(own):.1f} % (kurtosis {min(kurtosis[name]):.1f} to "
+        f"{max(kurtosis[name]):,.0f})"
+        for name, own in within.items()
+    )
+    known = (
+        f"a normal distribution has {100 * NORMAL_WITHIN:.1f} % there (kurtosis 3), a uniform one "
+        f"{100 * UNIFORM_WITHIN:.1f} (1.8), Laplace's {100 * LAPLACE_WITHIN:.1f} (6)"
+    )
+    here = f"nearer to normal than to uniform or Laplace at {sum(held.values())} of {len(every)} looks ({counted})"
+    told = sentences(f"within a deviation of the mean lie {ranges}", known, "other workers' were not looked at")
+    return Judgement(here, word_for(sum(held.values()), len(every)), told)
+
+
+def _norm_of_the_largest(stored: StoredTables) -> Judgement:
+    """Judge how much of the squared norm the k largest entries have."""
+    shares = [first_number(cell) / 100 for cell in _looks(stored, "p1/fig2", LARGEST)]
+    here = f"k = 0.1 % has {100 * min(shares):.2g} to {100 * max(shares):.2g} % of ‖u‖², {len(shares)} looks"
+    exact = stored.results["p1/fig5"].rows.get("exact normal") or raise_missing("exact normal")
+    normal = f"of a normal vector it has {100 * (1 - first_number(str(exact[0]))):.2g} %"
+    return Judgement(here, word_for(sum(share > NEARLY_ALL for share in shares), len(shares)), sentences(normal))
+
+
+def _width(item: str, fits: Callable[[float], bool]) -> Judge:
+    """Judge a deviation, in times that of TopK-SGD's gradient plus residual, at each model's last look. Models whose
+    dense gradient is clipped do not count: there the limit sets it."""
+
+    def judge(stored: StoredTables) -> Judgement:
+        table = stored.table(item, BESIDE_TOPK)
+        if CLIPPED not in table.headings:
+            raise_missing(CLIPPED)
+        times, clipped = (list(table.headings).index(heading) for heading in (TIMES, CLIPPED))
+        free = [row.cells for row in table.rows if row.cells[clipped] == "–" or row.cells[clipped].startswith("0 ")]
+        ratios = [first_number(cells[times]) for cells in free] or raise_missing("models whose gradient is not clipped")
+        here = f"its deviation is {min(ratios):.2g} to {max(ratios):.2g} times Top-k's, {len(ratios)} models"
+        others = [f"{row.cells[0]} {row.cells[times]} (clipped at {row.cells[clipped]})" for row in table.rows
+                  if row.cells not in free]  # fmt: skip
+        told = (
+            f"not counted, as clipping sets the deviation of the dense gradient: {', '.join(others)}" if others else ""
+        )
+        return Judgement(here, word_for(sum(map(fits, ratios)), len(ratios)), sentences(told))
+
+    return judge
+
+
+def _shape_of_pi(stored: StoredTables) -> Judgement:
+    table = stored.table("p1/fig3", SHAPE)
+    own = dict(zip(table.headings, table.rows[0].cells, strict=True))
+    above = first_number(own["π − line, at most"])
+    line = "π never rises above the line" if above <= 0 else f"π rises above the line by {above:.2g}"
+    here = f"{line}; from convex π is {own['bend of π']} away, π² {own['bend of π²']}, at most"
+    return Judgement(here, word_for(own[HOLDS] == "yes", True))
+
+
+def _bounds(stored: StoredTables) -> Judgement:
+    """Compare the exact ratio with both bounds, on a normal vector and on gradients of trainings."""
+    rows = stored.results["p1/fig5"].rows
+    columns = {name.removeprefix("exact "): own for name, own in rows.items() if name.startswith("exact ")}
+    held, every, lowest = 0, 0, []
+    for name, own in columns.items():
+        at = [
+            [float(cell or 0) for cell in line] for line in zip(own, rows["bound"], rows["previous bound"], strict=True)
+        ]
+        held += sum(exact <= ours <= before for exact, ours, before in at)
+        every += len(at)
+        lowest.append(f"{name} {at[0][0]:.4f} ≤ {at[0][1]:.4f} ≤ {at[0][2]:.4f}")
+    here = f"holds at {held} of {every} densities of {len(columns)} vectors, {len(columns) - 1} from training"
+    word = at_most_partly(word_for(held, every), len(columns) > 1)
+    return Judgement(here, word, sentences(f"at the lowest density: {', '.join(lowest)}"))
+
+
+def _catch_up(stored: StoredTables) -> Judgement:
+    """Compare the iterations that P1 derives for Top-k with those of earlier results."""
+    table = stored.table("p1/fig5", CATCH_UP)
+    at = [list(table.headings).index(name) for name in ("c = d/k", "c⁴/(2c−1)²", "c²")]
+    rows = [[first_number(row.cells[i]) for i in at] for row in table.rows]
+    c, ours, before = rows[-1]
+    here = f"by arithmetic, c = {c:,.0f}: {ours:,.0f} iterations against {before:,.0f}; not tested by training"
+    printed = "from Eq. 14 as printed, iterations grow with 1/δ⁴ and not 1/δ², which makes the difference larger"
+    word = word_for(sum(own < other for _, own, other in rows), len(rows))
+    return Judgement(here, at_most_partly(word), sentences(printed))
+
+
+CLAIMS = (
+    Claim(
+        "p1/fig2", "π of gradient plus residual lies below its line, and π² is convex: what Theorem 1's proof takes",
+        "P1, of bell shapes: π below its line and convex; a review of P1: π² convex", _assumption, ALSO,
+    ),
+    Claim(
+        "p1/fig2", "gradient plus residual has a Gaussian-like distribution",
+        '"Gaussian-like"; "most coordinates of u_t are close to zero"', _bells, ALSO,
+    ),
+    Claim(
+        "p1/fig2", "the k largest have nearly all of the norm: ‖Top_k(u)‖² ≈ ‖u‖²", '"very close"',
+        _norm_of_the_largest, ("p1/fig5",),
+    ),
+    Claim(
+        "p1/fig7", "gradients of Dense-SGD are narrower than gradient plus residual of TopK-SGD",
+        '"TopK-SGD shows wider distributions"', _width("p1/fig7", lambda x: x < 1),
+    ),
+    Claim(
+        "p1/fig8", "gradient plus residual is distributed as with TopK-SGD where Gaussian-k, as printed, selects",
+        '"similar to TopK-SGD"', _width("p1/fig8", lambda x: 1 / ALIKE < x < ALIKE),
+    ),
+    Claim(
+        "p1/fig3", "π of a normal vector is convex and lies below its line, and π² is convex",
+        "P1 says it of π, a review of P1 of π²", _shape_of_pi,
+    ),
+    Claim(
+        "p1/fig5", "(1 − k/d)² is a tighter bound than 1 − k/d, and holds, in training, too", "every k", _bounds,
+    ),
+    Claim(
+        "p1/fig5", "Top-k catches up with dense after c⁴/(2c−1)² iterations, not c² (Theorem 2)",
+        "T ≥ O(c⁴/(2c−1)²); earlier results T ≥ O(c²)", _catch_up,
+    ),
+)  # fmt: skip

@@ -1,0 +1,277 @@
+"""What P1 claims is judged by what was trained and timed, and by no more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsync_lab.papers import ITEMS, claims_p1_times
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, Verdict
+from sparsync_lab.papers.curves import OVER_SEEDS
+from sparsync_lab.papers.gradient_histograms import (
+    BESIDE_TOPK,
+    CLIPPED,
+    HOLDS,
+    KURTOSIS,
+    LARGEST,
+    SHAPES,
+    TIMES,
+    WITHIN,
+    clipped_looks,
+    draw_histograms,
+    within_a_deviation,
+)
+from sparsync_lab.papers.gradient_shapes import bend
+from sparsync_lab.papers.item import Result, RunContext
+from sparsync_lab.papers.iteration_times import AT_K, WITH_P1S_COMPUTE, exchange_seconds, tables_of_p1
+from sparsync_lab.papers.observers import gradient_shape
+from sparsync_lab.papers.p1_convergence import figure_1
+from sparsync_lab.papers.p1_runs import training, watched
+from sparsync_lab.papers.published import P1_STEP_TIMES
+from sparsync_lab.papers.run import History, Run, file_of, write
+from sparsync_lab.papers.selection_times import order_note
+from sparsync_lab.papers.step_times import TEN_GIGABIT
+from sparsync_lab.papers.store import results_of
+from sparsync_lab.papers.verdicts import verdicts
+from sparsync_lab.report import Row, Table
+
+RESULTS = Path("results/papers")
+THEIRS = "P1, figure 6: with weight decay and density warm-up of the authors' code, 120 epochs."
+LIMIT = 0.25 / 66_034_000**0.5  # the deviation of LSTM-PTB's gradient where it is clipped
+
+
+def verdict(results: Mapping[str, Result], claim: str) -> Verdict:
+    (one,) = (one for one in verdicts(results) if claim in one.claim.text)
+    return one
+
+
+def result(*tables: Table, **rows: Sequence[float | int | str | None]) -> Result:
+    return Result(tables, rows=rows)
+
+
+def beside_topk(**ratios: tuple[str, str]) -> Result:
+    """Deviations beside Top-k's, and at how many looks the dense gradient is clipped, by model."""
+    rows = [Row([model, times, clipped]) for model, (times, clipped) in ratios.items()]
+    return result(Table(BESIDE_TOPK, ["model", TIMES, CLIPPED], rows))
+
+
+def shapes(*within: float, largest: str = "1 %") -> Result:
+    rows = [Row(["a", "3", f"{100 * share:.1f} %", largest, "yes"]) for share in within]
+    return result(Table(SHAPES, ["model, step", KURTOSIS, WITHIN, LARGEST, HOLDS], rows))
+
+
+def trained(run: Run, scores: Sequence[float] = (0.9,), deviations: Sequence[float] = ()) -> History:
+    about, where = {"name": "cifar10", "size": "1", "sha256": "0"}, {"commit": "abc"}
+    looks = [{"step": i, "deviation": own, "x": [0]} for i, own in enumerate(deviations)]
+    steps = [*range(1, len(scores) + 1)]
+    return History(run, "accuracy", steps, scores, steps, [1.0], [1], 0.001, 1.0, 1, looks, about, where)
+
+
+def test_models_whose_gradient_is_clipped_do_not_count() -> None:
+    narrow = beside_topk(FNN=("0.50", "–"), AN4=("0.40", "0 of 8 looks"), PTB=("2.00", "8 of 8 looks"))
+    one = verdict({"p1/fig7": narrow}, "Dense-SGD are narrower")
+    assert (one.word, one.here) == (REPRODUCED, "its deviation is 0.4 to 0.5 times Top-k's, 2 models")
+    assert "PTB 2.00 (clipped at 8 of 8 looks)" in one.detail
+    alone = beside_topk(PTB=("0.50", "1 of 8 looks"))
+    assert verdict({"p1/fig7": alone}, "Dense-SGD are narrower").word == MISSING
+    alike = beside_topk(FNN=("1.20", "–"), PTB=("9.00", "8 of 8 looks"))
+    assert verdict({"p1/fig8": alike}, "as with TopK-SGD").word == REPRODUCED
+
+
+def test_a_look_is_clipped_where_the_limit_sets_the_norm() -> None:
+    context = RunContext()
+    ptb, fnn = (watched(model, "dense") for model in ("lstm-ptb", "fnn3"))
+    histories = [trained(ptb, deviations=[LIMIT, LIMIT / 2, 0.99999 * LIMIT]), trained(fnn, deviations=[1.0])]
+    assert clipped_looks(histories) == {"lstm-ptb": "2 of 3 looks"}
+
+
+def test_what_is_clipped_stands_beside_the_deviations(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path).read_only()
+    dense, topk = (watched("lstm-ptb", method) for method in ("dense", "topk"))
+    for run, deviation in ((dense, LIMIT), (topk, 1.0)):
+        look = {**gradient_shape(torch.randn(10_000)), "step": 200, "deviation": deviation}
+        write(file_of(context, run), replace(trained(run), snapshots=[look]))
+    found = draw_histograms(context, [dense], [topk], [dense])
+    assert [row.cells[-1] for row in found.tables[1].rows] == ["1 of 1 looks"]
+    assert any("here each worker's before its residual is added" in note for note in found.notes)
+
+
+def test_what_lies_within_a_deviation_tells_distributions_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    normal, flat = torch.randn(200_000, generator=generator), torch.rand(200_000, generator=generator)
+    assert within_a_deviation(gradient_shape(normal)) == pytest.approx(0.683, abs=0.01)
+    assert within_a_deviation(gradient_shape(flat)) == pytest.approx(0.577, abs=0.02)
+
+
+def test_a_flat_distribution_is_no_bell() -> None:
+    flat = {item: shapes(0.58, 0.58) for item in ("p1/fig2", "p1/fig7", "p1/fig8")}
+    assert verdict(flat, "π of gradient plus residual").word == REPRODUCED  # which a uniform one meets
+    assert verdict(flat, "Gaussian-like").word == NOT
+    one = verdict({**flat, "p1/fig2": shapes(0.68, 0.95)}, "Gaussian-like")
+    assert (one.word, "TopK-SGD 1 of 2, Dense-SGD 0 of 2" in one.here) == (PARTLY, True)
+
+
+def test_the_largest_must_have_nearly_all_of_the_norm() -> None:
+    exact = result(**{"exact normal": [0.987]})
+    few = {"p1/fig2": shapes(0.6, largest="1.5 %"), "p1/fig5": exact}
+    one = verdict(few, "nearly all of the norm")
+    assert (one.word, "1.3 %" in one.detail) == (NOT, True)
+    assert verdict({**few, "p1/fig2": shapes(0.6, largest="95 %")}, "nearly all of the norm").word == REPRODUCED
+
+
+def test_the_bounds_are_judged_on_trainings_too() -> None:
+    rows = {"bound": [0.81], "previous bound": [0.9], "exact normal": [0.56], "exact FNN-3 topk, step 1600": [0.67]}
+    assert verdict({"p1/fig5": result(**rows)}, "tighter bound").word == REPRODUCED
+    one = verdict({"p1/fig5": result(**{**rows, "exact FNN-3 topk, step 1600": [0.85]})}, "tighter bound")
+    assert (one.word, one.here) == (PARTLY, "holds at 1 of 2 densities of 2 vectors, 1 from training")
+
+
+def test_bounds_without_trainings_are_half_of_it() -> None:
+    rows = {"bound": [0.81], "previous bound": [0.9], "exact normal": [0.56]}
+    assert verdict({"p1/fig5": result(**rows)}, "tighter bound").word == PARTLY
+
+
+def test_tables_without_rows_have_no_verdict() -> None:
+    nothing = {item: shapes() for item in ("p1/fig2", "p1/fig7", "p1/fig8")} | {
+        "p1/fig4": result(Table("a", ["b"], []))
+    }
+    claims = ("π of gradient plus residual", "Gaussian-like", "nearly all of the norm", "DGC_k is slow")
+    assert {verdict(nothing, claim).word for claim in claims} == {MISSING}
+
+
+def test_theorem_2_is_not_tested_by_training() -> None:
+    (figure,) = results_of(ITEMS["p1/fig5"], RESULTS)
+    one = verdict({"p1/fig5": figure.result}, "Theorem 2")
+    assert one.word == PARTLY
+    assert "250,250 iterations against 1,000,000; not tested by training" in one.here
+
+
+def test_a_curve_that_bends_outwards_is_not_convex() -> None:
+    assert bend([1.0, 0.5, 0.25, 0.125]) == 0
+    assert bend([1.0, 0.9, 0.1]) == pytest.approx(0.35)
+
+
+def test_all_settings_but_the_odd_one_match() -> None:
+    def word(momentum: str) -> tuple[str, str]:
+        rows = [Row(["LSTM-PTB", "66", "20", "22", momentum]), Row(["FNN-3", "199", "128", "0.01", "0.9"])]
+        table = Table("Ours", ["model", "parameters", "batch", "learning rate", "momentum"], rows)
+        one = verdict({"p1/table1": result(table)}, "settings of table 1")
+        return one.word, one.here
+
+    assert word("0") == (PARTLY, "all 8 settings match but 1: LSTM-PTB's momentum")
+    assert word("0.9") == (REPRODUCED, "all 8 settings match")
+
+
+def figure(gap: str, method: str = "topk") -> Result:
+    headings = ["training", "accuracy, %, last", "to dense", "seeds", "density"]
+    rows = [Row([method, "80", gap, "1", "0.01 %"])]
+    return result(*(Table(f"{model}: test accuracy", headings, rows) for model in ("ResNet-20", "VGG-16")))
+
+
+def evidence(method: str, scores: Mapping[str, float], density: str = "0.1 %", seed: str = "") -> Result:
+    """Trainings with the authors' settings, beside dense at 90 % and Top-k that sends 1 %."""
+    rows = []
+    for model, score in scores.items():
+        own = {"topk": ("1", "1 %"), "dense": ("90", "100 %"), method: (f"{score}", density)}
+        for name, (last, sent) in own.items():
+            rows.append(Row([f"{name}, authors' settings{seed}", model, last, "%", sent]))
+    return result(Table(THEIRS, ["training", "model", "last score", "unit", "density"], rows))
+
+
+def test_both_settings_must_say_so() -> None:
+    """The text's alone do not reproduce what the authors' code does otherwise."""
+    claim = "TopK-SGD ends like dense"
+    far, near = figure("-5.00"), figure("-0.50")
+    assert verdict({"p1/fig1": far}, claim).word == NOT
+    assert verdict({"p1/fig1": near}, claim).word == PARTLY
+    some = evidence("topk", {"ResNet-20": 89.5, "VGG-16": 80})
+    one = verdict({"p1/fig1": far, "beyond/evidence": some}, claim)
+    assert (one.word, one.here.endswith("; authors': ResNet-20 under a point, VGG-16 -10.00")) == (PARTLY, True)
+    every = evidence("topk", {"ResNet-20": 89.5, "VGG-16": 89.5})
+    assert verdict({"p1/fig1": near, "beyond/evidence": every}, claim).word == REPRODUCED
+    lost = evidence("topk", {"ResNet-20": float("nan"), "VGG-16": 89.5})
+    one = verdict({"p1/fig1": near, "beyond/evidence": lost}, claim)
+    assert (one.word, "authors': ResNet-20 diverged, VGG-16 under a point" in one.here) == (PARTLY, True)
+    other = evidence("topk", {"ResNet-20": 89.5, "VGG-16": 89.5}, seed=", seed 1")  # a seed that dense has, too
+    assert verdict({"p1/fig1": near, "beyond/evidence": other}, claim).word == REPRODUCED
+
+
+@pytest.mark.parametrize("form", ["gaussiank", "gaussiank, authors' code"])
+def test_forms_of_gaussian_k_are_judged_with_the_authors_settings_where_they_are_trained(form: str) -> None:
+    like, sends = {
+        "gaussiank": ("GaussianK-SGD as printed ends like dense", "as printed sends about k"),
+        "gaussiank, authors' code": ("its authors' selection alone ends like dense", "selection alone sends about k"),
+    }[form]
+    near = {"p1/fig6": figure("-0.50", form)}
+    assert verdict(near, like).word == PARTLY
+    assert "authors': not run" in verdict(near, like).here
+    both = {**near, "beyond/evidence": evidence(form, {"ResNet-20": 89.5, "VGG-16": 89.5}, "1.1 %")}
+    assert verdict(both, like).word == REPRODUCED
+    one = verdict(both, sends)  # a tenth of k, and 1.1 times what TopK-SGD sends with the authors' settings
+    assert (one.word, "ResNet-20 1.1 times, VGG-16 1.1 times" in one.detail) == (PARTLY, True)
+
+
+def test_momentum_correction_is_judged_by_what_was_trained() -> None:
+    (stored,) = results_of(ITEMS["beyond/accuracy"], RESULTS)
+    one = verdict({"beyond/accuracy": stored.result}, "momentum correction")
+    assert one.word == PARTLY  # it helps signs, and DGC ends no nearer to dense than TopK-SGD
+    assert "correction alone was not trained in P1's settings" in one.detail
+    none = [table for table in stored.result.tables if not table.caption.startswith("VGG-16")]
+    assert verdict({"beyond/accuracy": replace(stored.result, tables=none)}, "momentum correction").word == MISSING
+
+
+def test_methods_are_compared_at_equal_counts() -> None:
+    (stored,) = results_of(ITEMS["p1/table2"], RESULTS)
+    table = next(t for t in tables_of_p1(stored.result.rows).tables if t.caption.startswith(WITH_P1S_COMPUTE))
+    cells = dict(zip(table.headings, next(row.cells for row in table.rows if row.cells[0] == "ResNet-50"), strict=True))
+    columns = stored.result.rows
+    at = list(zip(columns["model"], columns["method"], strict=True)).index(("ResNet-50", "Gaussian"))
+    numel, selection = int(columns["entries"][at] or 0), float(columns["selection_s"][at] or 0)
+    seconds = 0.699 * 0.658 + selection + exchange_seconds(numel, "Gaussian", 16, TEN_GIGABIT, round(numel / 1000))
+    assert float(cells[AT_K].split()[0]) == pytest.approx(seconds, abs=1e-4)
+    made = replace(tables_of_p1(columns), rows=columns)
+    one = verdict({"p1/table2": made}, "of the sparse methods")
+    assert (one.word, one.here.startswith("at equal counts Gaussian-k is the fastest in none of 4")) == (NOT, True)
+    assert "sends 1.6 % of k, and with so few it is the fastest in all 4" in one.detail
+    assert any("synthetic gradient: one normal vector" in note for note in made.notes)
+
+
+def test_what_p1_prints_reproduces_its_speedups() -> None:
+    """So no criterion asks for more than P1's own table shows."""
+    names = [AT_K if name == "Gaussian" else name for name in claims_p1_times.PUBLISHED]
+    rows = [Row([title, *(f"{own:.3f} s" for own in seconds)]) for _, title, _, seconds, _ in P1_STEP_TIMES]
+    planned = [claims_p1_times.PREDICTED[name] for name in claims_p1_times.PUBLISHED]
+    printed = {
+        "p1/table2": result(Table(WITH_P1S_COMPUTE, ["model", *names], rows)),
+        "p1/table2-model": result(Table("Iteration time", ["model", *planned], rows)),
+    }
+    for other in ("Dense", "TopK", "DGC"):
+        one = verdict(printed, f"faster than {other}-SGD by what P1 states")
+        assert one.word == REPRODUCED, other
+    assert "P1's own table 2 gives 1.38× to 3.64×" in verdict(printed, "faster than TopK-SGD by").detail
+    slow = [Row([row.cells[0], *["1.0 s"] * 4]) for row in rows]
+    no = {**printed, "p1/table2": result(Table(WITH_P1S_COMPUTE, ["model", *names], slow))}
+    assert verdict(no, "faster than Dense-SGD by").word == PARTLY
+
+
+def test_small_sizes_are_none_of_p1s() -> None:
+    times = {(name, 1_000_000): 1.0 for name in ("topk (PyTorch)", "dgc (PyTorch)", "gaussian (PyTorch)")}
+    assert order_note("Alone", times).endswith("nothing so large was measured.")
+    table = Table("Time of selection alone", ["entries", "Top_k (torch.topk)", "Gaussian_k (PyTorch)"],
+                  [Row(["1 M", "2 ms", "1 ms"])])  # fmt: skip
+    assert verdict({"p1/fig4": result(table)}, "Gaussian-k as printed is faster than top-k").word == MISSING
+
+
+def test_seeds_that_differ_are_explained_under_the_table(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path).read_only()
+    for run in (training("resnet20", "dense"), training("resnet20", "topk"), training("vgg16", "dense")):
+        write(file_of(context, run), trained(run))
+    assert [table.notes for table in figure_1(context).tables] == [[], []]
+    dense = training("resnet20", "dense")
+    run = replace(dense, label="dense, seed 1", seed=1)
+    write(file_of(context, run), trained(run))
+    assert [table.notes for table in figure_1(context).tables] == [[OVER_SEEDS], []]
