@@ -269,5 +269,6 @@ ITEMS = (
         step_times.table_2_of_p2,
         ("a GPU",),
         1,
+        redraw=step_times.tables_of_p2,
     ),
 )
