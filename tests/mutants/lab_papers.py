@@ -9,24 +9,24 @@ PAPERS, TESTS = "lab/src/sparsync_lab/papers", "tests/lab"
 MUTANTS = [
     Mutant(
         "a number that P2 prints is taken for ours",
-        f"{PAPERS}/claims_p2.py",
-        'if cell != "–":\n                    found[scheme, scope, workers] = float(cell)',
+        f"{PAPERS}/p2_accuracies.py",
+        'if cell != "–":\n            found[scheme, scope, workers] = float(cell)',
         'found[scheme, scope, workers] = float(cell.replace("–", "93"))',
-        f"{TESTS}/test_verdicts.py::test_published_numbers_are_not_taken_for_ours",
+        f"{TESTS}/test_verdicts_p2.py::test_published_numbers_are_not_taken_for_ours",
     ),
     Mutant(
         "layer by layer is better whatever the rate",
-        f"{PAPERS}/claims_p2.py",
-        "alike = layer - control <= POINT",
-        "alike = False",
-        f"{TESTS}/test_verdicts.py::test_layers_are_judged_at_the_same_rate",
+        f"{PAPERS}/claims_p2_scopes.py",
+        "if layer - whole >= POINT]",
+        "]",
+        f"{TESTS}/test_verdicts_p2.py::test_layers_are_judged_at_the_same_rate",
     ),
     Mutant(
         "what ends far below P2 reproduces it",
-        f"{PAPERS}/claims_p2.py",
+        f"{PAPERS}/p2_accuracies.py",
         "return at_most_partly(word, not far), told",
         "return word, told",
-        f"{TESTS}/test_verdicts.py::test_every_scope_of_p2_counts",
+        f"{TESTS}/test_verdicts_p2.py::test_every_scope_of_p2_counts",
     ),
     Mutant(
         "a question is counted among the papers' claims",
