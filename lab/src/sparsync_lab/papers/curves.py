@@ -135,7 +135,9 @@ def scores(caption: str, histories: Mapping[str, History]) -> Table:
     headings = [
         "training", f"{kind}, last", "best", "to dense", "seeds", "sent by a worker", "density", "steps", "time"
     ]  # fmt: skip
-    return Table(caption, headings, rows)
+    fewer = [label for label, own in groups.items() if 0 < len(common_seeds(own, base)) < len(base)]
+    notes = [f"To dense: over the seeds that both have, which are fewer for: {'; '.join(fewer)}."] if fewer else []
+    return Table(caption, headings, rows, notes)
 
 
 def with_seeds(context: RunContext, run: Run, **changes: Any) -> list[Run]:
