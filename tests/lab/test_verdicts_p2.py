@@ -75,6 +75,12 @@ def test_published_numbers_are_not_taken_for_ours():
             PARTLY,
             "so it is not the rate alone of Block-random-k (allGather)",
         ),
+        (  # that of a pair that does not learn says nothing
+            {**NEAR, "control_topk": "85.00", "block_shared_layer_8": "10.0", "block_shared_global_8": "19.0",
+             "control_block_shared": "10.0"},
+            REPRODUCED,
+            "it is not the rate alone",
+        ),
         (
             {**BOTH, "control_topk": "80.00", "topk_layer_1": "70.0", "topk_global_1": "71.0"},
             PARTLY,
@@ -247,3 +253,13 @@ SLOW = {f"{how}_step": "80.00 ms" for how in ("topk", "random_allgather", "rando
 def test_what_p2_says_of_times_is_judged_by_itself(claim, word, cells, other):
     assert of_table("p2/table2", claim).word == word
     assert of_table("p2/table2", claim, **cells).word == other
+
+
+def test_most_of_a_difference_is_the_rate_if_the_same_rate_leaves_little():
+    layer, whole = (p2.long_training("topk", scope, 8) for scope in p2.SCOPES)
+    scores = {layer.label: 88.41, whole.label: 73.28}
+    assert p2_learned.same_rate_text(scores) == ""
+    told = p2_learned.same_rate_text({**scores, p2.at_layers_rate(whole).label: 87.95})
+    assert "the scopes differ by under a point: most of the 15.1 points" in told
+    told = p2_learned.same_rate_text({**scores, p2.at_layers_rate(whole).label: 79.0})
+    assert told.endswith("the scopes differ by 9.41 points")

@@ -29,6 +29,20 @@ MUTANTS = [
         f"{TESTS}/test_verdicts_p2.py::test_every_scope_of_p2_counts",
     ),
     Mutant(
+        "the exchange of P2's table 2 is taken as it is stored",
+        f"{PAPERS}/step_times.py",
+        'exchange if name == "exchange_ms" else columns[name]',
+        "columns.get(name, exchange)",
+        f"{TESTS}/test_verify.py::test_the_exchange_of_p2_is_computed_again",
+    ),
+    Mutant(
+        "with momentum a pair counts of which one does not learn",
+        f"{PAPERS}/claims_p2_scopes.py",
+        "if min(pair) > LEARNS",
+        "if max(pair) > LEARNS",
+        f"{TESTS}/test_verdicts_p2.py::test_with_momentum_what_learns_is_judged",
+    ),
+    Mutant(
         "a question is counted among the papers' claims",
         f"{PAPERS}/verdicts.py",
         "[one for one in found if not one.is_question]",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sparsync_lab.papers.claim import (
     LEARNS,
     POINT,
@@ -77,15 +79,15 @@ def _that_learn(stored: StoredTables) -> Judgement:
     first, *others = [key for key in pairs if key[1] == most or key not in held]
     here = f"in {len(held)} of {len(pairs)} pairs that learn; {named(first, pairs[first])}"
     word, far = as_far_as_p2(word_for(len(held), len(pairs)), cells, "topk")
-    same, better = _at_the_same_rate(trained(stored))
+    same, better = _at_the_same_rate({key: own for key, own in at_same_rate(trained(stored)).items() if key in pairs})
     unlearned = f"a pair that does not learn is left out: {left_out}" if left_out else ""
     told = ", ".join(named(key, pairs[key]) for key in others)
     return Judgement(here, at_most_partly(word, better), sentences(told, same, unlearned, far))
 
 
-def _at_the_same_rate(scores: dict[str, float]) -> tuple[str, bool]:
+def _at_the_same_rate(found: Mapping[tuple[str, int], tuple[float, float, float]]) -> tuple[str, bool]:
     """Return what the scope makes at the rate of layers, and whether layers are ahead there by a point everywhere."""
-    own = {key: (layer, whole) for key, (layer, _, whole) in at_same_rate(scores).items()}
+    own = {key: (layer, whole) for key, (layer, _, whole) in found.items()}
     if not own:
         return f"{RATES}; the same was not run", False
     ahead = [key for key, (layer, whole) in own.items() if layer - whole >= POINT]

@@ -66,12 +66,12 @@ def same_rate_text(scores: Mapping[str, float]) -> str:
     for (scheme, workers), (layer, whole, alike) in at_same_rate(scores).items():
         gap, before = layer - alike, layer - whole
         points = f"{abs(gap):.2f} points" if abs(gap) >= POINT else UNDER_A_POINT
-        most = abs(gap) < abs(before) / 2
+        most = before >= POINT and abs(gap) < before / 2
         told.append(
             f"{P2_ACCURACY[scheme][0]} ends at {layer:.2f} % layer by layer, at {whole:.2f} globally with P2's rate, "
             f"and at {alike:.2f} globally with the rate of layers (W = {workers}, one seed). At the same rate the "
             f"scopes differ by {points}"
-            f"{f': most of the {before:.1f} points with those of P2 is the ten times lower rate' if most else ''}"
+            f"{f': most of the {before:.1f} points at those of P2 is the ten times lower rate' if most else ''}"
         )
     return ". ".join(told)
 

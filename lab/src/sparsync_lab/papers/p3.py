@@ -107,7 +107,7 @@ def _condition(done: dict[str, History]) -> list[Figure]:
         for number, (label, history) in enumerate(done.items())  # as in the other charts
         if (seen := _seen(history))
     ]
-    caption = "‖Σu − gTop_k‖² over the expectation of ‖Σu − Rand_k(Σu)‖²: P3's condition is that it is at most 1."
+    caption = "‖Σu − gTop_k‖² over the expectation of ‖Σu − Rand_k(Σu)‖²: at most 1 if gTop-k is no worse."
     return [Figure(LineChart("P3's condition", "steps", curves), caption)] if curves else []
 
 
