@@ -97,7 +97,9 @@ def topk_catch_up(compression: float) -> float:
 
 
 def gtopk_ratio(accumulated: Sequence[Tensor], kept: Tensor, k: int) -> float:
-    """P3's condition as a ratio: ‖Σu − gTop_k‖² / E‖Σu − Rand_k(Σu)‖²; P3 assumes that it is at most 1.
+    """Return ‖Σu − gTop_k‖² / E‖Σu − Rand_k(Σu)‖²: at most 1 where gTop-k is no worse than random-k on the sum.
+
+    P3's abstract speaks of certain analytic assumptions; its authors' public code draws this ratio.
 
     Args:
         accumulated: gradient plus residual of every worker, before anything is taken out.

@@ -83,7 +83,6 @@ def test_models_whose_gradient_is_clipped_do_not_count() -> None:
 
 
 def test_a_look_is_clipped_where_the_limit_sets_the_norm() -> None:
-    context = RunContext()
     ptb, fnn = (watched(model, "dense") for model in ("lstm-ptb", "fnn3"))
     histories = [trained(ptb, deviations=[LIMIT, LIMIT / 2, 0.99999 * LIMIT]), trained(fnn, deviations=[1.0])]
     assert clipped_looks(histories) == {"lstm-ptb": "2 of 3 looks"}

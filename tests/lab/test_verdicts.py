@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsync_lab.papers import ITEMS, claims_p2, p2
+from sparsync_lab.papers import ITEMS
 from sparsync_lab.papers.claim import (
     MISSING,
     NOT,
@@ -21,9 +21,7 @@ from sparsync_lab.papers.claim import (
     first_number,
     word_of,
 )
-from sparsync_lab.papers.claims_p2 import BETTER, LIKEWISE
 from sparsync_lab.papers.item import Result
-from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
 from sparsync_lab.papers.report_page import write_report
 from sparsync_lab.papers.store import results_of
 from sparsync_lab.papers.verdicts import answer_table, verdict_table, verdicts
@@ -116,170 +114,6 @@ def test_a_verdict_follows_the_numbers():
     less = changed(results["p3/density"], "gTop-k, 0.01", 1, "70.00")
     assert word(results, "more entries") == REPRODUCED
     assert word({"p3/density": less}, "more entries") == NOT
-
-
-def learned(**cells: str) -> Result:
-    """P2's table with trainings that learn: all "not run" but these, by scheme_scope_workers."""
-    rows = []
-    for scheme, (title, *published) in P2_ACCURACY.items():
-        own = [title]
-        for scope, accuracies in zip(p2.SCOPES, published, strict=True):
-            for workers, accuracy in zip(P2_WORKERS, accuracies, strict=True):
-                key = f"{scheme.replace('+', '_')}_{scope}_{workers}"
-                own.append(f"{cells.get(key, '–')} ({accuracy:.2f})")
-        rows.append(Row(own))
-    control = f"{p2.long_training('topk', 'global', 8).label}, {p2.AT_LAYERS_RATE}"
-    asked = Table("asked", [""] * 4, [Row([control, "ResNet-18", cells.get("control", "not run"), "%"])])
-    return Result([asked, Table(p2.LEARNED, p2.HEADINGS, rows)])
-
-
-def judged(claim: str, **cells: str) -> tuple[str, str]:
-    found = verdicts({"beyond/evidence": learned(**cells)})
-    (one,) = (one for one in found if one.claim.text == f"{LIKEWISE} {claim}")
-    return one.word, f"{one.here}. {one.detail}"
-
-
-BOTH = {"topk_layer_8": "88.41", "topk_global_8": "73.28"}
-NEAR = {"topk_layer_8": "93.00", "topk_global_8": "84.00"}  # not far from what P2 prints
-
-
-def test_published_numbers_are_not_taken_for_ours():
-    for claim in claims_p2.CLAIMS:
-        if claim.item == "beyond/evidence":
-            assert claim.verdict(StoredTables({"beyond/evidence": learned()})).word == MISSING
-            assert claim.verdict(StoredTables({"beyond/evidence": learned(standard_layer_1="90.0")})).word == MISSING
-
-
-@pytest.mark.parametrize(
-    ("cells", "word", "says"),
-    [
-        (BOTH, PARTLY, "the same rate was not run"),
-        ({**BOTH, "control": "87.95"}, PARTLY, "of Top-k the difference is P2's rate"),
-        ({**BOTH, "control": "80.00"}, PARTLY, "far below P2, which has 300 epochs: global up to 18 points"),
-        ({**NEAR, "control": "85.00"}, REPRODUCED, "it is not the rate alone"),
-        ({**NEAR, "control": "92.50"}, PARTLY, "of Top-k the difference is P2's rate"),
-        (
-            {**BOTH, "control": "80.00", "topk_layer_1": "70.0", "topk_global_1": "71.0"},
-            PARTLY,
-            "Top-k 70.0 and 71.0 % (W = 1)",
-        ),
-        (
-            {"block_shared_layer_8": "10.1", "block_shared_global_8": "29.0"},
-            NOT,
-            "in 0 of 1 pairs that learn; Block-random-k (allReduce) 10.1 and 29.0 % (W = 8)",
-        ),
-        ({"block_shared_layer_8": "10.1", "block_shared_global_8": "19.0"}, MISSING, ""),
-    ],
-)
-def test_layers_are_judged_at_the_same_rate(cells, word, says):
-    found, here = judged(BETTER, **cells)
-    assert found == word
-    assert says in here
-
-
-def test_blocks_are_judged_by_their_gap_at_the_same_number_of_workers():
-    """Both fall with W here, by as much: the gap does not grow."""
-    claim = "block-random-k by all-reduce is worse than by all-gather, the more so with W"
-    near = {"block_shared_layer_4": "88.0", "block_allgather_layer_4": "91.0"}
-    assert judged(claim, **near, block_shared_layer_8="87.0", block_allgather_layer_8="91.0")[0] == REPRODUCED
-    assert judged(claim, **near, block_shared_layer_8="81.0", block_allgather_layer_8="84.0")[0] == PARTLY
-    word, here = judged(claim, **near, block_shared_layer_8="10.1", block_allgather_layer_8="57.4")
-    assert word == PARTLY  # it holds, and is far from what P2 trained
-    assert "far below P2, which has 300 epochs: layer up to 36 points" in here
-    far = {"block_shared_global_2": "28.2", "block_allgather_global_2": "54.1"}
-    assert (
-        "300 epochs: layer up to 36, global up to 37 points"
-        in judged(claim, **near, **far, block_shared_layer_8="10.1", block_allgather_layer_8="57.4")[1]
-    )
-    lost = {"block_shared_layer_8": "10.1", "block_allgather_layer_8": "84.0"}
-    both = {"block_shared_layer_2": "90.0", "block_allgather_layer_2": "91.5"}
-    word, here = judged(claim, **both, **near, **lost)
-    assert word == REPRODUCED
-    assert "it does not learn (layer, W = 8), where the gap cannot grow" in here
-
-
-def test_blocks_are_compared_with_random_entries_at_lower_rates():
-    block, single = p2.block_and_random()
-    high = {block.label: 57.4, single.label: 83.9}
-    assert p2.block_gap_text(high) == ""
-    low = {p2.at_share_of_rate(block, 16).label: 63.8, p2.at_share_of_rate(single, 16).label: 65.8}
-    told = p2.block_gap_text({**high, **low})
-    assert (
-        "57.4 and 83.9 (rate 0.8), 63.8 and 65.8 (rate 0.05): another rate, the lowest that was tried, brings blocks "
-        "6.4 of the 35.7 points" in told
-    )
-    high[block.label] = 70.0
-    assert "brings blocks nothing of the 23.1 points" in p2.block_gap_text(
-        {**low, block.label: 70.0, single.label: 83.9}
-    )
-
-
-def test_every_scope_of_p2_counts():
-    claim = "block-random-k is as good as random-k layer by layer, and worse globally (all-gather)"
-    layer = {"block_allgather_layer_8": "90.5", "random_allgather_layer_8": "91.0"}
-    assert judged(claim, **layer)[0] == REPRODUCED
-    assert judged(claim, **layer, block_allgather_global_8="80", random_allgather_global_8="70")[0] == PARTLY
-    word, here = judged("Top-k is better than random-k and block-random-k (all-gather)", **layer, topk_layer_8="92.0")
-    assert word == PARTLY
-    assert "1 of 8 settings are trained" in here
-    same = {"random_shared_layer_8": "90.5", "random_allgather_layer_8": "91.0", "random_shared_global_2": "60"}
-    assert judged("random-k by all-reduce is as good as by all-gather", **same)[0] == PARTLY
-    assert (
-        judged("random-k by all-reduce is as good as by all-gather", **same, random_allgather_global_2="70")[0]
-        == PARTLY
-    )
-    every = {f"random_{how}_{scope}_{w}": f"{score}" for how, score in (("shared", 90.5), ("allgather", 91.0))
-             for scope in p2.SCOPES for w in (2, 4, 8)}  # fmt: skip
-    assert judged("random-k by all-reduce is as good as by all-gather", **every)[0] == REPRODUCED
-    far = {name: "70.0" for name in every if "global" in name}
-    word, here = judged("random-k by all-reduce is as good as by all-gather", **{**every, **far})
-    assert word == PARTLY
-    assert here.endswith("which has 300 epochs: global up to 22 points.")
-    tops = {f"{scheme}_{scope}_{w}": score for scheme, score in
-            (("topk", "92.0"), ("random_allgather", "91.0"), ("block_allgather", "90.0"))
-            for scope in p2.SCOPES for w in P2_WORKERS}  # fmt: skip
-    claim = "Top-k is better than random-k and block-random-k (all-gather)"
-    assert judged(claim, **tops)[0] == REPRODUCED
-    word, here = judged(claim, **{**tops, "topk_layer_1": "91.9", "topk_global_8": "80.0"})
-    assert word == PARTLY
-    assert "in 6 of 8 settings Top-k is ahead by a point or more, in 1 within a point" in here.replace("In 6", "in 6")
-    worse = {"random_shared_layer_8": "80", "random_allgather_layer_8": "91.0"}
-    assert judged("random-k by all-reduce is as good as by all-gather", **worse)[0] == NOT
-
-
-def test_with_momentum_what_learns_is_judged():
-    (one,) = (one for one in verdicts(stored("p2/table1")) if "momentum 0.9 as P2 states" in one.claim.text)
-    assert one.word == NOT
-    assert one.here.startswith("in 0 of 6 pairs that learn, of 18; Top-k 61.5 and 76.5 %")
-
-
-def test_what_p2_prints_reproduces_what_it_claims():
-    """So no criterion asks for more than P2 itself shows."""
-    printed = {
-        f"{scheme.replace('+', '_')}_{scope}_{workers}": f"{accuracy:.2f}"
-        for scheme, (_, *own) in P2_ACCURACY.items()
-        for scope, accuracies in zip(p2.SCOPES, own, strict=True)
-        for workers, accuracy in zip(P2_WORKERS, accuracies, strict=True)
-        if not (scheme.endswith("shared") and workers == 1)
-    }
-    found = verdicts({"beyond/evidence": learned(**printed, control="80.00")})
-    own = {one.claim.text: one.word for one in found if one.claim.text.startswith(LIKEWISE)}
-    assert len(own) == 5
-    assert set(own.values()) == {REPRODUCED}
-
-
-def test_what_p2_prints_is_counted():
-    printed = {
-        (scheme, scope, workers): accuracy
-        for scheme, (_, *own) in P2_ACCURACY.items()
-        for scope, accuracies in zip(p2.SCOPES, own, strict=True)
-        for workers, accuracy in zip(P2_WORKERS, accuracies, strict=True)
-        if not (scheme.endswith("shared") and workers == 1)
-    }
-    pairs = claims_p2._scopes(printed)
-    assert sum(layer > whole for layer, whole in pairs.values()) == len(pairs) == 18
-    best = list(claims_p2._settings(printed, "topk", "random+allgather", "block+allgather"))
-    assert (sum(top > max(others) for _, _, (top, *others) in best), len(best)) == (6, 8)
 
 
 def test_p1_is_judged_by_its_own_models():

@@ -83,10 +83,27 @@ def test_whatever_is_stated_is_made_again(what, tmp_path, capsys):
         verify(output=tmp_path)
 
 
-def test_what_cannot_be_made_again_is_said_to_be(tmp_path, capsys):
-    fresh(tmp_path, "p2-table2.json")
+def test_nothing_is_measured_again():
+    """Items are made of trainings or of what they measured, or take seconds."""
+    assert all(item.trains or item.redraw or not item.minutes for item in ITEMS.values())
+
+
+def test_the_exchange_of_p2_is_computed_again(tmp_path, capsys):
+    plain = fresh(tmp_path, "p2-table2.json")
+    redraw("p2/table2", output=tmp_path)
     verify(output=tmp_path)
-    assert "p2/table2: measured, taken as stored" in capsys.readouterr().out
+    assert "p2/table2: as stated" in capsys.readouterr().out
+    again = read_json(tmp_path / "p2-table2.json")
+    assert (again["rows"], again["environment"]) == (plain["rows"], plain["environment"])
+    again["rows"]["exchange_ms"][1] = 50.0
+    write_json(tmp_path / "p2-table2.json", again)
+    with pytest.raises(ValueError, match="1 statements do not follow"):
+        verify(output=tmp_path)
+    again["rows"]["coding_ms"][1] = 50.0  # what is measured is the source of the table
+    write_json(tmp_path / "p2-table2.json", again)
+    with pytest.raises(ValueError, match="statements do not follow"):
+        verify(output=tmp_path)
+    assert "| 50.00 ms |" in capsys.readouterr().out
 
 
 def test_a_result_is_of_one_item_alone(tmp_path):

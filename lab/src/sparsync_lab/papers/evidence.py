@@ -18,10 +18,9 @@ from sparsync_lab.papers.p2 import (
     at_layers_rate,
     block_and_random,
     block_controls,
-    learned,
-    learned_notes,
     long_training,
 )
+from sparsync_lab.papers.p2_learned import learned, learned_notes
 from sparsync_lab.papers.p3 import OTHERS, gtopk_on, on_other_models
 from sparsync_lab.papers.random_forms import fallen_note
 from sparsync_lab.papers.run import SEEDS, History, Run, file_of, model_title

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import step_times
-from sparsync_lab.papers.claim import POINT
 from sparsync_lab.papers.curves import display_score, findings, quick_changes, train_runs
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS, p2_table1
@@ -31,7 +30,7 @@ BURSTS = (
     "at once. Momentum makes ten times as much of that, with which random and block kinds diverge at P2's rates or "
     "hardly learn. Without it all learn but block-random-k globally, and layer by layer the three stand as in P2: "
     "Top-k, random-k, block-random-k. Globally, where the rate is ten times lower, all are behind, as in P2, which has "
-    "random-k ahead of Top-k by 0.3 points there; for Top-k that is the rate and not the scope (beyond/evidence). "
+    "random-k ahead of Top-k there (W = 1, 2); for the rate and the scope apart see beyond/evidence. "
     "With momentum Top-k is better globally, with every number of workers. That dense is behind Top-k here may be the "
     "few epochs."
 )
@@ -56,8 +55,8 @@ def training(scheme: str, scope: str, workers: int, momentum: float = 0.9) -> Ru
 
 
 def long_training(scheme: str, scope: str, workers: int) -> Run:
-    """Return a training that learns: no momentum, 30 epochs, a rate that grows over 5 as its scaling rule asks."""
-    run = training(_same(scheme, workers), scope, workers, momentum=0.0)
+    """Return a training that learns: no momentum, 30 epochs, and a rate that grows over 5, of which P2 says nothing."""
+    run = training(same(scheme, workers), scope, workers, momentum=0.0)
     return replace(run, label=f"{run.label}, {LONG} epochs", epochs=LONG, warmup=5 / LONG)
 
 
@@ -92,14 +91,15 @@ def table_runs(context: RunContext) -> list[Run]:
     """Return all trainings of the tables; with one worker the two ways to exchange are the same."""
     schemes = ("standard", "topk", "block+shared") if context.quick else tuple(P2_ACCURACY)
     sizes = (2, 4) if context.quick else P2_WORKERS
-    runs = [training(_same(name, w), scope, w) for w in sizes for name in schemes for scope in SCOPES]
-    runs += [training(_same(name, 1), scope, 1, momentum=0.0) for name in schemes for scope in SCOPES]
+    runs = [training(same(name, w), scope, w) for w in sizes for name in schemes for scope in SCOPES]
+    runs += [training(same(name, 1), scope, 1, momentum=0.0) for name in schemes for scope in SCOPES]
     if context.quick:
         runs = [replace(run, **quick_changes(run, model="resnet20", workers=run.workers)) for run in runs]
     return list({run.label: run for run in runs}.values())
 
 
-def _same(scheme: str, workers: int) -> str:
+def same(scheme: str, workers: int) -> str:
+    """Return the scheme that is trained: with one worker the two ways to exchange are the same."""
     return scheme.replace("+shared", "+allgather") if workers == 1 else scheme
 
 
@@ -111,7 +111,7 @@ def table_1(context: RunContext) -> Result:
         cells = []
         for scope, accuracies in zip(SCOPES, published, strict=True):
             for workers, accuracy in zip(P2_WORKERS, accuracies, strict=True):
-                cells.append(_cell(done, training(_same(scheme, workers), scope, workers).label, accuracy))
+                cells.append(cell(done, training(same(scheme, workers), scope, workers).label, accuracy))
         rows.append(Row([title, *cells]))
     table = Table(WITH_MOMENTUM, HEADINGS, rows)
     without = ["scheme", *(f"{scope}, W = 1" for scope in SCOPES)]
@@ -130,120 +130,35 @@ def table_1(context: RunContext) -> Result:
         [Figure(BarChart(f"{most} workers", "test accuracy", bars, "%"), "The last accuracy of each.")] if bars else []
     )
     notes = [
-        "P2's Algorithm 1 sums over the workers and its text multiplies the rate by their number: both at once would "
-        "be the square. Here the mean is taken and the rate multiplied. Line 11 keeps what the sum left over; "
-        "error feedback needs each worker's own, which is what we keep.",
+        "P2 sums over the workers (Algorithm 1) and also multiplies the rate by their number (text). Doing both scales "
+        "twice; we average and multiply the rate. Line 11 keeps what the sum left over; error feedback needs each "
+        "worker's own, which is what we keep. P2's figure 1 is a diagram of the two ways to exchange.",
         "Momentum stays in the optimizer, 0.9 as the text says. Algorithm 1 has none, and neither has the optimizer "
         "for sparsified SGD in MLBench, of which P2 says that it holds its code: hence the second table, with one "
         "worker. Images are cut and mirrored at random.",
         f"P2 trains for 300 epochs and divides the rate by 10 after 150 and 250. Here it is {EPOCHS} epochs, the "
         "schedule shortened in proportion, unless --epochs says otherwise; what the schemes reach is less, and how "
         "they rank may differ from what it is after 300. Passes compute in bfloat16 where torch's autocast takes that "
-        "to be safe; weights, gradients and what is sent are fp32.",
+        "to be safe; weights, gradients and what is sent are fp32. ResNet-18 begins with a convolution of 3 × 3, as is "
+        "usual for CIFAR-10; P2 does not say how its own begins. The effect of both is not measured.",
     ]
     notes += [*findings(context, result.missing, [BURSTS]), *result.notes]
     return replace(result, tables=[table, plain], figures=figures, notes=notes)
-
-
-def learned(done: Mapping[str, History]) -> Table:
-    """Return the accuracies of the trainings that learn, beside the published ones.
-
-    Args:
-        done: by label.
-    """
-    rows = []
-    for scheme, (title, *published) in P2_ACCURACY.items():
-        cells = [
-            _cell(done, long_training(scheme, scope, workers).label, accuracy)
-            for scope, accuracies in zip(SCOPES, published, strict=True)
-            for workers, accuracy in zip(P2_WORKERS, accuracies, strict=True)
-        ]
-        rows.append(Row([title, *cells]))
-    return Table(LEARNED, HEADINGS, rows)
-
-
-def block_gaps(scores: Mapping[str, float]) -> list[tuple[float, float, float]]:
-    """Return rate, and accuracies of block-random-k and random-k, 8 workers layer by layer, the highest rate first.
-
-    Args:
-        scores: last accuracies in % by label; of rates of which one of the two is missing nothing is told.
-    """
-    block, single = block_and_random()
-    pairs = [(block, single), *((at_share_of_rate(block, share), at_share_of_rate(single, share)) for share in LOWER)]
-    return [(a.rate, scores[a.label], scores[b.label]) for a, b in pairs if {a.label, b.label} <= scores.keys()]
-
-
-def brought_by_epochs(scores: Mapping[str, float]) -> float | None:
-    """Return how much more block-random-k reaches after more epochs, 8 workers layer by layer; ``None`` if that was not
-    trained."""
-    block, _ = block_and_random()
-    longer = for_longer(block).label
-    return scores[longer] - scores[block.label] if {longer, block.label} <= scores.keys() else None
-
-
-def block_gap_text(scores: Mapping[str, float]) -> str:
-    """Return how far block-random-k is behind random-k at each rate, and after more epochs, if that is trained; empty
-    if lower rates are not."""
-    found = block_gaps(scores)
-    if len(found) < 2:
-        return ""
-    told = ", ".join(f"{block:.1f} and {single:.1f} (rate {rate:g})" for rate, block, single in found)
-    before, best = found[0][1], max(block for _, block, _ in found)
-    of = P2_ACCURACY["block+allgather"][1][P2_WORKERS.index(8)] - before
-    lowest = ", the lowest that was tried," if found[-1][1] == best else ""
-    brings = f"another rate{lowest} brings blocks {best - before:.1f} of the {of:.1f} points that they are below P2's"
-    if best - before < POINT:
-        brings = f"another rate brings blocks nothing of the {of:.1f} points that they are below P2's"
-    longer = [scores[run.label] for run in map(for_longer, block_and_random()) if run.label in scores]
-    if len(longer) == 2:
-        block, single = longer
-        told += f", and after {LONGER} epochs at {block:.1f} and {single:.1f}"
-        brings += f"; {LONGER} epochs instead of {LONG} bring {block - before:.1f}"
-        return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}"
-    rest = "the rest is not explained, and P2 has ten times as many epochs"
-    return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}; {rest}"
-
-
-def learned_notes(done: Mapping[str, History]) -> list[str]:
-    """Return what the trainings that learn say of the scope and of blocks, where these are there.
-
-    Args:
-        done: by label.
-    """
-    layer, whole = (long_training("topk", scope, 8) for scope in SCOPES)
-    asked = [run.label for run in (layer, whole, at_layers_rate(whole))]
-    notes = []
-    if done.keys() >= {*asked}:
-        scores = [f"{display_score(done[label].last, done[label].score):.2f}" for label in asked]
-        alike = float(scores[0]) - float(scores[2]) < POINT
-        notes.append(
-            f"P2's rate is ten times lower where entries are chosen globally. With 8 workers Top-k ends at {scores[0]} "
-            f"layer by layer, at {scores[1]} globally with P2's rate, and at {scores[2]} globally with the rate of "
-            f"layers (one seed each){': here the rate makes what P2 puts down to the scope' if alike else ''}."
-        )
-    if any("block" in label for label in done):
-        notes.append(
-            "Block-random-k is far below what P2 prints, by all-gather, too, and the more so with more workers, with "
-            "whom the rate is higher and there are fewer steps. What its two ways to exchange differ by is compared "
-            "with the same number of workers."
-        )
-    if gaps := block_gap_text({label: display_score(one.last, one.score) for label, one in done.items()}):
-        notes.append(f"At this and other rates, and for longer: {gaps}.")
-    return notes
 
 
 def _plain(done: Mapping[str, History]) -> list[Row]:
     """Return the rows of one worker, for whom the two ways to exchange are the same."""
     rows = []
     for scheme, (title, *published) in P2_ACCURACY.items():
-        if scheme == _same(scheme, 1):
+        if scheme == same(scheme, 1):
             labels = [training(scheme, scope, 1, momentum=0.0).label for scope in SCOPES]
-            cells = [_cell(done, label, own[0]) for label, own in zip(labels, published, strict=True)]
+            cells = [cell(done, label, own[0]) for label, own in zip(labels, published, strict=True)]
             rows.append(Row([title.removesuffix(" (allGather)"), *cells]))
     return rows
 
 
-def _cell(done: Mapping[str, History], label: str, published: float) -> str:
+def cell(done: Mapping[str, History], label: str, published: float) -> str:
+    """Return "ours (published)"; "– (published)" of what is not trained."""
     ours = f"{display_score(done[label].last, done[label].score):.2f}" if label in done else "–"
     return f"{ours} ({published:.2f})"
 
@@ -269,5 +184,6 @@ ITEMS = (
         step_times.table_2_of_p2,
         ("a GPU",),
         1,
+        redraw=step_times.tables_of_p2,
     ),
 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -19,6 +22,8 @@ from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 RESNET50 = 25_557_032
 WORKERS = (2, 4, 8, 16, 32, 64, 128)
 DENSITIES = (0.001, 0.005, 0.01)
+MEASURED, COUNTED = "bench-traffic.csv", "What a network interface counted, beside what is computed"
+NAMES = {"gtopk": "gTop-k", "allgather": "Top-k, all-gather"}  # of what is counted
 
 
 def traffic(context: RunContext) -> Result:
@@ -80,19 +85,47 @@ def traffic(context: RunContext) -> Result:
             rows.append(Row([f"{density:g}, {workers} workers (log₂ P = {math.log2(workers):g})", *cells]))
     headings = ["density, workers", "dense MB", "Top-k MB", "in k entries", "gTop-k root MB", "in k entries", "mean MB"]
     headings += ["balanced MB", "in k entries"]
+    counted = _counted([context.output.parent, Path("results")])
     return Result(
-        [Table("Bytes a worker sends in a step: k (P − 1) entries against k log₂ P", headings, rows), _recipes()],
+        [
+            Table("Bytes a worker sends in a step: k (P − 1) entries against k log₂ P", headings, rows),
+            *counted,
+            _recipes(),
+        ],
         figures,
         [
             "P3's abstract, all we have of it, gives the orders O(kP) and O(k log P) and no numbers. With our tree "
             "the root sends and receives k log₂ P entries each; a worker sends less than 2k on average.",
             "Balanced is ours, after Ok-Topk, which came later: every worker sends about 2k, none more than another.",
             f"An entry takes 8 bytes (index and value) and a message has a header of {WORD * HEADER} bytes. "
-            "sparsync bench traffic holds these numbers against the counters of a network interface "
-            "(results/bench-traffic.csv).",
+            "These numbers are computed; sparsync bench traffic holds some of them against the counters of a network "
+            f"interface (results/{MEASURED}).",
         ],
         columns,
     )
+
+
+def _counted(places: Sequence[Path]) -> list[Table]:
+    """Return what a network interface counted of gTop-k and all-gather beside what is computed; none if that was not
+    measured."""
+    path = next((place / MEASURED for place in places if (place / MEASURED).is_file()), None)
+    if path is None:
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        own = [
+            line
+            for line in csv.DictReader(file)
+            if line["collective"] in NAMES and (line["values"], line["indices"], line["recipe"]) == ("fp32", "int", "")
+        ]
+    rows = [
+        Row([NAMES[line["collective"]], line["workers"], line["density"], f"{float(line['ratio']):.3f} ×"])
+        for line in own
+    ]
+    notes = [
+        f"By sparsync bench traffic (results/{MEASURED}): all workers together, packet headers taken off. What the "
+        "root of the tree sends is not counted by itself."
+    ]
+    return [Table(COUNTED, ["collective", "workers", "density", "counted, to computed"], rows, notes)]
 
 
 def _recipes() -> Table:
@@ -111,7 +144,8 @@ def _recipes() -> Table:
                 sent = bytes_per_step(own, whole, workers)(own.density(0))
             else:
                 sent, about = own.spending.mean, "its budget, over the training"
-                last.append(f"{100 * own.spending.densities[1]:.2g} % by {type(own.collective).__name__}")
+                share = 100 * own.spending.densities[1]
+                last.append(f"{share:.2g} % by {type(own.collective).__name__} ({workers} workers)")
             cells.append(f"{8 * (workers - 1) / workers * RESNET50 / sent:,.1f} ×")
         rows.append(Row([f"{name}: {about}", *cells]))
         if last:

@@ -13,18 +13,16 @@ from sparsync_lab.papers.run import SUFFIX, model_title
 from sparsync_lab.papers.store import place, read_json, rounded, stated
 
 
-def differences(items: Iterable[Item], context: RunContext) -> Iterator[tuple[Item, list[str] | None]]:
+def differences(items: Iterable[Item], context: RunContext) -> Iterator[tuple[Item, list[str]]]:
     """Make the result of every item anew, from its stored trainings or by itself; yields what is stated otherwise in
     its file, and which models were trained with different data, so that their scores must not be compared.
 
-    An item that measures is made from what it measured, as that is stored; ``None`` for one that cannot be made without
-    measuring again. One without a result is left out.
+    An item that measures is made from what it measured, as that is stored. One without a result is left out.
     """
     for item in items:
         path = place(context, item)
         if path.is_file():
-            again = item.trains or item.redraw or not item.minutes
-            yield item, list(_compare(item, read_json(path), context)) if again else None
+            yield item, list(_compare(item, read_json(path), context))
 
 
 def _compare(item: Item, old: dict[str, Any], context: RunContext) -> Iterator[str]:

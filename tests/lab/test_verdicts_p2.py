@@ -1,0 +1,265 @@
+"""Claims of P2 are judged by stored numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparsync_lab.papers import ITEMS, claims_p2, p2, p2_learned
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, StoredTables, Verdict
+from sparsync_lab.papers.claims_p2_scopes import BETTER
+from sparsync_lab.papers.item import Result
+from sparsync_lab.papers.p2_accuracies import LIKEWISE, PRINTED, both_scopes, settings
+from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
+from sparsync_lab.papers.store import results_of
+from sparsync_lab.papers.verdicts import verdicts
+from sparsync_lab.report import Row, Table
+
+RESULTS = Path("results/papers")
+TOP = "Top-k 'outperforms the other two sparsification schemes across the board' (all-gather)"
+FALLS = "'the accuracy decreases for all configurations with more workers'"
+COMPARABLE = "block-random-k 'has a comparable test accuracy to SGD'"
+
+
+def learned(**cells: str) -> Result:
+    """P2's table with trainings that learn: all "not run" but these, by scheme_scope_workers."""
+    rows = []
+    for scheme, (title, *published) in P2_ACCURACY.items():
+        own = [title]
+        for scope, accuracies in zip(p2.SCOPES, published, strict=True):
+            for workers, accuracy in zip(P2_WORKERS, accuracies, strict=True):
+                key = f"{scheme.replace('+', '_')}_{scope}_{workers}"
+                own.append(f"{cells.get(key, '–')} ({accuracy:.2f})")
+        rows.append(Row(own))
+    asked = [
+        Row([p2.at_layers_rate(p2.long_training(scheme, "global", 8)).label, "ResNet-18",
+             cells.get(f"control_{scheme.replace('+', '_')}", "not run"), "%"])
+        for scheme in P2_ACCURACY
+    ] + [
+        Row([p2.long_training(scheme, scope, 8).label, "ResNet-18",
+             cells.get(f"{scheme.replace('+', '_')}_{scope}_8", "not run"), "%"])
+        for scheme in P2_ACCURACY for scope in p2.SCOPES
+    ]  # fmt: skip
+    return Result([Table("asked", [""] * 4, asked), Table(p2.LEARNED, p2.HEADINGS, rows)])
+
+
+def judged(claim: str, **cells: str) -> tuple[str, str]:
+    found = verdicts({"beyond/evidence": learned(**cells)})
+    (one,) = (one for one in found if one.claim.text == f"{LIKEWISE} {claim}")
+    return one.word, f"{one.here}. {one.detail}"
+
+
+BOTH = {"topk_layer_8": "88.41", "topk_global_8": "73.28"}
+NEAR = {"topk_layer_8": "93.00", "topk_global_8": "84.00"}  # not far from what P2 prints
+
+
+def test_published_numbers_are_not_taken_for_ours():
+    for claim in claims_p2.CLAIMS:
+        if claim.item == "beyond/evidence":
+            assert claim.verdict(StoredTables({"beyond/evidence": learned()})).word == MISSING
+            assert claim.verdict(StoredTables({"beyond/evidence": learned(standard_layer_1="90.0")})).word == MISSING
+
+
+@pytest.mark.parametrize(
+    ("cells", "word", "says"),
+    [
+        (BOTH, PARTLY, "0.1 W layer by layer and 0.01 W globally; the same was not run"),
+        ({**BOTH, "control_topk": "87.95"}, PARTLY, "88.41 and 87.95 % (W = 8), one seed each: so the difference is"),
+        ({**BOTH, "control_topk": "80.00"}, PARTLY, "far below P2, which has 300 epochs: global up to 18 points"),
+        ({**NEAR, "control_topk": "85.00"}, REPRODUCED, "it is not the rate alone"),
+        ({**NEAR, "control_topk": "92.50"}, PARTLY, "so the difference is P2's rate"),
+        (
+            {**NEAR, "control_topk": "92.50", "block_allgather_layer_8": "92.0", "block_allgather_global_8": "88.0",
+             "control_block_allgather": "87.0"},
+            PARTLY,
+            "so it is not the rate alone of Block-random-k (allGather)",
+        ),
+        (  # that of a pair that does not learn says nothing
+            {**NEAR, "control_topk": "85.00", "block_shared_layer_8": "10.0", "block_shared_global_8": "19.0",
+             "control_block_shared": "10.0"},
+            REPRODUCED,
+            "it is not the rate alone",
+        ),
+        (
+            {**BOTH, "control_topk": "80.00", "topk_layer_1": "70.0", "topk_global_1": "71.0"},
+            PARTLY,
+            "Top-k 70.00 and 71.00 % (W = 1)",
+        ),
+        (
+            {"block_shared_layer_8": "10.1", "block_shared_global_8": "29.0"},
+            NOT,
+            "in 0 of 1 pairs that learn; Block-random-k (allReduce) 10.10 and 29.00 % (W = 8)",
+        ),
+        ({"block_shared_layer_8": "10.1", "block_shared_global_8": "19.0"}, MISSING, ""),
+    ],
+)  # fmt: skip
+def test_layers_are_judged_at_the_same_rate(cells, word, says):
+    found, here = judged(BETTER, **cells)
+    assert found == word
+    assert says in here
+
+
+def test_blocks_are_judged_by_their_gap_at_the_same_number_of_workers():
+    """Both fall with W here, by as much: the gap does not grow."""
+    claim = "block-random-k by all-reduce is worse than by all-gather, the more so with W"
+    near = {"block_shared_layer_4": "88.0", "block_allgather_layer_4": "91.0"}
+    assert judged(claim, **near, block_shared_layer_8="87.0", block_allgather_layer_8="91.0")[0] == REPRODUCED
+    assert judged(claim, **near, block_shared_layer_8="81.0", block_allgather_layer_8="84.0")[0] == PARTLY
+    word, here = judged(claim, **near, block_shared_layer_8="10.1", block_allgather_layer_8="57.4")
+    assert word == PARTLY  # it holds, and is far from what P2 trained
+    assert "far below P2, which has 300 epochs: layer up to 36 points" in here
+    far = {"block_shared_global_2": "28.2", "block_allgather_global_2": "54.1"}
+    assert (
+        "300 epochs: layer up to 36, global up to 37 points"
+        in judged(claim, **near, **far, block_shared_layer_8="10.1", block_allgather_layer_8="57.4")[1]
+    )
+    lost = {"block_shared_layer_8": "10.1", "block_allgather_layer_8": "84.0"}
+    both = {"block_shared_layer_2": "90.0", "block_allgather_layer_2": "91.5"}
+    word, here = judged(claim, **both, **near, **lost)
+    assert word == REPRODUCED
+    assert "it does not learn (layer, W = 8), where the gap cannot grow" in here
+
+
+def test_blocks_are_compared_with_random_entries_at_lower_rates():
+    block, single = p2.block_and_random()
+    high = {block.label: 57.4, single.label: 83.9}
+    assert p2_learned.block_gap_text(high) == ""
+    low = {p2.at_share_of_rate(block, 16).label: 63.8, p2.at_share_of_rate(single, 16).label: 65.8}
+    told = p2_learned.block_gap_text({**high, **low})
+    assert (
+        "57.4 and 83.9 (rate 0.8), 63.8 and 65.8 (rate 0.05): another rate, the lowest that was tried, brings blocks "
+        "6.4 of the 35.7 points" in told
+    )
+    high[block.label] = 70.0
+    assert "brings blocks nothing of the 23.1 points" in p2_learned.block_gap_text(
+        {**low, block.label: 70.0, single.label: 83.9}
+    )
+
+
+def test_every_scope_of_p2_counts():
+    claim = "block-random-k is as good as random-k layer by layer, and worse globally (all-gather)"
+    layer = {"block_allgather_layer_8": "90.5", "random_allgather_layer_8": "91.0"}
+    assert judged(claim, **layer)[0] == REPRODUCED
+    assert judged(claim, **layer, block_allgather_global_8="80", random_allgather_global_8="70")[0] == PARTLY
+    word, here = judged(TOP, **layer, topk_layer_8="92.0")
+    assert word == PARTLY
+    assert "1 of 8 settings are trained" in here
+    same = {"random_shared_layer_8": "90.5", "random_allgather_layer_8": "91.0", "random_shared_global_2": "60"}
+    assert judged("random-k by all-reduce is as good as by all-gather", **same)[0] == PARTLY
+    assert (
+        judged("random-k by all-reduce is as good as by all-gather", **same, random_allgather_global_2="70")[0]
+        == PARTLY
+    )
+    every = {f"random_{how}_{scope}_{w}": f"{score}" for how, score in (("shared", 90.5), ("allgather", 91.0))
+             for scope in p2.SCOPES for w in (2, 4, 8)}  # fmt: skip
+    assert judged("random-k by all-reduce is as good as by all-gather", **every)[0] == REPRODUCED
+    far = {name: "70.0" for name in every if "global" in name}
+    word, here = judged("random-k by all-reduce is as good as by all-gather", **{**every, **far})
+    assert word == PARTLY
+    assert here.endswith("which has 300 epochs: global up to 22 points.")
+    tops = {f"{scheme}_{scope}_{w}": score for scheme, score in
+            (("topk", "92.0"), ("random_allgather", "91.0"), ("block_allgather", "90.0"))
+            for scope in p2.SCOPES for w in P2_WORKERS}  # fmt: skip
+    assert judged(TOP, **tops)[0] == REPRODUCED
+    word, here = judged(TOP, **{**tops, "topk_layer_1": "91.9", "topk_global_8": "80.0"})
+    assert word == PARTLY
+    assert "in 6 of 8 it is ahead by a point or more, in 1 within a point" in here
+    worse = {"random_shared_layer_8": "80", "random_allgather_layer_8": "91.0"}
+    assert judged("random-k by all-reduce is as good as by all-gather", **worse)[0] == NOT
+
+
+def test_with_momentum_what_learns_is_judged():
+    one = of_table("p2/table1", "momentum 0.9 as P2 states")
+    assert one.word == NOT
+    assert one.here.startswith("in 0 of 4 pairs of which both learn, of 18; Top-k 61.55 and 76.55 %")
+    assert "Not tested fairly: P2's rate is 0.1 W layer by layer and 0.01 W globally" in one.detail
+    assert "does not learn: Random-k (allGather) 11.92 and 25.68 % (W = 1), Random-k (allReduce) 10.00" in one.detail
+
+
+def cells_of(places: dict[tuple[str, str, int], float]) -> dict[str, str]:
+    return {f"{how.replace('+', '_')}_{scope}_{w}": f"{score:.2f}" for (how, scope, w), score in places.items()}
+
+
+def test_what_p2_prints_reproduces_what_it_claims():
+    """So no criterion asks for more than P2 itself shows. Its own table breaks one of its sentences."""
+    found = verdicts({"beyond/evidence": learned(**cells_of(dict(PRINTED)), control_topk="80.00")})
+    own = {one.claim.text: one.word for one in found if one.claim.text.startswith(LIKEWISE)}
+    assert len(own) == 7
+    assert own.pop(f"{LIKEWISE} {FALLS}") == PARTLY
+    assert set(own.values()) == {REPRODUCED}
+
+
+def test_what_p2_prints_is_counted():
+    pairs = both_scopes(PRINTED)
+    assert sum(layer > whole for layer, whole in pairs.values()) == len(pairs) == 18
+    best = settings(PRINTED, "topk", "random+allgather", "block+allgather").values()
+    assert (sum(top > max(others) for top, *others in best), len(best)) == (6, 8)
+    published = {one.text: one.published for one in claims_p2.CLAIMS}
+    assert published[f"{LIKEWISE} {FALLS}"] == "in 10 of 11 as printed: not Top-k global 91.45 and 91.50 (W = 1, 8)"
+    assert "91.50, 91.45 and 90.45 % (global, W = 8); the best in 6 of 8" in published[f"{LIKEWISE} {TOP}"]
+    assert published[f"{LIKEWISE} {COMPARABLE}"].endswith("93.10 and 94.30 (layer, W = 8)")
+
+
+def test_accuracy_falls_with_workers_by_what_counts():
+    down = {place: score - 2.0 * (place[2] == 8) for place, score in PRINTED.items()}
+    assert judged(FALLS, **cells_of(down))[0] == REPRODUCED
+    word, here = judged(FALLS, **cells_of(down | {("topk", "layer", 8): 93.5, ("topk", "global", 8): 99.0}))
+    assert word == PARTLY
+    assert "in 10 of 11 configurations, by a point or more in 9" in here
+    assert judged(FALLS, topk_layer_1="90.0", topk_layer_8="88.0")[0] == PARTLY  # of one alone
+    assert judged(FALLS, topk_layer_1="90.0", topk_layer_8="90.0")[0] == NOT
+
+
+def test_blocks_are_compared_with_dense():
+    dense = {"standard_layer_8": "94.0", "standard_layer_2": "94.0"}
+    assert judged(COMPARABLE, **dense, block_allgather_layer_8="92.0")[0] == REPRODUCED  # P2 prints 1.2 less
+    word, here = judged(COMPARABLE, **dense, block_allgather_layer_8="92.0", block_allgather_layer_2="90.0")
+    assert word == PARTLY
+    assert "block-random-k and SGD: 92.00 and 94.00 % (layer, W = 8)" in here
+    assert judged(COMPARABLE, **dense, block_allgather_layer_8="57.0")[0] == NOT
+    assert judged(COMPARABLE, **dense, block_allgather_global_8="94.0")[0] == MISSING
+
+
+def of_table(item: str, claim: str, **cells: str) -> Verdict:
+    """The verdict on a claim by what is stored, with other numbers of its first table: by row and heading."""
+    result = results_of(ITEMS[item], RESULTS)[0].result
+    table = result.tables[0]
+    rows = []
+    for row in table.rows:
+        scheme = next(how for how, own in P2_ACCURACY.items() if own[0] == row.cells[0]).replace("+", "_")
+        rows.append(
+            Row([cells.get(f"{scheme}_{at}", cell) for at, cell in zip(table.headings, row.cells, strict=True)])
+        )
+    other = Result([Table(table.caption, table.headings, rows), *result.tables[1:]])
+    (one,) = (one for one in verdicts({item: other}) if claim in one.claim.text)
+    return one
+
+
+SLOW = {f"{how}_step": "80.00 ms" for how in ("topk", "random_allgather", "random_shared")}
+
+
+@pytest.mark.parametrize(
+    ("claim", "word", "cells", "other"),
+    [
+        ("exchanging gradients", REPRODUCED, {"topk_exchange": "70.00 ms"}, PARTLY),
+        ("overall benefits", NOT, {"topk_coding and decoding": "60.00 ms"}, PARTLY),
+        ("'is faster than standard SGD'", REPRODUCED, {"block_shared_step": "80.00 ms"}, PARTLY),
+        ("the only configuration", NOT, SLOW, REPRODUCED),
+        ("'simplicity'", PARTLY, {"block_allgather_coding and decoding": "1.00 ms"}, REPRODUCED),
+        ("most of its time", NOT, {"topk_coding and decoding": "9.00 ms"}, REPRODUCED),
+    ],
+)
+def test_what_p2_says_of_times_is_judged_by_itself(claim, word, cells, other):
+    assert of_table("p2/table2", claim).word == word
+    assert of_table("p2/table2", claim, **cells).word == other
+
+
+def test_most_of_a_difference_is_the_rate_if_the_same_rate_leaves_little():
+    layer, whole = (p2.long_training("topk", scope, 8) for scope in p2.SCOPES)
+    scores = {layer.label: 88.41, whole.label: 73.28}
+    assert p2_learned.same_rate_text(scores) == ""
+    told = p2_learned.same_rate_text({**scores, p2.at_layers_rate(whole).label: 87.95})
+    assert "the scopes differ by under a point: most of the 15.1 points" in told
+    told = p2_learned.same_rate_text({**scores, p2.at_layers_rate(whole).label: 79.0})
+    assert told.endswith("the scopes differ by 9.41 points")

@@ -1,0 +1,74 @@
+"""Claims of P3 are judged by stored numbers."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from sparsync_lab.papers import ITEMS, RunContext, p3, traffic
+from sparsync_lab.papers.claim import NOT, PARTLY, REPRODUCED, Verdict
+from sparsync_lab.papers.curves import OVER_SEEDS
+from sparsync_lab.papers.item import Result
+from sparsync_lab.papers.store import results_of
+from sparsync_lab.papers.verdicts import verdicts
+from sparsync_lab.report import Row
+
+RESULTS = Path("results/papers")
+
+
+def stored(*keys: str) -> dict[str, Result]:
+    return {key: results_of(ITEMS[key], RESULTS)[0].result for key in keys}
+
+
+def verdict_on(results: dict[str, Result], claim: str) -> Verdict:
+    (one,) = (one for one in verdicts(results) if claim in one.claim.text)
+    return one
+
+
+def test_a_condition_that_holds_secures_nothing():
+    results = stored("p3/density")
+    one = verdict_on(results, "0.1, 0.5 and 1 % is no worse than random-k")
+    assert one.word == REPRODUCED
+    assert "It is 0.0004 below 1 at the closest. That it holds does not secure convergence" in one.detail
+    assert one.claim.published.startswith("not in the abstract")
+    density = results["p3/density"]
+    tables = [
+        replace(table, rows=[Row([*row.cells[:2], "1.0100", row.cells[3], "3"]) for row in table.rows])
+        if table.caption.startswith(p3.CONDITION) else table
+        for table in density.tables
+    ]  # fmt: skip
+    over = verdict_on({"p3/density": replace(density, tables=tables)}, "0.1, 0.5 and 1 % is no worse than random-k")
+    assert (over.word, "below 1" in over.detail) == (PARTLY, False)
+
+
+def test_a_rate_is_not_judged_by_an_end():
+    one = verdict_on(stored("p3/convergence"), "gTop-k at 0.1 % ends like dense SGD (the end is judged, not the rate)")
+    assert (one.word, one.detail) == (NOT, "Where one training ends does not test the order of a rate.")
+
+
+def test_what_dense_reaches_with_another_rate_is_told():
+    claim = "ends like dense SGD on VGG-16"
+    results = stored("beyond/evidence", "beyond/accuracy")
+    assert "with rate 44 dense ends at 375.9 in 330 steps" in verdict_on(results, claim).detail
+    assert "rate 44" not in verdict_on(stored("beyond/evidence"), claim).detail
+
+
+def test_what_an_interface_counted_stands_beside_what_is_computed(tmp_path, monkeypatch):
+    root = Path.cwd()
+    monkeypatch.chdir(tmp_path)
+    context, claim = RunContext(output=tmp_path / "papers"), "a worker sends O(k log P) entries"
+    alone = verdict_on({"p3/traffic": ITEMS["p3/traffic"].run(context)}, claim)
+    assert (alone.word, alone.detail) == (REPRODUCED, "Computed from the tree, not measured.")
+    shutil.copy(root / "results" / traffic.MEASURED, tmp_path)
+    result = ITEMS["p3/traffic"].run(context)
+    assert "with up to 8 workers a network interface counted 1.002 to 1.019" in verdict_on(
+        {"p3/traffic": result}, claim
+    ).detail  # fmt: skip
+    assert any("1.2 % by AllGather (8 workers)" in note for table in result.tables for note in table.notes)
+
+
+def test_a_gap_over_fewer_seeds_is_said_to_be():
+    """So that nobody takes it for the difference of the two means."""
+    result = ITEMS["p3/density"].run(RunContext(output=RESULTS).read_only())
+    assert list(result.tables[0].notes) == [OVER_SEEDS]
