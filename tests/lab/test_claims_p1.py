@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from sparsync_lab.papers import ITEMS, claims_p1_times
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, Verdict
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
 from sparsync_lab.papers.curves import OVER_SEEDS
+from sparsync_lab.papers.evidence import AUTHORS_ASKED
 from sparsync_lab.papers.gradient_histograms import (
     BESIDE_TOPK,
     CLIPPED,
@@ -40,7 +41,6 @@ from sparsync_lab.papers.verdicts import verdicts
 from sparsync_lab.report import Row, Table
 
 RESULTS = Path("results/papers")
-THEIRS = "P1, figure 6: with weight decay and density warm-up of the authors' code, 120 epochs."
 LIMIT = 0.25 / 66_034_000**0.5  # the deviation of LSTM-PTB's gradient where it is clipped
 
 
@@ -178,7 +178,7 @@ def evidence(method: str, scores: Mapping[str, float], density: str = "0.1 %", s
         own = {"topk": ("1", "1 %"), "dense": ("90", "100 %"), method: (f"{score}", density)}
         for name, (last, sent) in own.items():
             rows.append(Row([f"{name}, authors' settings{seed}", model, last, "%", sent]))
-    return result(Table(THEIRS, ["training", "model", "last score", "unit", "density"], rows))
+    return result(Table(AUTHORS_ASKED, ["training", "model", "last score", "unit", "density"], rows))
 
 
 def test_both_settings_must_say_so() -> None:
@@ -189,13 +189,17 @@ def test_both_settings_must_say_so() -> None:
     assert verdict({"p1/fig1": near}, claim).word == PARTLY
     some = evidence("topk", {"ResNet-20": 89.5, "VGG-16": 80})
     one = verdict({"p1/fig1": far, "beyond/evidence": some}, claim)
-    assert (one.word, one.here.endswith("; authors': ResNet-20 under a point, VGG-16 -10.00")) == (PARTLY, True)
-    every = evidence("topk", {"ResNet-20": 89.5, "VGG-16": 89.5})
+    assert (one.word, one.here.endswith("; authors': ResNet-20 under a point, VGG-16 -10.00")) == (UNDECIDED, True)
+    alike = evidence("topk", {"ResNet-20": 91.0, "VGG-16": 91.0})
+    assert verdict({"p1/fig1": far, "beyond/evidence": alike}, claim).word == PARTLY
+    undecided = evidence("topk", {"ResNet-20": 89.5, "VGG-16": 91.5})
+    assert verdict({"p1/fig1": near, "beyond/evidence": undecided}, claim).word == PARTLY
+    every = evidence("topk", {"ResNet-20": 91.5, "VGG-16": 91.5})
     assert verdict({"p1/fig1": near, "beyond/evidence": every}, claim).word == REPRODUCED
     lost = evidence("topk", {"ResNet-20": float("nan"), "VGG-16": 89.5})
     one = verdict({"p1/fig1": near, "beyond/evidence": lost}, claim)
     assert (one.word, "authors': ResNet-20 diverged, VGG-16 under a point" in one.here) == (PARTLY, True)
-    other = evidence("topk", {"ResNet-20": 89.5, "VGG-16": 89.5}, seed=", seed 1")  # a seed that dense has, too
+    other = evidence("topk", {"ResNet-20": 91.5, "VGG-16": 91.5}, seed=", seed 1")  # a seed that dense has, too
     assert verdict({"p1/fig1": near, "beyond/evidence": other}, claim).word == REPRODUCED
 
 
@@ -208,7 +212,7 @@ def test_forms_of_gaussian_k_are_judged_with_the_authors_settings_where_they_are
     near = {"p1/fig6": figure("-0.50", form)}
     assert verdict(near, like).word == PARTLY
     assert "authors': not run" in verdict(near, like).here
-    both = {**near, "beyond/evidence": evidence(form, {"ResNet-20": 89.5, "VGG-16": 89.5}, "1.1 %")}
+    both = {**near, "beyond/evidence": evidence(form, {"ResNet-20": 91.5, "VGG-16": 91.5}, "1.1 %")}
     assert verdict(both, like).word == REPRODUCED
     one = verdict(both, sends)  # a tenth of k, and 1.1 times what TopK-SGD sends with the authors' settings
     assert (one.word, "ResNet-20 1.1 times, VGG-16 1.1 times" in one.detail) == (PARTLY, True)

@@ -140,7 +140,7 @@ def test_blocks_are_compared_with_random_entries_at_lower_rates():
 def test_every_scope_of_p2_counts():
     claim = "block-random-k is as good as random-k layer by layer, and worse globally (all-gather)"
     layer = {"block_allgather_layer_8": "90.5", "random_allgather_layer_8": "91.0"}
-    assert judged(claim, **layer)[0] == REPRODUCED
+    assert judged(claim, **layer)[0] == PARTLY  # one setting of eight
     assert judged(claim, **layer, block_allgather_global_8="80", random_allgather_global_8="70")[0] == PARTLY
     word, here = judged(TOP, **layer, topk_layer_8="92.0")
     assert word == PARTLY

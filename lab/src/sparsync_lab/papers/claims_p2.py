@@ -116,7 +116,7 @@ def _top_is_best(stored: StoredTables) -> Judgement:
         f"a setting counts in which Top-k is not a point behind, as of one seed less is no ranking: in {ahead} of "
         f"{len(own)} it is ahead by a point or more, in {held - ahead} within a point"
     )
-    word, far = as_far_as_p2(word_for(held, len(own)), cells, "topk")
+    word, far = as_far_as_p2(word_for(held, len(own)), cells, *THREE)
     told = sentences(rule, others, _tested(len(own), 8), far)
     return Judgement(f"Top-k, random-k, block-random-k: {first}", at_most_partly(word, len(own) == 8), told)
 
@@ -134,8 +134,8 @@ def _blocks_like_random(stored: StoredTables) -> Judgement:
     worse = [block < single for (scope, _), (block, single) in own.items() if scope == "global"]
     told = f"layer by layer alike in {sum(alike)} of {len(alike)}, globally worse in {sum(worse)} of {len(worse)}"
     why = block_gap_text(trained(stored)) or "why block-random-k is so far below what is published is not explained"
-    word, far = as_far_as_p2(word_for(sum(alike + worse), len(own)), cells, BLOCK)
-    return Judgement(first, word, sentences(told, others, why, far))
+    word, far = as_far_as_p2(word_for(sum(alike + worse), len(own)), cells, BLOCK, "random+allgather")
+    return Judgement(first, at_most_partly(word, len(own) == 8), sentences(told, others, why, far))
 
 
 def _block_sums(stored: StoredTables) -> Judgement:

@@ -43,6 +43,14 @@ SLOWER = {"random+allgather": 2, "topk+gtopk": 2, f"topk+{SIGNED_GTOPK}": 2}  # 
 IMAGES = {"mnist": 60_000, "cifar10": 50_000}
 # Of gTop-k on ResNet-20, with Elias-Fano indices, in the bytes that 0.1 % take with 32 + 32 bits.
 FEWER_BITS = {"sign": 0.0062, "levels": 0.0051, "bf16": 0.0024}
+RANDOM_ASKED = (
+    "P1, figure 1: does Rand-k learn without its residual, as in one of the two forms in its authors' code, or with "
+    "more at first?"
+)
+TREE_ASKED = (
+    "P3: its condition and its accuracy on VGG-16 and LSTM-PTB; what momentum before the residual brings, and values "
+    "of fewer bits in the bytes of 0.1 %, signs too, made anew of every partial sum."
+)
 AUTHORS_ASKED = (
     "P1, figure 6: with weight decay and density warm-up of the authors' code, 120 epochs; and VGG-16 clipped."
 )
@@ -170,7 +178,7 @@ def questions() -> tuple[Question, ...]:
         ),
         Question(
             "randk",
-            "P1, figure 1: does Rand-k learn without its residual, as in the authors' code, or with more at first?",
+            RANDOM_ASKED,
             tuple(
                 random_k(model, *how)
                 for model in ("vgg16", "resnet20", "lenet5")
@@ -182,8 +190,7 @@ def questions() -> tuple[Question, ...]:
         ),
         Question(
             TREE,
-            "P3: its condition and its accuracy on VGG-16 and LSTM-PTB; what momentum before the residual brings, and "
-            "values of fewer bits in the bytes of 0.1 %, signs too, made anew of every partial sum.",
+            TREE_ASKED,
             (
                 recipe_of_gtopk(0.001),
                 gtopk_on("lstm-ptb", 0.001),

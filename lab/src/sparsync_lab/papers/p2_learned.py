@@ -99,7 +99,7 @@ def block_gap_text(scores: Mapping[str, float]) -> str:
     """Return how far block-random-k is behind random-k at each rate, and after more epochs, if that is trained; empty
     if lower rates are not."""
     found = block_gaps(scores)
-    if len(found) < 2:
+    if len(found) < 2 or found[0][0] != block_and_random()[0].rate:
         return ""
     told = ", ".join(f"{block:.1f} and {single:.1f} (rate {rate:g})" for rate, block, single in found)
     before, best = found[0][1], max(block for _, block, _ in found)

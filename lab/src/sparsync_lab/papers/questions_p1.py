@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from statistics import mean
 
 from sparsync_lab.papers.claim import (
@@ -16,19 +17,18 @@ from sparsync_lab.papers.claim import (
     in_words,
     near,
     question,
-    raise_missing,
     seeds_by_label,
     sentences,
     stated_gap,
     word_for,
     word_of,
 )
-from sparsync_lab.papers.claims_p1 import BESIDE, OWN, RANDOM, own_models
+from sparsync_lab.papers.claims_p1 import BESIDE, OWN, own_models
+from sparsync_lab.papers.evidence import AUTHORS_ASKED, EVIDENCE, RANDOM_ASKED
 from sparsync_lab.papers.p1_runs import CARRIED, COUNTED, HELD
 from sparsync_lab.papers.vgg16_gap import ASKED, CLIPPED, PLAIN, cause_label, judge_gap, scores_by_cause
 
 AUTHORS_ROWS = ("topk, authors' settings", "dense, authors' settings", "topk", "dense")
-AUTHORS_SETTINGS = "P1, figure 6: with weight decay"  # of beyond/evidence
 VGG = OWN[1]
 ALIKE = ("topk", HELD, CARRIED)  # send about the k largest
 
@@ -40,10 +40,11 @@ def _gap_of_vgg16(stored: StoredTables) -> Judgement:
 
 def _clipped(stored: StoredTables) -> Judgement:
     """Compare Top-k and dense on VGG-16 for 120 epochs, clipped, with dense as it is and clipped."""
-    scores = {label: score for (model, label), score in stored.scores(AUTHORS_SETTINGS).items() if model == VGG}
+    scores = {label: score for (model, label), score in stored.scores(AUTHORS_ASKED).items() if model == VGG}
     top, dense = scores[f"topk, {CLIPPED}"], scores["dense"]
     beside = scores.get(f"dense, {CLIPPED}")
-    gap, plain = (from_dense(stated_gap(score - dense)) for score in (top, scores["topk"]))
+    gap = from_dense(stated_gap(top - dense))
+    plain = from_dense(stated_gap(scores["topk"] - dense)) if "topk" in scores else MISSING
     alike, harm = f"dense clipped, too, {MISSING}", ""
     if beside is not None:
         alike = f"{from_dense(stated_gap(top - beside))} clipped, too"
@@ -55,11 +56,11 @@ def _clipped(stored: StoredTables) -> Judgement:
 
 def _spread(stored: StoredTables) -> tuple[float, str]:
     """Return how far those trainings of VGG-16 end apart that send about the k largest, a point at least, and that in a
-    sentence; nothing is said if they are not stored."""
+    sentence. As long as they are not stored, nobody knows, and no difference of one seed decides."""
     scores = stored.by_seed(VGG)
     ends = [scores[form][""] for form in ALIKE if "" in scores.get(form, {})]
     if len(ends) < len(ALIKE):
-        return POINT, ""
+        return inf, ""
     low, high = min(ends), max(ends)
     said = f"on {VGG} runs that send about the k largest end between {low:.2f} and {high:.2f} %, one seed each"
     return max(POINT, high - low), f"{said}: smaller differences mean nothing"
@@ -67,17 +68,19 @@ def _spread(stored: StoredTables) -> tuple[float, str]:
 
 def _with_authors_settings(stored: StoredTables) -> Judgement:
     """Compare Top-k and dense, both with weight decay, Top-k with a density warm-up, on the models that were run."""
-    rows, scores = stored.asked(AUTHORS_SETTINGS), stored.scores(AUTHORS_SETTINGS)
+    rows, scores = stored.asked(AUTHORS_ASKED), stored.scores(AUTHORS_ASKED)
     told, without = {}, []
     held: dict[str, Held] = {}
     for model in OWN:
         by_label = seeds_by_label({label: score for (own, label), score in scores.items() if own == model})
         top, dense, *before = (by_label.get(how, {}) for how in AUTHORS_ROWS)
         if both := sorted(top.keys() & dense.keys()):
-            gap, plain = (mean(a[seed] - b[seed] for seed in both) for a, b in ((top, dense), before))
+            gap = mean(top[seed] - dense[seed] for seed in both)
             told[model] = f"{from_dense(stated_gap(gap, len(both)))} ({in_words(len(both))})"
             held[model] = near(gap, len(both), _spread(stored)[0] if model == VGG else POINT)
-            without.append(f"{model} {from_dense(stated_gap(plain, len(both)))}")
+            if all(set(both) <= own.keys() for own in before):
+                plain = mean(before[0][seed] - before[1][seed] for seed in both)
+                without.append(f"{model} {from_dense(stated_gap(plain, len(both)))}")
         elif top:
             told[model] = f"{top['']:.2f} %, dense with them {MISSING}"
     here, word, _ = own_models(told, held)
@@ -100,23 +103,24 @@ def _each_alone(stored: StoredTables) -> str:
 
 def _random_otherwise(stored: StoredTables) -> Judgement:
     """Compare Rand-k as in figure 1 with what the authors' code does otherwise, on the models that were run."""
-    scores = stored.scores(RANDOM)
-    told, warmed = [], []
-    held: list[Held] = []
-    for model in (OWN[0], BESIDE):
+    scores = stored.scores(RANDOM_ASKED)
+    told: dict[str, str] = {}
+    held: dict[str, Held] = {}
+    warmed = []
+    for model in (*OWN, BESIDE):
         hows = ("no residual", "with residual, density warm-up", "no residual, density warm-up")
         changed = {how: scores[model, f"randk, {how}"] for how in hows if (model, f"randk, {how}") in scores}
-        before = scores[model, "randk"]
-        if not changed:
-            told.append(f"{model} {before:.1f} %, the others {MISSING}")
+        before = scores.get((model, "randk"))
+        if before is None or not changed:
             continue
-        held.append(near(max(changed.values()) - before))
+        held[model] = near(max(changed.values()) - before)
         alone = f"{changed[hows[0]]:.1f}" if hows[0] in changed else MISSING
-        told.append(f"{model} {before:.1f} % with its residual, {alone} without")
+        told[model] = f"{before:.1f} % with its residual, {alone} without"
         listed = ", ".join(f"{score:.1f} {how.partition(',')[0]}" for how, score in changed.items() if "warm-up" in how)
-        warmed.append(f"{model} {listed or MISSING} (dense {scores[model, 'dense']:.1f})")
-    word = word_of(held) if held else raise_missing(RANDOM)
-    return Judgement("; ".join(told), word, sentences(f"with density warm-up, too: {'; '.join(warmed)}"))
+        warmed.append(f"{model} {listed or MISSING}")
+    here, word, beside = own_models(told, held)
+    early = sentences(f"with density warm-up, too: {'; '.join(warmed)}")
+    return Judgement(here, word, f"{beside} {early}".strip())
 
 
 def _carried_like_topk(stored: StoredTables) -> Judgement:
@@ -155,7 +159,6 @@ def _model_of_times(stored: StoredTables) -> Judgement:
     return Judgement(here, word_for(sum(held), len(held)) if held[0] else NOT, sentences(signs))
 
 
-EVIDENCE = "beyond/evidence"
 QUESTIONS = (
     question(
         EVIDENCE, "does TopK-SGD end like dense on VGG-16 with one setting changed, in 40 epochs?",

@@ -24,19 +24,18 @@ from sparsync_lab.papers.claim import (
 )
 from sparsync_lab.papers.claims_p1 import OWN
 from sparsync_lab.papers.claims_p3 import PLAIN_TREE
+from sparsync_lab.papers.evidence import EVIDENCE, FEWER_BITS, TREE_ASKED
 from sparsync_lab.papers.p3 import DENSITIES
 from sparsync_lab.papers.tuned import CAPTION as RATES
 from sparsync_lab.papers.tuned import FALLS_ONCE
 
-EVIDENCE = "beyond/evidence"
-ITS_CONDITION = "P3: its condition and its accuracy"  # of beyond/evidence
 CORRECTED = f"{PLAIN_TREE}, momentum corrected, 0.5"
 P1_RATE = "0.1"  # of ResNet-20
 
 
 def _on_resnet20(stored: StoredTables) -> dict[str, dict[str, float]]:
     """Return the last accuracies of ResNet-20 in P3's question, by training and seed."""
-    scores = stored.scores(ITS_CONDITION)
+    scores = stored.scores(TREE_ASKED)
     return seeds_by_label({label: score for (model, label), score in scores.items() if model == OWN[0]})
 
 
@@ -49,7 +48,7 @@ def _with_momentum_corrected(stored: StoredTables) -> Judgement:
     """Compare gTop-k at 0.1 % on ResNet-20, as published and with momentum before the residual, with dense."""
     scores, early = _on_resnet20(stored), f"{CORRECTED}, density warm-up"
     before, gap, more = (_gap_to_dense(scores, how) for how in (PLAIN_TREE, CORRECTED, early))
-    share = stored.asked(ITS_CONDITION)[OWN[0], early][4]
+    share = stored.asked(TREE_ASKED)[OWN[0], early][4]
     told = f"with more entries at first, {share} in all and not 0.1 %, {_ends(scores[early], more)}"
     here = f"{_ends(scores[CORRECTED], gap)}, as published {from_dense(stated_gap(before))}"
     return Judgement(here, word_of([near(gap, len(scores[CORRECTED]))]), sentences(told))
@@ -64,13 +63,14 @@ def _gap(seeds: Mapping[str, float], gap: float) -> str:
     return f"{from_dense(stated_gap(gap, len(seeds)))} ({in_words(len(seeds))})"
 
 
-def _at_these_bytes(fits: Callable[[str], bool]) -> Judge:
-    """Judge what else was tried with gTop-k in the bytes of 0.1 %: the trainings whose label fits."""
+def _at_these_bytes(fits: Callable[[str], bool], asked: int) -> Judge:
+    """Judge what else was tried with gTop-k in the bytes of 0.1 %: the trainings whose label fits, so many if none is
+    missing."""
 
     def judge(stored: StoredTables) -> Judgement:
         scores = _on_resnet20(stored)
         own = {label: seeds for label, seeds in scores.items() if label.startswith("gTop-k") and fits(label)}
-        gaps = {label: _gap_to_dense(scores, label) for label in own} or raise_missing(ITS_CONDITION)
+        gaps = {label: _gap_to_dense(scores, label) for label in own} or raise_missing(TREE_ASKED)
         names = {label: label.split(", ")[1] for label in own}
         if len(own) == 1:
             ((label, seeds),) = own.items()
@@ -79,7 +79,8 @@ def _at_these_bytes(fits: Callable[[str], bool]) -> Judge:
             here = ", ".join(f"{names[label]} {_gap(seeds, gaps[label])}" for label, seeds in own.items())
             ends = ", ".join(f"{names[label]} {mean(seeds.values()):.2f}" for label, seeds in own.items())
             ends = f"they end at {ends} %"
-        word = word_of(near(gap, len(own[label])) for label, gap in gaps.items())
+        held = [near(gap, len(own[label])) for label, gap in gaps.items()]
+        word = word_of([*held, *[None] * (asked - len(own))])
         return Judgement(here, word, sentences(ends, "dense has the same seeds and P1's rate", _dense_at_best(stored)))
 
     return judge
@@ -109,11 +110,11 @@ QUESTIONS = (
     ),
     question(
         EVIDENCE, "does gTop-k at 0.1 % end like dense on ResNet-20 with momentum of 0.9 before the residual?",
-        _at_these_bytes(lambda label: label.startswith(PLAIN_TREE) and label.endswith("0.9")),
+        _at_these_bytes(lambda label: label.startswith(PLAIN_TREE) and label.endswith("0.9"), 1),
     ),
     question(
         EVIDENCE, "does gTop-k end like dense on ResNet-20 in the bytes of 0.1 % with values of fewer bits?",
-        _at_these_bytes(lambda label: not label.startswith(PLAIN_TREE)),
+        _at_these_bytes(lambda label: not label.startswith(PLAIN_TREE), len(FEWER_BITS)),
     ),
     question("p3/density", "does gTop-k end higher with more entries?", _more_is_better),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sparsync_lab.papers.claim import NOT, PARTLY, Judgement, from_dense, near, sentences, stated_gap, word_of
+from sparsync_lab.papers.claim import Judgement, from_dense, near, sentences, stated_gap, word_of
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, training
 from sparsync_lab.papers.run import Run
 
@@ -85,11 +85,10 @@ def judge_gap(scores: Scores, steps: int) -> Judgement:
     here = f"{best}: {_from_dense(changed[best])}; {own} steps of warm-up: {_from_dense(gap)}"
     if near(gap) is not False:
         said, word = "in so few epochs there is no gap to explain", word_of([near(gap)])
-    elif changed[best] > gap / 2:
-        said = f"{best} leaves the least of the gap; why, these trainings do not say"
-        word = PARTLY if near(changed[best]) is False else word_of([near(changed[best])])
     else:
-        said, word = "none of the changes takes half of the gap away", NOT
+        said, word = "none of the changes takes half of the gap away", word_of([near(changed[best])])
+        if changed[best] > gap / 2:
+            said = f"{best} leaves the least of the gap; why, these trainings do not say"
     rates = {float(what.split()[1]): own for what, own in changed.items() if what.startswith("rate ")}
     told = (said, _warm_ups(scores, steps), _lowest_is_best(rates), _not_changed(changed))
     return Judgement(here, word, sentences(*told))
