@@ -12,7 +12,7 @@ import torch
 from sparsync_lab.papers import ITEMS, claims_p1_times
 from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
 from sparsync_lab.papers.curves import OVER_SEEDS
-from sparsync_lab.papers.evidence import AUTHORS_ASKED
+from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED
 from sparsync_lab.papers.gradient_histograms import (
     BESIDE_TOPK,
     CLIPPED,

@@ -12,7 +12,7 @@ import pytest
 from sparsync_lab.docs import accuracy, items, missing, outer, provenance, run_times
 from sparsync_lab.docs.blocks import MARKED
 from sparsync_lab.docs.sources import Sources
-from sparsync_lab.papers import ITEMS, RunContext, evidence, tuned
+from sparsync_lab.papers import ITEMS, RunContext, evidence, evidence_questions, tuned
 from sparsync_lab.papers.adamw_tables import where
 from sparsync_lab.papers.beyond import ORDER
 from sparsync_lab.papers.item import Column, Result
@@ -84,7 +84,7 @@ def test_topk_with_the_settings_of_its_authors_stands_beside_the_schedules() -> 
     def told(score: str) -> str:
         rows = [Row([f"{method}, authors' settings", model, score, "%", "0.115 %", "–", "11,640"])
                 for model in ("VGG-16", "ResNet-20") for method in ("topk", "dense")]  # fmt: skip
-        theirs = Table(evidence.AUTHORS_ASKED, evidence.HEADINGS, rows)
+        theirs = Table(evidence_questions.AUTHORS_ASKED, evidence.HEADINGS, rows)
         return accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, []), theirs))
 
     assert "which sends 0.115 % of the entries, TopK-SGD ends at 89.50 %" in told("89.50")
@@ -197,7 +197,7 @@ def test_every_training_is_told_by_its_commit(tmp_path: Path) -> None:
 def test_trainings_that_are_missing_are_listed_with_their_minutes(tmp_path: Path) -> None:
     """Those of ``beyond/evidence`` by their files, stages of the others from their stored tables."""
     context = RunContext(output=tmp_path / "papers")
-    runs = [run for one in evidence.questions() for run in one.runs]
+    runs = [run for one in evidence_questions.questions() for run in one.runs]
     for run in runs[1:]:
         file_of(context, run).parent.mkdir(parents=True, exist_ok=True)
         file_of(context, run).touch()
@@ -206,8 +206,8 @@ def test_trainings_that_are_missing_are_listed_with_their_minutes(tmp_path: Path
     save(context, ITEMS["beyond/outer"], Result([stages], missing=["2. search"]), 1.0)
     save(context, ITEMS["p1/fig1"], Result(missing=["vgg16-randk"]), 1.0)
     told = missing.trainings(Sources(tmp_path, ""))
-    minutes = runs[0].seconds / 60 / evidence.JOBS
-    first = evidence.questions()[0].name
+    minutes = runs[0].seconds / 60 / evidence_questions.JOBS
+    first = evidence_questions.questions()[0].name
     assert told.startswith(f"`beyond/evidence`, {minutes:.0f} minutes in all, with 12 trainings at a time:")
     assert f"| {first} | {model_title(runs[0].model)}: {runs[0].label} | {minutes:.1f} |" in told
     assert "The others, 4 minutes in all, one training at a time" in told

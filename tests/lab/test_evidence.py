@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers import RunContext, evidence, p2, p2_learned, store, tuned, vgg16_gap
+from sparsync_lab.papers import RunContext, evidence, evidence_questions, p2, p2_learned, store, tuned, vgg16_gap
 from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, like_dense, near, stated_gap
 from sparsync_lab.papers.curves import shown_difference
 from sparsync_lab.papers.density_stages import DensityStages
@@ -31,7 +31,7 @@ def small(run: Run, **changes: object) -> Run:
 
 
 def test_every_run_is_there_once_and_has_its_time() -> None:
-    runs = [run for one in evidence.questions() for run in one.runs]
+    runs = [run for one in evidence_questions.questions() for run in one.runs]
     assert len({run.name for run in runs}) == len(runs)
     assert all(run.seconds > 20 and run.model in CATALOGUE for run in runs)
     for run in runs:
@@ -41,7 +41,7 @@ def test_every_run_is_there_once_and_has_its_time() -> None:
 
 def test_the_list_says_what_is_missing(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path)
-    first = evidence.questions()[0].runs[0]
+    first = evidence_questions.questions()[0].runs[0]
     file_of(context, first).parent.mkdir()
     file_of(context, first).touch()
     rows = [row.cells for row in evidence.order(context).rows]
@@ -51,7 +51,7 @@ def test_the_list_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_what_has_not_run_is_shown_as_that(tmp_path: Path) -> None:
     result = evidence.evidence(RunContext(output=tmp_path, scratch=tmp_path).read_only())
-    assert len(result.missing) == sum(len(one.runs) for one in evidence.questions())
+    assert len(result.missing) == sum(len(one.runs) for one in evidence_questions.questions())
     *tables, learned = result.tables
     assert all(row.cells[2] == "not run" for table in tables for row in table.rows)
     assert all(cell.startswith("– (") for row in learned.rows for cell in row.cells[1:])
@@ -107,7 +107,7 @@ def test_without_a_residual_nothing_is_kept(tmp_path: Path) -> None:
     """At density 1 there is nothing to keep; below it, what is lost makes another training."""
     losses = []
     for feedback in (True, False):
-        run = small(evidence.random_k("lenet5", feedback, False), options={"density": 0.5, "scope": "global"})
+        run = small(evidence_questions.random_k("lenet5", feedback, False), options={"density": 0.5, "scope": "global"})
         losses.append(trained(run, tmp_path).losses)
     assert losses[0][:2] == losses[1][:2]
     assert losses[0][2:] != losses[1][2:]
@@ -212,7 +212,7 @@ def test_the_training_of_figure_2_stands_beside_figure_6_at_the_same_rate(tmp_pa
 
 def test_a_training_with_rand_k_that_falls_back_is_told(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path)
-    run = evidence.random_k("lenet5", True, True)
+    run = evidence_questions.random_k("lenet5", True, True)
     stored_run(context, run, 0.62, steps=600, points=[(290, 0.661), (600, 0.62)])
     assert not any("Rand-k" in note for note in evidence.evidence(context.read_only()).notes)
     stored_run(context, run, 0.173, steps=600, points=[(290, 0.661), (600, 0.173)])
@@ -284,7 +284,7 @@ def word_of(context: RunContext, claim: str) -> tuple[str, str]:
 def test_gtopk_on_other_models_is_judged_as_far_as_it_was_trained(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path)
     assert word_of(context, "random-k on the sum, on VGG-16")[0] == MISSING
-    (question,) = (one for one in evidence.questions() if one.name == evidence.TREE)
+    (question,) = (one for one in evidence_questions.questions() if one.name == evidence_questions.TREE)
     for run in (*question.runs, *question.beside):
         if run.model == "lstm-ptb":
             seen = [{"step": 50, "ratio": 0.99}, {"step": 100, "ratio": 0.98}] if "gtopk" in run.method else []
@@ -308,7 +308,7 @@ def test_gtopk_on_other_models_is_judged_as_far_as_it_was_trained(tmp_path: Path
 
 def test_what_gtopk_sends_at_first_is_said_and_fewer_bits_are_picked_up(tmp_path: Path) -> None:
     context, search = RunContext(output=tmp_path, scratch=tmp_path), LearningRateSearch(lambda run: None)
-    (question,) = (one for one in evidence.questions() if one.name == evidence.TREE)
+    (question,) = (one for one in evidence_questions.questions() if one.name == evidence_questions.TREE)
     for run in (*question.runs, *question.beside):
         if run.model == "resnet20" and not any(word in run.label for word in ("sign", "levels", "bf16", "0.9")):
             stored_run(context, run, 0.9 + 0.002 * run.seed if run.method == "dense" else 0.88)
@@ -334,8 +334,8 @@ def test_what_gtopk_sends_at_first_is_said_and_fewer_bits_are_picked_up(tmp_path
 
 
 def test_signs_in_gtopk_are_the_library_s() -> None:
-    for values in evidence.FEWER_BITS:
-        options = run_options(replace(evidence.gtopk_in_fewer_bits(values), steps=10))
+    for values in evidence_questions.FEWER_BITS:
+        options = run_options(replace(evidence_questions.gtopk_in_fewer_bits(values), steps=10))
         assert (options["collective"], options["values"]) == ("gtopk", values)
 
 
@@ -360,7 +360,7 @@ def test_what_more_epochs_bring_to_blocks_is_told_once_they_are_trained() -> Non
 )
 def test_rand_k_is_judged_on_every_model_that_was_run(score: float, word: str, tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path)
-    (question,) = (one for one in evidence.questions() if one.name == "randk")
+    (question,) = (one for one in evidence_questions.questions() if one.name == "randk")
     for run in question.beside:
         stored_run(context, run, 0.79)
     claim = "is RandK-SGD better without its residual"
@@ -373,7 +373,7 @@ def test_rand_k_is_judged_on_every_model_that_was_run(score: float, word: str, t
 
 def test_clipped_trainings_of_120_epochs_are_picked_up(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path)
-    (question,) = (one for one in evidence.questions() if one.name == "authors' settings")
+    (question,) = (one for one in evidence_questions.questions() if one.name == "authors' settings")
     for run in question.beside:
         stored_run(context, run, {"topk": 0.78, "dense": 0.9}[run.method])
     claim = "TopK-SGD, clipped at a norm of 1, end like dense that is not"
@@ -388,7 +388,7 @@ def test_clipped_trainings_of_120_epochs_are_picked_up(tmp_path: Path) -> None:
         stored_run(context, clipped["dense, clipped at 1"], score)
         here = f"2.00 points below dense, {told[0]} dense clipped, too; {before}"
         assert word_of(context, claim) == (UNDECIDED, f"{here}. Clipping costs dense itself {told[1]:.2f} points.")
-    (counts,) = (one for one in evidence.questions() if one.name == "counts")
+    (counts,) = (one for one in evidence_questions.questions() if one.name == "counts")
     for run in (*counts.runs, *counts.beside):
         if run.model == "vgg16" and run.label in (HELD, CARRIED):
             stored_run(context, run, {HELD: 0.77, CARRIED: 0.80}[run.label])
@@ -423,7 +423,7 @@ def test_a_difference_under_a_point_is_stated_with_three_seeds_only() -> None:
 def test_random_k_by_both_exchanges_has_the_mean_of_three_seeds_once_they_are_trained(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path)
     claim = "random-k by all-reduce is as good as by all-gather"
-    (question,) = (one for one in evidence.questions() if one.name == "the rest")
+    (question,) = (one for one in evidence_questions.questions() if one.name == "the rest")
     runs = [p2.long_training(f"random+{how}", "layer", 8) for how in ("shared", "allgather")]
     for run, score in zip(runs, (0.84, 0.845), strict=True):
         stored_run(context, run, score)
@@ -436,7 +436,7 @@ def test_random_k_by_both_exchanges_has_the_mean_of_three_seeds_once_they_are_tr
 
 def test_the_authors_settings_are_judged_by_the_seeds_that_both_have(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path)
-    (question,) = (one for one in evidence.questions() if one.name == "authors' settings")
+    (question,) = (one for one in evidence_questions.questions() if one.name == "authors' settings")
     for run in question.beside:
         stored_run(context, run, {"topk": 0.88, "dense": 0.9}[run.method] + 0.001 * run.seed)
     claim = "density warm-up of its authors' code"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sparsync_lab.docs import adamw
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
 from sparsync_lab.papers import tuned
-from sparsync_lab.papers.evidence import AUTHORS_ASKED
+from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED
 from sparsync_lab.papers.sweep import BALANCED, BASE, EARLY, LEVELS, WARM
 from sparsync_lab.papers.tables import NOT_RUN
 from sparsync_lab.report import Table

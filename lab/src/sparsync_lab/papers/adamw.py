@@ -19,9 +19,9 @@ NOTES = (
     "score decides (PTB: of the validation set; CIFAR-10: of the test set), and the seed that chose is one of those "
     "shown. Other seeds and other numbers of workers, with the same 64 sequences a step in all, take that rate. "
     "Ablations take the rate of what they change.",
-    "2,400 steps are 21 epochs of PTB, in which this GPT overfits: dense, at 132.6 after 600 of them, ended at 361 "
-    "(in this project's commit bdfca35). So all rows of that length are trained with a dropout of 0.2 (of the "
-    "embedding and of what residual branches add), with 0.5, 1 and 2 times the same rate tried at that length.",
+    "2,400 steps are 21 epochs of PTB, in which this GPT overfits (docs/papers-provenance.md). So all rows of that "
+    "length are trained with a dropout of 0.2 (of the embedding and of what residual branches add), with 0.5, 1 and 2 "
+    "times the same rate tried at that length.",
     "Ablations of the second moment (v), the limit, the floor and the residual's size are made by virtual workers, who "
     "know every gradient: exact and own second moments are not sent, and the bytes are those of the unchanged row. Own "
     "v is that of a worker's own gradient, which it clips by itself. One step old, updates are divided by the second "

@@ -28,8 +28,7 @@ NOTES = (
     "Bytes are what one worker puts on the network in the whole training, counted step by step; of the messages, one "
     "of every unit is encoded every 100 steps and its true size compared with what was counted. The balanced recipe "
     "cuts that message into parts and sends sums of them: there every worker's messages of both rounds are encoded, as "
-    "real processes do it, and compared, from commit c6060b3 on; in trainings of earlier commits (their files say "
-    "which) the same sizes were counted without that. "
+    "real processes do it, and compared; in earlier trainings the same sizes were counted without that. "
     "sparsync bench traffic holds the sizes, with the balanced recipe's own settings too, against the counters of a "
     "network interface. Every sparse row has the density at which it sends as much as TopK-SGD at 0.1 % (index and "
     "value of 32 bits each).",
@@ -43,8 +42,8 @@ NOTES = (
     "for all rows alike, and the seed that chose is one of those shown. The row with momentum corrected and a density "
     "warm-up was itself found by trying some variants of ResNet-20's 1,400 steps with the first seed, which are not "
     "stored; a table shows what lies around it. Of dense only the rate was tuned.",
-    "LSTM-AN4's middle rate is four times P1's. Seven trainings with half and once P1's, which are not asked for any "
-    "more, are in this project's commit 6084a41: each that has a neighbour with twice its rate was worse.",
+    "LSTM-AN4's middle rate is four times P1's: in earlier trainings, which are not asked for any more, lower ones were "
+    "worse (docs/papers-provenance.md).",
     "All schedules: linear warm-up over 3 % (GPT 10 %) of the steps, then a cosine to 0; no weight decay but 0.01 in "
     "AdamW. Where gradients are clipped (GPT 1, LSTM-PTB 0.25, LSTM-AN4 400), each worker clips its own: where "
     "it chooses layer by layer or sends tensors dense (DGC, the default recipe, scope layer) that is every layer's or "

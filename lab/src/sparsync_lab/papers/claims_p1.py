@@ -30,7 +30,7 @@ from sparsync_lab.papers.claim import (
     word_for,
     word_of,
 )
-from sparsync_lab.papers.evidence import AUTHORS_ASKED, RANDOM_ASKED
+from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, RANDOM_ASKED
 from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, counts_title
 from sparsync_lab.report import LineChart
 

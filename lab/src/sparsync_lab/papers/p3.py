@@ -31,8 +31,8 @@ ABSTRACT = (
     "workers and densities of 0.1, 0.5 and 1 % are our choice. The authors' public code (hclhkbu/gtopkssgd) draws "
     "trainings of 4 workers at densities 0.001, 0.00025, 0.0001 and 0.00005, with 0.004 in the first epoch, among them "
     "ResNet-20 (batch 32, rate 0.1) and VGG-16 (128, 0.1) for 140 epochs: a tree of 4 at those densities is not run "
-    "here, other than what beyond/evidence has at 0.001. dense, topk and what is less than a point below dense have "
-    "three seeds; the condition is looked at with the first."
+    "here. dense, topk and what is less than a point below dense have three seeds; the condition is looked at with the "
+    "first."
 )
 CONDITION_IS = (
     "What we call P3's condition is that the ratio is at most 1: gTop-k is no worse than random-k on the sum. It is "

@@ -24,7 +24,7 @@ from sparsync_lab.papers.claim import (
     word_of,
 )
 from sparsync_lab.papers.claims_p1 import BESIDE, OWN, own_models
-from sparsync_lab.papers.evidence import AUTHORS_ASKED, EVIDENCE, RANDOM_ASKED
+from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE, RANDOM_ASKED
 from sparsync_lab.papers.p1_runs import CARRIED, COUNTED, HELD
 from sparsync_lab.papers.vgg16_gap import ASKED, CLIPPED, PLAIN, cause_label, judge_gap, scores_by_cause
 
@@ -84,8 +84,8 @@ def _with_authors_settings(stored: StoredTables) -> Judgement:
         elif top:
             told[model] = f"{top['']:.2f} %, dense with them {MISSING}"
     here, word, _ = own_models(told, held)
-    sent = max(first_number(cells[4]) for (_, label), cells in rows.items() if label == AUTHORS_ROWS[0])
-    more = f"with them it sends {sent:.3g} %, {1000 * sent - 100:.0f} % more than without"
+    sent = [first_number(cells[4]) for (_, label), cells in rows.items() if label == AUTHORS_ROWS[0]]
+    more = f"with them it sends {max(sent):.3g} %, {1000 * max(sent) - 100:.0f} % more than without" if sent else ""
     detail = sentences(f"without them: {', '.join(without)}" if without else "", more, _each_alone(stored))
     return Judgement(here, word, detail)
 

@@ -24,7 +24,7 @@ from sparsync_lab.papers.claim import (
 )
 from sparsync_lab.papers.claims_p1 import OWN
 from sparsync_lab.papers.claims_p3 import PLAIN_TREE
-from sparsync_lab.papers.evidence import EVIDENCE, FEWER_BITS, TREE_ASKED
+from sparsync_lab.papers.evidence_questions import EVIDENCE, FEWER_BITS, TREE_ASKED
 from sparsync_lab.papers.p3 import DENSITIES
 from sparsync_lab.papers.tuned import CAPTION as RATES
 from sparsync_lab.papers.tuned import FALLS_ONCE
