@@ -42,8 +42,8 @@ NOTES = (
     "for all rows alike, and the seed that chose is one of those shown. The row with momentum corrected and a density "
     "warm-up was itself found by trying some variants of ResNet-20's 1,400 steps with the first seed, which are not "
     "stored; a table shows what lies around it. Of dense only the rate was tuned.",
-    "LSTM-AN4's middle rate is four times P1's: in earlier trainings, which are not asked for any more, lower ones were "
-    "worse (docs/papers-provenance.md).",
+    "LSTM-AN4's middle rate is four times P1's: in earlier trainings, which are not asked for any more, lower ones "
+    "were worse (docs/papers-provenance.md).",
     "All schedules: linear warm-up over 3 % (GPT 10 %) of the steps, then a cosine to 0; no weight decay but 0.01 in "
     "AdamW. Where gradients are clipped (GPT 1, LSTM-PTB 0.25, LSTM-AN4 400), each worker clips its own: where "
     "it chooses layer by layer or sends tensors dense (DGC, the default recipe, scope layer) that is every layer's or "
