@@ -25,11 +25,25 @@ from sparsync_lab.cli.app import run as command
 from sparsync_lab.cli.papers import unfinished
 from sparsync_lab.data import PennTreebank
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers import ITEMS, RunContext, adamw, beyond, chosen, outer, p1_runs, p2, store, tasks, trainings
+from sparsync_lab.papers import (
+    ITEMS,
+    RunContext,
+    adamw,
+    beyond,
+    chosen,
+    evidence_questions,
+    outer,
+    p1_runs,
+    p2,
+    store,
+    tasks,
+    trainings,
+)
 from sparsync_lab.papers import iteration_times as times
 from sparsync_lab.papers import observers as watch
 from sparsync_lab.papers import tables as tables
-from sparsync_lab.papers.curves import base_result, by_epoch, difference, scores, spread_caption
+from sparsync_lab.papers.claim import NO_PAIR
+from sparsync_lab.papers.curves import base_result, by_epoch, difference, scores, shown_difference, spread_caption
 from sparsync_lab.papers.equal_bytes import budget, counted_traffic
 from sparsync_lab.papers.imagenet import image_folder_task
 from sparsync_lab.papers.item import Result
@@ -88,6 +102,15 @@ def test_every_figure_and_table_is_listed(capsys: pytest.CaptureFixture[str], tm
         assert re.search(rf"^{key} ", shown, re.MULTILINE), key
     assert [item.key for item in chosen("p2")] == ["p2/table1", "p2/table2"]
     assert len(chosen("all")) == len(EXPECTED)
+
+
+def test_names_of_trainings_are_listed_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """They are copied into ``--only``: each on one line of a file, and never cut in a narrow terminal."""
+    asked = ["papers", "list", "beyond/evidence", "--output", str(tmp_path)]
+    assert command(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [run.name for one in evidence_questions.questions() for run in one.runs]
+    assert [name for name, line in zip(names, lines[2:], strict=True) if f" {name} " not in line] == []
 
 
 @pytest.mark.parametrize(
@@ -785,7 +808,8 @@ def test_a_row_of_several_seeds_is_their_mean() -> None:
     assert table.rows[0].cells[1:5] == ["90.50 ± 0.71", "90.50", "–", "2"]
     assert table.rows[1].cells[1:5] == ["89.67 ± 1.15", "89.67", "-1.50", "3"]  # over the seeds that dense has, too
     done["topk, seed 1"] = history_of(topk[1], math.nan)
-    assert scores("", done).rows[1].cells[1:5] == ["nan", "nan", "–", "3"]
+    assert scores("", done).rows[1].cells[1:5] == ["nan", "nan", "diverged", "3"]
+    assert shown_difference([done["topk, seed 2"]], [done["dense"]]) == NO_PAIR
 
 
 def test_curves_have_the_range_of_the_seeds() -> None:

@@ -158,3 +158,6 @@ def test_single_trainings_of_searches_that_are_not_finished_are_told() -> None:
     )
     assert "195.63 is OuterLoop, every 4 steps, 1/40 with rate 0.0028" in one.detail
     assert answer("do local steps", {"beyond/outer": local(110.0)}).word == REPRODUCED
+    done = local(195.63)
+    done.rows["model"][1] = "gpt-w4-own"  # no search is begun and not finished
+    assert answer("do local steps", {"beyond/outer": done}).here.startswith("perplexity 227.20 ± 4.86 (three seeds")

@@ -25,6 +25,15 @@ def test_a_number_that_does_not_follow_from_the_trainings_is_found(tmp_path, cap
     shutil.copy(source, tmp_path)
     verify(output=tmp_path)
     assert "p3/density: as stated" in capsys.readouterr().out
+    for name in ("seconds", "seed", "command", "quick"):
+        (tmp_path / source.name).write_text(json.dumps(plain | {name: 7}), encoding="utf-8")
+        with pytest.raises(ValueError, match="1 statements do not follow"):
+            verify(output=tmp_path)
+        assert f"{name}: 7 is {plain[name]}" in capsys.readouterr().out
+    elsewhere = plain | {"environment": plain["environment"] | {"device": "another"}}
+    (tmp_path / source.name).write_text(json.dumps(elsewhere), encoding="utf-8")
+    with pytest.raises(ValueError, match="1 statements do not follow"):
+        verify(output=tmp_path)
     row = plain["tables"][0]["rows"][1]["cells"]
     row[1] = "80.56"
     (tmp_path / source.name).write_text(json.dumps(plain), encoding="utf-8")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 OUTPUT = Path("results/papers")
 SHOWN = 3  # of the trainings that are not done yet
+UNBOUND = 10_000  # characters of a line that goes into a file or another command
 Output = Annotated[Path, typer.Option(help="Folder of the results.")]
 
 papers = typer.Typer(cls=CommandList, help="The papers' figures and tables, made again.", no_args_is_help=True)
@@ -48,12 +49,16 @@ def list_items(
 
 
 def _print(headings: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
+    """Print a table: names whole, to be copied into --only, and a line a row where no terminal wraps it."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in headings:
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for line in lines:
         table.add_row(*line)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = UNBOUND
+    console.print(table)
 
 
 @papers.command("run")

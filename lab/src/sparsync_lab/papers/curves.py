@@ -204,12 +204,13 @@ def seeds_notes(rows: Iterable[Sequence[History]], others: Sequence[History]) ->
 
 def shown_difference(histories: Sequence[History], others: Sequence[History]) -> str:
     """Return ``difference`` as a table shows it."""
+    seeds = len(common_seeds(histories, others))
+    if not seeds:
+        return NO_PAIR
     gap = difference(histories, others)
     if gap is None:
-        return NO_PAIR
-    if others[0].score != "accuracy":
-        return f"{gap:+.2f}" if math.isfinite(gap) else DIVERGED
-    return stated_gap(gap, len(common_seeds(histories, others)))
+        return DIVERGED
+    return stated_gap(gap, seeds) if others[0].score == "accuracy" else f"{gap:+.2f}"
 
 
 def mean_and_std(histories: Sequence[History]) -> str:

@@ -98,7 +98,8 @@ def order(context: RunContext) -> Table:
             total += 0 if done else gpu_minutes(run)
             rows.append(Row([one.name, f"{model_title(run.model)}: {run.label}", run.name, f"{gpu_minutes(run):.1f}",
                              f"{run.seconds / 60:.0f}", "done" if done else "missing"]))  # fmt: skip
-    headings = ["question", f"training, {total:.0f} GPU minutes missing", "--only", "GPU minutes", "beside 11", ""]
+    missing = f"training, {total:.0f} GPU minutes missing"
+    headings = ["question", missing, "--only", "GPU minutes", f"minutes beside {JOBS - 1} others", ""]
     return Table("Trainings that test claims", headings, rows)
 
 

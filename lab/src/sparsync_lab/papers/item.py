@@ -30,7 +30,7 @@ class RunContext:
         resume: use trainings that are finished, and go on with those that are not.
         begun: ``time.time`` at which the command began: without ``resume``, files that are older are not used.
         deadline: ``time.monotonic`` after which trainings are put aside.
-        say: takes a line that tells how far things are.
+        log: takes a line that tells how far things are.
     """
 
     quick: bool = False

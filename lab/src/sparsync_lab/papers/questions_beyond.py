@@ -8,7 +8,9 @@ from sparsync_lab.papers.adamw_sweep import MAIN, OWN_RATES
 from sparsync_lab.papers.adamw_tables import MET, MISSED
 from sparsync_lab.papers.adamw_tables import STANDING as WITH_ADAMW
 from sparsync_lab.papers.claim import (
+    DIVERGED,
     MISSING,
+    NO_PAIR,
     SEVERAL,
     UNDECIDED,
     UNDER_A_POINT,
@@ -85,10 +87,10 @@ def _of_setting(stored: StoredTables, title: str, steps: str) -> dict[str, dict[
 def _loses_nothing(summary: Cells, own: Mapping[str, str]) -> Held:
     """Return whether a training ends no lower than dense, or by no more than its setting may lose."""
     gap = own["to dense"]
-    if gap == UNDER_A_POINT or MAY_DO_BETTER in summary[-1]:
-        return None
-    if gap == "–":
+    if gap == DIVERGED:
         return False
+    if gap in (UNDER_A_POINT, NO_PAIR) or MAY_DO_BETTER in summary[-1]:
+        return None
     lost = first_number(gap) if "less" in own else -first_number(gap)
     if "less" in own and int(own["seeds"]) < SEVERAL and abs(lost) < NEAR * first_number(summary[2]):
         return None
@@ -129,7 +131,9 @@ def _local_steps(stored: StoredTables) -> Judgement:
     done, begun = begun_of(stored.results[OUTER], OUTER_SETTING)
     local = [cells for label, cells in done.items() if label not in ("dense", MAIN)]
     ends = [(first_number(cells["score"]), _finished(cells)) for cells in local]
-    ends += [(one.score, f"{one.score:.2f} (one seed, search not finished)") for one in begun] or raise_missing(OUTER)
+    ends += [(one.score, f"{one.score:.2f} (one seed, search not finished)") for one in begun]
+    if not ends:
+        raise_missing(OUTER)
     named = {first_number(cells["score"]): cells["training"] for cells in local}
     named |= {one.score: f"{one.label} with rate {one.rate:g}" for one in begun}
     shown = sorted(min(own) for own in (ends[: len(local)], ends[len(local) :]) if own)

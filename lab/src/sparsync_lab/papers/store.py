@@ -47,16 +47,8 @@ def save(context: RunContext, item: Item, result: Result, seconds: float) -> Pat
     """Write the item's files into ``context.output``; return the path of the JSON file."""
     context.output.mkdir(parents=True, exist_ok=True)
     path = place(context, item)
-    content = {
-        "item": item.key,
-        "quick": context.quick,
-        "command": " ".join(["sparsync papers run", item.key, *(f"--{word}" for word in _asked(context, item))]),
-        "seed": context.seed,
-        "seconds": round(result.seconds or seconds, 1),
-        "environment": dict(result.where) or hardware(context),
-        **stated(result),
-    }
-    write_json(path, content)
+    measured = {"seconds": round(seconds, 1), "environment": hardware(context)}
+    write_json(path, identity(context, item) | measured | of_trainings(result) | stated(result))
     charts, picture = [figure.chart for figure in result.figures], path.with_suffix(".png")
     if charts:
         with replacing(picture) as part:
@@ -64,6 +56,22 @@ def save(context: RunContext, item: Item, result: Result, seconds: float) -> Pat
     else:
         picture.unlink(missing_ok=True)
     return path
+
+
+def identity(context: RunContext, item: Item) -> dict[str, Any]:
+    """Return of what a result is, and the command that makes it again."""
+    return {
+        "item": item.key,
+        "quick": context.quick,
+        "command": " ".join(["sparsync papers run", item.key, *(f"--{word}" for word in _options(context, item))]),
+        "seed": context.seed,
+    }
+
+
+def of_trainings(result: Result) -> dict[str, Any]:
+    """Return how long a result's trainings took and where, as it is stored; nothing of a result without trainings."""
+    found = {"seconds": round(result.seconds, 1), "environment": dict(result.where)}
+    return {name: value for name, value in found.items() if value}
 
 
 def stated(result: Result) -> dict[str, Any]:
@@ -93,11 +101,11 @@ def load(path: Path) -> Stored:
 
 def place(context: RunContext, item: Item) -> Path:
     """Return where an item's JSON lies; what is quick, of another seed or length does not overwrite what is not."""
-    words = (word.replace(" ", "-") for word in _asked(context, item))
+    words = (word.replace(" ", "-") for word in _options(context, item))
     return context.output / f"{'-'.join([item.file, *words])}.json"
 
 
-def _asked(context: RunContext, item: Item) -> list[str]:
+def _options(context: RunContext, item: Item) -> list[str]:
     """Return the options that make the result another one."""
     asked = {
         "quick": context.quick,

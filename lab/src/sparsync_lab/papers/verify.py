@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsync_lab.papers.item import Item, RunContext
 from sparsync_lab.papers.run import SUFFIX, model_title
-from sparsync_lab.papers.store import place, read_json, rounded, stated
+from sparsync_lab.papers.store import identity, of_trainings, place, read_json, rounded, stated
 
 
 def differences(items: Iterable[Item], context: RunContext) -> Iterator[tuple[Item, list[str]]]:
@@ -28,6 +28,10 @@ def differences(items: Iterable[Item], context: RunContext) -> Iterator[tuple[It
 def _compare(item: Item, old: dict[str, Any], context: RunContext) -> Iterator[str]:
     result = item.redraw(old["rows"]) if item.redraw else item.run(context.read_only())
     new = json.loads(json.dumps(rounded(stated(result))))
+    trained = of_trainings(result) if result.runs else {}
+    for name, value in rounded(identity(context, item) | trained).items():
+        if old[name] != value:
+            yield f"{name}: {old[name]} is {value}"
     if new["runs"] != old["runs"]:
         odd = sorted(set(new["runs"]) ^ set(old["runs"])) or ["their order"]
         yield f"it names other trainings: {', '.join(odd[:3])}{' …' if len(odd) > 3 else ''}"
