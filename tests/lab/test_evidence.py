@@ -298,9 +298,15 @@ def test_gtopk_on_other_models_is_judged_as_far_as_it_was_trained(tmp_path: Path
     assert "TopK-SGD ends at 400.0 (LSTM-PTB" in here
     for run in (*question.runs, *question.beside):
         if run.model == "vgg16":
-            stored_run(context, run, 0.9, [{"step": 50, "ratio": 1.01}] if "gtopk" in run.method else [])
+            tree = "gtopk" in run.method
+            stored_run(context, run, 0.92 if tree else 0.9, [{"step": 50, "ratio": 1.01}] if tree else [])
     assert word_of(context, "random-k on the sum, on VGG-16")[0] == PARTLY
     assert word_of(context, "ends like dense SGD on VGG-16")[0] == PARTLY
+    # A difference that one seed does not decide: under a point, and 0.2 % of a perplexity.
+    for run in (*question.runs, *question.beside):
+        if run.model in ("vgg16", "lstm-ptb") and "gtopk" in run.method:
+            stored_run(context, run, 0.895 if run.model == "vgg16" else 400.8)
+    assert word_of(context, "ends like dense SGD on VGG-16")[0] == UNDECIDED
     tables = evidence.evidence(context.read_only()).tables
     (own,) = (table for table in tables if table.caption.startswith("P3: its condition"))
     assert {row.cells[3] for row in own.rows} == {"%", "perplexity", ""}

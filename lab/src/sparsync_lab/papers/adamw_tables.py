@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers.adamw_sweep import BASELINES, BUDGETS, DEFAULT_BUDGET, MAIN, by_default, preconditioned
-from sparsync_lab.papers.claim import POINT, SEVERAL, UNDECIDED, UNDER_A_POINT
+from sparsync_lab.papers.claim import PERCENT, POINT, SEVERAL, UNDECIDED, UNDER_A_POINT
 from sparsync_lab.papers.curves import (
     OVER_SEEDS,
     by_epoch,
@@ -35,7 +35,7 @@ AGAINST_BUDGET = "Accuracy against budget"
 ABLATIONS = "Ablations: "
 TOO_SMALL = "sketches take more"
 MET, MISSED = "met", "missed"  # of a target
-WITHIN = {"perplexity": 0.01, "accuracy": 0.3}  # share, or points, that may be lost to dense
+WITHIN = {"perplexity": PERCENT, "accuracy": 0.3}  # share, or points, that may be lost to dense
 HEADINGS = ("sent, of dense", "seeds", "rate", "density", "time")
 
 

@@ -15,6 +15,7 @@ REPRODUCED, PARTLY, NOT, UNDECIDED, MISSING = "reproduced", "partly", "not", "no
 OPENINGS = {PARTLY: "partly reproduced", NOT: "not reproduced"}  # of sentences
 ANSWERS = {REPRODUCED: "yes", NOT: "no"}  # to questions
 POINT = 1.0  # points of accuracy: so near to dense is "like dense"
+PERCENT = 0.01  # of a perplexity: so near to dense is "like dense" there
 SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated, and decides nothing
 UNDER_A_POINT, DIVERGED = "under a point", "diverged"
 NO_PAIR = "–"  # in place of a difference: no seed is common to both
@@ -169,6 +170,11 @@ def near(gap: float, seeds: int = 1, spread: float = POINT) -> Held:
         spread: by which trainings of one seed differ anyway.
     """
     return None if seeds < SEVERAL and abs(gap) < spread else gap > -POINT
+
+
+def near_perplexity(own: float, other: float, seeds: int = 1) -> Held:
+    """Return whether one perplexity is like another, or lower; arguments as in ``near``."""
+    return None if seeds < SEVERAL and abs(own - other) < PERCENT * other else own < other * (1 + PERCENT)
 
 
 def like_dense(gap: str) -> Held:

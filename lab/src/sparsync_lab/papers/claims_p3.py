@@ -6,7 +6,6 @@ from contextlib import suppress
 
 from sparsync_lab.papers.claim import (
     MISSING,
-    POINT,
     SCORE,
     TO_DENSE,
     Claim,
@@ -16,6 +15,7 @@ from sparsync_lab.papers.claim import (
     first_number,
     from_dense,
     like_dense,
+    near_perplexity,
     raise_missing,
     sentences,
     word_for,
@@ -32,7 +32,6 @@ NOT_THERE = "not in the abstract; its authors' public code draws the ratio"
 NOT_SECURED = "that it holds does not secure convergence"
 THE_END = "the end is judged, not the rate"
 NOT_THE_RATE = "where one training ends does not test the order of a rate"
-NEAR = 0.01  # of a perplexity: so near to dense is "like dense"
 
 
 def _looks(table: Table) -> tuple[int, int, float]:
@@ -83,7 +82,7 @@ def _at_higher_densities(stored: StoredTables) -> Judgement:
 
 def _on_other_models(stored: StoredTables) -> Judgement:
     """Compare gTop-k with dense and TopK-SGD on VGG-16 and LSTM-PTB, each as far as it was trained."""
-    told, beside, near, better = [], [], [], ""
+    told, beside, parts, better = [], [], [], ""
     for model in OTHERS:
         title = model_title(model)
         try:
@@ -91,18 +90,18 @@ def _on_other_models(stored: StoredTables) -> Judgement:
         except LookupError:
             told.append(f"{title} {MISSING}")
             continue
-        own = {row.cells[0]: first_number(row.cells[1]) for row in table.rows}
-        tree, dense, top = own[PLAIN_TREE], own["dense"], own["topk"]
+        rows = {row.cells[0]: dict(zip(table.headings, row.cells, strict=True)) for row in table.rows}
+        own = {label: first_number(cells[table.headings[1]]) for label, cells in rows.items()}
+        tree, dense, cells = own[PLAIN_TREE], own["dense"], rows[PLAIN_TREE]
         less = table.headings[1] != SCORE
-        near.append(tree < dense * (1 + NEAR) if less else tree - dense > -POINT)
+        parts.append(near_perplexity(tree, dense, int(cells["seeds"])) if less else like_dense(cells[TO_DENSE]))
         unit = "perplexity, less is better" if less else "%"
         told.append(f"{title} {tree:.1f}, dense {dense:.1f} ({unit})")
-        steps = table.rows[0].cells[table.headings.index("steps")]
-        beside.append(f"{top:.1f} ({title}, {steps} steps)")
-        better = better or _at_another_rate(stored, title, steps, dense)
-    word = word_for(sum(near), len(near)) if near else raise_missing("P3's other models")
-    more = sentences(f"TopK-SGD ends at {', '.join(beside)}", better, NOT_THE_RATE)
-    return Judgement("; ".join(told), at_most_partly(word, len(near) == len(OTHERS)), more)
+        beside += [f"{own['topk']:.1f} ({title}, {cells['steps']} steps)"] if "topk" in own else []
+        better = better or _at_another_rate(stored, title, cells["steps"], dense)
+    word = word_of(parts)
+    more = sentences(f"TopK-SGD ends at {', '.join(beside)}" if beside else "", better, NOT_THE_RATE)
+    return Judgement("; ".join(told), at_most_partly(word, len(parts) == len(OTHERS)), more)
 
 
 def _at_another_rate(stored: StoredTables, title: str, steps: str, dense: float) -> str:

@@ -11,6 +11,7 @@ from sparsync_lab.papers.claim import (
     DIVERGED,
     MISSING,
     NO_PAIR,
+    PERCENT,
     SEVERAL,
     UNDECIDED,
     UNDER_A_POINT,
@@ -25,7 +26,6 @@ from sparsync_lab.papers.claim import (
     word_for,
     word_of,
 )
-from sparsync_lab.papers.claims_p3 import NEAR
 from sparsync_lab.papers.outer import begun_of
 from sparsync_lab.papers.tables import MAY_DO_BETTER, RECIPE
 from sparsync_lab.papers.tables import STANDING as AT_EQUAL_BYTES
@@ -92,7 +92,7 @@ def _loses_nothing(summary: Cells, own: Mapping[str, str]) -> Held:
     if gap in (UNDER_A_POINT, NO_PAIR) or MAY_DO_BETTER in summary[-1]:
         return None
     lost = first_number(gap) if "less" in own else -first_number(gap)
-    if "less" in own and int(own["seeds"]) < SEVERAL and abs(lost) < NEAR * first_number(summary[2]):
+    if "less" in own and int(own["seeds"]) < SEVERAL and abs(lost) < PERCENT * first_number(summary[2]):
         return None
     return lost <= (0.0 if summary[5] == "–" else first_number(summary[5]))
 
