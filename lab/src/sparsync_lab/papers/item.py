@@ -84,7 +84,7 @@ class Result:
         runs: names of these files.
         missing: the trainings that are not done yet: names, or groups of them in words.
         data: checksum of each data set that was read, by its name.
-        where: machine and versions of the trainings, if there are any.
+        where: machine and versions: of the trainings, if there are any; as it is stored, of what was measured, too.
         seconds: that the trainings took.
     """
 

@@ -30,7 +30,6 @@ class Stored:
         result: what came of the item.
         quick: whether in the tiny setting.
         command: that makes it again.
-        where: machine, versions, commit, date.
         seed: it was made with.
         seconds: that its trainings took, or all of it where there are none.
     """
@@ -38,9 +37,13 @@ class Stored:
     result: Result
     quick: bool
     command: str
-    where: Mapping[str, str]
     seed: int
     seconds: float
+
+    @property
+    def where(self) -> Mapping[str, str]:
+        """Return machine, versions, commit and date."""
+        return self.result.where
 
 
 def save(context: RunContext, item: Item, result: Result, seconds: float) -> Path:
@@ -93,10 +96,9 @@ def load(path: Path) -> Stored:
     with whole(path):
         tables = [Table(**t | {"rows": [Row(**row) for row in t["rows"]]}) for t in plain["tables"]]
         figures = [Figure(_chart_from_json(f["chart"]), f["caption"]) for f in plain["figures"]]
-        result = Result(tables, figures, plain["notes"], plain["rows"], plain["runs"], plain["missing"], plain["data"])
-        return Stored(
-            result, plain["quick"], plain["command"], plain["environment"], plain["seed"], float(plain["seconds"])
-        )
+        said = (plain[name] for name in ("notes", "rows", "runs", "missing", "data", "environment"))
+        result = Result(tables, figures, *said)
+        return Stored(result, plain["quick"], plain["command"], plain["seed"], float(plain["seconds"]))
 
 
 def place(context: RunContext, item: Item) -> Path:
