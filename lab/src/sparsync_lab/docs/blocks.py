@@ -12,6 +12,7 @@ from sparsync_lab.docs import (
     demo,
     examples,
     faults,
+    gains,
     items,
     messages,
     method_costs,
@@ -33,7 +34,7 @@ from sparsync_lab.docs.sources import Sources
 Block = Callable[[Sources], str]
 
 BLOCKS: Mapping[str, Block] = {
-    "gains": accuracy.gains,
+    "gains": gains.gains,
     "losses": accuracy.losses,
     "minutes saved": network.gains,
     "minutes": network.minutes,
@@ -63,6 +64,7 @@ BLOCKS: Mapping[str, Block] = {
     "provenance of data": provenance.data,
     "running times": run_times.of_items,
     "verdicts": items.judged,
+    "questions on gTop-k": items.of_gtopk,
     "trainings that are missing": missing.trainings,
     "GPT on 1 Gbit/s": paying.gpt_on_1_gbit,
     "GPT-2 on paper": paying.gpt2_on_paper,
