@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparsync_lab.docs import accuracy, adamw, gains, items, missing, outer, planner, provenance, run_times
+from sparsync_lab.docs import accuracy, adamw, gains, items, missing, outer, planner, provenance, run_times, schedules
 from sparsync_lab.docs.blocks import MARKED
 from sparsync_lab.docs.sources import Sources
 from sparsync_lab.papers import ITEMS, RunContext, evidence, evidence_questions, tuned
@@ -45,8 +45,8 @@ COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,8}\b")
 
 
 def test_a_higher_score_of_one_seed_is_told() -> None:
-    three = accuracy.Tried("once", "0.1", "0", "88.26 ± 0.33", "3", "1 MB")
-    one = accuracy.Tried("once", "0.2", "0", "88.48", "1", "2 MB")
+    three = schedules.Tried("once", "0.1", "0", "88.26 ± 0.33", "3", "1 MB")
+    one = schedules.Tried("once", "0.2", "0", "88.48", "1", "2 MB")
     assert gains._best([one, three]) == "88.26 ± 0.33 % (88.48 with rate 0.2, one seed)"
     assert gains._best([three, one]) == "88.26 ± 0.33 %"
     assert gains._best([one]) == "88.48 % (one seed)"
@@ -136,12 +136,12 @@ def test_schedules_are_compared_by_their_best_rates() -> None:
                 for cells in ((tuned.FALLS_ONCE, "0.1", "0.0001", "99.00"), *both,
                               (tuned.COSINE, "0.1", "0", cosine if method == "dense" else "85.00"))]  # fmt: skip
         rows += [Row([tuned.DGC, *both[0], "3", "1.00 MB"])]  # never with cosine
-        return accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
+        return schedules.schedules(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
 
     assert "each of the 3 methods ends higher with P1's schedule" in told("89.00")
     assert "2 of the 3 methods end higher with P1's schedule" in told("91.00")
     assert "(rates with P1's and with cosine: 2 and 1 for dense; " in told("91.00")
-    nothing = accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, [])))
+    nothing = schedules.schedules(Stored(Table(tuned.CAPTION, HEADINGS, [])))
     assert nothing.startswith("No method was trained with both schedules.")
 
 
@@ -151,7 +151,7 @@ def test_topk_with_the_settings_of_its_authors_stands_beside_the_schedules() -> 
         rows = [Row([f"{method}, authors' settings{seed}", model, own, "%", "0.115 %", "–", "11,640"])
                 for model in ("VGG-16", "ResNet-20") for method, seed, own in ends]  # fmt: skip
         theirs = Table(evidence_questions.AUTHORS_ASKED, evidence.HEADINGS, rows)
-        return accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, []), theirs))
+        return schedules.schedules(Stored(Table(tuned.CAPTION, HEADINGS, []), theirs))
 
     assert "which sends 0.115 % of the entries, TopK-SGD ends at 89.50 % (one seed), and" in told("89.50")
     assert "dense with that decay at 90.50 % (one seed), both with rate 0.1." in told("89.50")
@@ -160,8 +160,8 @@ def test_topk_with_the_settings_of_its_authors_stands_beside_the_schedules() -> 
 
 
 def test_a_best_rate_at_an_end_of_those_of_its_schedule_is_told() -> None:
-    def rows(*tried: tuple[str, str], decay: str = "0") -> list[accuracy.Tried]:
-        return [accuracy.Tried(schedule, rate, decay, "90.00", "3", "1 MB") for schedule, rate in tried]
+    def rows(*tried: tuple[str, str], decay: str = "0") -> list[schedules.Tried]:
+        return [schedules.Tried(schedule, rate, decay, "90.00", "3", "1 MB") for schedule, rate in tried]
 
     high = rows(("once", "0.8"), ("once", "0.4"), ("cosine", "1.6")) + rows(("once", "1.6"), decay="0.0001")
     low = rows(("once", "0.1"), ("once", "0.2"), ("cosine", "0.05"))

@@ -7,7 +7,8 @@ from statistics import mean
 from typing import Any
 
 from sparsync_lab.docs import adamw
-from sparsync_lab.docs.accuracy import NAMES, Tried, mean_of, schedules_table, score_of, tried_of, with_authors_settings
+from sparsync_lab.docs.accuracy import NAMES
+from sparsync_lab.docs.schedules import Tried, mean_of, schedules_table, score_of, tried_of, with_authors_settings
 from sparsync_lab.docs.sources import Sources, plain
 from sparsync_lab.papers import tuned
 from sparsync_lab.papers.adamw_sweep import MAIN, MAIN_BUDGET
