@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from sparsync_lab.docs import accuracy, items, missing, outer, provenance, run_times
+from sparsync_lab.docs import accuracy, adamw, gains, items, missing, outer, planner, provenance, run_times, schedules
 from sparsync_lab.docs.blocks import MARKED
 from sparsync_lab.docs.sources import Sources
 from sparsync_lab.papers import ITEMS, RunContext, evidence, evidence_questions, tuned
+from sparsync_lab.papers.adamw_sweep import MAIN
 from sparsync_lab.papers.adamw_tables import where
 from sparsync_lab.papers.beyond import ORDER
 from sparsync_lab.papers.item import Column, Result
@@ -25,6 +26,18 @@ from sparsync_lab.report import Row, Table
 ROOT = Path(__file__).parent.parent.parent
 HEADINGS = ["method", "schedule", "rate", "weight decay", "accuracy, %, last", "seeds", tuned.SENT]
 OF_PAPERS = ("results.md", "papers.md", "papers-reproduce.md", "papers-provenance.md")
+# Of other pages that tell results, the numbers that are settings, definitions or versions.
+TYPED = {
+    "../README.md": {"3.11", "2.11", "2.0", "0.5", "5 %", "0.1 %"},
+    "index.md": set[str](),
+    "start.md": {"3.11", "2.11"},
+    "choosing.md": {"0.1 %"},
+    "will-it-pay.md": set[str](),
+    "benchmarks.md": {"5 %", "1.1"},
+    "network-lab.md": {"1.02"},
+    "outer-loop.md": set[str](),
+    "collectives/gtopk.md": set[str](),
+}
 CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)  # and the targets of links
 RESULT = re.compile(r"\d[\d,]*\.\d+(?: %)?|\d[\d,]* (?:%|points?|ms|s|min|h|kB|MB|GB)(?!\w)")
 SETTINGS = {"0.1 %", "1 %"}  # a density, and how near a perplexity must be
@@ -32,80 +45,137 @@ COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,8}\b")
 
 
 def test_a_higher_score_of_one_seed_is_told() -> None:
-    three = accuracy.Tried("once", "0.1", "0", "88.26 ± 0.33", "3", "1 MB")
-    one = accuracy.Tried("once", "0.2", "0", "88.48", "1", "2 MB")
-    assert accuracy._best([one, three]) == "88.26 ± 0.33 % (88.48 with rate 0.2, one seed)"
-    assert accuracy._best([three, one]) == "88.26 ± 0.33 %"
-    assert accuracy._best([one]) == "88.48 % (one seed)"
-    assert accuracy._shown([one, three]) == three
+    three = schedules.Tried("once", "0.1", "0", "88.26 ± 0.33", "3", "1 MB")
+    one = schedules.Tried("once", "0.2", "0", "88.48", "1", "2 MB")
+    assert gains._best([one, three]) == "88.26 ± 0.33 % (88.48 with rate 0.2, one seed)"
+    assert gains._best([three, one]) == "88.26 ± 0.33 %"
+    assert gains._best([one]) == "88.48 % (one seed)"
+    assert gains._shown([one, three]) == three
 
 
 def test_bytes_are_of_the_trainings_whose_accuracy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other trainings with another schedule sent more, and one of a single seed did."""
-    monkeypatch.setattr(accuracy.adamw, "gains", lambda sources: "")
+    monkeypatch.setattr(gains, "_with_adamw", lambda sources: "")
 
-    def told(sent: str, decay: str = "0") -> str:
+    def told(sent: str, decay: str = "0", dense: str = "90.60") -> str:
         rows = [
-            Row(["dense", tuned.FALLS_ONCE, "0.8", decay, "90.60 ± 0.10", "3", "23,553.71 MB"]),
+            Row(["dense", tuned.FALLS_ONCE, "0.8", decay, f"{dense} ± 0.10", "3", "23,553.71 MB"]),
             Row([EARLY, tuned.FALLS_ONCE, "1.6", "0", "90.80", "1", "100.00 MB"]),
             Row([EARLY, tuned.FALLS_ONCE, "0.8", "0", "90.70 ± 0.10", "3", "383.63 MB"]),
             Row([tuned.TOPK, tuned.FALLS_ONCE, "0.1", "0", "88.30 ± 0.10", "3", sent]),
             Row([tuned.TOPK, tuned.COSINE, "0.1", "0", "86.00", "1", "900.00 MB"]),
             Row([tuned.DGC, tuned.COSINE, "0.1", "0", "99.00", "1", "900.00 MB"]),
         ]
-        return accuracy.gains(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
+        return gains.gains(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
 
     assert told("382.72 MB").startswith("At **61 times fewer bytes**")
-    assert "and at about the same bytes, at 88.30 ± 0.10 %" in told("382.72 MB")
-    assert "and at the same bytes, at" in told("383.63 MB")
-    assert "and at 1.15 times the bytes, at" in told("441.17 MB")
-    assert "120 epochs, without weight decay, virtual" in told("382.72 MB")
-    assert "120 epochs, virtual" in told("382.72 MB", decay="0.0001")
+    assert "and at about the same bytes, ends at 88.30 ± 0.10 %" in told("382.72 MB")
+    assert "and at the same bytes, ends at" in told("383.63 MB")
+    assert "and at 1.15 times the bytes, ends at" in told("441.17 MB")
+    both = "(90.70 ± 0.10 % (90.80 with rate 1.6, one seed) and 90.60 ± 0.10 %)"
+    assert f"ends **like dense training** with `default` and nothing sent dense {both}" in told("382.72 MB")
+    assert "ends **2.30 points below dense** with" in told("382.72 MB", dense="93.00")
+    assert "ends **1.70 points above dense** with" in told("382.72 MB", dense="89.00")
+    assert "takes 0.30 ms by `threshold`, which sends about k entries, 1.10 times" in told("382.72 MB")
+    assert "by `topk`, which is exact, 0.40 ms" in told("382.72 MB")
+    assert "120 epochs, without weight decay, ends" in told("382.72 MB")
+    assert "120 epochs, ends" in told("382.72 MB", decay="0.0001")
+
+
+class Items:
+    """Results by their files."""
+
+    def __init__(self, **results: Result) -> None:
+        self.results = results
+
+    def item(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(result=self.results[name.replace("-", "_")])
+
+    def has_item(self, name: str) -> bool:
+        return name.replace("-", "_") in self.results
+
+
+def gpt(*trained: tuple[str, str, float, float], model: str = "gpt", of: str = "") -> Result:
+    """Trainings by method, seeds, score and bytes; ``of`` makes dense another task's."""
+    every = [(model, method, 0.001, score, sent, f"{method}-{seed}{of}") for method, seeds, score, sent in trained
+             for seed in seeds]  # fmt: skip
+    names = ("model", "method", "rate", "score", "bytes", "run")
+    return Result(rows={name: [own[at] for own in every] for at, name in enumerate(names)})
+
+
+def test_the_best_of_the_others_is_that_of_every_item_with_the_same_dense_trainings() -> None:
+    dense = ("dense", "012", 130.0, 4000.0)
+    own = gpt(dense, ("gradient feedback", "012", 195.0, 100.0), ("preconditioned, 1/40", "012", 119.0, 100.0))
+    assert gains.best_of_others(Items(beyond_adamw=own)) == "195.00 ± 0.00 (gradient feedback; 1/40)"
+    others = [("recipe default", "012", 190.0, 62.5), ("too few", "01", 180.0, 62.5), ("too much", "012", 170.0, 101.0),
+              ("ablation: x", "012", 160.0, 62.5)]  # fmt: skip
+    both = Items(beyond_adamw=own, beyond_accuracy=gpt(dense, *others))
+    assert gains.best_of_others(both) == "190.00 ± 0.00 (`default`; 1/64)"
+    elsewhere = Items(beyond_adamw=own, beyond_accuracy=gpt(dense, *others, of=", other data"))
+    assert gains.best_of_others(elsewhere).startswith("195.00")
+    twice = Items(beyond_adamw=own, beyond_outer=gpt(dense, ("once", "0", 150.0, 100.0)), beyond_accuracy=gpt(
+        dense, ("once", "0", 150.0, 100.0), ("once", "1", 150.0, 100.0)))  # fmt: skip
+    assert gains.best_of_others(twice).startswith("195.00")  # a training that stands in two items is one seed
+
+
+def test_a_setting_with_few_seeds_says_so() -> None:
+    def told(seeds: str) -> str:
+        standing = Table(adamw.STANDING, ["setting", "dense", MAIN, "target"], [Row(["GPT", "130", "135", "missed"])])
+        own = Table("GPT", ["training", "score", "seeds"], [Row(["dense", "130", "3"]), Row([MAIN, "135", seeds])])
+        return adamw.losses(Stored(standing, own)).splitlines()[0]
+
+    assert told("1").endswith("GPT: 135 instead of dense's 130 (one seed each).")
+    assert told("3").endswith("GPT: 135 instead of dense's 130.")
 
 
 def test_schedules_are_compared_by_their_best_rates() -> None:
     def told(cosine: str) -> str:
         both = ((tuned.FALLS_ONCE, "0.2", "0", "90.00 ± 0.10"), (tuned.FALLS_ONCE, "0.1", "0", "80.00"))
         rows = [Row([method, *cells, "3", "1.00 MB"])
-                for method in accuracy.NAMES_HERE
+                for method in gains.NAMES_HERE
                 for cells in ((tuned.FALLS_ONCE, "0.1", "0.0001", "99.00"), *both,
                               (tuned.COSINE, "0.1", "0", cosine if method == "dense" else "85.00"))]  # fmt: skip
         rows += [Row([tuned.DGC, *both[0], "3", "1.00 MB"])]  # never with cosine
-        return accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
+        return schedules.schedules(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
 
     assert "each of the 3 methods ends higher with P1's schedule" in told("89.00")
     assert "2 of the 3 methods end higher with P1's schedule" in told("91.00")
     assert "(rates with P1's and with cosine: 2 and 1 for dense; " in told("91.00")
-    nothing = accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, [])))
+    nothing = schedules.schedules(Stored(Table(tuned.CAPTION, HEADINGS, [])))
     assert nothing.startswith("No method was trained with both schedules.")
 
 
 def test_topk_with_the_settings_of_its_authors_stands_beside_the_schedules() -> None:
-    def told(score: str) -> str:
-        rows = [Row([f"{method}, authors' settings", model, score, "%", "0.115 %", "–", "11,640"])
-                for model in ("VGG-16", "ResNet-20") for method in ("topk", "dense")]  # fmt: skip
+    def told(score: str, dense: str = "not run") -> str:
+        ends = [("topk", "", score), ("dense", "", "90.50"), ("dense", ", seed 2", dense)]
+        rows = [Row([f"{method}, authors' settings{seed}", model, own, "%", "0.115 %", "–", "11,640"])
+                for model in ("VGG-16", "ResNet-20") for method, seed, own in ends]  # fmt: skip
         theirs = Table(evidence_questions.AUTHORS_ASKED, evidence.HEADINGS, rows)
-        return accuracy.schedules(Stored(Table(tuned.CAPTION, HEADINGS, []), theirs))
+        return schedules.schedules(Stored(Table(tuned.CAPTION, HEADINGS, []), theirs))
 
-    assert "which sends 0.115 % of the entries, TopK-SGD ends at 89.50 %" in told("89.50")
+    assert "which sends 0.115 % of the entries, TopK-SGD ends at 89.50 % (one seed), and" in told("89.50")
+    assert "dense with that decay at 90.50 % (one seed), both with rate 0.1." in told("89.50")
+    assert "dense with that decay at 90.30 ± 0.28 % (two seeds), both" in told("89.50", dense="90.10")
     assert "authors" not in told("not run")
 
 
 def test_a_best_rate_at_an_end_of_those_of_its_schedule_is_told() -> None:
-    def rows(*tried: tuple[str, str], decay: str = "0") -> list[accuracy.Tried]:
-        return [accuracy.Tried(schedule, rate, decay, "90.00", "3", "1 MB") for schedule, rate in tried]
+    def rows(*tried: tuple[str, str], decay: str = "0") -> list[schedules.Tried]:
+        return [schedules.Tried(schedule, rate, decay, "90.00", "3", "1 MB") for schedule, rate in tried]
 
     high = rows(("once", "0.8"), ("once", "0.4"), ("cosine", "1.6")) + rows(("once", "1.6"), decay="0.0001")
     low = rows(("once", "0.1"), ("once", "0.2"), ("cosine", "0.05"))
     inside = rows(("once", "0.4"), ("once", "0.2"), ("once", "0.8"))
-    assert accuracy._edges({EARLY: high, "dense": inside, tuned.TOPK: low}) == (
+    assert gains._edges({EARLY: high, "dense": inside, tuned.TOPK: low}) == (
         " (not tried in its schedule: ours above 0.8, TopK-SGD below 0.1)"
     )
-    assert accuracy._edges({"dense": inside}) == ""
+    assert gains._edges({"dense": inside}) == ""
 
 
 class Stored:
-    """A result with these tables, notes and columns, whichever is asked for; and a line of ``bench select``."""
+    """A result with these tables, notes and columns, whichever is asked for; and lines of ``bench select``."""
+
+    folder = Path("none")
 
     def __init__(self, *tables: Table, notes: Sequence[str] = (), **rows: Column) -> None:
         self.result = Result(tables, notes=notes, rows=rows)
@@ -118,15 +188,36 @@ class Stored:
 
     def lines(self, name: str) -> list[dict[str, str]]:
         of = {"method": "threshold", "size": "100000000", "density": "0.001", "dtype": "fp32", "device": "H200"}
-        return [{**of, "p50_ms": "0.3", "ratio_to_floor": "1.1"}]
+        return [{**of, "p50_ms": "0.3", "ratio_to_floor": "1.1"}, {**of, "method": "topk", "p50_ms": "0.4"}]
 
 
 def test_a_best_rate_at_the_edge_of_its_search_is_told() -> None:
     caption, headings = "The search for rates: LSTM-PTB, 330 steps, one seed", ["training", "rate 1", "rate 2"]
-    inside = Table(caption, headings, [Row(["dense", "9.00", "8.00 *"])])
+    inside = Table(caption, headings, [Row(["dense", "9.00", "8.00"])])
     assert accuracy.edges(Stored(inside)).endswith("no best one stands at the edge of its search.")
-    edge = Table(caption, headings, [Row(["dense", "9.00", "8.00 *"]), Row(["DGC", "7.00 * edge", "8.00"])])
+    edge = Table(caption, headings, [Row(["dense", "9.00", "8.00"]), Row(["DGC", "7.00 * edge", "8.00"])])
     assert accuracy.edges(Stored(edge)).endswith("beyond: DGC (`dgc`), nothing dense: LSTM-PTB, rate 1.")
+
+
+def test_an_ablation_whose_best_rate_is_an_end_of_those_it_was_made_with_is_told() -> None:
+    """It takes the rate of what it changes, and so has no search with an edge."""
+    caption, headings = (
+        "The search for rates: LSTM-PTB, 330 steps, one seed",
+        ["training", "rate 1", "rate 2", "rate 4"],
+    )
+
+    def told(*cells: str) -> str:
+        return accuracy.edges(Stored(Table(caption, headings, [Row(["ablation: x", *cells])])))
+
+    begins = (
+        "no best one stands at the edge of its search. Ablations that were not searched for, whose best rate is at "
+    )
+    assert f"{begins}an end of those tried: ablation: x: LSTM-PTB, the lowest of 2 and 4." in told(
+        "–", "9.00 *", "8.00"
+    )
+    assert told("8.00", "9.00 *", "–").endswith("the highest of 1 and 2.")
+    for alone in (("–", "9.00 *", "–"), ("8.00", "9.00 *", "8.00"), ("–", "9.00 *", "not run")):
+        assert told(*alone).endswith("stands at the edge of its search.")
 
 
 def scores(steps: str, rate: str) -> Table:
@@ -209,8 +300,11 @@ def test_trainings_that_are_missing_are_listed_with_their_minutes(tmp_path: Path
     minutes = runs[0].seconds / 60 / evidence_questions.JOBS
     first = evidence_questions.questions()[0].name
     assert told.startswith(f"`beyond/evidence`, {minutes:.0f} minutes in all, with 12 trainings at a time:")
-    assert f"| {first} | {model_title(runs[0].model)}: {runs[0].label} | {minutes:.1f} |" in told
+    asks = evidence_questions.questions()[0].asks
+    assert f"| {first} | {asks} | {model_title(runs[0].model)}: {runs[0].label} | {minutes:.1f} |" in told
     assert "The others, 4 minutes in all, one training at a time" in told
+    assert "- `beyond/outer` decides: do local steps end as well as an exchange in every step" in told
+    assert "- `p1/fig1` decides: TopK-SGD ends like dense" in told
     assert "| `beyond/outer` | search: y (1 of 3 done) | 4.0 |" in told
     assert "| `p1/fig1` | vgg16-randk | – |" in told
     assert "all done" not in told
@@ -220,14 +314,15 @@ def test_the_prose_holds_no_number_that_is_a_result() -> None:
     """Nobody would notice when the results change: such a number belongs into a generated block."""
     assert RESULT.findall("it was 83.5 and 88.0, 2 points or 4.1 % in 2,100 s, of 1,400 steps") == [
         "83.5", "88.0", "2 points", "4.1 %", "2,100 s"]  # fmt: skip
-    for page in OF_PAPERS:
+    for page, settings in (dict.fromkeys(OF_PAPERS, SETTINGS) | TYPED).items():
         prose = " ".join(CODE.sub("", _typed(page)).split())
-        assert set(RESULT.findall(prose)) <= SETTINGS, page
+        assert set(RESULT.findall(prose)) <= settings, page
 
 
 def test_commits_are_on_a_page_of_their_own() -> None:
     assert COMMIT.findall("of 5593cb6 and b9dc6b94, feedback, 2,400 or 23553712 bytes") == ["5593cb6", "b9dc6b94"]
     assert [page for page in OF_PAPERS if COMMIT.search(_typed(page))] == ["papers-provenance.md"]
+    assert not COMMIT.search(planner.check(Sources(ROOT / "results", "")))
 
 
 def test_every_item_is_told_what_it_covers() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsync_lab.papers import ITEMS
+from sparsync_lab.papers import ITEMS, RunContext
 from sparsync_lab.papers.claim import (
     MISSING,
     NOT,
@@ -23,7 +23,7 @@ from sparsync_lab.papers.claim import (
 )
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.report_page import write_report
-from sparsync_lab.papers.store import results_of
+from sparsync_lab.papers.store import results_of, save
 from sparsync_lab.papers.verdicts import answer_table, verdict_table, verdicts
 from sparsync_lab.report import Row, Table
 
@@ -168,3 +168,17 @@ def test_the_report_opens_with_all_verdicts(tmp_path):
     assert page.index("Verdicts</h2>") < first < page.index("Contents") < page.index("P1: Figure 5")
     assert page.count("Reproduced: ") == 3
     assert page.count("Yes: ") == 1
+
+
+def test_the_report_names_what_is_missing_if_that_is_little(tmp_path):
+    def told(key: str, missing: int) -> str:
+        result = Result(runs=["done"], missing=[f"training {number}" for number in range(missing)])
+        save(RunContext(output=tmp_path), ITEMS[key], result, 1.0)
+        write_report([ITEMS[key]], tmp_path, tmp_path / "report.html")
+        return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    assert "not done yet: training 0, training 1." in told("beyond/evidence", 2)
+    many = told("beyond/evidence", 47)
+    assert "47 of 48 trainings are not done yet: sparsync papers list beyond/evidence names them" in many
+    assert "training 1" not in many
+    assert "training 46" in told("p1/fig6", 47)  # which has no list of them

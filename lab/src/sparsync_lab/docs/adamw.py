@@ -7,8 +7,8 @@ from functools import wraps
 
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
 from sparsync_lab.papers.adamw_sweep import MAIN
-from sparsync_lab.papers.adamw_tables import ABLATIONS, AGAINST_BUDGET, AT_DENSE_RATE, MISSED, STANDING
-from sparsync_lab.papers.claim import UNDECIDED
+from sparsync_lab.papers.adamw_tables import ABLATIONS, AGAINST_BUDGET, MISSED, STANDING
+from sparsync_lab.papers.claim import SEVERAL, UNDECIDED, in_words
 from sparsync_lab.report import Table
 
 FILE, ITEM = "beyond-adamw", "beyond/adamw"
@@ -50,7 +50,7 @@ def losses(sources: Sources) -> str:
     own = next(own for own in _tables(sources) if own.caption == STANDING)
     target = own.headings.index("target")
     told = [
-        f"{plain(cells[0])}: {cells[2]} instead of dense's {cells[1]}{' (few seeds)' * (cells[target] == UNDECIDED)}"
+        f"{plain(cells[0])}: {cells[2]} instead of dense's {cells[1]}{_few_seeds(sources, cells[0])}"
         for cells in (row.cells for row in own.rows)
         if cells[target] in (MISSED, UNDECIDED)
     ]
@@ -63,6 +63,14 @@ def losses(sources: Sources) -> str:
                 "rate is the safer one where a worker sends several per cent."
             )
     return "\n".join([*lines, *_time_lost(sources)])
+
+
+def _few_seeds(sources: Sources, setting: str) -> str:
+    """Return how many seeds dense and preconditioned feedback have in a setting, where these are too few."""
+    own = next(own for own in _tables(sources) if own.caption == setting)
+    seeds = {row.cells[0]: row.cells[own.headings.index("seeds")] for row in own.rows}
+    least = min(int(seeds[label]) for label in ("dense", MAIN))
+    return f" ({in_words(least)} each)" if least < SEVERAL else ""
 
 
 def _time_lost(sources: Sources) -> list[str]:
@@ -97,20 +105,6 @@ def times(sources: Sources) -> str:
     ]
     headings = ["parameters", "hook + update", "ms", "to fused AdamW", "host ms", "launches", "allocations", "waits"]
     return f"{table(headings, rows)}\n\n{sources.made(TIMES, lines[0], 'sparsync bench adamw')}"
-
-
-def gains(sources: Sources) -> str:
-    """Return in a sentence what preconditioned feedback reaches in the first setting; nothing, if it was not run."""
-    if not sources.has_item(FILE):
-        return ""
-    own = next(own for own in _tables(sources) if own.caption == STANDING)
-    cells = dict(zip(own.headings, own.rows[0].cells, strict=True))
-    return (
-        f"With AdamW, {plain(cells['setting'])}, preconditioned feedback ends at a perplexity of **{cells[MAIN]}** for "
-        f"**{cells['sent, of dense']} of the bytes**, where tuned dense training ends at {cells['dense']} and the best "
-        f"of the other methods at these bytes at {cells['best of the others']}; untuned, with dense's best rate, it "
-        f"ends at {cells[AT_DENSE_RATE].removeprefix('× ')} times dense's."
-    )
 
 
 @_if_run

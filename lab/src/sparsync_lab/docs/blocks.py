@@ -12,6 +12,7 @@ from sparsync_lab.docs import (
     demo,
     examples,
     faults,
+    gains,
     items,
     messages,
     method_costs,
@@ -23,6 +24,7 @@ from sparsync_lab.docs import (
     planner,
     provenance,
     run_times,
+    schedules,
     selection,
     sketches,
     steps,
@@ -33,7 +35,7 @@ from sparsync_lab.docs.sources import Sources
 Block = Callable[[Sources], str]
 
 BLOCKS: Mapping[str, Block] = {
-    "gains": accuracy.gains,
+    "gains": gains.gains,
     "losses": accuracy.losses,
     "minutes saved": network.gains,
     "minutes": network.minutes,
@@ -43,7 +45,7 @@ BLOCKS: Mapping[str, Block] = {
     "real training": network.real_training,
     "accuracy by length": accuracy.by_length,
     "standing": accuracy.standing,
-    "rates and schedules": accuracy.schedules,
+    "rates and schedules": schedules.schedules,
     "ablations": accuracy.ablations,
     "other models": accuracy.other_models,
     "edges of rates": accuracy.edges,
@@ -63,6 +65,7 @@ BLOCKS: Mapping[str, Block] = {
     "provenance of data": provenance.data,
     "running times": run_times.of_items,
     "verdicts": items.judged,
+    "questions on gTop-k": items.of_gtopk,
     "trainings that are missing": missing.trainings,
     "GPT on 1 Gbit/s": paying.gpt_on_1_gbit,
     "GPT-2 on paper": paying.gpt2_on_paper,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from sparsync_lab.docs import accuracy
 from sparsync_lab.docs.provenance import days
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
-from sparsync_lab.papers import ITEMS
+from sparsync_lab.papers import ITEMS, questions_p3
 from sparsync_lab.papers.claim import Verdict
+from sparsync_lab.papers.evidence_questions import EVIDENCE
 from sparsync_lab.papers.item import Item
 from sparsync_lab.papers.report_page import PARTS, is_full, needs
 from sparsync_lab.papers.store import Stored
@@ -28,6 +29,12 @@ def judged(sources: Sources) -> str:
     """Return the tables of the papers' claims and of our questions."""
     found = _verdicts(sources)
     return "\n\n".join(_linked(own) for own in (verdict_table(found), answer_table(found)))
+
+
+def of_gtopk(sources: Sources) -> str:
+    """Return what became of our questions on gTop-k at 0.1 %."""
+    asked = [one for one in _verdicts(sources) if one.claim in questions_p3.QUESTIONS and one.claim.item == EVIDENCE]
+    return "\n\n".join(map(_opening, asked))
 
 
 def _linked(own: Table) -> str:

@@ -9,6 +9,7 @@ from sparsync_lab.papers.evidence import gpu_minutes
 from sparsync_lab.papers.evidence_questions import EVIDENCE, JOBS, questions
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.run import file_of, model_title
+from sparsync_lab.papers.verdicts import CLAIMS
 
 
 def trainings(sources: Sources) -> str:
@@ -17,8 +18,9 @@ def trainings(sources: Sources) -> str:
     others, alone = _of_sweeps(sources)
     parts = [
         f"`{EVIDENCE}`, {beside:.0f} minutes in all, with {JOBS} trainings at a time:",
-        table(("question", "trainings", "GPU minutes"), first),
+        table(("question", "what it decides", "trainings", "GPU minutes"), first),
         f"The others, {alone:.0f} minutes in all, one training at a time; several at a time take less:",
+        "\n".join(f"- {key} decides: {_decided_by(key.strip('`'))}" for key in dict.fromkeys(row[0] for row in others)),
         table(("item", "trainings", "GPU minutes"), others),
     ]
     return "\n\n".join(parts)
@@ -32,7 +34,7 @@ def _of_questions(sources: Sources) -> tuple[list[list[str]], float]:
         by_model = {run.model: [other.label for other in left if other.model == run.model] for run in left}
         minutes = sum(map(gpu_minutes, left))
         names = (f"{model_title(model)}: {'; '.join(labels)}" for model, labels in by_model.items())
-        rows += [[one.name, plain(". ".join(names)), f"{minutes:.1f}"]] if left else []
+        rows += [[one.name, plain(one.asks), plain(". ".join(names)), f"{minutes:.1f}"]] if left else []
         total += minutes
     return rows, total
 
@@ -53,3 +55,8 @@ def _of_sweeps(sources: Sources) -> tuple[list[list[str]], float]:
                 rows.append([f"`{item.key}`", plain(what), minutes])
                 total += float(minutes)
     return rows, total
+
+
+def _decided_by(key: str) -> str:
+    """Return the claims and questions that are judged by an item's trainings."""
+    return plain("; ".join(one.text for one in CLAIMS if key in (one.item, *one.also)))

@@ -27,5 +27,6 @@ def check(sources: Sources) -> str:
     stored = sources.item(CHECK)
     tables = [f"**{plain(own.caption)}**\n\n{stored_table(own)}" for own in stored.result.tables]
     notes = "\n".join(f"- {plain(note)}" for note in stored.result.notes)
-    made = f"From `{stored.command}` ({sources.linked(f'papers/{CHECK}.json')}), commit {stored.where['commit']}."
+    file, commits = sources.linked(f"papers/{CHECK}.json"), "[Commits and data](papers-provenance.md)"
+    made = f"From `{stored.command}` ({file}). {commits}."
     return "\n\n".join([*tables, notes, made])

@@ -159,7 +159,8 @@ def standing(search: LearningRateSearch) -> Table:
         "Perplexities (less is better), or accuracies in % (CIFAR-10); mean ± deviation over the seeds. At dense's "
         "rate: not tuned, the first seed with the rate that is best for dense. Target: a perplexity within 1 % of "
         "dense, or an accuracy within 0.3 points, with the standard deviation added to what is lost. A setting that "
-        "stands here with rates of its own, too, counts with these. " + OVER_SEEDS
+        "stands here with rates of its own, too, counts with these. Best of the others: of gradient feedback, DeMo and "
+        "SparseLoCo, as far as they are trained here; other items have others. " + OVER_SEEDS
     ]
     return Table(STANDING, [*headings, "best of the others"], rows, notes)
 

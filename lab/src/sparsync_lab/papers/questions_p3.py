@@ -11,6 +11,7 @@ from sparsync_lab.papers.claim import (
     Judge,
     Judgement,
     StoredTables,
+    first_number,
     from_dense,
     in_words,
     near,
@@ -81,20 +82,28 @@ def _at_these_bytes(fits: Callable[[str], bool], asked: int) -> Judge:
             ends = f"they end at {ends} %"
         held = [near(gap, len(own[label])) for label, gap in gaps.items()]
         word = word_of([*held, *[None] * (asked - len(own))])
-        return Judgement(here, word, sentences(ends, "dense has the same seeds and P1's rate", _dense_at_best(stored)))
+        named = {names[label] if len(own) > 1 else "gTop-k": seeds for label, seeds in own.items()}
+        told = sentences(ends, "dense has the same seeds and P1's rate", _dense_at_best(stored, named))
+        return Judgement(here, word, told)
 
     return judge
 
 
-def _dense_at_best(stored: StoredTables) -> str:
-    """Return what dense reaches with its best rate in the same schedule, beside what it does with P1's."""
+def _dense_at_best(stored: StoredTables, beside: Mapping[str, Mapping[str, float]]) -> str:
+    """Return what dense reaches with its best rate in the same schedule, beside what it does with P1's; and how far
+    from that others are, whose scores are given by name and seed."""
     rows = [row.cells for row in stored.table("beyond/evidence", RATES).rows]
     plain = ["dense", FALLS_ONCE]  # and no weight decay
     own = {c[2]: c[4] for c in rows if c[:2] == plain and c[3] == "0" and int(c[5]) >= SEVERAL}
     if P1_RATE not in own or len(own) < 2:
         return ""
     best = next(iter(own))  # the best first
-    return f"with that rate, {P1_RATE}, dense ends at {own[P1_RATE]} %, with its best, {best}, at {own[best]}"
+    top = first_number(own[best])
+    then = (f"{name} {from_dense(stated_gap(mean(s.values()) - top, len(s)))}" for name, s in beside.items())
+    return (
+        f"with that rate, {P1_RATE}, dense ends at {own[P1_RATE]} %, with its best, {best}, at {own[best]}; beside "
+        f"that {', '.join(then)}"
+    )
 
 
 def _more_is_better(stored: StoredTables) -> Judgement:

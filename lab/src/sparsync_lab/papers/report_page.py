@@ -19,6 +19,7 @@ INTRO = (
     "Sparsification, 2019 (of which the abstract prints no numbers). Beyond: what the papers do not have.",
     "Every part says which command made it and where. Numbers are ours unless they are called published.",
 )
+NAMED = 12  # trainings that are missing; of more the number is told
 PARTS = {"p1": "P1", "p2": "P2", "p3": "P3", "beyond": "Beyond the papers"}
 
 
@@ -51,7 +52,11 @@ def _sections(item: Item, stored: Stored | None, judged: Sequence[str]) -> list[
     result = stored.result
     if stored.quick:
         opening.append("Quick: a tiny setting that shows that the command works. It says nothing about the paper.")
-    if result.missing:
+    if item.order is not None and len(result.missing) > NAMED:
+        every = len(result.runs) + len(result.missing)
+        listing = f"sparsync papers list {item.key} names them, with the time that they take"
+        opening.append(f"{len(result.missing)} of {every} trainings are not done yet: {listing}.")
+    elif result.missing:
         opening.append(f"Trainings that are not done yet: {', '.join(result.missing)}.")
     notes = [Text("What differs from the paper, and why", list(result.notes), level=3)] if result.notes else []
     return [

@@ -68,7 +68,7 @@ def beside(search: LearningRateSearch) -> tuple[Run, ...]:
         *(search.run(MODEL, label, best, 2, seed) for label, best in OTHERS.items() for seed in SEEDS),
         search.run(MODEL, DGC, 0.5, 2),
         *(seeded(training(MODEL, method), seed) for method in ("dense", "topk", HELD) for seed in SEEDS),
-        authors_settings(MODEL, "dense"),
+        *(seeded(authors_settings(MODEL, "dense"), seed) for seed in SEEDS),
     )
 
 
