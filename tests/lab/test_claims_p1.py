@@ -78,14 +78,19 @@ def test_models_whose_gradient_is_clipped_do_not_count() -> None:
     assert "PTB 2.00 (clipped at 8 of 8 looks)" in one.detail
     alone = beside_topk(PTB=("0.50", "1 of 8 looks"))
     assert verdict({"p1/fig7": alone}, "Dense-SGD are narrower").word == MISSING
-    alike = beside_topk(FNN=("1.20", "–"), PTB=("9.00", "8 of 8 looks"))
-    assert verdict({"p1/fig8": alike}, "as with TopK-SGD").word == REPRODUCED
+
+
+def test_every_model_counts_where_residuals_are_compared() -> None:
+    rows = [Row(["FNN", "1.20"]), Row(["PTB", "4.23"])]
+    one = verdict({"p1/fig8": result(Table(BESIDE_TOPK, ["model", TIMES], rows))}, "as with TopK-SGD")
+    assert (one.word, one.here) == (PARTLY, "its deviation is 1.2 to 4.2 times Top-k's, 2 models")
 
 
 def test_a_look_is_clipped_where_the_limit_sets_the_norm() -> None:
     ptb, fnn = (watched(model, "dense") for model in ("lstm-ptb", "fnn3"))
     histories = [trained(ptb, deviations=[LIMIT, LIMIT / 2, 0.99999 * LIMIT]), trained(fnn, deviations=[1.0])]
     assert clipped_looks(histories) == {"lstm-ptb": "2 of 3 looks"}
+    assert clipped_looks([trained(watched("lstm-ptb", "gaussiank"), deviations=[LIMIT])]) == {}  # with its residual
 
 
 def test_what_is_clipped_stands_beside_the_deviations(tmp_path: Path) -> None:
@@ -94,8 +99,9 @@ def test_what_is_clipped_stands_beside_the_deviations(tmp_path: Path) -> None:
     for run, deviation in ((dense, LIMIT), (topk, 1.0)):
         look = {**gradient_shape(torch.randn(10_000)), "step": 200, "deviation": deviation}
         write(file_of(context, run), replace(trained(run), snapshots=[look]))
-    found = draw_histograms(context, [dense], [topk], [dense])
+    found = draw_histograms(context, [dense], [topk])
     assert [row.cells[-1] for row in found.tables[1].rows] == ["1 of 1 looks"]
+    assert CLIPPED not in draw_histograms(context, [topk], [topk]).tables[1].headings
     assert any("here each worker's before its residual is added" in note for note in found.notes)
 
 

@@ -66,9 +66,16 @@ MUTANTS = [
     Mutant(
         "models whose gradient is clipped count",
         f"{PAPERS}/claims_p1_gradients.py",
-        'row.cells[clipped].startswith("0 ")',
-        "row.cells",
+        '.startswith(("–", "0 "))',
+        '.startswith("")',
         f"{TESTS}/test_claims_p1.py::test_models_whose_gradient_is_clipped_do_not_count",
+    ),
+    Mutant(
+        "a gradient with its residual is taken for one that is clipped",
+        f"{PAPERS}/gradient_histograms.py",
+        "if run.method == DENSE and run.clip is not None:",
+        "if run.clip is not None:",
+        f"{TESTS}/test_claims_p1.py::test_a_look_is_clipped_where_the_limit_sets_the_norm",
     ),
     Mutant(
         "methods are compared at the counts of a synthetic gradient",
