@@ -275,6 +275,18 @@ def test_small_sizes_are_none_of_p1s() -> None:
     assert verdict({"p1/fig4": result(table)}, "Gaussian-k as printed is faster than top-k").word == MISSING
 
 
+def test_where_sizes_below_p1s_say_otherwise_is_told() -> None:
+    heads = ["entries", "Top_k (torch.topk)", "Gaussian_k, authors' code (PyTorch)", "ours: topk", "ours: gaussian"]
+    rows = [["1 M", "0.14 ms", "0.195 ms"], ["25.6 M", "0.6 ms", "0.5 ms"], ["400 M", "8 ms", "5 ms"]]
+    table = Table("Time of selection with error feedback", heads, [Row([*row, "1 ms", "1 ms"]) for row in rows])
+    one = verdict({"p1/fig4": result(table)}, "in its authors' form is faster")
+    assert one.here.endswith("faster at all 2 sizes and ways to measure (25.6–400 M)")
+    told = "Below P1's sizes another order holds: 1 M with error feedback: torch.topk 0.14 ms, Gaussian-k 0.20."
+    assert told in one.detail
+    slow = [Row([*row[:2], "9 ms", "1 ms", "1 ms"]) for row in rows]
+    assert "another order" not in verdict({"p1/fig4": result(replace(table, rows=slow))}, "in its authors' form").detail
+
+
 def test_seeds_that_differ_are_explained_under_the_table(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path).read_only()
     for run in (training("resnet20", "dense"), training("resnet20", "topk"), training("vgg16", "dense")):
