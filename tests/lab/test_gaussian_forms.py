@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sparsync_lab.papers import evidence, gaussian_forms
+from sparsync_lab.papers import evidence, gaussian_forms, gaussian_masks, random_forms
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.p1_convergence import figure_1, figure_6
 from sparsync_lab.papers.p1_runs import CARRIED, COUNTED, HELD, HELD_COUNTED, training
@@ -48,6 +49,37 @@ def test_counts_of_the_held_form_are_drawn_as_that_form(context: RunContext) -> 
     assert not any(HELD_COUNTED in curve.label for figure in figure_1(context).figures for curve in figure.chart.curves)
 
 
+def test_seeds_of_a_form_share_a_row_a_curve_and_their_fallbacks(context: RunContext) -> None:
+    run = training("lenet5", CARRIED)
+    store(context, training("lenet5", "dense"))
+    for seed, (mean, fallbacks) in enumerate([(61.0, 16), (62.0, 20), (66.0, 18)]):
+        seeded = replace(run, label=f"{CARRIED}, seed {seed}" if seed else CARRIED, seed=seed)
+        store(context, seeded, 0.98, [{"step": 60, "mean": mean, "fallbacks": fallbacks}])
+    result = figure_6(context)
+    assert [(row.cells[0], row.cells[4]) for row in result.tables[0].rows] == [("dense", "1"), (CARRIED, "3")]
+    chart = result.figures[1].chart
+    assert isinstance(chart, LineChart)
+    (curve,) = chart.curves
+    assert [curve.low[0], curve.y[0], curve.high[0]] == pytest.approx([own / 62 for own in (61, 63, 66)], abs=0.02)
+    assert any("went in 54 of 2,880 selections of LeNet-5 (three seeds)" in note for note in result.notes)
+
+
+def test_the_authors_last_mask_counts_hardly_anything_after_a_while() -> None:
+    first, *_ = gaussian_masks.mask_counts(1)
+    assert 2 * gaussian_masks.K / 3 <= first <= 4 * gaussian_masks.K / 3  # of a normal vector the first mask is right
+    few, many, last = gaussian_masks.mask_counts(gaussian_masks.STEPS)
+    assert few < gaussian_masks.K / 100 < last < gaussian_masks.K < many
+    assert f"count {few / gaussian_masks.K:.3g}, " in gaussian_masks.masks_note()
+
+
+def test_on_which_models_rand_k_was_trained_otherwise_is_read_from_stored_trainings(context: RunContext) -> None:
+    assert random_forms.trained_on(context) == "on no model yet (LeNet-5, ResNet-20, VGG-16: not run)"
+    for model in ("lenet5", "resnet20"):
+        for form in random_forms.FORMS:
+            store(context, random_forms.random_k(model, form))
+    assert random_forms.trained_on(context) == "on LeNet-5 and ResNet-20 (VGG-16: not run)"
+
+
 def test_labels_of_trainings_made_again_are_explained(context: RunContext) -> None:
     notes = " ".join(figure_6(context).notes)
     assert f"{COUNTED} is the training of gaussiank made again, with its counts stored" in notes
@@ -73,7 +105,8 @@ def test_trainings_with_an_older_rule_are_named(context: RunContext) -> None:
     (note,) = gaussian_forms.older_rule(context)
     assert (
         note
-        == f"{CARRIED}: ResNet-20 (120 epochs), VGG-16 (40 epochs) used an older rule, which fell back below 0.9 k."
+        == f"{CARRIED}: ResNet-20 (120 epochs, seed 0), VGG-16 (40 epochs, seed 0) used an older rule, which fell back "
+        "below 0.9 k."
     )
 
 

@@ -21,6 +21,7 @@ from sparsync_lab.papers.claim import (
     first_number,
     word_of,
 )
+from sparsync_lab.papers.claims_p1_dense import CODE, TEXT
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.report_page import write_report
 from sparsync_lab.papers.store import results_of, save
@@ -53,8 +54,9 @@ def test_every_claim_is_of_an_item_and_judged_by_it():
     every = verdicts({key: found[0].result for key, item in ITEMS.items() if (found := results_of(item, RESULTS))})
     assert {one.claim.item for one in every} == ITEMS.keys()  # every item begins with a verdict
     assert all(item in ITEMS for one in every for item in one.claim.also)
-    assert {one.word for one in every} <= {REPRODUCED, PARTLY, NOT, UNDECIDED}  # what is trained has one
-    assert all(any(sign.isdigit() for sign in one.here) for one in every)
+    trained = [one for one in every if CODE not in one.claim.text or one.word != MISSING]
+    assert {one.word for one in trained} <= {REPRODUCED, PARTLY, NOT, UNDECIDED}
+    assert all(any(sign.isdigit() for sign in one.here) for one in trained)
     assert all(len(one.here.split()) <= SHORT for one in every)
 
 
@@ -120,14 +122,15 @@ def test_p1_is_judged_by_its_own_models():
     """LeNet-5, which it does not draw, ends like dense, and that does not count."""
     results = stored("p1/fig1", "p1/fig6", "beyond/evidence")
     found = {one.claim.text: one for one in verdicts(results)}
-    top = found["TopK-SGD ends like dense (16 workers, 0.1 %)"]
+    top = found[f"TopK-SGD ends like dense (16 workers, 0.1 %), {TEXT}"]
     assert "LeNet-5, which P1 does not draw, 0.02 points below dense" in top.detail
     slow = found["RandK-SGD learns on CIFAR-10, but slower than TopK-SGD"]
     assert slow.word == PARTLY  # without its residual it does, on one of two models
     assert "ResNet-20 10.1 % with and 40.0 without its residual, TopK-SGD 88.3" in slow.here
     alone = {key: result for key, result in results.items() if key != "beyond/evidence"}
     assert next(one for one in verdicts(alone) if one.claim == slow.claim).word == NOT
-    assert next(one for one in verdicts(alone) if one.claim == top.claim).word == NOT
+    assert top.word == NOT
+    assert next(one for one in verdicts(alone) if one.claim == top.claim).word == UNDECIDED  # VGG-16 has one seed
     assert "ImageNet" in slow.claim.published
     tables = [
         replace(table, rows=[Row([*row.cells[:3], "-0.50", *row.cells[4:]]) for row in table.rows])

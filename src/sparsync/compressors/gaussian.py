@@ -31,11 +31,11 @@ class GaussianK(Selecting):
         density: share of the entries to send, in (0, 1].
         two_sided: take the quantile 1 - k/(2d), as magnitudes ask for, instead of the printed 1 - k/d.
         refine: when the last count is more than 10 % off k (rounded up), send exactly the k largest instead, which in
-            training is nearly always so. ``"carried"``: the quantile is multiplied by a factor that the counts of the
-            step before gave, and looked for around that, so that it is hardly ever so; as of many equal entries a
-            threshold takes all or none, two thirds of k are enough then, as in the paper's loop. On a GPU a segment
-            whose k largest go is read several times more, and nothing waits for the host. State counts these
-            ``fallbacks``.
+            training is nearly always so. ``"carried"``: the threshold that lets k through is searched, by counting at
+            24 around the quantile times the factor that the step before ended with, so that it is hardly ever so; as
+            of many equal entries a threshold takes all or none, two thirds of k are enough then, as in the paper's
+            loop. On a GPU a segment whose k largest go is read several times more, and nothing waits for the host.
+            State counts these ``fallbacks``.
         masks: how many the loop makes at most, 3 or 4.
     """
 

@@ -177,11 +177,16 @@ def near_perplexity(own: float, other: float, seeds: int = 1) -> Held:
     return None if seeds < SEVERAL and abs(own - other) < PERCENT * other else own < other * (1 + PERCENT)
 
 
-def like_dense(gap: str) -> Held:
-    """Return whether a stated difference to dense is so small that it ends like dense; what diverged does not."""
+def like_dense(gap: str, seeds: int = SEVERAL, spread: float = POINT) -> Held:
+    """Return whether a stated difference to dense is so small that it ends like dense; what diverged does not.
+
+    Args:
+        seeds: that both have, as of ``near``.
+        spread: as of ``near``.
+    """
     if gap == NO_PAIR:
         raise_missing("a seed that dense has, too")
-    return None if gap == UNDER_A_POINT else gap != DIVERGED and first_number(gap) > -POINT
+    return None if gap == UNDER_A_POINT else gap != DIVERGED and near(first_number(gap), seeds, spread)
 
 
 def from_dense(gap: str) -> str:

@@ -91,22 +91,19 @@ def _norm_of_the_largest(stored: StoredTables) -> Judgement:
 
 
 def _width(item: str, fits: Callable[[float], bool]) -> Judge:
-    """Judge a deviation, in times that of TopK-SGD's gradient plus residual, at each model's last look. Models whose
-    dense gradient is clipped do not count: there the limit sets it."""
+    """Judge a deviation, in times that of TopK-SGD's gradient plus residual, at each model's last look. Where a
+    gradient of Dense-SGD is clipped it does not count: there the limit sets it."""
 
     def judge(stored: StoredTables) -> Judgement:
         table = stored.table(item, BESIDE_TOPK)
-        if CLIPPED not in table.headings:
-            raise_missing(CLIPPED)
-        times, clipped = (list(table.headings).index(heading) for heading in (TIMES, CLIPPED))
-        free = [row.cells for row in table.rows if row.cells[clipped] == "–" or row.cells[clipped].startswith("0 ")]
-        ratios = [first_number(cells[times]) for cells in free] or raise_missing("models whose gradient is not clipped")
+        rows = [dict(zip(table.headings, row.cells, strict=True)) for row in table.rows]
+        cut = [row for row in rows if not row.get(CLIPPED, "–").startswith(("–", "0 "))]
+        ratios = [first_number(row[TIMES]) for row in rows if row not in cut]
+        if not ratios:
+            raise_missing("models whose gradient is not clipped")
         here = f"its deviation is {min(ratios):.2g} to {max(ratios):.2g} times Top-k's, {len(ratios)} models"
-        others = [f"{row.cells[0]} {row.cells[times]} (clipped at {row.cells[clipped]})" for row in table.rows
-                  if row.cells not in free]  # fmt: skip
-        told = (
-            f"not counted, as clipping sets the deviation of the dense gradient: {', '.join(others)}" if others else ""
-        )
+        others = ", ".join(f"{row['model']} {row[TIMES]} (clipped at {row[CLIPPED]})" for row in cut)
+        told = f"not counted, as clipping sets the deviation of the dense gradient: {others}" if others else ""
         return Judgement(here, word_for(sum(map(fits, ratios)), len(ratios)), sentences(told))
 
     return judge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from sparsync_lab.papers.claim import (
@@ -27,6 +28,8 @@ PREDICTED = {"Dense": "Dense, fitted", "TopK": "TopK, other models", "DGC": "DGC
 PUBLISHED = ("Dense", "TopK", "DGC", "Gaussian")  # columns of P1's table 2
 # How many times faster GaussianK-SGD is, at least and at most, as P1's text says.
 FASTER = {"Dense": (1.19, 2.33), "TopK": (1.36, 3.63), "DGC": (1.11, 1.51)}
+Compared = dict[str, tuple[bool, str]]  # whether something holds, and the times in words, by size
+Compare = Callable[[Table, bool], Compared]  # of a table; of sizes below P1's, or of P1's
 HOW = (
     "with an H200's selection compute is P1's, the exchange is modelled, and Gaussian-k sends k entries",
     "the planner takes the times of selection from P1's other models",
@@ -37,55 +40,75 @@ def _of(held: int, every: int) -> str:
     return f"all {every}" if held == every else f"{held} of {every}" if held else f"none of {every}"
 
 
-def _times(table: Table, heading: str) -> dict[str, float]:
-    """Return a column of P1's sizes in ms, by size; empty if it was not timed."""
+def _times(table: Table, heading: str, small: bool = False) -> dict[str, float]:
+    """Return a column in ms, by size; empty if it was not timed.
+
+    Args:
+        small: of the sizes below P1's instead of P1's.
+    """
     if heading not in table.headings:
         return {}
     at = list(table.headings).index(heading)
-    sizes = {row.cells[0]: row.cells[at] for row in table.rows if first_number(row.cells[0]) * 1e6 >= LEAST}
+    sizes = {row.cells[0]: row.cells[at] for row in table.rows if (first_number(row.cells[0]) * 1e6 < LEAST) == small}
     return {size: first_number(cell) for size, cell in sizes.items() if cell != "–"}
+
+
+def _how(table: Table) -> str:
+    return "alone" if "alone" in table.caption else "with error feedback"
+
+
+def _places(held: Sequence[bool], sizes: Mapping[str, object]) -> str:
+    """Return at how many of P1's sizes and ways to measure something holds, and which sizes these are."""
+    first, last = ([*sizes][at] for at in (0, -1))
+    named = f"{first.removesuffix(' M')}–{last}" if len(sizes) > 1 else last
+    return f"at {_of(sum(held), len(held))} sizes and ways to measure ({named})"
+
+
+def _compared(stored: StoredTables, compare: Compare) -> tuple[list[Compared], list[bool], str]:
+    """Return what is compared at P1's sizes, by table, what holds there, and in words where a smaller size says
+    otherwise."""
+    tables = stored.results["p1/fig4"].tables
+    timed = [found for table in tables if (found := compare(table, False))]
+    held = [one for found in timed for one, _ in found.values()] or raise_missing("P1's sizes")
+    others = [said for table in tables for one, said in compare(table, True).values() if one not in held]
+    return timed, held, f"below P1's sizes another order holds: {', '.join(others)}" if others else ""
 
 
 def _faster_than_topk(form: str) -> Judge:
     """Compare Top-k and a form of Gaussian-k in plain PyTorch, at P1's sizes: alone, where that was measured, and with
-    error feedback. What is told is ResNet-50's size, of which P1 gives a number."""
+    error feedback. What is told is ResNet-50's size, of which P1 gives a number, and smaller sizes where these say
+    otherwise."""
+
+    def pairs(table: Table, small: bool) -> Compared:
+        own, top = (_times(table, heading, small) for heading in (form, METHODS[ORDER[0]]))
+        return {size: (ms < top[size], f"{size} {_how(table)}: torch.topk {top[size]:.2f} ms, Gaussian-k {ms:.2f}")
+                for size, ms in own.items()}  # fmt: skip
 
     def judge(stored: StoredTables) -> Judgement:
-        told, faster = [], []
-        for table in stored.results["p1/fig4"].tables:
-            own, top = _times(table, form), _times(table, METHODS[ORDER[0]])
-            faster += [own[size] < top[size] for size in own]
-            if own:
-                size = RESNET_50 if RESNET_50 in own else [*own][-1]
-                how = "alone" if "alone" in table.caption else "with error feedback"
-                told.append(f"{size} {how}: torch.topk {top[size]:.2f} ms, Gaussian-k {own[size]:.2f}")
-        if not faster:
-            raise_missing(form)
+        timed, faster, otherwise = _compared(stored, pairs)
+        told = [found[RESNET_50 if RESNET_50 in found else [*found][-1]][1] for found in timed]
         kernels = [stored.number("p1/fig4", "Time of selection with", RESNET_50, f"ours: {name}")
                    for name in ("topk", "gaussian")]  # fmt: skip
         ours = f"our kernels take {kernels[0]:.2f} and {kernels[1]:.2f} ms with error feedback"
-        here = f"H200, {told[0]}; faster at {_of(sum(faster), len(faster))} sizes and ways to measure"
-        return Judgement(here, word_for(sum(faster), len(faster)), sentences(*told[1:], ours))
+        here = f"H200, {told[0]}; faster {_places(faster, timed[0])}"
+        return Judgement(here, word_for(sum(faster), len(faster)), sentences(*told[1:], otherwise, ours))
 
     return judge
 
 
 def _slow_dgc(stored: StoredTables) -> Judgement:
     """Judge whether DGC_k is slow where d is large: whether anything else in PyTorch is faster than it."""
-    slower, last = [], ""
-    for table in stored.results["p1/fig4"].tables:
-        own = _times(table, METHODS[ORDER[1]])
-        others = [_times(table, METHODS[name]) for name in ORDER if name != ORDER[1]]
-        slower += [any(other.get(size, ms) < ms for other in others) for size, ms in own.items()]
-        if own and not last:
-            size = [*own][-1]
-            rest = min(other.get(size, inf) for other in others)
-            last = f"{size} take {own[size]:.2f} ms, the fastest other {rest:.2f}"
-    if not slower:
-        raise_missing(METHODS[ORDER[1]])
-    fastest = _of(len(slower) - sum(slower), len(slower))
-    here = f"the fastest of P1's methods in PyTorch at {fastest} sizes and ways to measure; {last}"
-    return Judgement(here, word_for(sum(slower), len(slower)))
+
+    def pairs(table: Table, small: bool) -> Compared:
+        own, *others = (_times(table, METHODS[name], small) for name in (ORDER[1], ORDER[0], *ORDER[2:]))
+        rest = {size: min(other.get(size, inf) for other in others) for size in own}
+        return {size: (rest[size] < ms, f"{size} {_how(table)} {ms:.2f} ms, the fastest other {rest[size]:.2f}")
+                for size, ms in own.items()}  # fmt: skip
+
+    timed, slower, otherwise = _compared(stored, pairs)
+    fastest = _places([not held for held in slower], timed[0])
+    here = f"the fastest of P1's in PyTorch {fastest}; {[*timed[0].values()][-1][1]}"
+    return Judgement(here, word_for(sum(slower), len(slower)), sentences(otherwise))
 
 
 def _order_of_times(stored: StoredTables) -> Judgement:

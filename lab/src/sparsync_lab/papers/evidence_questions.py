@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers import tuned
+from sparsync_lab.papers import random_forms, tuned
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, CLOSE, COUNTED, HELD, HELD_COUNTED, training
 from sparsync_lab.papers.p2 import (
@@ -19,7 +19,7 @@ from sparsync_lab.papers.p2 import (
 from sparsync_lab.papers.p3 import gtopk_on
 from sparsync_lab.papers.run import SEEDS, Run
 from sparsync_lab.papers.trainings import SIGNED_GTOPK
-from sparsync_lab.papers.vgg16_gap import ASKED, SHORT, authors_settings, cause, causes, clipped, densities
+from sparsync_lab.papers.vgg16_gap import ASKED, SHORT, authors_settings, cause, causes, clipped
 
 EVIDENCE = "beyond/evidence"
 JOBS = 12  # trainings beside one another, for which the times below are
@@ -74,13 +74,6 @@ def priced(run: Run) -> Run:
     kind = CATALOGUE[run.model].data
     steps = run.steps or run.epochs * (IMAGES[kind] // run.workers // run.batch)
     return replace(run, seconds=round(20 + each * steps))
-
-
-def random_k(model: str, feedback: bool, staged: bool) -> Run:
-    """Return a training with Rand-k, with or without its residual and the authors' density warm-up."""
-    words = f"randk, {'with' if feedback else 'no'} residual{', density warm-up' if staged else ''}"
-    own = {"densities": densities(120)} if staged else {}
-    return training(model, "randk", label=words, feedback=feedback, **own)
 
 
 def recipe_of_gtopk(density: float, **changes: Any) -> Run:
@@ -139,13 +132,14 @@ def questions() -> tuple[Question, ...]:
         ),
         Question(
             "forms",
-            "P1, figure 6: is Gaussian-k as good as Top-k in the authors' form, and with its count held by itself?",
+            "P1, figure 6: is Gaussian-k as good as Top-k in the authors' form, and where it searches its threshold?",
             (
                 *(training(model, form) for model in ("resnet20", "lenet5") for form in (AUTHORS, CARRIED)),
                 *(tuned.seeded(training(model, CARRIED), seed) for model in CLOSE for seed in SEEDS[1:]),
             ),
             (
                 *(training(model, method) for model in ("resnet20", "lenet5") for method in (*both, "gaussiank", HELD)),
+                *(tuned.seeded(training("lenet5", "gaussiank"), seed) for seed in SEEDS[1:]),
                 *(tuned.seeded(training(model, "topk"), seed) for model in CLOSE for seed in SEEDS[1:]),
             ),
         ),
@@ -173,14 +167,8 @@ def questions() -> tuple[Question, ...]:
         Question(
             "randk",
             RANDOM_ASKED,
-            tuple(
-                random_k(model, *how)
-                for model in ("vgg16", "resnet20", "lenet5")
-                for how in ((False, False), (True, True), (False, True))
-            ),
-            tuple(
-                training(model, method) for model in ("vgg16", "resnet20", "lenet5") for method in ("dense", "randk")
-            ),
+            tuple(random_forms.random_k(model, form) for model in random_forms.MODELS for form in random_forms.FORMS),
+            tuple(training(model, method) for model in random_forms.MODELS for method in ("dense", "randk")),
         ),
         Question(
             TREE,

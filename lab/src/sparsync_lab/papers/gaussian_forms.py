@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
 
 from sparsync.layout import entries_for
 from sparsync_lab.models import CATALOGUE
+from sparsync_lab.papers.claim import in_words
 from sparsync_lab.papers.curves import by_seed, display_score
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.p1_runs import (
@@ -17,6 +20,7 @@ from sparsync_lab.papers.p1_runs import (
     HELD_COUNTED,
     ITS_COUNTS,
     counts_title,
+    repeats,
     training,
 )
 from sparsync_lab.papers.run import History, model_title
@@ -37,10 +41,10 @@ FORMS = (
     "far off k, as the rows as printed show: take it for TopK-SGD, and for no evidence for Gaussian-k.",
     f"{AUTHORS} has the selection of the published code alone, the two-sided quantile and three masks, with the "
     "text's settings: no weight decay, and no density warm-up.",
-    f"{CARRIED}: the fitted quantile times a factor that the counts of the step before gave. It is not that threshold "
-    "alone: around it entries are counted at six thresholds, and three times more at six between two of these, for the "
-    "one that lets k through. The k largest go only where none near it gives a count from two thirds of k (what the "
-    "paper's loop accepts) to a tenth above k.",
+    f"{CARRIED} searches its threshold: around the fitted quantile times the factor that the step before ended with, "
+    "entries are counted at six thresholds, and three times more at six between two of these, for the one that lets k "
+    "through. The k largest go only where none near it gives a count from two thirds of k (what the paper's loop "
+    "accepts) to a tenth above k.",
     "Any magnitude threshold picks the largest entries. Held and carried therefore select as TopK does; only the count "
     "differs.",
     f"{COUNTED} is the training of gaussiank made again, with its counts stored. {HELD_COUNTED} is that of {HELD} made "
@@ -57,18 +61,33 @@ def stored(context: RunContext, form: str) -> dict[str, History]:
     return {model: history for model, history in found.items() if history is not None}
 
 
-def fallback_note(form: str, histories: Iterable[History | None]) -> list[str]:
-    """Return how often the k largest went instead of a mask, by what trainings have counted."""
+def every_seed(context: RunContext, form: str) -> list[History]:
+    """Return the stored trainings of a form on all models, with the seeds that figure 6 has; none in a tiny setting."""
+    models = () if context.quick else MODELS
+    runs = [run for model in models for run in repeats(context, model, form)]
+    found = (stored_history(context.read_only(), run.made(context)) for run in runs)
+    return [history for history in found if history is not None]
+
+
+def fallback_note(form: str, histories: Sequence[History]) -> list[str]:
+    """Return how often the k largest went instead of a mask, by what trainings have counted, of all seeds together."""
     told = []
-    for history in filter(None, histories):
-        seen = [snapshot for snapshot in history.snapshots if "fallbacks" in snapshot]
+    for model in MODELS:
+        seen = [(own.run.workers, looks) for own in histories if own.run.model == model and (looks := _looks(own))]
         if seen:
-            first, last, workers = seen[0], seen[-1], history.run.workers
+            selections = sum(looks[-1]["step"] * workers for workers, looks in seen)
+            fallbacks, first = (sum(looks[at]["fallbacks"] for _, looks in seen) for at in (-1, 0))
+            seeds = f" ({in_words(len(seen))})" if len(seen) > 1 else ""
             told.append(
-                f"{last['fallbacks']:,} of {last['step'] * workers:,} selections of {model_title(history.run.model)}, "
-                f"{first['fallbacks']:,} of them in the first {first['step']} steps"
+                f"{fallbacks:,} of {selections:,} selections of {model_title(model)}{seeds}, {first:,} of them in the "
+                f"first {seen[0][1][0]['step']} steps"
             )
     return [f"With {form.removesuffix(ITS_COUNTS)} the k largest went in {'; '.join(told)}."] if told else []
+
+
+def _looks(history: History) -> list[Mapping[str, Any]]:
+    """Return the looks of a training at which was counted."""
+    return [snapshot for snapshot in history.snapshots if "fallbacks" in snapshot]
 
 
 def uncounted_note(context: RunContext) -> list[str]:
@@ -80,10 +99,10 @@ def uncounted_note(context: RunContext) -> list[str]:
 
 def older_rule(context: RunContext) -> list[str]:
     """Return which stored trainings of the carried form were made with an older rule."""
-    runs = [] if context.quick else [*(training(model, CARRIED) for model in MODELS), cause(CARRIED, PLAIN)]
-    made = [stored_history(context.read_only(), run.made(context)) for run in runs]
-    old = [history.run for history in made if history and history.where.get("commit", "").startswith(BEFORE_RULE)]
-    listed = dict.fromkeys(f"{model_title(run.model)} ({run.epochs:g} epochs)" for run in old)
+    short = None if context.quick else stored_history(context.read_only(), cause(CARRIED, PLAIN).made(context))
+    made = [*every_seed(context, CARRIED), *([short] if short else [])]
+    old = [history.run for history in made if history.where.get("commit", "").startswith(BEFORE_RULE)]
+    listed = dict.fromkeys(f"{model_title(run.model)} ({run.epochs:g} epochs, seed {run.seed})" for run in old)
     return [f"{CARRIED}: {', '.join(listed)} used an older rule, which fell back below 0.9 k."] if listed else []
 
 
@@ -109,12 +128,17 @@ def count_figures(title: str, done: Mapping[str, History], again: Mapping[str, H
         again: trainings made again to count, which are not.
     """
     curves, looks = [], {label: number for number, label in enumerate(by_seed(done))}
-    for label, history in {**done, **again}.items():
-        seen = [snapshot for snapshot in history.snapshots if "mean" in snapshot and "fallbacks" in snapshot]
-        k = entries_for(float(history.run.options.get("density", 1)), CATALOGUE[history.run.model].parameters)
-        look = looks.get(label, looks.get(label.removesuffix(ITS_COUNTS)))
-        if seen:
-            curves.append(Curve(label, [s["step"] for s in seen], [s["mean"] / k for s in seen], look=look))
+    for label, seeds in by_seed({**done, **again}).items():
+        run = seeds[0].run
+        k = entries_for(float(run.options.get("density", 1)), CATALOGUE[run.model].parameters)
+        counted = [seen for seen in map(_looks, seeds) if seen and "mean" in seen[0]]
+        if counted:
+            at = [[look["mean"] / k for look in same] for same in zip(*counted, strict=True)]
+            low, high = ([*map(end, at)] if len(counted) > 1 else [] for end in (min, max))
+            steps = [look["step"] for look in counted[0]]
+            own = looks.get(label, looks.get(label.removesuffix(ITS_COUNTS)))
+            curves.append(Curve(label, steps, [*map(mean, at)], look=own, low=low, high=high))
     chart = LineChart(counts_title(title), "steps", curves, log_y=True)
-    caption = f"{title}: the mean of a worker's entries over {COUNT_EVERY} steps, as a multiple of k."
+    range_of_seeds = ", of several seeds with their range" if any(curve.low for curve in curves) else ""
+    caption = f"{title}: the mean of a worker's entries over {COUNT_EVERY} steps, as a multiple of k{range_of_seeds}."
     return [Figure(chart, caption)] if curves else []

@@ -14,9 +14,10 @@ from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.papers.run import History, Run, model_title
 from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
+from sparsync_lab.training.methods import DENSE
 
 BESIDE_TOPK, SHAPES = "Deviation beside TopK-SGD's", "The shapes in numbers"  # tables
-TIMES, CLIPPED = "times TopK-SGD's", "dense clipped"  # headings
+TIMES, CLIPPED = "times TopK-SGD's", "clipped"  # headings
 KURTOSIS, WITHIN, LARGEST, HOLDS = "kurtosis", "within a deviation", "in the k largest", "holds"
 # Shares of distributions within a deviation of their mean.
 UNIFORM_WITHIN, NORMAL_WITHIN, LAPLACE_WITHIN = (
@@ -28,13 +29,12 @@ NEARLY = 0.999  # of the norm at which a gradient is clipped: its deviation is s
 
 
 def draw_histograms(
-    context: RunContext, runs: Sequence[Run], topk: Sequence[Run], dense: Sequence[Run], remarks: Sequence[str] = ()
+    context: RunContext, runs: Sequence[Run], topk: Sequence[Run], remarks: Sequence[str] = ()
 ) -> Result:
     """Draw histograms of the first worker's gradient plus residual.
 
     Args:
         topk: trainings of figure 2 that they are compared with.
-        dense: trainings of figure 7, which tell whose gradients are clipped.
     """
     done, result = train_runs(context, runs)
     figures, rows = [], []
@@ -67,18 +67,18 @@ def draw_histograms(
         "as one worker's are stored.",
         *([f"Share of entries sent: {sent}."] if sent else []),
     ]
-    clipped = {} if context.quick else clipped_looks(_stored(context, dense).values())
+    clipped = {} if context.quick else clipped_looks(done.values())
     tables = [table, *_beside_topk(done, _stored(context, topk), clipped)]
     return replace(result, tables=tables, figures=[*figures, curves], notes=[*remarks, *notes, *result.notes])
 
 
 def clipped_looks(histories: Iterable[History]) -> dict[str, str]:
-    """Return by model at how many looks a dense gradient had the norm at which it is clipped; of those that are never
-    clipped, nothing."""
+    """Return by model at how many looks the gradient of Dense-SGD had the norm at which it is clipped; of those that
+    are never clipped, and of other methods, whose residual is not, nothing."""
     found = {}
     for history in histories:
         run, looks = history.run, _deviations(history).values()
-        if run.clip is not None:
+        if run.method == DENSE and run.clip is not None:
             limit = NEARLY * run.clip / math.sqrt(CATALOGUE[run.model].parameters)
             found[run.model] = f"{sum(own >= limit for own in looks)} of {len(looks)} looks"
     return found
@@ -99,9 +99,9 @@ def _beside_topk(done: Mapping[str, History], topk: Mapping[str, History], clipp
         if both:
             own, other = (found[both[-1]] for found in pair)
             cells = [model_title(model), str(both[-1]), f"{own:.2e}", f"{other:.2e}", f"{own / other:.2f}"]
-            rows.append(Row([*cells, clipped.get(model, "–")]))
-    notes = ["Dense clipped: at how many looks the limit set the norm of Dense-SGD's gradient."] if clipped else []
-    headings = ["model", "step", "here", "TopK-SGD", TIMES, CLIPPED]
+            rows.append(Row([*cells, clipped.get(model, "–")] if clipped else cells))
+    notes = ["Clipped: at how many looks the limit set the norm of the gradient."] if clipped else []
+    headings = ["model", "step", "here", "TopK-SGD", TIMES, *([CLIPPED] if clipped else [])]
     return [Table(BESIDE_TOPK, headings, rows, notes)] if rows else []
 
 

@@ -28,10 +28,8 @@ SHAPE_STEPS = (
 
 def histograms(context: RunContext, method: str, remarks: Sequence[str] = ()) -> Result:
     """Draw histograms of the first worker's gradient plus residual, of all six models."""
-    own, topk, dense = (
-        [asked_for(context, watched(model, name)) for model in MODELS] for name in (method, "topk", "dense")
-    )
-    return draw_histograms(context, own, topk if method != "topk" else [], dense, [*remarks, SHAPE_STEPS])
+    own, topk = ([asked_for(context, watched(model, name)) for model in MODELS] for name in (method, "topk"))
+    return draw_histograms(context, own, topk if method != "topk" else [], [*remarks, SHAPE_STEPS])
 
 
 def asked_for(context: RunContext, run: Run) -> Run:

@@ -16,14 +16,17 @@ from sparsync_lab.papers.curves import (
 from sparsync_lab.papers.gaussian_forms import (
     FORMS,
     count_figures,
+    every_seed,
     fallback_note,
     older_rule,
     spread_note,
     stored,
     uncounted_note,
 )
+from sparsync_lab.papers.gaussian_masks import masks_note
 from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, repeats
+from sparsync_lab.papers.random_forms import trained_on
 from sparsync_lab.papers.run import History, model_title
 from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.papers.vgg16_notes import change_tables, gap_note
@@ -43,9 +46,9 @@ PRECISION = (
 )
 SEEDS = (
     "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule. LeNet-5 and ResNet-20 have three "
-    "seeds of dense, TopK-SGD and Gaussian-k with its count held, LeNet-5 of Gaussian-k as printed, too (mean and "
-    "standard deviation; curves have the range of the seeds); all others have one, and what differs by less than a "
-    "point is no ranking."
+    "seeds of dense, TopK-SGD and Gaussian-k with its count held, LeNet-5 of Gaussian-k as printed and with its count "
+    "carried, too (mean and standard deviation; curves have the range of the seeds); all others have one, and what "
+    "differs by less than a point is no ranking."
 )
 IMAGENET = (
     "P1's third model, ResNet-50 on ImageNet, is for those who have it: --only resnet50 with --data-dir at a folder "
@@ -57,8 +60,8 @@ RANDOM = (
     "converge on ImageNet. With error feedback an entry waits a thousand steps on average; the learning rate is dense "
     "SGD's. P1 does not say what it did about that. Its authors' code has Rand-k with its residual (randomkec) and "
     "without (randomk), and P1 does not say which figure 1 shows; it begins with densities that are four to sixteen "
-    "times as high. What these two change, beyond/evidence measures. Of what it sends, the density column counts what "
-    "is not 0."
+    "times as high. What these two change, beyond/evidence measures {trained}. Of what it sends, the density column "
+    "counts what is not 0."
 )
 
 
@@ -101,12 +104,13 @@ def convergence(
 
 
 def figure_1(context: RunContext) -> Result:
-    return convergence(context, ("dense", "topk", "randk"), gap_note(context), [RANDOM])
+    found = [RANDOM.format(trained=trained_on(context))]
+    return convergence(context, ("dense", "topk", "randk"), gap_note(context), found)
 
 
 def figure_6(context: RunContext) -> Result:
     methods = ("dense", "topk", "gaussiank", HELD, AUTHORS, CARRIED, COUNTED)
-    counted = [note for form in (HELD_COUNTED, CARRIED) for note in fallback_note(form, stored(context, form).values())]
-    remarks = [*FORMS, *older_rule(context), *counted, *uncounted_note(context), *gap_note(context)]
+    counted = [note for form in (HELD_COUNTED, CARRIED) for note in fallback_note(form, every_seed(context, form))]
+    remarks = [*FORMS, masks_note(), *older_rule(context), *counted, *uncounted_note(context), *gap_note(context)]
     result = convergence(context, methods, remarks, [], [HELD_COUNTED])
     return replace(result, tables=[*result.tables, *change_tables(context)])

@@ -33,7 +33,7 @@ COUNT_EVERY = 60  # steps
 STEPS, EVERY = 1600, 200  # of the histograms
 FEWER = {"lstm-ptb": 2, "lstm-an4": 2}  # workers whose gradients make the histograms, instead of 16
 # Close to one another: three seeds of each.
-CLOSE = {"lenet5": ("dense", "topk", "gaussiank", HELD), "resnet20": ("dense", "topk", HELD)}
+CLOSE = {"lenet5": ("dense", "topk", "gaussiank", HELD, CARRIED), "resnet20": ("dense", "topk", HELD)}
 
 
 def counts_title(model: str) -> str:

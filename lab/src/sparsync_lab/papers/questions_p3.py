@@ -23,7 +23,7 @@ from sparsync_lab.papers.claim import (
     word_for,
     word_of,
 )
-from sparsync_lab.papers.claims_p1 import OWN
+from sparsync_lab.papers.claims_p1_models import OWN
 from sparsync_lab.papers.claims_p3 import PLAIN_TREE
 from sparsync_lab.papers.evidence_questions import EVIDENCE, FEWER_BITS, TREE_ASKED
 from sparsync_lab.papers.p3 import DENSITIES

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sparsync_lab.papers.curves import display_score
-from sparsync_lab.papers.p1_runs import METHODS
-from sparsync_lab.papers.run import History, model_title
+from sparsync_lab.papers.item import RunContext
+from sparsync_lab.papers.p1_runs import METHODS, training
+from sparsync_lab.papers.run import History, Run, model_title
+from sparsync_lab.papers.run_queue import stored_history
+from sparsync_lab.papers.vgg16_gap import densities
 
 FELL = 10.0  # points that an accuracy lost after its best
+MODELS = ("vgg16", "resnet20", "lenet5")
+# What follows "randk" in a label: whether it has its residual, and the density warm-up of the authors' code.
+FORMS: Mapping[str, tuple[bool, bool]] = {
+    ", no residual": (False, False),
+    ", with residual, density warm-up": (True, True),
+    ", no residual, density warm-up": (False, True),
+}
+
+
+def random_k(model: str, form: str) -> Run:
+    """Return a training with a form of Rand-k."""
+    feedback, staged = FORMS[form]
+    own = {"densities": densities(120)} if staged else {}
+    return training(model, "randk", label=f"randk{form}", feedback=feedback, **own)
+
+
+def trained_on(context: RunContext) -> str:
+    """Return on which models these forms are trained, and on which not, in words."""
+    known: dict[bool, list[str]] = {True: [], False: []}
+    for model in reversed(MODELS):
+        runs = [random_k(model, form).made(context) for form in FORMS]
+        known[all(stored_history(context.read_only(), run) for run in runs)].append(model_title(model))
+    without = f" ({', '.join(known[False])}: not run)" if known[False] else ""
+    return f"on {' and '.join(known[True]) or 'no model yet'}{without}"
 
 
 def fallen_note(histories: Iterable[History]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sparsync_lab.papers import (
     claims_p1,
+    claims_p1_gaussian,
     claims_p1_gradients,
     claims_p1_times,
     claims_p2,
@@ -22,8 +23,8 @@ CLAIM_HEADINGS = ("claim", "published", "here", "verdict", "command")
 QUESTION_HEADINGS = ("question", "here", "answer", "command")
 QUESTIONS = (*questions_p1.QUESTIONS, *questions_p3.QUESTIONS, *questions_beyond.QUESTIONS)
 CLAIMS = (
-    *claims_p1_gradients.CLAIMS, *claims_p1.CLAIMS, *claims_p1_times.CLAIMS, *claims_p2.CLAIMS, *claims_p3.CLAIMS,
-    *QUESTIONS,
+    *claims_p1_gradients.CLAIMS, *claims_p1.CLAIMS, *claims_p1_gaussian.CLAIMS, *claims_p1_times.CLAIMS,
+    *claims_p2.CLAIMS, *claims_p3.CLAIMS, *QUESTIONS,
 )  # fmt: skip
 
 

@@ -1,0 +1,112 @@
+"""Whether a method of P1 ends like dense: with the settings of its text, and with those of its authors' code."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from statistics import mean
+
+from sparsync_lab.papers.claim import (
+    MISSING,
+    TO_DENSE,
+    Claim,
+    Held,
+    Judge,
+    Judgement,
+    StoredTables,
+    first_number,
+    from_dense,
+    in_words,
+    like_dense,
+    near,
+    seeds_by_label,
+    sentences,
+    stated_gap,
+)
+from sparsync_lab.papers.claims_p1_models import OWN, columns, own_models, spread
+from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
+from sparsync_lab.papers.vgg16_gap import ASKED, PLAIN, cause_label
+
+THEIRS = "authors' settings"  # in labels
+TEXT = "with the text's settings"
+CODE = "with weight decay and density warm-up of its authors' code"
+SETTINGS = "the text prints no weight decay and no density warm-up; the authors' code has both"
+BELOW = "0.6 to 0.8 points below"
+
+
+def ends_like_dense(item: str, method: str, text: str) -> tuple[Claim, Claim]:
+    """Return the two claims that a method ends like dense.
+
+    Args:
+        item: with the text's settings.
+        text: what is claimed.
+    """
+    return (
+        Claim(item, f"{text}, {TEXT}", BELOW, _with_the_texts(item, method)),
+        Claim(item, f"{text}, {CODE}", BELOW, _with_the_authors(method), (EVIDENCE,)),
+    )
+
+
+def _with_the_texts(item: str, method: str) -> Judge:
+    def judge(stored: StoredTables) -> Judgement:
+        gaps, seeds = (columns(stored, item, method, heading) for heading in (TO_DENSE, "seeds"))
+        held = {model: like_dense(gap, int(seeds[model]), spread(stored, model)) for model, gap in gaps.items()}
+        here, word, beside = own_models({model: from_dense(gap) for model, gap in gaps.items()}, held)
+        listed = ", ".join(f"{model} {many}" for model, many in seeds.items())
+        return Judgement(here, word, f"{beside} {sentences(f'seeds: {listed}', SETTINGS)}".strip())
+
+    return judge
+
+
+def _with_the_authors(method: str) -> Judge:
+    """Judge where a method and dense were trained with these settings, over the seeds that both have."""
+
+    def judge(stored: StoredTables) -> Judgement:
+        told, without = {}, []
+        held: dict[str, Held] = {}
+        for model in OWN:
+            by_label = _scores(stored, model)
+            own, dense, *before = (
+                by_label.get(how, {}) for how in (f"{method}, {THEIRS}", f"dense, {THEIRS}", method, "dense")
+            )
+            if both := sorted(own.keys() & dense.keys()):
+                gap = mean(own[seed] - dense[seed] for seed in both)
+                told[model] = f"{from_dense(stated_gap(gap, len(both)))} ({in_words(len(both))})"
+                held[model] = near(gap, len(both), spread(stored, model))
+                if all({*both} <= scores.keys() for scores in before):
+                    plain = mean(before[0][seed] - before[1][seed] for seed in both)
+                    without.append(f"{model} {from_dense(stated_gap(plain, len(both)))}")
+            elif own:
+                told[model] = f"dense with them {MISSING}"
+        here, word, _ = own_models(told, held)
+        plainly = f"over the same seeds without them: {', '.join(without)}" if without else ""
+        early = (_more_sent(stored), _each_alone(stored)) if method == "topk" else ()
+        return Judgement(here, word, sentences(plainly, *early))
+
+    return judge
+
+
+def _scores(stored: StoredTables, model: str) -> dict[str, dict[str, float]]:
+    """Return the last scores of a model's trainings with these settings, and of those beside them, by label and seed;
+    none if nothing is stored."""
+    with suppress(LookupError):
+        scores = stored.scores(AUTHORS_ASKED)
+        return seeds_by_label({label: score for (own, label), score in scores.items() if own == model})
+    return {}
+
+
+def _more_sent(stored: StoredTables) -> str:
+    """Return what TopK-SGD sends with its density warm-up."""
+    rows = stored.asked(AUTHORS_ASKED)
+    sent = [first_number(cells[4]) for (_, label), cells in rows.items() if label == f"topk, {THEIRS}"]
+    return f"with them it sends {max(sent):.3g} %, {1000 * max(sent) - 100:.0f} % more than without" if sent else ""
+
+
+def _each_alone(stored: StoredTables) -> str:
+    """Return what weight decay and density warm-up bring by themselves on VGG-16; empty if that was not trained."""
+    rows = stored.asked(ASKED) if any(t.caption == ASKED for t in stored.results["beyond/evidence"].tables) else {}
+    found = [rows.get(("VGG-16", cause_label("topk", what))) for what in (PLAIN, "weight decay", "density warm-up")]
+    if None in found:
+        return ""
+    plain, decay, early = (cells for cells in found if cells is not None)
+    told = f"{plain[2]} % without them, {decay[2]} with weight decay alone, {early[2]} with density warm-up alone"
+    return f"in 40 epochs of VGG-16, one seed each, {told} ({early[4]} sent)"

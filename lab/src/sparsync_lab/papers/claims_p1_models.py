@@ -1,0 +1,68 @@
+"""The models by which P1 is judged: what is told of each, and how far trainings that do the same end apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from math import inf
+
+from sparsync_lab.papers.claim import (
+    MISSING,
+    POINT,
+    Held,
+    Judgement,
+    StoredTables,
+    raise_missing,
+    sentences,
+    word_of,
+)
+from sparsync_lab.papers.p1_runs import CARRIED, HELD
+
+OWN, BESIDE = ("ResNet-20", "VGG-16"), "LeNet-5"  # models that P1 draws, and one that it does not
+VGG = OWN[1]
+ALIKE = ("topk", HELD, CARRIED)  # send about the k largest
+
+
+def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:
+    """Judge by P1's own models; one that was not trained leaves it open. LeNet-5, which P1 does not draw, is told
+    beside."""
+    if not held.keys() & {*OWN}:
+        raise_missing("P1's own models")
+    here = ", ".join(f"{model} {told.get(model, MISSING)}" for model in OWN)
+    beside = sentences(f"{BESIDE}, which P1 does not draw, {told[BESIDE]}" if BESIDE in told else "")
+    return Judgement(here, word_of(held.get(model) for model in OWN), beside)
+
+
+def columns(stored: StoredTables, item: str, method: str, heading: str) -> dict[str, str]:
+    """Return a method's cells of a column, by model, of the models that it was trained on."""
+    found = {}
+    for model in (*OWN, BESIDE):
+        with suppress(LookupError):
+            found[model] = stored.cell(item, f"{model}: test", method, heading)
+    return found
+
+
+def spread(stored: StoredTables, model: str) -> float:
+    """Return by how many points trainings of a model differ anyway, a point at least. On VGG-16 these are the points
+    between those that send about the k largest; as long as they are not stored, nobody knows, and no difference of one
+    seed decides."""
+    if model != VGG:
+        return POINT
+    ends = _ends(stored)
+    return max(POINT, max(ends) - min(ends)) if ends else inf
+
+
+def spread_in_words(stored: StoredTables) -> str:
+    """Return how far these end apart; empty as long as they are not stored."""
+    if not (ends := _ends(stored)):
+        return ""
+    low, high = min(ends), max(ends)
+    said = f"on {VGG} runs that send about the k largest end between {low:.2f} and {high:.2f} %, one seed each"
+    return f"{said}: smaller differences mean nothing"
+
+
+def _ends(stored: StoredTables) -> list[float]:
+    with suppress(LookupError):
+        scores = stored.by_seed(VGG)
+        return [scores[form][""] for form in ALIKE]
+    return []
