@@ -32,6 +32,7 @@ from sparsync_lab.papers.run import History, Run, file_of, read, write
 from sparsync_lab.papers.trainings import run_options, train_run
 from sparsync_lab.papers.verdicts import verdicts
 from sparsync_lab.papers.vgg16_notes import change_tables, gap_note
+from sparsync_lab.report import LineChart
 from tests.lab.test_papers import history_of, task
 
 
@@ -374,7 +375,7 @@ def test_what_more_epochs_bring_to_blocks_is_told_once_they_are_trained() -> Non
     assert not p2_learned.block_gap_text(scores)
     scores |= {p2.at_share_of_rate(run, 4).label: 60.0 for run in (block, single)}
     assert p2_learned.block_gap_text(scores).endswith(
-        "that they are below P2's; the rest is not explained, and P2 has ten times as many epochs"
+        "that it is below P2's; the rest is not explained, and P2 has ten times as many epochs"
     )
     scores |= {p2.for_longer(block).label: 85.0, p2.for_longer(single).label: 90.0}
     told = p2_learned.block_gap_text(scores)
@@ -456,11 +457,12 @@ def test_random_k_by_both_exchanges_has_the_mean_of_three_seeds_once_they_are_tr
     runs = [p2.long_training(f"random+{how}", "layer", 8) for how in ("shared", "allgather")]
     for run, score in zip(runs, (0.84, 0.845), strict=True):
         stored_run(context, run, score)
-    assert word_of(context, claim) == (PARTLY, "84.00 and 84.50 % (layer, W = 8). 1 of 6 settings are trained.")
+    told = "all-reduce and all-gather: 84.00 and 84.50 % (layer, W = 8). 1 of 6 settings are trained."
+    assert word_of(context, claim) == (PARTLY, told)
     for run in question.runs:
         if "seed 1" in run.label or "seed 2" in run.label:
             stored_run(context, run, (0.84 if "shared" in run.label else 0.845) + 0.01 * run.seed)
-    assert "85.00 ± 1.00 and 85.50 ± 1.00 % (layer, W = 8, three seeds)" in word_of(context, claim)[1]
+    assert "Over three seeds: 85.00 ± 1.00 and 85.50 ± 1.00 % (layer, W = 8)" in word_of(context, claim)[1]
 
 
 def test_the_authors_settings_are_judged_by_the_seeds_that_both_have(tmp_path: Path) -> None:
@@ -497,7 +499,60 @@ def test_what_more_epochs_bring_is_said_of_blocks_by_all_reduce(tmp_path: Path) 
     told += "P2, which has 300 epochs: layer up to 36 points."
     assert word_of(context, claim)[1].endswith(told)
     stored_run(context, p2.for_longer(block), 0.85)
-    assert word_of(context, claim)[1].endswith(f"{told} 90 epochs instead of 30 bring 27.6 points (layer, W = 8).")
+    bring = "90 epochs instead of 30 bring block-random-k by all-gather 27.6 points (layer, W = 8)."
+    assert word_of(context, claim)[1].endswith(f"{told} {bring}")
+
+
+def test_the_cells_of_p2_that_do_not_learn_are_named(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    for scope, score in {"layer": 0.101, "global": 0.2, "both": 0.9}.items():
+        run = p2.long_training("topk" if scope == "both" else "block+shared", scope.replace("both", "layer"), 8)
+        stored_run(context, run, score)
+    told = "Block-random-k (allReduce) 10.10 (layer, W = 8), Block-random-k (allReduce) 20.00 (global, W = 8)."
+    (note,) = (one for one in evidence.evidence(context.read_only()).notes if "did not learn" in one)
+    assert note.startswith("2 of the trainings of P2's table")
+    assert note.endswith(told)
+
+
+def test_questions_are_drawn_beside_dense_and_seeds_as_a_band(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    (question,) = (one for one in evidence_questions.questions() if one.name == evidence_questions.TREE)
+    own = [run for run in question.runs if run.model == "resnet20" and "levels" in run.label]
+    for run in own[:1]:
+        stored_run(context, run, 0.9)
+    assert not evidence.evidence(context.read_only()).figures  # one training is no comparison
+    beside = [run for run in question.beside if run.model == "resnet20"]
+    for run in (*own, *beside):
+        stored_run(context, run, 0.9 + 0.01 * run.seed)
+    chart = evidence.evidence(context.read_only()).figures[-1].chart
+    assert isinstance(chart, LineChart)
+    assert chart.title == "ResNet-20 accuracy, forms of gTop-k"
+    assert [curve.label for curve in chart.curves] == ["dense", "topk", "gTop-k, 0.001", own[0].label]
+    assert [bool(curve.low) for curve in chart.curves] == [True, False, False, True]
+    assert list(chart.curves[-1].high) == pytest.approx([92.0])
+
+
+def test_p2_is_drawn_over_workers_beside_what_it_prints(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    assert p2.table_1_figures(context) == []
+    for scope in p2.SCOPES:
+        for workers, score in {1: 0.9, 8: 0.8}.items():
+            stored_run(context, p2.long_training("block+shared", scope, workers), score)
+    charts = [figure.chart for figure in p2.table_1_figures(context)]
+    assert [chart.title for chart in charts] == [
+        f"{what}: accuracy, {words}"
+        for words in ("layer by layer", "globally")
+        for what in ("Here, 30 epochs", "P2, 300 epochs")
+    ]
+    ours, printed, *_ = charts
+    assert isinstance(ours, LineChart)
+    assert isinstance(printed, LineChart)
+    both = {curve.label: (list(curve.x), list(curve.y), curve.look) for curve in ours.curves}
+    assert both == {  # with one worker they are one training
+        "Block-random-k (allGather)": ([1], [90.0], 4),
+        "Block-random-k (allReduce)": ([1, 8], [90.0, 80.0], 5),
+    }
+    assert list(printed.curves[-1].y) == [93.16, 92.5, 90.8, 90.63]
 
 
 def test_fallbacks_are_told_from_what_was_counted() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from sparsync_lab.docs.outer import FILE, SCORES, best_of_each
 from sparsync_lab.docs.sources import Sources
+from sparsync_lab.papers.adamw_tables import fraction
 from sparsync_lab.papers.outer import OUTER_SETTINGS, begun_of
 from sparsync_lab.papers.tables import NOT_RUN
+from sparsync_lab.report import LineChart
 
 SOURCES = Sources(Path(__file__).parents[2] / "results", "../results")
 
@@ -24,6 +26,19 @@ def test_notes_tell_what_was_sent_and_no_row_that_is_not_trained() -> None:
         for row in table.rows:
             if NOT_RUN in row.cells:
                 assert row.cells[0] not in about
+
+
+def test_perplexities_are_drawn_over_what_was_sent() -> None:
+    for figure, name in zip(SOURCES.item(FILE).result.figures, OUTER_SETTINGS, strict=True):
+        chart = figure.chart
+        assert isinstance(chart, LineChart)
+        assert chart.title == f"Perplexity, {OUTER_SETTINGS[name].workers} workers"
+        done = begun_of(SOURCES.item(FILE).result, name)[0]
+        assert [curve.label for curve in chart.curves] == list(done)
+        for curve in chart.curves:
+            share = curve.x[-1] / chart.curves[0].x[-1]
+            assert done[curve.label]["sent, of dense"] == fraction(share)
+            assert f"{curve.y[-1]:.2f}" == done[curve.label]["score"].split(" ")[0]
 
 
 def test_the_best_of_each_kind_is_the_best_of_its_rows() -> None:

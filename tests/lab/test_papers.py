@@ -49,7 +49,7 @@ from sparsync_lab.papers.imagenet import image_folder_task
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.published import P1_MODELS, P2_ACCURACY
-from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, rate_factor, read, write
+from sparsync_lab.papers.run import SUFFIX, History, Run, file_of, rate_factor, read
 from sparsync_lab.papers.run_queue import train_missing
 from sparsync_lab.papers.store import load, rounded, runs_of
 from sparsync_lab.papers.sweep import (
@@ -830,18 +830,6 @@ def test_what_was_found_is_said_of_the_full_trainings_alone(context: RunContext)
             notes = " ".join(ITEMS[key].run(replace(context, **changes).read_only()).notes)
             assert "diverge" not in notes
     assert "diverges here" in " ".join(load(ROOT / "results" / "papers" / "p1-fig1.json").result.notes)
-
-
-def test_bars_are_of_one_kind(context: RunContext) -> None:
-    for run in p2.table_runs(context):
-        if run.workers == 1:
-            data = {"name": "generated", "size": "none", "sha256": ""}
-            history = replace(history_of(run, 0.5), score="accuracy", data=data)
-            write(file_of(context, run), history)
-    (figure,) = ITEMS["p2/table1"].run(context.read_only()).figures
-    labels = [bar.label for bar in figure.chart.bars]  # type: ignore[union-attr]
-    assert sorted(labels) == sorted({*labels})
-    assert len(labels) == 7
 
 
 def test_data_that_differ_are_said_to(context: RunContext) -> None:

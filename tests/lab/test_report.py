@@ -269,7 +269,7 @@ def test_a_picture_of_four_charts_has_two_rows_and_a_legend_for_each_that_needs_
     charts = [LineChart("t", "x", curves()[: i + 1], log_y=True) for i in range(4)]
     png(charts, tmp_path / "four.png")
     width, height = struct.unpack(">II", (tmp_path / "four.png").read_bytes()[16:24])
-    assert width == 2160
+    assert width == 1440  # two beside one another, so that no row has one alone
     assert 1152 < height < 1400
     drawn = _figure(charts)
     assert [len(axes.figure.legends[0].get_texts()) for axes in drawn.axes] == [1, 2, 3, 4]
@@ -277,6 +277,12 @@ def test_a_picture_of_four_charts_has_two_rows_and_a_legend_for_each_that_needs_
     same = _figure([charts[1], charts[1]])
     assert len(same.legends) == 1
     assert same.axes[0].get_yscale() == "log"
+
+
+def test_an_axis_of_a_few_whole_numbers_has_no_halves() -> None:
+    axes = _figure([LineChart("t", "workers", [Curve("a", [1, 2, 4, 8], [1, 2, 3, 4])])]).axes[0]
+    assert {2.0, 4.0, 6.0, 8.0} <= {*axes.get_xticks()}
+    assert all(tick.is_integer() for tick in axes.get_xticks())
 
 
 def test_a_legend_that_is_higher_than_its_chart_does_not_collapse_it(recwarn: pytest.WarningsRecorder) -> None:

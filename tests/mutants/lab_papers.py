@@ -43,6 +43,20 @@ MUTANTS = [
         f"{TESTS}/test_verdicts_p2.py::test_with_momentum_what_learns_is_judged",
     ),
     Mutant(
+        "with momentum a pair counts where dense ends below what has a tenth of its rate",
+        f"{PAPERS}/claims_p2_scopes.py",
+        "> max(LEARNS, pair[1])",
+        "> LEARNS",
+        f"{TESTS}/test_verdicts_p2.py::test_with_momentum_what_learns_is_judged",
+    ),
+    Mutant(
+        "one seed that ends a little lower with more workers decides",
+        f"{PAPERS}/claims_p2.py",
+        "None if name in close else fall > 0",
+        "fall > 0",
+        f"{TESTS}/test_verdicts_p2.py::test_accuracy_falls_with_workers_by_what_counts",
+    ),
+    Mutant(
         "a question is counted among the papers' claims",
         f"{PAPERS}/verdicts.py",
         "[one for one in found if not one.is_question]",

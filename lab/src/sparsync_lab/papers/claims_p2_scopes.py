@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from sparsync_lab.papers.claim import (
     LEARNS,
     POINT,
+    UNDECIDED,
+    UNDER_A_POINT,
     Claim,
     Judgement,
     StoredTables,
@@ -16,12 +18,11 @@ from sparsync_lab.papers.claim import (
     sentences,
     word_for,
 )
-from sparsync_lab.papers.p2 import AS_PRINTED, EPOCHS, LEARNED, SCOPES, WITH_MOMENTUM
+from sparsync_lab.papers.p2 import AS_PRINTED, EPOCHS, LEARNED, LONG, SCOPES, WITH_MOMENTUM
 from sparsync_lab.papers.p2_accuracies import (
     LIKEWISE,
     PRINTED,
     TITLES,
-    Cells,
     as_far_as_p2,
     both_scopes,
     listed,
@@ -33,6 +34,7 @@ from sparsync_lab.papers.p2_learned import at_same_rate
 from sparsync_lab.papers.published import P2_WORKERS
 
 RATES = f"P2's rate is {SCOPES['layer']:g} W layer by layer and {SCOPES['global']:g} W globally"  # W workers
+ONE_RATE = "one rate for both"
 
 
 def _at_one_worker(stored: StoredTables) -> Judgement:
@@ -44,28 +46,28 @@ def _at_one_worker(stored: StoredTables) -> Judgement:
     ] or raise_missing(AS_PRINTED)
     first, *others = (f"{name} {layer:.2f} and {whole:.2f} %" for name, layer, whole in pairs)
     word = word_for(sum(layer > whole for _, layer, whole in pairs), len(pairs))
-    return Judgement(first, at_most_partly(word), sentences(", ".join(others), f"{RATES}; the same was not run"))
+    return Judgement(first, at_most_partly(word), sentences(", ".join(others), f"{RATES}; {ONE_RATE} was not run"))
 
 
 def _with_momentum(stored: StoredTables) -> Judgement:
-    """Compare both scopes where both learn: not where one is little above chance, and the other at it."""
+    """Compare both scopes where both learn, and dense tells scope from rate. It has the rate of layers: where it does
+    not learn, or ends below what has a tenth of that rate, the rate decides."""
     cells = ours(stored, "p2/table1", WITH_MOMENTUM)
     every = both_scopes(cells)
-    pairs = {key: pair for key, pair in every.items() if min(pair) > LEARNS} or raise_missing(WITH_MOMENTUM)
-    first, *others = (named(key, pair) for key, pair in pairs.items())
-    held = sum(layer > whole for layer, whole in pairs.values())
-    here = f"in {held} of {len(pairs)} pairs of which both learn, of {len(every)}; {first}"
-    half = [named(key, pair) for key, pair in every.items() if key not in pairs and max(pair) > LEARNS]
+    dense = {w: cells["standard", "layer", w] for w in P2_WORKERS if ("standard", "layer", w) in cells}
+    learning = {key: pair for key, pair in every.items() if min(pair) > LEARNS and key[1] in dense}
+    both = learning or raise_missing(WITH_MOMENTUM)
+    first, *others = (f"{named(key, pair)}, dense {dense[key[1]]:.2f}" for key, pair in both.items())
+    counts = [pair for key, pair in both.items() if dense[key[1]] > max(LEARNS, pair[1])]
+    held = sum(layer > whole for layer, whole in counts)
+    word = word_for(held, len(counts)) if counts else UNDECIDED
+    which = f"in {held} of {len(counts)} pairs that decide" if counts else "no pair decides"
+    here = f"{which}, of {len(every)}: {first}; see {LONG} epochs, beyond/evidence"
+    half = [named(key, pair) for key, pair in every.items() if key not in both and max(pair) > LEARNS]
     left_out = f"left out, as one of the two does not learn: {', '.join(half)}" if half else ""
-    ends = _dense_ends(cells)
-    few = f", and dense itself ends at {ends} % in {EPOCHS} epochs" if ends else ""
-    fair = f"not tested fairly: {RATES}, the same was not run{few}"
-    return Judgement(here, word_for(held, len(pairs)), sentences(", ".join(others), fair, left_out))
-
-
-def _dense_ends(cells: Cells) -> str:
-    own = {w: cells["standard", "layer", w] for w in P2_WORKERS if ("standard", "layer", w) in cells}
-    return ", ".join(f"{score:.2f} (W = {w})" for w, score in own.items())
+    why = f"{RATES}; dense has that of layers. A pair decides where dense learns and ends above what is chosen globally"
+    why += ": where the lower rate alone ends higher, the scope is not what is compared"
+    return Judgement(here, word, sentences(f"likewise {', '.join(others)}" if others else "", why, left_out))
 
 
 def _that_learn(stored: StoredTables) -> Judgement:
@@ -79,23 +81,40 @@ def _that_learn(stored: StoredTables) -> Judgement:
     first, *others = [key for key in pairs if key[1] == most or key not in held]
     here = f"in {len(held)} of {len(pairs)} pairs that learn; {named(first, pairs[first])}"
     word, far = as_far_as_p2(word_for(len(held), len(pairs)), cells, "topk")
-    same, better = _at_the_same_rate({key: own for key, own in at_same_rate(trained(stored)).items() if key in pairs})
+    found = at_same_rate(trained(stored))
+    alike = {key: (layer, whole) for key, (layer, _, whole) in found.items() if key in pairs}
+    if first in alike:
+        layer, whole = alike[first]
+        close = f", {UNDER_A_POINT}" if abs(layer - whole) < POINT else ""
+        here += f"; at one rate {layer:.2f} and {whole:.2f}{close}"
+    same, better = _at_the_same_rate(alike, len(pairs))
     unlearned = f"a pair that does not learn is left out: {left_out}" if left_out else ""
-    told = ", ".join(named(key, pairs[key]) for key in others)
+    told = f"likewise {', '.join(named(key, pairs[key]) for key in others)}" if others else ""
     return Judgement(here, at_most_partly(word, better), sentences(told, same, unlearned, far))
 
 
-def _at_the_same_rate(found: Mapping[tuple[str, int], tuple[float, float, float]]) -> tuple[str, bool]:
-    """Return what the scope makes at the rate of layers, and whether layers are ahead there by a point everywhere."""
-    own = {key: (layer, whole) for key, (layer, _, whole) in found.items()}
+def _at_the_same_rate(own: Mapping[tuple[str, int], tuple[float, float]], pairs: int) -> tuple[str, bool]:
+    """Return what the scope makes at the rate of layers, and whether layers are ahead there by a point everywhere.
+
+    Args:
+        own: accuracies of both scopes at that rate.
+        pairs: how many there are at P2's rates.
+    """
     if not own:
-        return f"{RATES}; the same was not run", False
+        return f"{RATES}; {ONE_RATE} was not run", False
     ahead = [key for key, (layer, whole) in own.items() if layer - whole >= POINT]
-    told = f"{RATES}; with that of layers for both: {', '.join(named(key, pair) for key, pair in own.items())}"
-    because = "so it is not the rate alone" if ahead else "so the difference is P2's rate"
-    if 0 < len(ahead) < len(own):
-        because = f"so it is not the rate alone of {', '.join(TITLES[scheme] for scheme, _ in ahead)}"
-    return f"{told}, one seed each: {because}", len(ahead) == len(own)
+    told = (
+        f"{RATES}. With that of layers for both, one seed: {', '.join(named(key, pair) for key, pair in own.items())}"
+    )
+    causes = {
+        "not explained by the rate alone": ahead,
+        "explained by P2's rates": [key for key in own if key not in ahead],
+    }
+    for cause, keys in causes.items():
+        if keys:
+            told += f"; the difference of {', '.join(f'{TITLES[scheme]} (W = {w})' for scheme, w in keys)} is {cause}"
+    rest = f"; {pairs - len(own)} of {pairs} pairs were not run at one rate" if pairs > len(own) else ""
+    return f"{told}{rest}", len(ahead) == len(own)
 
 
 def _printed(workers: int) -> str:

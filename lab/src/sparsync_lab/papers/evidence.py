@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sparsync_lab.papers import tuned
 from sparsync_lab.papers.curves import base_result, display_score, quick_changes
+from sparsync_lab.papers.evidence_figures import question_figures
 from sparsync_lab.papers.evidence_questions import (
     EVIDENCE,
     JOBS,
@@ -23,7 +24,7 @@ from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.vgg16_gap import ASKED
 from sparsync_lab.papers.vgg16_notes import change_tables
-from sparsync_lab.report import Row, Table
+from sparsync_lab.report import Figure, Row, Table
 
 
 def evidence(context: RunContext) -> Result:
@@ -33,11 +34,12 @@ def evidence(context: RunContext) -> Result:
     every = [run for _, runs, _ in asked for run in runs]
     check_only(context, every)
     process_queue(context, lambda: every, done)
-    tables, histories = [], []
+    tables, figures, histories = [], list[Figure](), []
     process_queue(context.read_only(), lambda: [run for _, _, beside in asked for run in beside], done)
     for one, runs, beside in asked:
         tables.append(Table(one.asks, HEADINGS, [_row(run, done.get(run.name)) for run in (*runs, *beside)]))
         histories += [done[run.name] for run in (*runs, *beside) if run.name in done]
+        figures += question_figures(one.name, (*beside, *runs), done)
         if one.asks == ASKED:
             tables += change_tables(context)
         if one.name == TUNED and not context.quick:
@@ -51,7 +53,7 @@ def evidence(context: RunContext) -> Result:
         notes += [*learned_notes(trained), *fallen_note(done[run.name] for run in every if run.name in done)]
     histories = list({history.run.name: history for history in histories}.values())
     result = base_result(context, histories, [run.name for run in every if run.name not in done])
-    return replace(result, tables=tables, notes=[*notes, *result.notes])
+    return replace(result, tables=tables, figures=figures, notes=[*notes, *result.notes])
 
 
 def _by_model(runs: Iterable[Run], done: Mapping[str, History]) -> dict[str, dict[str, History]]:
@@ -112,7 +114,7 @@ ITEMS = (
     Item(
         EVIDENCE,
         "claims tested where they can fail",
-        "Trainings that separate causes, baselines with other rates, and P2's cells with trainings that learn.",
+        "Trainings that separate causes, baselines with other rates, and P2's table 1 without momentum.",
         evidence,
         ("CIFAR-10", "MNIST", "PTB", "a GPU"),
         45,

@@ -45,8 +45,8 @@ TREE_ASKED = (
 AUTHORS_ASKED = (
     "P1, figure 6: with weight decay and density warm-up of the authors' code, 120 epochs; and VGG-16 clipped."
 )
-TUNED, TREE = "tuned", "gTop-k"  # questions
-LEARNS = "with trainings that learn: no momentum, a rate that grows over 5 epochs, 30 epochs, ResNet-18"
+TUNED, TREE, SETTINGS, RANDOM = "tuned", "gTop-k", "authors' settings", "randk"  # questions
+OF_P2 = "no momentum, a rate that grows over 5 epochs, 30 epochs, ResNet-18"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def questions() -> tuple[Question, ...]:
     both = ("topk", "dense")
     groups = (
         Question(
-            "authors' settings",
+            SETTINGS,
             AUTHORS_ASKED,
             (
                 *(authors_settings(model, method) for model in ("vgg16", "resnet20") for method in both),
@@ -150,7 +150,7 @@ def questions() -> tuple[Question, ...]:
         ),
         Question(
             "no momentum",
-            f"P2, table 1: layer by layer against globally, block against random, and all-reduce {LEARNS}.",
+            f"P2, table 1 ({OF_P2}): layer by layer against globally, block against random, and all-reduce.",
             (
                 *cells("layer", 8, ("standard", "topk", *wide)),
                 *cells("global", 8, ("topk", *wide)),
@@ -165,7 +165,7 @@ def questions() -> tuple[Question, ...]:
             tuned.beside(search),
         ),
         Question(
-            "randk",
+            RANDOM,
             RANDOM_ASKED,
             tuple(random_forms.random_k(model, form) for model in random_forms.MODELS for form in random_forms.FORMS),
             tuple(training(model, method) for model in random_forms.MODELS for method in ("dense", "randk")),
@@ -213,7 +213,7 @@ def questions() -> tuple[Question, ...]:
         ),
         Question(
             "the rest",
-            f"P2, table 1, the other cells {LEARNS}.",
+            f"P2, table 1 ({OF_P2}): the other cells.",
             (
                 *map(at_layers_rate, cells("global", 8, ("topk", "random+allgather", "block+allgather"))),
                 *cells("layer", 2, ("standard", "topk", *wide)),

@@ -11,13 +11,13 @@ from sparsync_lab.papers import beyond
 from sparsync_lab.papers.adamw_sweep import GPT, LOCO, MAIN, ROWS, SETTINGS
 from sparsync_lab.papers.adamw_tables import fraction, score_table, share_of, where
 from sparsync_lab.papers.beyond import Sweep, order_of
-from sparsync_lab.papers.curves import display_score
+from sparsync_lab.papers.curves import by_epoch, display_score, first_seed, spread_caption, with_their_seeds
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.sweep import Method, Stage
-from sparsync_lab.papers.tables import NOT_RUN, columns, rate_search_table
+from sparsync_lab.papers.tables import NOT_RUN, columns, over_bytes, rate_search_table
 from sparsync_lab.papers.trainings import OUTER as OUTER_LOOP
-from sparsync_lab.report import Table
+from sparsync_lab.report import Figure, Table
 
 # Published: an outer SGD of rate 0.7 with Nesterov momentum of 0.9. With all entries, H follows from the bytes.
 AS_DILOCO = {"compressor": "none", "outer_lr": 0.7, "outer_momentum": 0.9}
@@ -195,7 +195,21 @@ def outer(context: RunContext) -> Result:
             rate_search_table(search, name, search.methods(name)),
         ]
     tables.append(order_of(sweep))
-    return replace(result, tables=tables, rows=columns(search), notes=[*notes_of(search), *result.notes])
+    notes = [*notes_of(search), *result.notes]
+    return replace(result, tables=tables, figures=figures(search), rows=columns(search), notes=notes)
+
+
+def figures(search: LearningRateSearch) -> list[Figure]:
+    """Draw perplexities over the bytes that a worker has sent, in a chart for each setting."""
+    made = []
+    for name, setting in search.settings.items():
+        seeds = with_their_seeds({label: search.repeats(name, label, 0) for label in search.methods(name)})
+        first = first_seed(seeds)
+        if len(first) > 1:
+            caption = f"{where(setting, 0)}, with its chosen rate each: {spread_caption(seeds)}."
+            chart = over_bytes(f"Perplexity, {setting.workers} workers", by_epoch("", seeds, ""), first)
+            made.append(Figure(chart, caption))
+    return made
 
 
 ITEMS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -21,6 +21,7 @@ from sparsync_lab.papers.curves import (
 )
 from sparsync_lab.papers.item import Column
 from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
+from sparsync_lab.papers.run import History
 from sparsync_lab.papers.sweep import ABLATIONS, EARLY, METHODS, RELATED, TARGETS, base_of
 from sparsync_lab.report import Figure, LineChart, Row, Table
 
@@ -188,18 +189,21 @@ def figures(search: LearningRateSearch) -> list[Figure]:
             whole = by_epoch(title, seeds, f"With its chosen rate each: {spread_caption(seeds)}.", LOOKS)
             made.append(whole)
             if length == 0:
-                assert isinstance(whole.chart, LineChart)
-                curves = [replace(curve, x=first[curve.label].bytes) for curve in whole.chart.curves]
-                chart = replace(
-                    whole.chart,
-                    title=f"{title}: over bytes",
-                    x_label="sent by a worker",
-                    curves=curves,
-                    log_x=True,
-                    x_unit="B",
-                )
+                chart = over_bytes(f"{title}: over bytes", whole, first)
                 made.append(Figure(chart, "All sparse methods send the same bytes in all."))
     return made
+
+
+def over_bytes(title: str, whole: Figure, first: Mapping[str, History]) -> LineChart:
+    """Return scores over the bytes that a worker has sent.
+
+    Args:
+        whole: the same over epochs.
+        first: a training of each label.
+    """
+    assert isinstance(whole.chart, LineChart)
+    curves = [replace(curve, x=first[curve.label].bytes) for curve in whole.chart.curves]
+    return replace(whole.chart, title=title, x_label="sent by a worker", curves=curves, log_x=True, x_unit="B")
 
 
 def columns(search: LearningRateSearch) -> dict[str, Column]:

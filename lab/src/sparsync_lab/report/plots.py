@@ -129,7 +129,7 @@ class LineChart:
         else:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         if not self.log_x:
-            axes.xaxis.set_major_locator(MaxNLocator(6))
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}{_spaced(self.y_unit)}"))
         if self.y_range:
             axes.set_ylim(*self.y_range)
@@ -199,7 +199,7 @@ Chart = LineChart | BarChart
 
 
 def png(charts: Sequence[Chart], path: Path) -> None:
-    """Draw charts on white, three in a row at most, and save them as PNG."""
+    """Draw charts on white, three in a row at most, four as two rows, and save them as PNG."""
     drawn = BytesIO()
     with matplotlib.rc_context(STYLE):
         _figure(charts).savefig(drawn, format="png", dpi=160)
@@ -218,7 +218,7 @@ def svg(chart: Chart, name: str) -> str:
 def _figure(charts: Sequence[Chart]) -> Figure:
     """Draw charts; those with the same curves have one legend below all of them, others one each: what it needs is
     added to the height."""
-    columns = min(COLUMNS, len(charts))
+    columns = 2 if len(charts) == 4 else min(COLUMNS, len(charts))
     rows = [charts[i : i + columns] for i in range(0, len(charts), columns)]
     own = len({tuple(labels) for labels in map(_labels, charts) if labels}) > 1
     heights = [SIZE[1] + (max(_legend_inches(chart) for chart in row) if own else 0) for row in rows]
