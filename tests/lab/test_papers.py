@@ -824,14 +824,6 @@ def test_curves_have_the_range_of_the_seeds() -> None:
     assert spread_caption(done) == "the mean of up to 3 seeds, and from the lowest to the highest"
 
 
-def test_what_was_found_is_said_of_the_full_trainings_alone(context: RunContext) -> None:
-    for changes in ({"quick": True}, {"seed": 1}, {"epochs": 3.0}, {}):  # the last: nothing is trained
-        for key in ("p1/fig1", "p2/table1"):
-            notes = " ".join(ITEMS[key].run(replace(context, **changes).read_only()).notes)
-            assert "diverge" not in notes
-    assert "diverges here" in " ".join(load(ROOT / "results" / "papers" / "p1-fig1.json").result.notes)
-
-
 def test_data_that_differ_are_said_to(context: RunContext) -> None:
     run = p1_runs.training("resnet20", "dense")
     data = [{"name": name, "size": "none", "sha256": name} for name in ("half", "whole")]

@@ -37,6 +37,10 @@ class StoredTables:
             caption
         )
 
+    def device(self, item: str) -> str:
+        """Return on what an item was measured."""
+        return self.results[item].where.get("device", "the device here").removeprefix("NVIDIA ")
+
     def cell(self, item: str, caption: str, row: str, heading: str) -> str:
         found = self.table(item, caption)
         at = {cells.cells[0]: cells.cells for cells in found.rows}[row]

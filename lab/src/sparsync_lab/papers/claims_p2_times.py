@@ -8,7 +8,10 @@ from sparsync_lab.papers.step_times import PARTS
 
 EXCHANGE, CODING, STEP = *PARTS[2:], "step"
 BLOCKS = ("block+shared", "block+allgather")
-COMPUTED = "the exchange is computed from its bytes at 10 Gbit/s, coding is an H200's"
+
+
+def _computed(stored: StoredTables) -> str:
+    return f"the exchange is computed from its bytes at 10 Gbit/s, coding is measured on {stored.device('p2/table2')}"
 
 
 def _times(stored: StoredTables, part: str) -> dict[str, float]:
@@ -25,7 +28,7 @@ def _exchange_falls(stored: StoredTables) -> Judgement:
     dense = times.pop("standard")
     held = sum(ms < dense for ms in times.values())
     here = f"less for {held} of {len(times)}: at most {max(times.values()):.2f} ms, dense {dense:.2f}"
-    return Judgement(here, word_for(held, len(times)), sentences(_told(times), COMPUTED))
+    return Judgement(here, word_for(held, len(times)), sentences(_told(times), _computed(stored)))
 
 
 def _coding_eats_the_gain(stored: StoredTables) -> Judgement:
@@ -38,23 +41,25 @@ def _coding_eats_the_gain(stored: StoredTables) -> Judgement:
     worst = max(saved, key=lambda scheme: coding[scheme])
     here = f"for {held} of {len(saved)}; {TITLES[worst]} codes for {coding[worst]:.2f} ms and saves {saved[worst]:.2f}"
     others = ", ".join(f"{TITLES[how]} {coding[how]:.2f} of {ms:.2f} ms" for how, ms in saved.items() if how != worst)
-    return Judgement(here, word_for(held, len(saved)), sentences(others, COMPUTED))
+    return Judgement(here, word_for(held, len(saved)), sentences(others, _computed(stored)))
 
 
 def _blocks_are_faster(stored: StoredTables) -> Judgement:
     steps = _times(stored, STEP)
     own = {scheme: steps[scheme] for scheme in BLOCKS}
     here = f"{_told(own)}, dense {steps['standard']:.2f}"
-    return Judgement(here, word_for(sum(ms < steps["standard"] for ms in own.values()), len(own)), sentences(COMPUTED))
+    return Judgement(
+        here, word_for(sum(ms < steps["standard"] for ms in own.values()), len(own)), sentences(_computed(stored))
+    )
 
 
 def _only_blocks_are_faster(stored: StoredTables) -> Judgement:
     steps = _times(stored, STEP)
     faster = {scheme: ms for scheme, ms in sorted(steps.items(), key=lambda one: one[1]) if ms < steps["standard"]}
     others = {scheme: ms for scheme, ms in faster.items() if scheme not in BLOCKS}
-    here = f"{_told(others) or 'no other, 0 of 3'}; dense {steps['standard']:.2f}"
+    here = f"{_told(others) or 'no other'}; dense {steps['standard']:.2f}"
     told = f"{len(faster)} of {len(steps) - 1} are faster than dense"
-    return Judgement(here, word_for(bool(faster) and not others, True), sentences(told, COMPUTED))
+    return Judgement(here, word_for(bool(faster) and not others, True), sentences(told, _computed(stored)))
 
 
 def _blocks_are_simple(stored: StoredTables) -> Judgement:

@@ -37,11 +37,6 @@ def train_runs(context: RunContext, runs: Sequence[Run]) -> tuple[dict[str, Hist
     return done, base_result(context, list(done.values()), missing)
 
 
-def findings(context: RunContext, missing: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
-    """Return the notes on the full trainings, if it is these that are there."""
-    return [] if context.quick or context.seed or context.epochs is not None or missing else notes
-
-
 def base_result(context: RunContext, histories: Sequence[History], missing: Sequence[str]) -> Result:
     """Return a result that holds what all items that train have in common.
 

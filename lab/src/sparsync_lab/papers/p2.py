@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import step_times
-from sparsync_lab.papers.curves import display_score, findings, quick_changes, train_runs
+from sparsync_lab.papers.curves import display_score, quick_changes, train_runs
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS, p2_table1
 from sparsync_lab.papers.run import History, Run
@@ -29,12 +29,9 @@ STEP_SECONDS = 0.03  # of a worker on an H200, beside eight other trainings; alo
 
 BURSTS = (
     "With error feedback an entry that random-k or block-random-k chooses has waited 100 steps on average, and then "
-    "brings the sum of a hundred gradients at once. Momentum of 0.9 makes ten times as much of that: with it the two "
-    "diverge at P2's rates or hardly learn. Without it (second table) all learn but block-random-k globally, and layer "
-    "by layer the three rank as in P2: Top-k, random-k, block-random-k. Globally, where the rate is ten times lower, "
-    "all three end lower than layer by layer, as in P2. With momentum Top-k ends higher globally, with every number of "
-    "workers, and dense, which has the higher rate of layers, ends below that too: so it may be that rate that costs "
-    "so much in so few epochs, and not the scope. Scope and rate apart: beyond/evidence."
+    "brings the sum of a hundred gradients at once. Momentum of 0.9 makes ten times as much of that; the second table "
+    "is without it. Dense has the rate of layers, which is ten times the one of entries that are chosen globally: what "
+    "the rate does and what the scope, beyond/evidence asks."
 )
 DRAWN = (
     f"The picture shows P2's numbers and, with another axis, those of beyond/evidence: {LONG} epochs without momentum, "
@@ -136,7 +133,7 @@ def table_1(context: RunContext) -> Result:
         "to be safe; weights, gradients and what is sent are fp32. ResNet-18 begins with a convolution of 3 × 3, as is "
         "usual for CIFAR-10; P2 does not say how its own begins. The effect of both is not measured.",
     ]
-    notes += [*([DRAWN] if figures else []), *findings(context, result.missing, [BURSTS]), *result.notes]
+    notes += [*([DRAWN] if figures else []), BURSTS, *result.notes]
     return replace(result, tables=[table, plain], figures=figures, notes=notes)
 
 

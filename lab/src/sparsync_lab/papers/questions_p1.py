@@ -77,7 +77,7 @@ def _carried_like_topk(stored: StoredTables) -> Judgement:
     short = [stored.scores(ASKED).get((VGG, cause_label(how, PLAIN))) for how in (CARRIED, "topk")]
     early = ""
     if None not in short:
-        early = f"{VGG} in 40 epochs, in which neither learns much: {short[0]:.1f} against {short[1]:.1f}"
+        early = f"{VGG} in 40 epochs: {short[0]:.1f} against {short[1]:.1f}"
     alike = "whether held or carried, what lies above its threshold are by construction the k largest, as with TopK-SGD"
     return Judgement(here, word, f"{detail} {sentences(alike, early)}".strip())
 

@@ -117,7 +117,7 @@ def _known(context: RunContext) -> list[str]:
             f", and {below[COUNTED]} where it is trained again with the same seed; in its first {first['step']} steps "
             f"it sends {first['mean'] / k:.1f} k, as a warm-up would"
         )
-    told += ". The number of entries alone does not decide."
+    told += "."
     if all(run.label in done for run in theirs):
         top, dense = (_score(done[run.label]) for run in theirs)
         told += f" With weight decay and density warm-up of its authors' code it ends {_points(dense - top)} below."
@@ -128,7 +128,7 @@ def _known(context: RunContext) -> list[str]:
             f"{from_dense(stated_gap(top - dense, digits=1))} that is clipped, too: clipping costs dense itself "
             f"{below[cut[1].label]}."
         )
-    return [f"{told}{_longer_warm_up(context, done['topk'])} The cause is unknown."]
+    return [f"{told}{_longer_warm_up(context, done['topk'])}"]
 
 
 def _longer_warm_up(context: RunContext, topk: History) -> str:
