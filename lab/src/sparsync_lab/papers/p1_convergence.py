@@ -55,8 +55,8 @@ IMAGENET = (
     "divided by 10 after 30 and 60 (P1 prints no rate, and a batch of 128 with its times only)."
 )
 RANDOM = (
-    "In P1 RandK-SGD learns on CIFAR-10, if slowly, and cannot converge on ImageNet. With error feedback an entry waits "
-    "a thousand steps on average; the learning rate is dense SGD's. P1 does not say what it did about that. Its "
+    "In P1 RandK-SGD learns on CIFAR-10, if slowly, and cannot converge on ImageNet. With error feedback entries wait "
+    "for a thousand steps on average; the learning rate is dense SGD's. P1 does not say what it did about that. Its "
     "authors' code has Rand-k with its residual (randomkec) and without (randomk), and P1 does not say which figure 1 "
     "shows; it begins with densities that are four to sixteen times as high. What these two change, beyond/evidence "
     "measures {trained}. Of what it sends, the density column counts what is not 0."
