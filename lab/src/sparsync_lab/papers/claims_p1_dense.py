@@ -12,6 +12,7 @@ from sparsync_lab.papers.claim import (
     Held,
     Judge,
     Judgement,
+    MissingResult,
     StoredTables,
     first_number,
     from_dense,
@@ -41,7 +42,7 @@ def ends_like_dense(item: str, method: str, text: str) -> tuple[Claim, Claim]:
         text: what is claimed.
     """
     return (
-        Claim(item, f"{text}, {TEXT}", BELOW, _with_the_texts(item, method)),
+        Claim(item, f"{text}, {TEXT}", BELOW, _with_the_texts(item, method), (EVIDENCE,)),
         Claim(item, f"{text}, {CODE}", BELOW, _with_the_authors(method), (EVIDENCE,)),
     )
 
@@ -88,7 +89,7 @@ def _with_the_authors(method: str) -> Judge:
 def _scores(stored: StoredTables, model: str) -> dict[str, dict[str, float]]:
     """Return the last scores of a model's trainings with these settings, and of those beside them, by label and seed;
     none if nothing is stored."""
-    with suppress(LookupError):
+    with suppress(MissingResult):
         scores = stored.scores(AUTHORS_ASKED)
         return seeds_by_label({label: score for (own, label), score in scores.items() if own == model})
     return {}
@@ -103,7 +104,7 @@ def _more_sent(stored: StoredTables) -> str:
 
 def _each_alone(stored: StoredTables) -> str:
     """Return what weight decay and density warm-up bring by themselves on VGG-16; empty if that was not trained."""
-    rows = stored.asked(ASKED) if any(t.caption == ASKED for t in stored.results["beyond/evidence"].tables) else {}
+    rows = stored.asked(ASKED) if any(t.caption == ASKED for t in stored.result("beyond/evidence").tables) else {}
     found = [rows.get(("VGG-16", cause_label("topk", what))) for what in (PLAIN, "weight decay", "density warm-up")]
     if None in found:
         return ""

@@ -67,7 +67,7 @@ def _places(held: Sequence[bool], sizes: Mapping[str, object]) -> str:
 def _compared(stored: StoredTables, compare: Compare) -> tuple[list[Compared], list[bool], str]:
     """Return what is compared at P1's sizes, by table, what holds there, and in words where a smaller size says
     otherwise."""
-    tables = stored.results["p1/fig4"].tables
+    tables = stored.result("p1/fig4").tables
     timed = [found for table in tables if (found := compare(table, False))]
     held = [one for found in timed for one, _ in found.values()] or raise_missing("P1's sizes")
     others = [said for table in tables for one, said in compare(table, True).values() if one not in held]
@@ -143,7 +143,7 @@ def _order_of_methods(stored: StoredTables) -> Judgement:
         f"{_of(last, len(models))} (an H200's selection)"
     )
     told = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in zip(names, times["ResNet-50"], strict=True))
-    measured = stored.results["p1/table2"].rows
+    measured = stored.result("p1/table2").rows
     keys = list(zip(measured["model"], measured["method"], strict=True))
     sent, took, entries = ({key: float(own or 0) for key, own in zip(keys, measured[name], strict=True)}
                            for name in ("sent", "selection_s", "entries"))  # fmt: skip
