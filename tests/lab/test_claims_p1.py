@@ -16,7 +16,7 @@ from sparsync_lab.papers.curves import OVER_SEEDS
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, RANDOM_ASKED
 from sparsync_lab.papers.gradient_histograms import (
     BESIDE_TOPK,
-    CLIPPED,
+    CLIPPED_LOOKS,
     HOLDS,
     KURTOSIS,
     LARGEST,
@@ -58,7 +58,7 @@ def result(*tables: Table, **rows: Sequence[float | int | str | None]) -> Result
 def beside_topk(**ratios: tuple[str, str]) -> Result:
     """Deviations beside Top-k's, and at how many looks the dense gradient is clipped, by model."""
     rows = [Row([model, times, clipped]) for model, (times, clipped) in ratios.items()]
-    return result(Table(BESIDE_TOPK, ["model", TIMES, CLIPPED], rows))
+    return result(Table(BESIDE_TOPK, ["model", TIMES, CLIPPED_LOOKS], rows))
 
 
 def shapes(*within: float, largest: str = "1 %") -> Result:
@@ -103,7 +103,7 @@ def test_what_is_clipped_stands_beside_the_deviations(tmp_path: Path) -> None:
         write(file_of(context, run), replace(trained(run), snapshots=[look]))
     found = draw_histograms(context, [dense], [topk])
     assert [row.cells[-1] for row in found.tables[1].rows] == ["1 of 1 looks"]
-    assert CLIPPED not in draw_histograms(context, [topk], [topk]).tables[1].headings
+    assert CLIPPED_LOOKS not in draw_histograms(context, [topk], [topk]).tables[1].headings
     assert any("here each worker's before its residual is added" in note for note in found.notes)
 
 

@@ -27,7 +27,7 @@ from sparsync_lab.papers.claims_p1_models import OWN, columns, own_models, sprea
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
 from sparsync_lab.papers.vgg16_gap import ASKED, PLAIN, cause_label
 
-THEIRS = "authors' settings"  # in labels
+AUTHORS_SETTINGS = "authors' settings"  # in labels
 TEXT = "with the text's settings"
 CODE = "with weight decay and density warm-up of its authors' code"
 SETTINGS = "the text prints no weight decay and no density warm-up; the authors' code has both"
@@ -67,7 +67,8 @@ def _with_the_authors(method: str) -> Judge:
         for model in OWN:
             by_label = _scores(stored, model)
             own, dense, *before = (
-                by_label.get(how, {}) for how in (f"{method}, {THEIRS}", f"dense, {THEIRS}", method, "dense")
+                by_label.get(how, {})
+                for how in (f"{method}, {AUTHORS_SETTINGS}", f"dense, {AUTHORS_SETTINGS}", method, "dense")
             )
             if both := sorted(own.keys() & dense.keys()):
                 gap = mean(own[seed] - dense[seed] for seed in both)
@@ -98,7 +99,7 @@ def _scores(stored: StoredTables, model: str) -> dict[str, dict[str, float]]:
 def _more_sent(stored: StoredTables) -> str:
     """Return what TopK-SGD sends with its density warm-up."""
     rows = stored.asked(AUTHORS_ASKED)
-    sent = [first_number(cells[4]) for (_, label), cells in rows.items() if label == f"topk, {THEIRS}"]
+    sent = [first_number(cells[4]) for (_, label), cells in rows.items() if label == f"topk, {AUTHORS_SETTINGS}"]
     return f"with them it sends {max(sent):.3g} %, {1000 * max(sent) - 100:.0f} % more than without" if sent else ""
 
 

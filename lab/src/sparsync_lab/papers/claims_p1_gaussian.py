@@ -25,13 +25,13 @@ from sparsync_lab.papers.claim import (
     sentences,
     word_of,
 )
-from sparsync_lab.papers.claims_p1_dense import CODE, TEXT, THEIRS, ends_like_dense
+from sparsync_lab.papers.claims_p1_dense import AUTHORS_SETTINGS, CODE, TEXT, ends_like_dense
 from sparsync_lab.papers.claims_p1_models import BESIDE, OWN, VGG, columns, own_models, spread, spread_in_words
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
-from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, counts_title
+from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, SPARSE, counts_title
 from sparsync_lab.report import LineChart
 
-DENSITY = 0.1  # %
+K_PERCENT = 100 * SPARSE["density"]
 ACCURACY = "accuracy, %"  # column of beyond/accuracy
 LONGEST = ("11,700 steps", "700 steps")  # there, of P1's own models
 
@@ -76,7 +76,7 @@ def _sends(method: str) -> Judge:
 
     def judge(stored: StoredTables) -> Judgement:
         sent = columns(stored, "p1/fig6", method, "density")
-        times = {model: first_number(share) / DENSITY for model, share in sent.items()}
+        times = {model: first_number(share) / K_PERCENT for model, share in sent.items()}
         ends = _last_counts(stored, COUNTED if method == "gaussiank" else method)
         told = {model: f"{many:.2g} k{ends.get(model, '')}" for model, many in times.items()}
         return own_models(told, {model: _about(many) for model, many in times.items()})
@@ -90,7 +90,9 @@ def _sends_with_the_authors(method: str) -> Judge:
 
     def judge(stored: StoredTables) -> Judgement:
         rows = stored.asked(AUTHORS_ASKED)
-        pairs = {model: [rows.get((model, f"{name}, {THEIRS}")) for name in (method, "topk")] for model in OWN}
+        pairs = {
+            model: [rows.get((model, f"{name}, {AUTHORS_SETTINGS}")) for name in (method, "topk")] for model in OWN
+        }
         times = {
             model: first_number(own[4]) / first_number(top[4]) for model, (own, top) in pairs.items() if own and top
         }

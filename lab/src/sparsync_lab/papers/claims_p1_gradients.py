@@ -19,7 +19,7 @@ from sparsync_lab.papers.claim import (
 )
 from sparsync_lab.papers.gradient_histograms import (
     BESIDE_TOPK,
-    CLIPPED,
+    CLIPPED_LOOKS,
     HOLDS,
     KURTOSIS,
     LAPLACE_WITHIN,
@@ -101,12 +101,12 @@ def _width(item: str, fits: Callable[[float], bool]) -> Judge:
     def judge(stored: StoredTables) -> Judgement:
         table = stored.table(item, BESIDE_TOPK)
         rows = [dict(zip(table.headings, row.cells, strict=True)) for row in table.rows]
-        cut = [row for row in rows if not row.get(CLIPPED, "–").startswith(("–", "0 "))]
+        cut = [row for row in rows if not row.get(CLIPPED_LOOKS, "–").startswith(("–", "0 "))]
         ratios = [first_number(row[TIMES]) for row in rows if row not in cut]
         if not ratios:
             raise_missing("models whose gradient is not clipped")
         here = f"its deviation is {min(ratios):.2g} to {max(ratios):.2g} times Top-k's, {len(ratios)} models"
-        others = ", ".join(f"{row['model']} {row[TIMES]} (clipped at {row[CLIPPED]})" for row in cut)
+        others = ", ".join(f"{row['model']} {row[TIMES]} (clipped at {row[CLIPPED_LOOKS]})" for row in cut)
         told = f"not counted, as clipping sets the deviation of the dense gradient: {others}" if others else ""
         word = word_of([*map(fits, ratios), *stored.untested(item, "p1/fig2")])
         return Judgement(here, word, sentences(told))

@@ -17,11 +17,10 @@ from sparsync_lab.papers.claim import (
     sentences,
     word_of,
 )
-from sparsync_lab.papers.p1_runs import CARRIED, HELD
+from sparsync_lab.papers.p1_runs import LARGEST_GO
 
 OWN, BESIDE = ("ResNet-20", "VGG-16"), "LeNet-5"  # models that P1 draws, and one that it does not
 VGG = OWN[1]
-LARGEST_GO = ("topk", HELD, CARRIED)  # labels of what sends about the k largest
 
 
 def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:

@@ -1,11 +1,10 @@
-"""What P2 claims, and how that is judged; of scopes and of times in ``claims_p2_scopes.py`` and ``claims_p2_times``."""
+"""What P2 claims of its schemes and of more workers, and how that is judged."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from statistics import mean, stdev
 
-from sparsync_lab.papers import claims_p2_scopes, claims_p2_times
 from sparsync_lab.papers.claim import (
     LEARNS,
     MISSING,
@@ -208,7 +207,6 @@ def _printed(*schemes: str) -> str:
 
 
 CLAIMS = (
-    *claims_p2_scopes.CLAIMS,
     Claim(
         "beyond/evidence", f"{LIKEWISE} Top-k 'outperforms the other two sparsification schemes across the board' "
         "(all-gather)", _printed_best(), _top_is_best,
@@ -235,5 +233,4 @@ CLAIMS = (
         f"block-random-k and SGD, all-gather: {listed([PRINTED[how, 'layer', 8] for how in (BLOCK, DENSE)])} "
         "(layer, W = 8)", _comparable,
     ),
-    *claims_p2_times.CLAIMS,
 )  # fmt: skip
