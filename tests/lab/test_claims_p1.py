@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from sparsync_lab.papers import ITEMS, claims_p1_times
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, SCORE, UNDECIDED, Verdict
+from sparsync_lab.papers.claims_p1_models import OWN
 from sparsync_lab.papers.curves import OVER_SEEDS
-from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED
+from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, RANDOM_ASKED
 from sparsync_lab.papers.gradient_histograms import (
     BESIDE_TOPK,
-    CLIPPED,
+    CLIPPED_LOOKS,
     HOLDS,
     KURTOSIS,
     LARGEST,
@@ -57,7 +58,7 @@ def result(*tables: Table, **rows: Sequence[float | int | str | None]) -> Result
 def beside_topk(**ratios: tuple[str, str]) -> Result:
     """Deviations beside Top-k's, and at how many looks the dense gradient is clipped, by model."""
     rows = [Row([model, times, clipped]) for model, (times, clipped) in ratios.items()]
-    return result(Table(BESIDE_TOPK, ["model", TIMES, CLIPPED], rows))
+    return result(Table(BESIDE_TOPK, ["model", TIMES, CLIPPED_LOOKS], rows))
 
 
 def shapes(*within: float, largest: str = "1 %") -> Result:
@@ -102,7 +103,7 @@ def test_what_is_clipped_stands_beside_the_deviations(tmp_path: Path) -> None:
         write(file_of(context, run), replace(trained(run), snapshots=[look]))
     found = draw_histograms(context, [dense], [topk])
     assert [row.cells[-1] for row in found.tables[1].rows] == ["1 of 1 looks"]
-    assert CLIPPED not in draw_histograms(context, [topk], [topk]).tables[1].headings
+    assert CLIPPED_LOOKS not in draw_histograms(context, [topk], [topk]).tables[1].headings
     assert any("here each worker's before its residual is added" in note for note in found.notes)
 
 
@@ -122,7 +123,7 @@ def test_a_flat_distribution_is_no_bell() -> None:
 
 
 def test_the_largest_must_have_nearly_all_of_the_norm() -> None:
-    exact = result(**{"exact normal": [0.987]})
+    exact = result(**{"exact normal": [0.987], "bound": [0.998], "previous bound": [0.999]})
     few = {"p1/fig2": shapes(0.6, largest="1.5 %"), "p1/fig5": exact}
     one = verdict(few, "nearly all of the norm")
     assert (one.word, "1.3 %" in one.detail) == (NOT, True)
@@ -134,6 +135,24 @@ def test_the_bounds_are_judged_on_trainings_too() -> None:
     assert verdict({"p1/fig5": result(**rows)}, "tighter bound").word == REPRODUCED
     one = verdict({"p1/fig5": result(**{**rows, "exact FNN-3 topk, step 1600": [0.85]})}, "tighter bound")
     assert (one.word, one.here) == (PARTLY, "holds at 1 of 2 densities of 2 vectors, 1 from training")
+
+
+def test_a_ratio_that_is_not_finite_holds_nowhere() -> None:
+    rows = {"bound": [0.81], "previous bound": [0.9], "exact normal": [0.56], "exact FNN-3 topk, step 1600": [None]}
+    one = verdict({"p1/fig5": result(**rows)}, "tighter bound")
+    assert (one.word, "FNN-3 topk, step 1600 nan ≤ 0.8100" in one.detail) == (PARTLY, True)
+
+
+def test_trainings_of_histograms_that_are_missing_are_not_decided() -> None:
+    def word(missing: Sequence[str], largest: str) -> str:
+        found = {item: replace(shapes(0.6, largest=largest), missing=missing) for item in ("p1/fig2", "p1/fig7")}
+        exact = result(**{"exact normal": [0.987], "bound": [0.998], "previous bound": [0.999]})
+        return verdict({**found, "p1/fig5": exact}, "nearly all of the norm").word
+
+    assert [word([], own) for own in ("95 %", "1.5 %")] == [REPRODUCED, NOT]
+    assert [word(["one"], own) for own in ("95 %", "1.5 %")] == [PARTLY, UNDECIDED]
+    wide = {"p1/fig8": replace(result(Table(BESIDE_TOPK, ["model", TIMES], [Row(["FNN", "1.20"])])), missing=["one"])}
+    assert verdict(wide, "as with TopK-SGD").word == PARTLY
 
 
 def test_bounds_without_trainings_are_half_of_it() -> None:
@@ -172,6 +191,21 @@ def test_all_settings_but_the_odd_one_match() -> None:
     assert word("0.9") == (REPRODUCED, "all 8 settings match")
 
 
+def rand_k(alone: str | None, top: bool = True) -> Verdict:
+    """Rand-k as in figure 1 at chance on both models; on ResNet-20 without its residual, too, where that is stored."""
+    rows = [["randk", "10"], *([["topk", "88"]] if top else [])]
+    tables = [Table(f"{model}: test accuracy", ["training", SCORE], [Row(row) for row in rows]) for model in OWN]
+    forms = [["randk, no residual", model, score] for model, score in zip(OWN, (alone, "10"), strict=True) if score]
+    asked = Table(RANDOM_ASKED, ["training", "model", "last score"], [Row(own) for own in forms])
+    stored = {"p1/fig1": result(*tables), "beyond/evidence": result(asked)}
+    return verdict(stored, "RandK-SGD learns")
+
+
+def test_a_form_of_rand_k_that_was_not_trained_has_not_failed() -> None:
+    assert [rand_k(alone).word for alone in ("40", "10", None)] == [PARTLY, NOT, UNDECIDED]
+    assert rand_k("40", top=False).word == MISSING
+
+
 def figure(gap: str, method: str = "topk", seeds: str = "3") -> Result:
     headings = ["training", "accuracy, %, last", "to dense", "seeds", "density"]
     rows = [Row([method, "80", gap, seeds, "0.01 %"])]
@@ -201,6 +235,7 @@ def test_the_texts_settings_are_judged_by_themselves() -> None:
 
     assert (word("-5.00"), word("-0.50"), word("under a point", "1")) == (NOT, REPRODUCED, UNDECIDED)
     assert word("-5.00", "1") == NOT
+    assert word("–", "1") == UNDECIDED  # no seed that dense has, too
     assert word("-1.50", "1") == UNDECIDED  # of VGG-16 that is below how far trainings end apart
     assert word("-5.00", "1", alone=result()) == UNDECIDED  # how far that is, nobody knows
 
@@ -274,7 +309,10 @@ def test_momentum_correction_is_judged_by_what_was_trained() -> None:
     assert "missing" not in done.detail
     assert "correction alone was not trained in P1's settings" in one.detail
     none = [table for table in stored.result.tables if not table.caption.startswith("VGG-16")]
-    assert verdict({"beyond/accuracy": replace(stored.result, tables=none)}, "momentum correction").word == MISSING
+    one = verdict({"beyond/accuracy": replace(stored.result, tables=none)}, "momentum correction")
+    assert (one.word, "VGG-16 not decided, signs -20.35" in one.here) == (PARTLY, True)
+    signs = [table for table in none if table.caption.startswith("Ablations")]  # and no dense
+    assert verdict({"beyond/accuracy": replace(stored.result, tables=signs)}, "momentum correction").word == MISSING
 
 
 def test_methods_are_compared_at_equal_counts() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from sparsync_lab.papers import adamw_sweep, adamw_tables, random_forms, tables
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, StoredTables, Verdict
-from sparsync_lab.papers.evidence_questions import RANDOM_ASKED
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, SEED, UNDECIDED, StoredTables, Verdict
+from sparsync_lab.papers.evidence_questions import FEWER_BITS, RANDOM_ASKED, TREE_ASKED
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.outer import OUTER_SETTINGS
 from sparsync_lab.papers.p1_runs import CARRIED, HELD
+from sparsync_lab.papers.tuned import CAPTION as RATES
 from sparsync_lab.papers.verdicts import QUESTIONS
 from sparsync_lab.papers.vgg16_gap import ASKED
 from sparsync_lab.report import Row, Table
@@ -76,6 +77,39 @@ def test_what_rand_k_does_otherwise_is_told_of_lenet_too() -> None:
         "The density warm-up brings ResNet-20 under a point with its residual, under a point without; LeNet-5 -62.2"
     )
     assert one.detail.startswith(brings)
+
+
+def asked_of_gtopk(**scores: Sequence[str]) -> Result:
+    """Trainings of ResNet-20 in P3's question: accuracies by seed."""
+    names = {"dense": "dense", **{own: f"gTop-k, {own}, 0.005, momentum corrected, 0.5" for own in FEWER_BITS}}
+    rows = [Row([names[name] + (f"{SEED}{seed}" if seed else ""), "ResNet-20", score, "%", "0.5 %"])
+            for name, own in scores.items() for seed, score in enumerate(own) if score != "not run"]  # fmt: skip
+    rates = Table(RATES, ["training", "schedule", "rate", "decay", "accuracy", "seeds"], [])
+    return Result([Table(TREE_ASKED, ["training", "model", "last score", "unit", "density"], rows), rates])
+
+
+FEWER = "values of fewer bits"
+
+
+def test_gtopk_is_compared_on_the_seeds_that_dense_has_too() -> None:
+    levels = {own: ["90.0", "90.0", "90.0"] for own in FEWER_BITS}
+    assert answer(FEWER, {"beyond/evidence": asked_of_gtopk(**levels, dense=["90.2"] * 3)}).word == REPRODUCED
+    one = answer(FEWER, {"beyond/evidence": asked_of_gtopk(**levels, dense=["90.2", "not run", "99.0"])})
+    assert one.word == NOT
+    assert "sign 4.60 points below dense (two seeds)" in one.here
+    none = asked_of_gtopk(**{**levels, "sign": ["not run", "90.0"]}, dense=["92.2", "not run"])
+    one = answer(FEWER, {"beyond/evidence": none})
+    assert (one.word, "sign" in one.here) == (UNDECIDED, False)
+
+
+def test_a_form_of_rand_k_that_is_missing_may_be_the_better_one() -> None:
+    def word(*forms: str) -> str:
+        rows = [Row([f"randk{form}", model, "30"]) for form in forms for model in ("ResNet-20", "VGG-16")]
+        rows += [Row(["randk", model, "50"]) for model in ("ResNet-20", "VGG-16")]
+        table = Table(RANDOM_ASKED, ["training", "model", "last score"], rows)
+        return answer("is RandK-SGD better", {"beyond/evidence": Result([table])}).word
+
+    assert (word(*random_forms.FORMS), word(", no residual")) == (NOT, UNDECIDED)
 
 
 RECIPES = "a recipe of ours"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparsync_lab.papers import ITEMS, RunContext, p3, traffic
-from sparsync_lab.papers.claim import NOT, PARTLY, REPRODUCED, Verdict
+from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
 from sparsync_lab.papers.curves import OVER_SEEDS
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.store import results_of
@@ -40,6 +40,23 @@ def test_a_condition_that_holds_secures_nothing():
     ]  # fmt: skip
     over = verdict_on({"p3/density": replace(density, tables=tables)}, "0.1, 0.5 and 1 % is no worse than random-k")
     assert (over.word, "below 1" in over.detail) == (PARTLY, False)
+
+
+def test_a_density_that_is_missing_is_not_decided():
+    density = stored("p3/density")["p3/density"]
+
+    def words(*missing: str) -> list[str]:
+        tables = [
+            replace(table, rows=[row for row in table.rows if row.cells[0] not in missing]) for table in density.tables
+        ]
+        results = {"p3/density": replace(density, tables=[table for table in tables if table.rows])}
+        claims = ("0.1, 0.5 and 1 % is no worse than random-k", "0.1, 0.5 and 1 % ends like dense")
+        return [verdict_on(results, claim).word for claim in claims]
+
+    assert words() == [REPRODUCED, PARTLY]
+    assert words("gTop-k, 0.001") == [PARTLY, PARTLY]
+    assert words("gTop-k, 0.005", "gTop-k, 0.01") == [PARTLY, UNDECIDED]  # the other has failed
+    assert words("gTop-k, 0.001", "gTop-k, 0.005", "gTop-k, 0.01") == [MISSING, MISSING]
 
 
 def test_a_rate_is_not_judged_by_an_end():

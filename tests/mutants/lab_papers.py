@@ -213,8 +213,8 @@ MUTANTS = [
     Mutant(
         "what has no seed in common with dense diverged",
         f"{PAPERS}/claim.py",
-        'if gap == NO_PAIR:\n        raise_missing("a seed that dense has, too")\n    return None',
-        "if gap == NO_PAIR:\n        return False\n    return None",
+        "None if gap in (NO_PAIR, UNDER_A_POINT) else gap != DIVERGED",
+        "None if gap == UNDER_A_POINT else gap not in (NO_PAIR, DIVERGED)",
         f"{TESTS}/test_evidence.py::test_a_difference_under_a_point_is_stated_with_three_seeds_only",
     ),
     Mutant(
@@ -223,5 +223,26 @@ MUTANTS = [
         "word_of(held.get(model) for model in OWN)",
         "word_of(held[model] for model in OWN if model in held)",
         f"{TESTS}/test_verdicts_incomplete.py::test_what_is_missing_makes_no_verdict_firmer[topk resnet20]",
+    ),
+    Mutant(
+        "a mistake in a judge is taken for a missing training",
+        f"{PAPERS}/claim.py",
+        "except MissingResult:\n            return Verdict",
+        "except LookupError:\n            return Verdict",
+        f"{TESTS}/test_verdicts.py::test_a_mistake_in_a_judge_is_not_taken_for_a_missing_training",
+    ),
+    Mutant(
+        "a form of Rand-k that was not trained has failed",
+        f"{PAPERS}/claim.py",
+        "True in every or (None if None in every else False)",
+        "True in every",
+        f"{TESTS}/test_verdicts_incomplete.py::test_what_is_missing_makes_no_verdict_firmer[randk, no residual]",
+    ),
+    Mutant(
+        "settings of P2 that were not trained are left out of the verdict",
+        f"{PAPERS}/claim.py",
+        "every += [None] * (of - len(every))",
+        "pass",
+        f"{TESTS}/test_verdicts_incomplete.py::test_what_is_missing_makes_no_verdict_firmer[global cells]",
     ),
 ]

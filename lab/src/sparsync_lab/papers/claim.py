@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple, NoReturn
@@ -25,40 +26,63 @@ SCORE, TO_DENSE = "accuracy, %, last", "to dense"  # columns of tables of traini
 Held = bool | None  # whether a part of a claim holds; ``None``: too few seeds to say
 
 
+class MissingResult(LookupError):
+    """What a judge needs is not stored."""
+
+
 class StoredTables:
-    """The tables of stored results, by their captions, rows and headings. What is not there is a ``LookupError``."""
+    """The tables of stored results, by their captions, rows and headings. What is not there is a ``MissingResult``."""
 
     def __init__(self, results: Mapping[str, Result]) -> None:
         self.results = results
 
+    def result(self, item: str) -> Result:
+        return self.results.get(item) or raise_missing(item)
+
     def table(self, item: str, caption: str) -> Table:
         """Return the first table of an item whose caption begins so."""
-        return next((t for t in self.results[item].tables if t.caption.startswith(caption)), None) or raise_missing(
-            caption
-        )
+        tables = self.result(item).tables
+        return next((t for t in tables if t.caption.startswith(caption)), None) or raise_missing(caption)
+
+    def row(self, item: str, caption: str, row: str) -> Sequence[str]:
+        rows = self.table(item, caption).rows
+        return next((own.cells for own in rows if own.cells[0] == row), None) or raise_missing(row)
 
     def device(self, item: str) -> str:
         """Return on what an item was measured."""
         return self.results[item].where.get("device", "the device here").removeprefix("NVIDIA ")
 
     def cell(self, item: str, caption: str, row: str, heading: str) -> str:
-        found = self.table(item, caption)
-        at = {cells.cells[0]: cells.cells for cells in found.rows}[row]
-        return at[list(found.headings).index(heading)] if heading in found.headings else raise_missing(heading)
+        headings = list(self.table(item, caption).headings)
+        return self.row(item, caption, row)[headings.index(heading) if heading in headings else raise_missing(heading)]
+
+    def find(self, item: str, caption: str, row: str, heading: str) -> str | None:
+        """Return a cell, or nothing where it is not stored."""
+        with suppress(MissingResult):
+            return self.cell(item, caption, row, heading)
+        return None
 
     def number(self, item: str, caption: str, row: str, heading: str) -> float:
         """Return a cell's first number."""
         return first_number(self.cell(item, caption, row, heading))
+
+    def untested(self, *items: str) -> list[Held]:
+        """Return as many parts that are not decided as trainings of these items are missing."""
+        return [None] * sum(len(self.results[item].missing) for item in items if item in self.results)
 
     def asked(self, caption: str) -> dict[tuple[str, str], list[str]]:
         """Return the rows of a question of ``beyond/evidence`` that were trained, by model and training."""
         rows = (row.cells for row in self.table("beyond/evidence", caption).rows)
         return {(cells[1], cells[0]): list(cells) for cells in rows if cells[2] != MISSING}
 
+    def last_scores(self, model: str) -> dict[str, float]:
+        """Return the last scores of all trainings of a model in ``beyond/evidence``, by their labels."""
+        rows = (row.cells for table in self.result("beyond/evidence").tables for row in table.rows)
+        return {own[0]: float(own[2]) for own in rows if own[1] == model and own[2] != MISSING}
+
     def by_seed(self, model: str) -> dict[str, dict[str, float]]:
-        """Return the last scores of all trainings of a model in ``beyond/evidence``, by training and seed."""
-        rows = (row.cells for table in self.results["beyond/evidence"].tables for row in table.rows)
-        return seeds_by_label({own[0]: float(own[2]) for own in rows if own[1] == model and own[2] != MISSING})
+        """Return the same by training and seed."""
+        return seeds_by_label(self.last_scores(model))
 
     def scores(self, caption: str) -> dict[tuple[str, str], float]:
         """Return their last scores."""
@@ -103,7 +127,7 @@ class Claim:
     def verdict(self, stored: StoredTables) -> Verdict:
         try:
             return Verdict(self, *self.judge(stored))
-        except LookupError:
+        except MissingResult:
             return Verdict(self, "trainings are missing", MISSING)
 
 
@@ -188,9 +212,7 @@ def like_dense(gap: str, seeds: int = SEVERAL, spread: float = POINT) -> Held:
         seeds: that both have, as of ``near``.
         spread: as of ``near``.
     """
-    if gap == NO_PAIR:
-        raise_missing("a seed that dense has, too")
-    return None if gap == UNDER_A_POINT else gap != DIVERGED and near(first_number(gap), seeds, spread)
+    return None if gap in (NO_PAIR, UNDER_A_POINT) else gap != DIVERGED and near(first_number(gap), seeds, spread)
 
 
 def from_dense(gap: str) -> str:
@@ -198,13 +220,13 @@ def from_dense(gap: str) -> str:
     if gap in (UNDER_A_POINT, DIVERGED):
         return gap if gap == DIVERGED else f"{gap} from dense"
     if gap == NO_PAIR:
-        raise_missing("a seed that dense has, too")
+        return f"dense {MISSING} with its seed"
     return f"{gap.lstrip('+-')} points {'above' if gap.startswith('+') else 'below'} dense"
 
 
 def raise_missing(what: str) -> NoReturn:
     """Raise, as what was looked for is not stored."""
-    raise LookupError(what)
+    raise MissingResult(what)
 
 
 def word_for(held: int, of: int) -> str:
@@ -214,10 +236,21 @@ def word_for(held: int, of: int) -> str:
     return REPRODUCED if held == of else PARTLY if held else NOT
 
 
-def word_of(parts: Iterable[Held]) -> str:
+def any_of(parts: Iterable[Held]) -> Held:
+    """Return whether any part holds; where none does, one that is not decided leaves that open."""
+    every = list(parts)
+    return True in every or (None if None in every else False)
+
+
+def word_of(parts: Iterable[Held], of: int = 0) -> str:
     """Return the verdict on a claim of several parts. One that is not decided leaves it open whether the claim holds
-    anywhere, unless another part holds."""
+    anywhere, unless another part holds.
+
+    Args:
+        of: how many parts there are, if some may be missing: these are not decided.
+    """
     every = list(parts) or raise_missing("its parts")
+    every += [None] * (of - len(every))
     return UNDECIDED if None in every and True not in every else word_for(every.count(True), len(every))
 
 

@@ -12,6 +12,7 @@ from sparsync_lab.papers.claim import (
     Held,
     Judge,
     Judgement,
+    MissingResult,
     StoredTables,
     first_number,
     from_dense,
@@ -26,7 +27,7 @@ from sparsync_lab.papers.claims_p1_models import OWN, columns, own_models, sprea
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
 from sparsync_lab.papers.vgg16_gap import ASKED, PLAIN, cause_label
 
-THEIRS = "authors' settings"  # in labels
+AUTHORS_SETTINGS = "authors' settings"  # in labels
 TEXT = "with the text's settings"
 CODE = "with weight decay and density warm-up of its authors' code"
 SETTINGS = "the text prints no weight decay and no density warm-up; the authors' code has both"
@@ -41,7 +42,7 @@ def ends_like_dense(item: str, method: str, text: str) -> tuple[Claim, Claim]:
         text: what is claimed.
     """
     return (
-        Claim(item, f"{text}, {TEXT}", BELOW, _with_the_texts(item, method)),
+        Claim(item, f"{text}, {TEXT}", BELOW, _with_the_texts(item, method), (EVIDENCE,)),
         Claim(item, f"{text}, {CODE}", BELOW, _with_the_authors(method), (EVIDENCE,)),
     )
 
@@ -66,7 +67,8 @@ def _with_the_authors(method: str) -> Judge:
         for model in OWN:
             by_label = _scores(stored, model)
             own, dense, *before = (
-                by_label.get(how, {}) for how in (f"{method}, {THEIRS}", f"dense, {THEIRS}", method, "dense")
+                by_label.get(how, {})
+                for how in (f"{method}, {AUTHORS_SETTINGS}", f"dense, {AUTHORS_SETTINGS}", method, "dense")
             )
             if both := sorted(own.keys() & dense.keys()):
                 gap = mean(own[seed] - dense[seed] for seed in both)
@@ -88,7 +90,7 @@ def _with_the_authors(method: str) -> Judge:
 def _scores(stored: StoredTables, model: str) -> dict[str, dict[str, float]]:
     """Return the last scores of a model's trainings with these settings, and of those beside them, by label and seed;
     none if nothing is stored."""
-    with suppress(LookupError):
+    with suppress(MissingResult):
         scores = stored.scores(AUTHORS_ASKED)
         return seeds_by_label({label: score for (own, label), score in scores.items() if own == model})
     return {}
@@ -97,13 +99,13 @@ def _scores(stored: StoredTables, model: str) -> dict[str, dict[str, float]]:
 def _more_sent(stored: StoredTables) -> str:
     """Return what TopK-SGD sends with its density warm-up."""
     rows = stored.asked(AUTHORS_ASKED)
-    sent = [first_number(cells[4]) for (_, label), cells in rows.items() if label == f"topk, {THEIRS}"]
+    sent = [first_number(cells[4]) for (_, label), cells in rows.items() if label == f"topk, {AUTHORS_SETTINGS}"]
     return f"with them it sends {max(sent):.3g} %, {1000 * max(sent) - 100:.0f} % more than without" if sent else ""
 
 
 def _each_alone(stored: StoredTables) -> str:
     """Return what weight decay and density warm-up bring by themselves on VGG-16; empty if that was not trained."""
-    rows = stored.asked(ASKED) if any(t.caption == ASKED for t in stored.results["beyond/evidence"].tables) else {}
+    rows = stored.asked(ASKED) if any(t.caption == ASKED for t in stored.result("beyond/evidence").tables) else {}
     found = [rows.get(("VGG-16", cause_label("topk", what))) for what in (PLAIN, "weight decay", "density warm-up")]
     if None in found:
         return ""

@@ -7,29 +7,31 @@ from math import isfinite
 from statistics import mean
 
 from sparsync_lab.papers.claim import (
-    NOT,
     PARTLY,
     POINT,
     TO_DENSE,
+    UNDECIDED,
     UNDER_A_POINT,
     Claim,
     Held,
     Judge,
     Judgement,
+    MissingResult,
     StoredTables,
     first_number,
     in_words,
     near,
+    raise_missing,
     sentences,
-    word_for,
+    word_of,
 )
-from sparsync_lab.papers.claims_p1_dense import CODE, TEXT, THEIRS, ends_like_dense
+from sparsync_lab.papers.claims_p1_dense import AUTHORS_SETTINGS, CODE, TEXT, ends_like_dense
 from sparsync_lab.papers.claims_p1_models import BESIDE, OWN, VGG, columns, own_models, spread, spread_in_words
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
-from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, counts_title
+from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, SPARSE, counts_title
 from sparsync_lab.report import LineChart
 
-DENSITY = 0.1  # %
+K_PERCENT = 100 * SPARSE["density"]
 ACCURACY = "accuracy, %"  # column of beyond/accuracy
 LONGEST = ("11,700 steps", "700 steps")  # there, of P1's own models
 
@@ -74,7 +76,7 @@ def _sends(method: str) -> Judge:
 
     def judge(stored: StoredTables) -> Judgement:
         sent = columns(stored, "p1/fig6", method, "density")
-        times = {model: first_number(share) / DENSITY for model, share in sent.items()}
+        times = {model: first_number(share) / K_PERCENT for model, share in sent.items()}
         ends = _last_counts(stored, COUNTED if method == "gaussiank" else method)
         told = {model: f"{many:.2g} k{ends.get(model, '')}" for model, many in times.items()}
         return own_models(told, {model: _about(many) for model, many in times.items()})
@@ -88,7 +90,9 @@ def _sends_with_the_authors(method: str) -> Judge:
 
     def judge(stored: StoredTables) -> Judgement:
         rows = stored.asked(AUTHORS_ASKED)
-        pairs = {model: [rows.get((model, f"{name}, {THEIRS}")) for name in (method, "topk")] for model in OWN}
+        pairs = {
+            model: [rows.get((model, f"{name}, {AUTHORS_SETTINGS}")) for name in (method, "topk")] for model in OWN
+        }
         times = {
             model: first_number(own[4]) / first_number(top[4]) for model, (own, top) in pairs.items() if own and top
         }
@@ -104,7 +108,7 @@ def _about(times: float) -> bool:
 
 def _last_counts(stored: StoredTables, method: str) -> dict[str, str]:
     """Return how many entries a form sends at the end of a training, by model, where that was counted."""
-    charts = [figure.chart for figure in stored.results["p1/fig6"].figures if isinstance(figure.chart, LineChart)]
+    charts = [figure.chart for figure in stored.result("p1/fig6").figures if isinstance(figure.chart, LineChart)]
     return {
         model: f" on average, {curve.y[-1]:.2g} k at the end"
         for model in (*OWN, BESIDE)
@@ -118,29 +122,42 @@ def _momentum_corrected(stored: StoredTables) -> Judgement:
     """Judge whether momentum correction takes the gap to dense away: DGC beside TopK-SGD, which differ in more than
     that, and signs with their momentum kept and corrected."""
     item, methods = "beyond/accuracy", ("TopK-SGD", "DGC")
-    pairs, told, untried = [], [], []
+    parts: list[tuple[float, float] | None] = []
+    told, untried, means = [], [], ""
     for model, steps in zip(OWN, LONGEST, strict=True):
         caption = f"{model} on CIFAR-10, 16 workers of 32, {steps}"
-        top, dgc = (first_number(stored.cell(item, caption, row, TO_DENSE)) for row in methods)
-        seeds = min(int(stored.number(item, caption, row, "seeds")) for row in methods)
-        alike = near(dgc - top, seeds) is None
-        more = f"{UNDER_A_POINT} away ({in_words(seeds)})" if alike else f"{dgc:+.2f}"
-        told.append(f"{model} {top:+.2f}, DGC {more}")
-        pairs.append([top, dgc])
-        if any(f"{model} on CIFAR-10, {steps}" in one for one in stored.results[item].missing):
+        try:
+            top, dgc = (first_number(stored.cell(item, caption, row, TO_DENSE)) for row in methods)
+        except MissingResult:
+            parts.append(None)
+            told.append(f"{model} {UNDECIDED}")
+        else:
+            seeds = min(int(stored.number(item, caption, row, "seeds")) for row in methods)
+            alike = near(dgc - top, seeds) is None
+            more = f"{UNDER_A_POINT} away ({in_words(seeds)})" if alike else f"{dgc:+.2f}"
+            told.append(f"{model} {top:+.2f}, DGC {more}")
+            parts.append((top, dgc))
+        if any(f"{model} on CIFAR-10, {steps}" in one for one in stored.result(item).missing):
             untried.append(f"{model}, {steps}")
-    kept, fixed = (stored.number(item, "Ablations: ResNet-20", f"ablation: momentum {how}", ACCURACY)
-                   for how in ("kept", "corrected, 0.9"))  # fmt: skip
-    dense = stored.number(item, "ResNet-20 on CIFAR-10, 16 workers of 32, 1,400 steps", "dense", ACCURACY)
-    every = [*pairs, [kept - dense, fixed - dense]]
-    like = [after > -POINT for _, after in every]
-    less = [after > before / 2 for before, after in every]
-    word = word_for(sum(like), len(like)) if any(like) else PARTLY if any(less) else NOT
-    here = f"to dense: {', '.join(told)}, signs {kept - dense:+.2f}, corrected {fixed - dense:+.2f}"
-    means = (
-        f"signs on {OWN[0]}, 1,400 steps: {kept:.2f} % with momentum kept, {fixed:.2f} corrected by 0.9, dense "
-        f"{dense:.2f}"
-    )
+    try:
+        kept, fixed = (stored.number(item, "Ablations: ResNet-20", f"ablation: momentum {how}", ACCURACY)
+                       for how in ("kept", "corrected, 0.9"))  # fmt: skip
+        dense = stored.number(item, "ResNet-20 on CIFAR-10, 16 workers of 32, 1,400 steps", "dense", ACCURACY)
+    except MissingResult:
+        parts.append(None)
+        told.append(f"signs {UNDECIDED}")
+    else:
+        parts.append((kept - dense, fixed - dense))
+        told.append(f"signs {kept - dense:+.2f}, corrected {fixed - dense:+.2f}")
+        means = (
+            f"signs on {OWN[0]}, 1,400 steps: {kept:.2f} % with momentum kept, {fixed:.2f} corrected by 0.9, dense "
+            f"{dense:.2f}"
+        )
+    tested = [pair for pair in parts if pair is not None] or raise_missing(item)
+    like = [None if pair is None else pair[1] > -POINT for pair in parts]
+    less = any(after > before / 2 for before, after in tested)
+    word = PARTLY if less and True not in like else word_of(like)
+    here = f"to dense: {', '.join(told)}"
     alone = "DGC differs from TopK-SGD in more than that; correction alone was not trained in P1's settings"
     rates = f"rates are still missing there ({'; '.join(untried)}), and either may have a better one" if untried else ""
     return Judgement(here, word, sentences(means, alone, rates))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import nan
 
 from sparsync_lab.papers.claim import (
     Claim,
@@ -14,10 +15,11 @@ from sparsync_lab.papers.claim import (
     raise_missing,
     sentences,
     word_for,
+    word_of,
 )
 from sparsync_lab.papers.gradient_histograms import (
     BESIDE_TOPK,
-    CLIPPED,
+    CLIPPED_LOOKS,
     HOLDS,
     KURTOSIS,
     LAPLACE_WITHIN,
@@ -35,7 +37,7 @@ ALSO = ("p1/fig7", "p1/fig8")
 # Between which shares of entries within a deviation a distribution is nearer to normal than to uniform or Laplace's.
 BELL = (UNIFORM_WITHIN + NORMAL_WITHIN) / 2, (NORMAL_WITHIN + LAPLACE_WITHIN) / 2
 NEARLY_ALL = 0.9  # of the squared norm
-ALIKE = 1.5  # times: so near are deviations that are alike
+AS_WIDE = 1.5  # times: so near are deviations that are alike
 
 
 def _looks(stored: StoredTables, item: str, heading: str) -> list[str]:
@@ -54,8 +56,8 @@ def _assumption(stored: StoredTables) -> Judgement:
     wide = (
         "a uniform distribution just meets that, so it does not tell a bell; whether π itself is convex is not stored"
     )
-    return Judgement(f"{held} of {len(looks)} looks at six models and three methods", word_for(held, len(looks)),
-                     sentences(wide))  # fmt: skip
+    word = word_of([*(cell == "yes" for cell in looks), *stored.untested(*WATCHED)])
+    return Judgement(f"{held} of {len(looks)} looks at six models and three methods", word, sentences(wide))
 
 
 def _bells(stored: StoredTables) -> Judgement:
@@ -65,6 +67,7 @@ def _bells(stored: StoredTables) -> Judgement:
     }
     kurtosis = {name: [*map(first_number, _looks(stored, item, KURTOSIS))] for item, name in WATCHED.items()}
     every = [share for own in within.values() for share in own]
+    bells = [BELL[0] < share < BELL[1] for share in every]
     held = {name: sum(BELL[0] < share < BELL[1] for share in own) for name, own in within.items()}
     counted = ", ".join(f"{name} {held[name]} of {len(own)}" for name, own in within.items())
     ranges = ", ".join(
@@ -76,18 +79,19 @@ def _bells(stored: StoredTables) -> Judgement:
         f"a normal distribution has {100 * NORMAL_WITHIN:.1f} % there (kurtosis 3), a uniform one "
         f"{100 * UNIFORM_WITHIN:.1f} (1.8), Laplace's {100 * LAPLACE_WITHIN:.1f} (6)"
     )
-    here = f"nearer to normal than to uniform or Laplace at {sum(held.values())} of {len(every)} looks ({counted})"
+    here = f"nearer to normal than to uniform or Laplace at {sum(bells)} of {len(bells)} looks ({counted})"
     told = sentences(f"within a deviation of the mean lie {ranges}", known, "other workers' were not looked at")
-    return Judgement(here, word_for(sum(held.values()), len(every)), told)
+    return Judgement(here, word_of([*bells, *stored.untested(*WATCHED)]), told)
 
 
 def _norm_of_the_largest(stored: StoredTables) -> Judgement:
     """Judge how much of the squared norm the k largest entries have."""
     shares = [first_number(cell) / 100 for cell in _looks(stored, "p1/fig2", LARGEST)]
     here = f"k = 0.1 % has {100 * min(shares):.2g} to {100 * max(shares):.2g} % of ‖u‖², {len(shares)} looks"
-    exact = stored.results["p1/fig5"].rows.get("exact normal") or raise_missing("exact normal")
+    exact = stored.result("p1/fig5").rows.get("exact normal") or raise_missing("exact normal")
     normal = f"of a normal vector it has {100 * (1 - first_number(str(exact[0]))):.2g} %"
-    return Judgement(here, word_for(sum(share > NEARLY_ALL for share in shares), len(shares)), sentences(normal))
+    word = word_of([*(share > NEARLY_ALL for share in shares), *stored.untested("p1/fig2")])
+    return Judgement(here, word, sentences(normal))
 
 
 def _width(item: str, fits: Callable[[float], bool]) -> Judge:
@@ -97,14 +101,15 @@ def _width(item: str, fits: Callable[[float], bool]) -> Judge:
     def judge(stored: StoredTables) -> Judgement:
         table = stored.table(item, BESIDE_TOPK)
         rows = [dict(zip(table.headings, row.cells, strict=True)) for row in table.rows]
-        cut = [row for row in rows if not row.get(CLIPPED, "–").startswith(("–", "0 "))]
+        cut = [row for row in rows if not row.get(CLIPPED_LOOKS, "–").startswith(("–", "0 "))]
         ratios = [first_number(row[TIMES]) for row in rows if row not in cut]
         if not ratios:
             raise_missing("models whose gradient is not clipped")
         here = f"its deviation is {min(ratios):.2g} to {max(ratios):.2g} times Top-k's, {len(ratios)} models"
-        others = ", ".join(f"{row['model']} {row[TIMES]} (clipped at {row[CLIPPED]})" for row in cut)
+        others = ", ".join(f"{row['model']} {row[TIMES]} (clipped at {row[CLIPPED_LOOKS]})" for row in cut)
         told = f"not counted, as clipping sets the deviation of the dense gradient: {others}" if others else ""
-        return Judgement(here, word_for(sum(map(fits, ratios)), len(ratios)), sentences(told))
+        word = word_of([*map(fits, ratios), *stored.untested(item, "p1/fig2")])
+        return Judgement(here, word, sentences(told))
 
     return judge
 
@@ -120,18 +125,16 @@ def _shape_of_pi(stored: StoredTables) -> Judgement:
 
 def _bounds(stored: StoredTables) -> Judgement:
     """Compare the exact ratio with both bounds, on a normal vector and on gradients of trainings."""
-    rows = stored.results["p1/fig5"].rows
+    rows = stored.result("p1/fig5").rows
     columns = {name.removeprefix("exact "): own for name, own in rows.items() if name.startswith("exact ")}
-    held, every, lowest = 0, 0, []
+    held, lowest = list[bool](), []
     for name, own in columns.items():
-        at = [
-            [float(cell or 0) for cell in line] for line in zip(own, rows["bound"], rows["previous bound"], strict=True)
-        ]
-        held += sum(exact <= ours <= before for exact, ours, before in at)
-        every += len(at)
+        lines = zip(own, rows["bound"], rows["previous bound"], strict=True)
+        at = [[nan if cell is None else float(cell) for cell in line] for line in lines]  # nan: holds nowhere
+        held += [exact <= ours <= before for exact, ours, before in at]
         lowest.append(f"{name} {at[0][0]:.4f} ≤ {at[0][1]:.4f} ≤ {at[0][2]:.4f}")
-    here = f"holds at {held} of {every} densities of {len(columns)} vectors, {len(columns) - 1} from training"
-    word = at_most_partly(word_for(held, every), len(columns) > 1)
+    here = f"holds at {sum(held)} of {len(held)} densities of {len(columns)} vectors, {len(columns) - 1} from training"
+    word = at_most_partly(word_of([*held, *stored.untested("p1/fig5")]), len(columns) > 1)
     return Judgement(here, word, sentences(f"at the lowest density: {', '.join(lowest)}"))
 
 
@@ -162,11 +165,11 @@ CLAIMS = (
     ),
     Claim(
         "p1/fig7", "gradients of Dense-SGD are narrower than gradient plus residual of TopK-SGD",
-        '"TopK-SGD shows wider distributions"', _width("p1/fig7", lambda x: x < 1),
+        '"TopK-SGD shows wider distributions"', _width("p1/fig7", lambda x: x < 1), ("p1/fig2",),
     ),
     Claim(
         "p1/fig8", "gradient plus residual is distributed as with TopK-SGD where Gaussian-k, as printed, selects",
-        '"similar to TopK-SGD"', _width("p1/fig8", lambda x: 1 / ALIKE < x < ALIKE),
+        '"similar to TopK-SGD"', _width("p1/fig8", lambda x: 1 / AS_WIDE < x < AS_WIDE), ("p1/fig2",),
     ),
     Claim(
         "p1/fig3", "π of a normal vector is convex and lies below its line, and π² is convex",

@@ -11,16 +11,16 @@ from sparsync_lab.papers.claim import (
     POINT,
     Held,
     Judgement,
+    MissingResult,
     StoredTables,
     raise_missing,
     sentences,
     word_of,
 )
-from sparsync_lab.papers.p1_runs import CARRIED, HELD
+from sparsync_lab.papers.p1_runs import LARGEST_GO
 
 OWN, BESIDE = ("ResNet-20", "VGG-16"), "LeNet-5"  # models that P1 draws, and one that it does not
 VGG = OWN[1]
-ALIKE = ("topk", HELD, CARRIED)  # send about the k largest
 
 
 def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:
@@ -35,11 +35,8 @@ def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:
 
 def columns(stored: StoredTables, item: str, method: str, heading: str) -> dict[str, str]:
     """Return a method's cells of a column, by model, of the models that it was trained on."""
-    found = {}
-    for model in (*OWN, BESIDE):
-        with suppress(LookupError):
-            found[model] = stored.cell(item, f"{model}: test", method, heading)
-    return found
+    found = {model: stored.find(item, f"{model}: test", method, heading) for model in (*OWN, BESIDE)}
+    return {model: cell for model, cell in found.items() if cell is not None}
 
 
 def spread(stored: StoredTables, model: str) -> float:
@@ -62,7 +59,7 @@ def spread_in_words(stored: StoredTables) -> str:
 
 
 def _ends(stored: StoredTables) -> list[float]:
-    with suppress(LookupError):
-        scores = stored.by_seed(VGG)
-        return [scores[form][""] for form in ALIKE]
+    with suppress(MissingResult):
+        scores = stored.last_scores(VGG)
+        return [scores[form] for form in LARGEST_GO] if scores.keys() >= {*LARGEST_GO} else []
     return []

@@ -22,7 +22,7 @@ from sparsync_lab.report import Table
 
 RESNET_50 = "25.6 M"  # entries
 PRINTED, AUTHORS = (METHODS[name] for name in ORDER[2:])  # forms of Gaussian_k
-THEIRS = "TopK-SGD with P1's 0.4 s"  # table of p1/table2
+WITH_P1S_TOPK = "TopK-SGD with P1's 0.4 s"  # table of p1/table2
 PREDICTED = {"Dense": "Dense, fitted", "TopK": "TopK, other models", "DGC": "DGC, other models",
              "Gaussian": "Gaussian, other models"}  # fmt: skip
 PUBLISHED = ("Dense", "TopK", "DGC", "Gaussian")  # columns of P1's table 2
@@ -67,7 +67,7 @@ def _places(held: Sequence[bool], sizes: Mapping[str, object]) -> str:
 def _compared(stored: StoredTables, compare: Compare) -> tuple[list[Compared], list[bool], str]:
     """Return what is compared at P1's sizes, by table, what holds there, and in words where a smaller size says
     otherwise."""
-    tables = stored.results["p1/fig4"].tables
+    tables = stored.result("p1/fig4").tables
     timed = [found for table in tables if (found := compare(table, False))]
     held = [one for found in timed for one, _ in found.values()] or raise_missing("P1's sizes")
     others = [said for table in tables for one, said in compare(table, True).values() if one not in held]
@@ -118,14 +118,14 @@ def _here(stored: StoredTables) -> str:
 
 def _order_of_times(stored: StoredTables) -> Judgement:
     """Compare dense and Top-k with P1's time of selection, and with ours."""
-    models = [row.cells[0] for row in stored.table("p1/table2", THEIRS).rows]
+    models = [row.cells[0] for row in stored.table("p1/table2", WITH_P1S_TOPK).rows]
 
     def slower(caption: str) -> int:
         pairs = [[stored.number("p1/table2", caption, model, name) for name in ("TopK", "Dense")] for model in models]
         return sum(top > dense for top, dense in pairs)
 
-    top, dense = (stored.cell("p1/table2", THEIRS, "ResNet-50", name) for name in ("TopK", "Dense"))
-    theirs, ours = slower(THEIRS), slower(WITH_P1S_COMPUTE)
+    top, dense = (stored.cell("p1/table2", WITH_P1S_TOPK, "ResNet-50", name) for name in ("TopK", "Dense"))
+    theirs, ours = slower(WITH_P1S_TOPK), slower(WITH_P1S_COMPUTE)
     here = (
         f"slower in {_of(theirs, len(models))} models with P1's 0.4 s top-k, in {_of(ours, len(models))} with that of "
         f"{_here(stored)}"
@@ -149,7 +149,7 @@ def _order_of_methods(stored: StoredTables) -> Judgement:
         f"{_of(last, len(models))} (selection on {_here(stored)})"
     )
     told = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in zip(names, times["ResNet-50"], strict=True))
-    measured = stored.results["p1/table2"].rows
+    measured = stored.result("p1/table2").rows
     keys = list(zip(measured["model"], measured["method"], strict=True))
     sent, took, entries = ({key: float(own or 0) for key, own in zip(keys, measured[name], strict=True)}
                            for name in ("sent", "selection_s", "entries"))  # fmt: skip

@@ -1,11 +1,10 @@
-"""What P2 claims, and how that is judged; of scopes and of times in ``claims_p2_scopes.py`` and ``claims_p2_times``."""
+"""What P2 claims of its schemes and of more workers, and how that is judged."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from statistics import mean, stdev
 
-from sparsync_lab.papers import claims_p2_scopes, claims_p2_times
 from sparsync_lab.papers.claim import (
     LEARNS,
     MISSING,
@@ -20,7 +19,6 @@ from sparsync_lab.papers.claim import (
     raise_missing,
     sentences,
     stated_gap,
-    word_for,
     word_of,
 )
 from sparsync_lab.papers.p2 import (
@@ -34,6 +32,7 @@ from sparsync_lab.papers.p2 import (
 )
 from sparsync_lab.papers.p2_accuracies import (
     LIKEWISE,
+    MODEL,
     PRINTED,
     TITLES,
     Cells,
@@ -43,7 +42,6 @@ from sparsync_lab.papers.p2_accuracies import (
     listed,
     ours,
     settings,
-    trained,
 )
 from sparsync_lab.papers.p2_learned import block_gap_text, brought_by_epochs
 from sparsync_lab.papers.published import P2_WORKERS
@@ -51,6 +49,8 @@ from sparsync_lab.papers.run import SEEDS
 
 THREE = ("topk", "random+allgather", "block+allgather")
 BLOCK, DENSE = "block+allgather", "standard"
+SETTINGS = len(settings(PRINTED, *THREE))  # of scope and workers ...
+SUMS = len(settings(PRINTED, "random+shared"))  # ... that have several workers
 
 
 def _comparable(stored: StoredTables) -> Judgement:
@@ -58,19 +58,19 @@ def _comparable(stored: StoredTables) -> Judgement:
     cells, every = compared(stored, BLOCK, DENSE)
     own = {at: scores for at, scores in every.items() if at[0] == "layer"} or raise_missing(LEARNED)
     theirs = settings(PRINTED, BLOCK, DENSE)
-    held = sum(block - dense > theirs[at][0] - theirs[at][1] - POINT for at, (block, dense) in own.items())
+    held = [block - dense > theirs[at][0] - theirs[at][1] - POINT for at, (block, dense) in own.items()]
     first, others = at_most_workers(own)
-    rule = f"it ends at most a point farther below SGD than P2 prints in {held} of {len(own)} settings"
+    rule = f"it ends at most a point farther below SGD than P2 prints in {sum(held)} of {len(own)} settings"
     alike = cells.get(("block+shared", "layer", 8))
     shared = "" if alike is None else f"block-random-k by all-reduce: {alike:.2f} % (layer, W = 8)"
-    word, far = as_far_as_p2(word_for(held, len(own)), cells, BLOCK)
+    word, far = as_far_as_p2(word_of(held, len(P2_WORKERS)), cells, BLOCK)
     told = sentences(rule, _likewise(others), shared, _longer(stored), far)
     return Judgement(f"block-random-k and SGD: {first}", word, told)
 
 
 def _longer(stored: StoredTables) -> str:
     """Return how block-random-k and dense end after more epochs, 8 workers; empty if the first was not trained."""
-    scores = trained(stored)
+    scores = stored.last_scores(MODEL)
     runs = block_and_random()[0], long_training(DENSE, "layer", 8)
     block, dense = (scores.get(for_longer(run).label) for run in runs)
     told = MISSING if dense is None else f"at {dense:.2f}"
@@ -103,8 +103,8 @@ def _falls_with_workers(stored: StoredTables) -> Judgement:
         "P2's cause, the larger batch, is not tested by itself: with 8 workers there are an eighth of the steps, too"
     )
     held = (None if name in close else fall > 0 for name, fall in falls.items())
-    word, far = as_far_as_p2(word_of(held), cells, *TITLES)
-    return Judgement(told, at_most_partly(word, clear == of), sentences(which, cause, far))
+    word, far = as_far_as_p2(word_of(held, of), cells, *TITLES)
+    return Judgement(told, word, sentences(which, cause, far))
 
 
 def _printed_falls() -> str:
@@ -117,15 +117,15 @@ def _top_is_best(stored: StoredTables) -> Judgement:
     """Judge whether neither of the other two is ahead of Top-k by a point."""
     cells, own = compared(stored, *THREE)
     leads = [top - max(others) for top, *others in own.values()]
-    held, ahead = sum(lead > -POINT for lead in leads), sum(lead >= POINT for lead in leads)
+    held, ahead = [lead > -POINT for lead in leads], sum(lead >= POINT for lead in leads)
     first, others = at_most_workers(own)
     rule = (
         f"the claim holds where Top-k is not a point or more behind, as less than that, of one seed, is no ranking: in "
-        f"{ahead} of {len(own)} settings it is ahead by a point or more, in {held - ahead} within a point"
+        f"{ahead} of {len(own)} settings it is ahead by a point or more, in {sum(held) - ahead} within a point"
     )
-    word, far = as_far_as_p2(word_for(held, len(own)), cells, *THREE)
-    told = sentences(rule, _likewise(others), _tested(len(own), 8), far)
-    return Judgement(f"Top-k, random-k, block-random-k: {first}", at_most_partly(word, len(own) == 8), told)
+    word, far = as_far_as_p2(word_of(held, SETTINGS), cells, *THREE)
+    told = sentences(rule, _likewise(others), _tested(len(own), SETTINGS), far)
+    return Judgement(f"Top-k, random-k, block-random-k: {first}", word, told)
 
 
 def _printed_best() -> str:
@@ -143,10 +143,11 @@ def _blocks_like_random(stored: StoredTables) -> Judgement:
         f"layer by layer less than a point apart in {sum(alike)} of {len(alike)} settings, globally block-random-k is "
         f"behind in {sum(worse)} of {len(worse)}"
     )
-    why = block_gap_text(trained(stored)) or "why block-random-k is so far below what is published is not explained"
-    word, far = as_far_as_p2(word_for(sum(alike + worse), len(own)), cells, BLOCK, "random+allgather")
+    unexplained = "why block-random-k is so far below what is published is not explained"
+    why = block_gap_text(stored.last_scores(MODEL)) or unexplained
+    word, far = as_far_as_p2(word_of(alike + worse, SETTINGS), cells, BLOCK, "random+allgather")
     told = sentences(told, _likewise(others), why, far)
-    return Judgement(f"block-random-k and random-k: {first}", at_most_partly(word, len(own) == 8), told)
+    return Judgement(f"block-random-k and random-k: {first}", word, told)
 
 
 def _block_sums(stored: StoredTables) -> Judgement:
@@ -159,13 +160,13 @@ def _block_sums(stored: StoredTables) -> Judgement:
     learn = {scope: [gaps[at] for at, (shared, _) in own.items() if at[0] == scope and shared > LEARNS]
              for scope in SCOPES}  # fmt: skip
     grows = [later < sooner for seen in learn.values() for sooner, later in pairwise(seen)]
-    steps = [gap < 0 for gap in gaps.values()] + grows
+    untested = [None] * (SUMS - len(gaps))
     lost = "; ".join(f"{scope}, W = {w}" for (scope, w), (shared, _) in own.items() if shared <= LEARNS)
     floor = f"by all-reduce it does not learn ({lost}), where the gap cannot grow" if lost else ""
-    brings = brought_by_epochs(trained(stored))
+    brings = brought_by_epochs(stored.last_scores(MODEL))
     more = f"{LONGER} epochs instead of {LONG} bring block-random-k by all-gather"
     longer = "" if brings is None else f"{more} {brings:.1f} points (layer, W = 8)"
-    word, far = as_far_as_p2(word_for(sum(steps), len(steps)), cells, BLOCK)
+    word, far = as_far_as_p2(word_of([*(gap < 0 for gap in gaps.values()), *grows, *untested]), cells, BLOCK)
     return Judgement(f"{first} points", at_most_partly(word, bool(grows)), sentences(*others, floor, far, longer))
 
 
@@ -178,17 +179,17 @@ def _printed_sums() -> str:
 def _random_sums(stored: StoredTables) -> Judgement:
     cells, own = compared(stored, "random+shared", "random+allgather")
     first, others = at_most_workers(own)
-    held = sum(abs(shared - single) < POINT for shared, single in own.values())
+    held = [abs(shared - single) < POINT for shared, single in own.values()]
     several = [_mean_of_seeds(stored, f"random+{how}") for how in ("shared", "allgather")]
     means = f"over three seeds: {several[0]} and {several[1]} % (layer, W = 8)" if all(several) else ""
-    word, far = as_far_as_p2(word_for(held, len(own)), cells, "random+shared", "random+allgather")
-    told = sentences(_likewise(others), means, _tested(len(own), 6), far)
-    return Judgement(f"all-reduce and all-gather: {first}", at_most_partly(word, len(own) == 6), told)
+    word, far = as_far_as_p2(word_of(held, SUMS), cells, "random+shared", "random+allgather")
+    told = sentences(_likewise(others), means, _tested(len(own), SUMS), far)
+    return Judgement(f"all-reduce and all-gather: {first}", word, told)
 
 
 def _mean_of_seeds(stored: StoredTables, scheme: str) -> str:
     """Return mean and deviation of a scheme, 8 workers layer by layer; empty unless all seeds were trained."""
-    scores, label = trained(stored), long_training(scheme, "layer", 8).label
+    scores, label = stored.last_scores(MODEL), long_training(scheme, "layer", 8).label
     own = [scores[each] for each in (label, *(f"{label}{SEED}{seed}" for seed in SEEDS[1:])) if each in scores]
     return f"{mean(own):.2f} ± {stdev(own):.2f}" if len(own) == len(SEEDS) else ""
 
@@ -206,7 +207,6 @@ def _printed(*schemes: str) -> str:
 
 
 CLAIMS = (
-    *claims_p2_scopes.CLAIMS,
     Claim(
         "beyond/evidence", f"{LIKEWISE} Top-k 'outperforms the other two sparsification schemes across the board' "
         "(all-gather)", _printed_best(), _top_is_best,
@@ -233,5 +233,4 @@ CLAIMS = (
         f"block-random-k and SGD, all-gather: {listed([PRINTED[how, 'layer', 8] for how in (BLOCK, DENSE)])} "
         "(layer, W = 8)", _comparable,
     ),
-    *claims_p2_times.CLAIMS,
 )  # fmt: skip

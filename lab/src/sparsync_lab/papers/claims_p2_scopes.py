@@ -16,11 +16,12 @@ from sparsync_lab.papers.claim import (
     first_number,
     raise_missing,
     sentences,
-    word_for,
+    word_of,
 )
-from sparsync_lab.papers.p2 import AS_PRINTED, EPOCHS, LEARNED, LONG, SCOPES, WITH_MOMENTUM
+from sparsync_lab.papers.p2 import AS_PRINTED, AT_ONE_RATE, EPOCHS, LEARNED, LONG, SCOPES, WITH_MOMENTUM
 from sparsync_lab.papers.p2_accuracies import (
     LIKEWISE,
+    MODEL,
     PRINTED,
     TITLES,
     as_far_as_p2,
@@ -28,13 +29,13 @@ from sparsync_lab.papers.p2_accuracies import (
     listed,
     named,
     ours,
-    trained,
 )
 from sparsync_lab.papers.p2_learned import at_same_rate
 from sparsync_lab.papers.published import P2_WORKERS
 
 RATES = f"P2's rate is {SCOPES['layer']:g} W layer by layer and {SCOPES['global']:g} W globally"  # W workers
 ONE_RATE = "one rate for both"
+PAIRS = len(both_scopes(PRINTED))
 
 
 def _at_one_worker(stored: StoredTables) -> Judgement:
@@ -45,7 +46,7 @@ def _at_one_worker(stored: StoredTables) -> Judgement:
         if not any(cell.startswith("–") for cell in cells[1:])
     ] or raise_missing(AS_PRINTED)
     first, *others = (f"{name} {layer:.2f} and {whole:.2f} %" for name, layer, whole in pairs)
-    word = word_for(sum(layer > whole for _, layer, whole in pairs), len(pairs))
+    word = word_of((layer > whole for _, layer, whole in pairs), len(rows))
     return Judgement(first, at_most_partly(word), sentences(", ".join(others), f"{RATES}; {ONE_RATE} was not run"))
 
 
@@ -60,7 +61,8 @@ def _with_momentum(stored: StoredTables) -> Judgement:
     first, *others = (f"{named(key, pair)}, dense {dense[key[1]]:.2f}" for key, pair in both.items())
     counts = [pair for key, pair in both.items() if dense[key[1]] > max(LEARNS, pair[1])]
     held = sum(layer > whole for layer, whole in counts)
-    word = word_for(held, len(counts)) if counts else UNDECIDED
+    untested = PAIRS - sum(key[1] in dense for key in every)
+    word = word_of([*(layer > whole for layer, whole in counts), *[None] * untested]) if counts else UNDECIDED
     which = f"in {held} of {len(counts)} pairs that decide" if counts else "no pair decides"
     here = f"{which}, of {len(every)}: {first}; see {LONG} epochs, beyond/evidence"
     half = [named(key, pair) for key, pair in every.items() if key not in both and max(pair) > LEARNS]
@@ -80,8 +82,9 @@ def _that_learn(stored: StoredTables) -> Judgement:
     held = {key for key, (layer, whole) in pairs.items() if layer > whole}
     first, *others = [key for key in pairs if key[1] == most or key not in held]
     here = f"in {len(held)} of {len(pairs)} pairs that learn; {named(first, pairs[first])}"
-    word, far = as_far_as_p2(word_for(len(held), len(pairs)), cells, "topk")
-    found = at_same_rate(trained(stored))
+    untested = PAIRS - len(every)
+    word, far = as_far_as_p2(word_of([*(key in held for key in pairs), *[None] * untested]), cells, "topk")
+    found = at_same_rate(stored.last_scores(MODEL))
     alike = {key: (layer, whole) for key, (layer, _, whole) in found.items() if key in pairs}
     if first in alike:
         layer, whole = alike[first]
@@ -94,7 +97,8 @@ def _that_learn(stored: StoredTables) -> Judgement:
 
 
 def _at_the_same_rate(own: Mapping[tuple[str, int], tuple[float, float]], pairs: int) -> tuple[str, bool]:
-    """Return what the scope makes at the rate of layers, and whether layers are ahead there by a point everywhere.
+    """Return what the scope makes at the rate of layers, and whether layers are ahead there by a point wherever that is
+    to be trained.
 
     Args:
         own: accuracies of both scopes at that rate.
@@ -114,7 +118,7 @@ def _at_the_same_rate(own: Mapping[tuple[str, int], tuple[float, float]], pairs:
         if keys:
             told += f"; the difference of {', '.join(f'{TITLES[scheme]} (W = {w})' for scheme, w in keys)} is {cause}"
     rest = f"; {pairs - len(own)} of {pairs} pairs were not run at one rate" if pairs > len(own) else ""
-    return f"{told}{rest}", len(ahead) == len(own)
+    return f"{told}{rest}", len(ahead) == len(own) and len(own) >= len(AT_ONE_RATE)
 
 
 def _printed(workers: int) -> str:

@@ -9,9 +9,10 @@ from sparsync_lab.papers.claim import (
     SCORE,
     TO_DENSE,
     Claim,
+    Held,
     Judgement,
+    MissingResult,
     StoredTables,
-    at_most_partly,
     first_number,
     from_dense,
     like_dense,
@@ -41,74 +42,84 @@ def _looks(table: Table) -> tuple[int, int, float]:
 
 
 def _condition(stored: StoredTables) -> Judgement:
-    looks, above, worst = _looks(stored.table("p3/density", CONDITION))
+    table = stored.table("p3/density", CONDITION)
+    looks, above, worst = _looks(table)
     here = f"holds at {looks - above} of {looks} looks, the largest ratio {worst:.4f}"
-    ends = [stored.cell("p3/density", "gTop-k", f"gTop-k, {density:g}", SCORE) for density in DENSITIES]
+    ends = [stored.cell("p3/density", "gTop-k", row.cells[0], SCORE) for row in table.rows]
     hair = f"it is {1 - worst:.4f} below 1 at the closest" if worst < 1 else ""
     told = f"{NOT_SECURED}: these trainings end at {', '.join(ends)} %"
-    return Judgement(here, word_for(looks - above, looks), sentences(hair, told))
+    return Judgement(here, _holds(table, len(DENSITIES)), sentences(hair, told))
+
+
+def _holds(table: Table, trainings: int) -> str:
+    """Return the verdict by all looks of so many trainings, of which some may be missing."""
+    looks, above, _ = _looks(table)
+    untested = [None] * (trainings - len(table.rows))
+    return word_of([*[True] * (looks - above), *[False] * above, *untested])
 
 
 def _condition_elsewhere(stored: StoredTables) -> Judgement:
     table = stored.table("beyond/evidence", f"{ON_OTHERS}: {CONDITION}")
-    looks, above, _ = _looks(table)
     seen = {row.cells[0]: row.cells for row in table.rows}
     told, ends, every = [], [], [model_title(model) for model in OTHERS]
     for title in every:
         own = seen.get(title)
         told.append(f"{title} {MISSING}" if own is None else f"{title} {own[1]} looks, the largest ratio {own[2]}")
-        with suppress(LookupError):
+        with suppress(MissingResult):
             how = stored.table("beyond/evidence", f"{ON_OTHERS}: {title}")
-            last = {row.cells[0]: row.cells[1] for row in how.rows}[PLAIN_TREE]
+            last = stored.row("beyond/evidence", how.caption, PLAIN_TREE)[1]
             ends.append(f"{last}{' %' if how.headings[1] == SCORE else ''} ({title})")
-    word = at_most_partly(word_for(looks - above, looks), set(every) <= set(seen))
     unsecured = f"{NOT_SECURED}: these trainings end at {', '.join(ends)}" if ends else ""
-    return Judgement("; ".join(told), word, sentences(unsecured))
+    return Judgement("; ".join(told), _holds(table, len(every)), sentences(unsecured))
 
 
 def _at_one_permille(stored: StoredTables) -> Judgement:
-    tree, top = stored.cell("p3/convergence", "ResNet-20", PLAIN_TREE, TO_DENSE), MISSING
-    with suppress(LookupError):
-        top = from_dense(stored.cell("p3/convergence", "ResNet-20", "topk", TO_DENSE))
-    here = f"{from_dense(tree)}, TopK-SGD {top}"
+    tree = stored.cell("p3/convergence", "ResNet-20", PLAIN_TREE, TO_DENSE)
+    top = stored.find("p3/convergence", "ResNet-20", "topk", TO_DENSE)
+    here = f"{from_dense(tree)}, TopK-SGD {from_dense(top) if top else MISSING}"
     return Judgement(here, word_of([like_dense(tree)]), sentences(NOT_THE_RATE))
 
 
 def _at_higher_densities(stored: StoredTables) -> Judgement:
-    gaps = {each: stored.cell("p3/density", "gTop-k", f"gTop-k, {each:g}", TO_DENSE) for each in DENSITIES}
-    told = ", ".join(f"{from_dense(gap)} at {100 * density:g} %" for density, gap in gaps.items())
-    return Judgement(told, word_of(map(like_dense, gaps.values())), sentences(NOT_THE_RATE))
+    gaps = {each: stored.find("p3/density", "gTop-k", f"gTop-k, {each:g}", TO_DENSE) for each in DENSITIES}
+    own = [gap for gap in gaps.values() if gap] or raise_missing("gTop-k")
+    told = ", ".join(f"{from_dense(gap) if gap else MISSING} at {100 * density:g} %" for density, gap in gaps.items())
+    return Judgement(told, word_of(map(like_dense, own), len(gaps)), sentences(NOT_THE_RATE))
 
 
 def _on_other_models(stored: StoredTables) -> Judgement:
-    """Compare gTop-k with dense and TopK-SGD on VGG-16 and LSTM-PTB, each as far as it was trained."""
-    told, beside, parts, better = [], [], [], ""
+    """Compare gTop-k with dense and TopK-SGD on VGG-16 and LSTM-PTB; one that was not trained leaves it open."""
+    told, beside, better = [], [], ""
+    parts: list[Held] = []
     for model in OTHERS:
         title = model_title(model)
         try:
             table = stored.table("beyond/evidence", f"{ON_OTHERS}: {title}")
-        except LookupError:
+        except MissingResult:
             told.append(f"{title} {MISSING}")
             continue
         rows = {row.cells[0]: dict(zip(table.headings, row.cells, strict=True)) for row in table.rows}
         own = {label: first_number(cells[table.headings[1]]) for label, cells in rows.items()}
-        tree, dense, cells = own[PLAIN_TREE], own["dense"], rows[PLAIN_TREE]
-        less = table.headings[1] != SCORE
+        tree, cells = own[PLAIN_TREE], rows[PLAIN_TREE]
+        if "dense" not in own:
+            told.append(f"{title} {tree:.1f}, dense {MISSING}")
+            continue
+        dense, less = own["dense"], table.headings[1] != SCORE
         parts.append(near_perplexity(tree, dense, int(cells["seeds"])) if less else like_dense(cells[TO_DENSE]))
         unit = "perplexity, less is better" if less else "%"
         told.append(f"{title} {tree:.1f}, dense {dense:.1f} ({unit})")
         beside += [f"{own['topk']:.1f} ({title}, {cells['steps']} steps)"] if "topk" in own else []
         better = better or _at_another_rate(stored, title, cells["steps"], dense)
-    word = word_of(parts)
+    word = word_of(parts, len(OTHERS))
     more = sentences(f"TopK-SGD ends at {', '.join(beside)}" if beside else "", better, NOT_THE_RATE)
-    return Judgement("; ".join(told), at_most_partly(word, len(parts) == len(OTHERS)), more)
+    return Judgement("; ".join(told), word, more)
 
 
 def _at_another_rate(stored: StoredTables, title: str, steps: str, dense: float) -> str:
     """Return what dense reaches in as many steps with another rate than here, if one was searched; less is better."""
-    with suppress(LookupError):
+    with suppress(MissingResult):
         table = stored.table("beyond/accuracy", f"The search for rates: {title}, {steps} steps")
-        cells = {row.cells[0]: row.cells for row in table.rows}["dense"]
+        cells = stored.row("beyond/accuracy", table.caption, "dense")
         chosen = next((at for at, cell in enumerate(cells) if cell.endswith("*")), None) or raise_missing("a best rate")
         best, rate = first_number(cells[chosen]), table.headings[chosen]
         if best < dense:
@@ -121,7 +132,7 @@ def _growth(stored: StoredTables) -> Judgement:
     top, tree = (first_number(rows["0.001, 128 workers"][at]) for at in (3, 5))
     here = f"128 workers: all-gather sends {top:.0f} k entries, gTop-k's root {tree:.0f} k"
     computed = "computed from the tree, not measured"
-    with suppress(LookupError):
+    with suppress(MissingResult):
         own = [row.cells for row in stored.table("p3/traffic", COUNTED).rows if row.cells[0] == NAMES["gtopk"]]
         ratios = [first_number(cells[3]) for cells in own] or raise_missing(COUNTED)
         most = max(int(cells[1]) for cells in own)

@@ -11,6 +11,7 @@ from sparsync_lab.papers import random_forms, tuned
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, CLOSE, COUNTED, HELD, HELD_COUNTED, training
 from sparsync_lab.papers.p2 import (
+    AT_ONE_RATE,
     at_layers_rate,
     block_and_random,
     block_controls,
@@ -215,7 +216,7 @@ def questions() -> tuple[Question, ...]:
             "the rest",
             f"P2, table 1 ({OF_P2}): the other cells.",
             (
-                *map(at_layers_rate, cells("global", 8, ("topk", "random+allgather", "block+allgather"))),
+                *map(at_layers_rate, cells("global", 8, AT_ONE_RATE)),
                 *cells("layer", 2, ("standard", "topk", *wide)),
                 *cells("layer", 1, ("block+allgather", "random+allgather", "topk", "standard")),
                 *cells("global", 4, ("topk", *wide)),

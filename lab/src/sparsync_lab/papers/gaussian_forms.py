@@ -19,6 +19,7 @@ from sparsync_lab.papers.p1_runs import (
     HELD,
     HELD_COUNTED,
     ITS_COUNTS,
+    LARGEST_GO,
     counts_title,
     repeats,
     training,
@@ -35,7 +36,7 @@ ONE_SIDED = (
     "has too few, the next two far too many, and the last hardly any. Its messages have room for 8 k entries and "
     "travel whole: they are about eight times as long as TopK-SGD's, however few it sends."
 )
-FORMS = (
+FORM_NOTES = (
     ONE_SIDED,
     f"{HELD}: where the last count is more than 10 % off k, the k largest go instead. Under error feedback the fit is "
     "far off k, as the rows as printed show: take it for TopK-SGD, and for no evidence for Gaussian-k.",
@@ -108,7 +109,7 @@ def older_rule(context: RunContext) -> list[str]:
 
 def spread_note(context: RunContext) -> str:
     """Return how far three methods that send the largest entries end from one another on VGG-16, if they are stored."""
-    found = {form: stored(context, form).get("vgg16") for form in (HELD, "topk", CARRIED)}
+    found = {form: stored(context, form).get("vgg16") for form in LARGEST_GO}
     scores = {form: display_score(own.last, own.score) for form, own in found.items() if own is not None}
     if len(scores) < len(found):
         return ""

@@ -17,7 +17,7 @@ from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 from sparsync_lab.training.methods import DENSE
 
 BESIDE_TOPK, SHAPES = "Deviation beside TopK-SGD's", "The shapes in numbers"  # tables
-TIMES, CLIPPED = "times TopK-SGD's", "clipped"  # headings
+TIMES, CLIPPED_LOOKS = "times TopK-SGD's", "clipped"  # headings
 KURTOSIS, WITHIN, LARGEST, HOLDS = "kurtosis", "within a deviation", "in the k largest", "holds"
 # Shares of distributions within a deviation of their mean.
 UNIFORM_WITHIN, NORMAL_WITHIN, LAPLACE_WITHIN = (
@@ -101,7 +101,7 @@ def _beside_topk(done: Mapping[str, History], topk: Mapping[str, History], clipp
             cells = [model_title(model), str(both[-1]), f"{own:.2e}", f"{other:.2e}", f"{own / other:.2f}"]
             rows.append(Row([*cells, clipped.get(model, "–")] if clipped else cells))
     notes = ["Clipped: at how many looks the limit set the norm of the gradient."] if clipped else []
-    headings = ["model", "step", "here", "TopK-SGD", TIMES, *([CLIPPED] if clipped else [])]
+    headings = ["model", "step", "here", "TopK-SGD", TIMES, *([CLIPPED_LOOKS] if clipped else [])]
     return [Table(BESIDE_TOPK, headings, rows, notes)] if rows else []
 
 

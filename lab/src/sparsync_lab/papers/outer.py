@@ -11,6 +11,7 @@ from sparsync_lab.papers import beyond
 from sparsync_lab.papers.adamw_sweep import GPT, LOCO, MAIN, ROWS, SETTINGS
 from sparsync_lab.papers.adamw_tables import fraction, score_table, share_of, where
 from sparsync_lab.papers.beyond import Sweep, order_of
+from sparsync_lab.papers.claim import raise_missing
 from sparsync_lab.papers.curves import by_epoch, display_score, first_seed, spread_caption, with_their_seeds
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch
@@ -163,13 +164,14 @@ def begun_of(result: Result, name: str) -> tuple[dict[str, dict[str, str]], list
     caption = where(OUTER_SETTINGS[name], 0)
     table = next((own for own in result.tables if own.caption == caption), None)
     if table is None:
-        raise LookupError(caption)
+        raise_missing(caption)
     headings = ["training", "score", *table.headings[2:]]
     rows = [dict(zip(headings, row.cells, strict=True)) for row in table.rows]
     done = {cells["training"]: cells for cells in rows if cells["score"] != NOT_RUN}
     columns = (result.rows[each] for each in ("model", "method", "score", "rate", "bytes"))
     trained = [own[1:] for own in zip(*columns, strict=True) if own[0] == name]
-    dense = {str(label): float(sent or 0) for label, _, _, sent in trained}["dense"]
+    sent_by = {str(label): float(sent or 0) for label, _, _, sent in trained}
+    dense = sent_by.get("dense") or raise_missing("dense")
     begun = [
         Begun(str(label), float(score), float(rate or 0), float(sent or 0) / dense)
         for label, score, rate, sent in trained

@@ -13,7 +13,7 @@ from sparsync_lab.papers.curves import (
     spread_caption,
 )
 from sparsync_lab.papers.gaussian_forms import (
-    FORMS,
+    FORM_NOTES,
     count_figures,
     every_seed,
     fallback_note,
@@ -43,7 +43,7 @@ PRECISION = (
     "P1 trains in fp32. VGG-16's passes here compute in bfloat16 where torch's autocast takes that to be safe; what "
     "that changes is not measured."
 )
-SEEDS = (
+SEEDS_NOTE = (
     "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule. LeNet-5 and ResNet-20 have three "
     "seeds of dense, TopK-SGD and Gaussian-k with its count held, LeNet-5 of Gaussian-k as printed and with its count "
     "carried, too (mean and standard deviation; curves have the range of the seeds); all others have one, and what "
@@ -95,7 +95,7 @@ def convergence(
             tables.append(scores(f"{title}: test accuracy", done))
             figures += count_figures(title, done, counts)
     result = base_result(context, histories, missing)
-    seeds = f"{SEEDS}{spread_note(context)}"
+    seeds = f"{SEEDS_NOTE}{spread_note(context)}"
     notes = [*remarks, SCHEDULE, PRECISION, seeds, IMAGENET, *result.notes]
     return replace(result, tables=tables, figures=figures, notes=notes)
 
@@ -108,6 +108,6 @@ def figure_1(context: RunContext) -> Result:
 def figure_6(context: RunContext) -> Result:
     methods = ("dense", "topk", "gaussiank", HELD, AUTHORS, CARRIED, COUNTED)
     counted = [note for form in (HELD_COUNTED, CARRIED) for note in fallback_note(form, every_seed(context, form))]
-    remarks = [*FORMS, masks_note(), *older_rule(context), *counted, *uncounted_note(context), *gap_note(context)]
+    remarks = [*FORM_NOTES, masks_note(), *older_rule(context), *counted, *uncounted_note(context), *gap_note(context)]
     result = convergence(context, methods, remarks, [HELD_COUNTED])
     return replace(result, tables=[*result.tables, *change_tables(context)])

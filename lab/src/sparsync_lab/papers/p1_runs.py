@@ -25,10 +25,11 @@ HELD = "gaussiank, count held"
 ITS_COUNTS = ", its counts"
 COUNTED, AUTHORS, CARRIED = f"gaussiank{ITS_COUNTS}", "gaussiank, authors' code", "gaussiank, count carried"
 HELD_COUNTED = f"{HELD}{ITS_COUNTS}"
-FORMS: Mapping[str, Mapping[str, Any]] = {
+GAUSSIAN_FORMS: Mapping[str, Mapping[str, Any]] = {
     COUNTED: {}, AUTHORS: {"two_sided": True, "masks": 3}, CARRIED: {"refine": "carried"},
     HELD_COUNTED: {"refine": True},
 }  # fmt: skip
+LARGEST_GO = (HELD, "topk", CARRIED)  # labels of what sends the largest entries, about k
 COUNT_EVERY = 60  # steps
 STEPS, EVERY = 1600, 200  # of the histograms
 FEWER = {"lstm-ptb": 2, "lstm-an4": 2}  # workers whose gradients make the histograms, instead of 16
@@ -48,8 +49,8 @@ def counts_title(model: str) -> str:
 def training(model: str, method: str, **changes: Any) -> Run:
     """Return a training with P1's settings."""
     options = {} if method == "dense" else SPARSE
-    if method in FORMS:
-        own = {"label": method, "settings": FORMS[method], "watch": "count", "watch_every": COUNT_EVERY}
+    if method in GAUSSIAN_FORMS:
+        own = {"label": method, "settings": GAUSSIAN_FORMS[method], "watch": "count", "watch_every": COUNT_EVERY}
         return replace(training(model, "gaussiank", **own), **changes)
     if method == HELD:
         return replace(training(model, "gaussiank", label=HELD, settings={"refine": True}), **changes)

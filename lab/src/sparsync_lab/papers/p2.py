@@ -24,6 +24,7 @@ LEARNED = f"P2, table 1, no momentum, {LONG} epochs: test accuracy in %, ours (p
 WITH_MOMENTUM = "Test accuracy in %, ours (published)"
 AS_PRINTED = "The same without momentum, as Algorithm 1 is printed"
 AT_LAYERS_RATE = "layer's rate"  # of a training with entries chosen globally
+AT_ONE_RATE = ("topk", "random+allgather", "block+allgather")  # have one with 8 workers
 HEADINGS = ["scheme", *(f"{scope}, W = {workers}" for scope in SCOPES for workers in P2_WORKERS)]
 STEP_SECONDS = 0.03  # of a worker on an H200, beside eight other trainings; alone it was not measured
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sparsync_lab.papers.claim import MISSING, StoredTables, at_most_partly, raise_missing
+from sparsync_lab.papers.claim import StoredTables, at_most_partly, raise_missing
 from sparsync_lab.papers.p2 import LEARNED, LONG, SCOPES
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
 
+MODEL = "ResNet-18"  # as beyond/evidence names it
 TITLES = {scheme: own[0] for scheme, own in P2_ACCURACY.items()}
 SPARSE = tuple(scheme for scheme in TITLES if scheme != "standard")
 LIKEWISE = f"P2, table 1, {LONG} epochs without momentum:"
@@ -72,12 +73,6 @@ def compared(stored: StoredTables, *schemes: str, least: int = 1) -> tuple[Cells
     cells = ours(stored, "beyond/evidence", LEARNED)
     own = {(scope, w): scores for (scope, w), scores in settings(cells, *schemes).items() if w >= least}
     return cells, own or raise_missing(LEARNED)
-
-
-def trained(stored: StoredTables) -> dict[str, float]:
-    """Return the last accuracies of ResNet-18 in ``beyond/evidence``, by the labels of the trainings."""
-    every = (row.cells for table in stored.results["beyond/evidence"].tables for row in table.rows)
-    return {cells[0]: float(cells[2]) for cells in every if cells[1] == "ResNet-18" and cells[2] != MISSING}
 
 
 def named(key: tuple[str, int], pair: tuple[float, float]) -> str:

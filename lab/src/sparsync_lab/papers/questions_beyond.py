@@ -75,7 +75,7 @@ def _recipe(cells: Cells) -> str:
 
 def _of_setting(stored: StoredTables, title: str, steps: str) -> dict[str, dict[str, str]]:
     """Return what was trained in a setting, by label: the cells by heading, and the score."""
-    for table in stored.results[ACCURACY].tables:
+    for table in stored.result(ACCURACY).tables:
         if table.caption.startswith(f"{title}, ") and table.caption.endswith(f", {steps} steps"):
             rows = [row.cells for row in table.rows if row.cells[1] != MISSING]
             less = {"less": table.headings[1]} if "less is better" in table.headings[1] else {}
@@ -128,7 +128,7 @@ def _ends(cells: Mapping[str, str]) -> str:
 def _local_steps(stored: StoredTables) -> Judgement:
     """Compare the best of local steps with an exchange in every step: of what is searched for to its end, and of single
     trainings of searches that are not done."""
-    done, begun = begun_of(stored.results[OUTER], OUTER_SETTING)
+    done, begun = begun_of(stored.result(OUTER), OUTER_SETTING)
     local = [cells for label, cells in done.items() if label not in ("dense", MAIN)]
     ends = [(first_number(cells["score"]), _finished(cells)) for cells in local]
     ends += [(one.score, f"{one.score:.2f} (one seed, search not finished)") for one in begun]
@@ -137,11 +137,11 @@ def _local_steps(stored: StoredTables) -> Judgement:
     named = {first_number(cells["score"]): cells["training"] for cells in local}
     named |= {one.score: f"{one.label} with rate {one.rate:g}" for one in begun}
     shown = sorted(min(own) for own in (ends[: len(local)], ends[len(local) :]) if own)
-    each = done[MAIN]
+    each = done.get(MAIN) or raise_missing(MAIN)
     here = f"perplexity {', '.join(text for _, text in shown)}; with an exchange in every step {each['score']}"
     detail = sentences(
         "; ".join(f"{score:.2f} is {named[score]}" for score, _ in shown),
-        f"dense: {done['dense']['score']}",
+        f"dense: {done['dense']['score'] if 'dense' in done else MISSING}",
         f"searches that are not finished: {_listed(one.label for one in begun)}" if begun else "",
     )
     return Judgement(here, word_for(shown[0][0] <= first_number(each["score"]), True), detail)

@@ -8,10 +8,12 @@ from sparsync_lab.papers.claim import (
     Held,
     Judgement,
     StoredTables,
+    any_of,
     first_number,
     from_dense,
     near,
     question,
+    raise_missing,
     sentences,
     stated_gap,
     word_for,
@@ -27,12 +29,15 @@ from sparsync_lab.papers.vgg16_gap import ASKED, CLIPPED, PLAIN, cause_label, ju
 
 def _gap_of_vgg16(stored: StoredTables) -> Judgement:
     scores = scores_by_cause({label: score for (_, label), score in stored.scores(ASKED).items()})
-    return judge_gap(scores, int(first_number(stored.asked(ASKED)[VGG, cause_label("topk", PLAIN)][-1])))
+    plain = stored.asked(ASKED).get((VGG, cause_label("topk", PLAIN))) or raise_missing(PLAIN)
+    return judge_gap(scores, int(first_number(plain[-1])))
 
 
 def _clipped(stored: StoredTables) -> Judgement:
     """Compare Top-k and dense on VGG-16 for 120 epochs, clipped, with dense as it is and clipped."""
     scores = {label: score for (model, label), score in stored.scores(AUTHORS_ASKED).items() if model == VGG}
+    if not {f"topk, {CLIPPED}", "dense"} <= scores.keys():
+        raise_missing(CLIPPED)
     top, dense = scores[f"topk, {CLIPPED}"], scores["dense"]
     beside = scores.get(f"dense, {CLIPPED}")
     gap = from_dense(stated_gap(top - dense))
@@ -54,10 +59,10 @@ def _random_otherwise(stored: StoredTables) -> Judgement:
     warmed = {}
     for model in (*OWN, BESIDE):
         before, alone, *early = (scores.get((model, f"randk{form}")) for form in ("", *FORMS))
-        changed = [score for score in (alone, *early) if score is not None]
-        if before is None or not changed:
+        changed = (alone, *early)
+        if before is None or changed == (None,) * len(changed):
             continue
-        held[model] = near(max(changed) - before)
+        held[model] = any_of(None if score is None else near(score - before) for score in changed)
         told[model] = f"{before:.1f} % with its residual, {MISSING if alone is None else f'{alone:.1f}'} without"
         warmed[model] = [_brings(*pair) for pair in zip((before, alone), early, strict=True)]
     here, word, _ = own_models(told, held)

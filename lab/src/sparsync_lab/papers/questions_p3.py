@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from statistics import mean
 
 from sparsync_lab.papers.claim import (
+    MISSING,
     SCORE,
     SEVERAL,
     Judge,
     Judgement,
+    MissingResult,
     StoredTables,
     first_number,
     from_dense,
@@ -40,19 +43,27 @@ def _on_resnet20(stored: StoredTables) -> dict[str, dict[str, float]]:
     return seeds_by_label({label: score for (model, label), score in scores.items() if model == OWN[0]})
 
 
-def _gap_to_dense(scores: Mapping[str, Mapping[str, float]], label: str) -> float:
-    """Return how far a training is from dense with the same seeds, in the mean over them."""
-    return mean(score - scores["dense"][seed] for seed, score in scores[label].items())
+def _beside_dense(scores: Mapping[str, Mapping[str, float]], label: str) -> tuple[dict[str, float], float]:
+    """Return a training's scores over the seeds that dense has, too, and how far from dense they are in the mean."""
+    dense = scores.get("dense", {})
+    own = {seed: score for seed, score in scores.get(label, {}).items() if seed in dense}
+    return own or raise_missing(label), mean(score - dense[seed] for seed, score in own.items())
 
 
 def _with_momentum_corrected(stored: StoredTables) -> Judgement:
     """Compare gTop-k at 0.1 % on ResNet-20, as published and with momentum before the residual, with dense."""
     scores, early = _on_resnet20(stored), f"{CORRECTED}, density warm-up"
-    before, gap, more = (_gap_to_dense(scores, how) for how in (PLAIN_TREE, CORRECTED, early))
-    share = stored.asked(TREE_ASKED)[OWN[0], early][4]
-    told = f"with more entries at first, {share} in all and not 0.1 %, {_ends(scores[early], more)}"
-    here = f"{_ends(scores[CORRECTED], gap)}, as published {from_dense(stated_gap(before))}"
-    return Judgement(here, word_of([near(gap, len(scores[CORRECTED]))]), sentences(told))
+    own, gap = _beside_dense(scores, CORRECTED)
+    before, told = MISSING, ""
+    with suppress(MissingResult):
+        plain, apart = _beside_dense(scores, PLAIN_TREE)
+        before = from_dense(stated_gap(apart, len(plain)))
+    with suppress(MissingResult):
+        more = _ends(*_beside_dense(scores, early))
+        shares = {cells[4]: None for (model, label), cells in stored.asked(TREE_ASKED).items()
+                  if model == OWN[0] and label.startswith(early)}  # fmt: skip
+        told = f"with more entries at first, {' or '.join(shares)} in all and not 0.1 %, {more}"
+    return Judgement(f"{_ends(own, gap)}, as published {before}", word_of([near(gap, len(own))]), sentences(told))
 
 
 def _ends(seeds: Mapping[str, float], gap: float) -> str:
@@ -69,22 +80,20 @@ def _at_these_bytes(fits: Callable[[str], bool], asked: int) -> Judge:
     missing."""
 
     def judge(stored: StoredTables) -> Judgement:
-        scores = _on_resnet20(stored)
-        own = {label: seeds for label, seeds in scores.items() if label.startswith("gTop-k") and fits(label)}
-        gaps = {label: _gap_to_dense(scores, label) for label in own} or raise_missing(TREE_ASKED)
-        names = {label: label.split(", ")[1] for label in own}
-        if len(own) == 1:
-            ((label, seeds),) = own.items()
-            here, ends = _ends(seeds, gaps[label]), ""
-        else:
-            here = ", ".join(f"{names[label]} {_gap(seeds, gaps[label])}" for label, seeds in own.items())
-            ends = ", ".join(f"{names[label]} {mean(seeds.values()):.2f}" for label, seeds in own.items())
+        scores, own = _on_resnet20(stored), dict[str, tuple[dict[str, float], float]]()
+        for label in scores:
+            if label.startswith("gTop-k") and fits(label):
+                with suppress(MissingResult):
+                    own[label.split(", ")[1] if asked > 1 else "gTop-k"] = _beside_dense(scores, label)
+        pairs = [*own.values()] or raise_missing(TREE_ASKED)
+        here, ends = _ends(*pairs[0]), ""
+        if asked > 1:
+            here = ", ".join(f"{name} {_gap(*pair)}" for name, pair in own.items())
+            ends = ", ".join(f"{name} {mean(seeds.values()):.2f}" for name, (seeds, _) in own.items())
             ends = f"they end at {ends} %"
-        held = [near(gap, len(own[label])) for label, gap in gaps.items()]
-        word = word_of([*held, *[None] * (asked - len(own))])
-        named = {names[label] if len(own) > 1 else "gTop-k": seeds for label, seeds in own.items()}
-        told = sentences(ends, "dense has the same seeds and P1's rate", _dense_at_best(stored, named))
-        return Judgement(here, word, told)
+        word = word_of([near(gap, len(seeds)) for seeds, gap in pairs], asked)
+        best = _dense_at_best(stored, {name: seeds for name, (seeds, _) in own.items()})
+        return Judgement(here, word, sentences(ends, "dense has the same seeds and P1's rate", best))
 
     return judge
 

@@ -10,6 +10,8 @@ from sparsync_lab.papers import (
     claims_p1_gradients,
     claims_p1_times,
     claims_p2,
+    claims_p2_scopes,
+    claims_p2_times,
     claims_p3,
     questions_beyond,
     questions_p1,
@@ -24,7 +26,7 @@ QUESTION_HEADINGS = ("question", "here", "answer", "command")
 QUESTIONS = (*questions_p1.QUESTIONS, *questions_p3.QUESTIONS, *questions_beyond.QUESTIONS)
 CLAIMS = (
     *claims_p1_gradients.CLAIMS, *claims_p1.CLAIMS, *claims_p1_gaussian.CLAIMS, *claims_p1_times.CLAIMS,
-    *claims_p2.CLAIMS, *claims_p3.CLAIMS, *QUESTIONS,
+    *claims_p2_scopes.CLAIMS, *claims_p2.CLAIMS, *claims_p2_times.CLAIMS, *claims_p3.CLAIMS, *QUESTIONS,
 )  # fmt: skip
 
 

@@ -6,7 +6,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sparsync_lab.papers.claim import POINT, Judgement, from_dense, near, sentences, stated_gap, word_of
+from sparsync_lab.papers.claim import (
+    POINT,
+    Judgement,
+    from_dense,
+    near,
+    raise_missing,
+    sentences,
+    stated_gap,
+    word_of,
+)
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, training
 from sparsync_lab.papers.run import Run
 
@@ -67,7 +76,7 @@ def causes() -> tuple[Run, ...]:
 
 def judge_gap(scores: Scores, steps: int) -> Judgement:
     """Return what the trainings say, and whether TopK-SGD ends like dense with a change. Without the two as in figure 6
-    and a change of TopK-SGD there is a ``LookupError``.
+    and a change of TopK-SGD there is a ``MissingResult``.
 
     A change is compared with dense as in figure 6, as one may harm dense, too.
 
@@ -75,11 +84,13 @@ def judge_gap(scores: Scores, steps: int) -> Judgement:
         scores: of the trainings.
         steps: of each.
     """
+    if not {("dense", PLAIN), ("topk", PLAIN)} <= scores.keys():
+        raise_missing(PLAIN)
     dense = scores["dense", PLAIN]
     gap = scores["topk", PLAIN] - dense
     changed = {what: score - dense for (method, what), score in scores.items() if method == "topk" and what != PLAIN}
     if not changed:
-        raise LookupError("no change was trained")
+        raise_missing("a change")
     best = max(changed, key=lambda what: changed[what])
     own = warm_up(cause("topk", PLAIN), steps)
     here = f"{best}: {_from_dense(changed[best])}; {own} steps of warm-up: {_from_dense(gap)}"
