@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsync_lab.papers import ITEMS, claims_p1_times
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, SCORE, UNDECIDED, Verdict
-from sparsync_lab.papers.claims_p1_models import OWN
+from sparsync_lab.papers import ITEMS
+from sparsync_lab.papers.claims import p1_times
+from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.p1_models import OWN
+from sparsync_lab.papers.claims.stored_tables import SCORE
+from sparsync_lab.papers.claims.verdicts import verdicts
 from sparsync_lab.papers.curves import OVER_SEEDS
+from sparsync_lab.papers.differences import MISSING
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, RANDOM_ASKED
 from sparsync_lab.papers.gradient_histograms import (
     BESIDE_TOPK,
@@ -38,7 +42,6 @@ from sparsync_lab.papers.run import History, Run, file_of, write
 from sparsync_lab.papers.selection_times import order_note
 from sparsync_lab.papers.step_times import TEN_GIGABIT
 from sparsync_lab.papers.store import results_of
-from sparsync_lab.papers.verdicts import verdicts
 from sparsync_lab.papers.vgg16_gap import ASKED
 from sparsync_lab.report import Row, Table
 
@@ -333,9 +336,9 @@ def test_methods_are_compared_at_equal_counts() -> None:
 
 def test_what_p1_prints_reproduces_its_speedups() -> None:
     """So no criterion asks for more than P1's own table shows."""
-    names = [AT_K if name == "Gaussian" else name for name in claims_p1_times.PUBLISHED]
+    names = [AT_K if name == "Gaussian" else name for name in p1_times.PUBLISHED]
     rows = [Row([title, *(f"{own:.3f} s" for own in seconds)]) for _, title, _, seconds, _ in P1_STEP_TIMES]
-    planned = [claims_p1_times.PREDICTED[name] for name in claims_p1_times.PUBLISHED]
+    planned = [p1_times.PREDICTED[name] for name in p1_times.PUBLISHED]
     printed = {
         "p1/table2": result(Table(WITH_P1S_COMPUTE, ["model", *names], rows)),
         "p1/table2-model": result(Table("Iteration time", ["model", *planned], rows)),

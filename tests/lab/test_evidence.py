@@ -21,27 +21,18 @@ from sparsync_lab.papers import (
     tuned,
     vgg16_gap,
 )
-from sparsync_lab.papers.claim import (
-    MISSING,
-    NOT,
-    PARTLY,
-    REPRODUCED,
-    UNDECIDED,
-    MissingResult,
-    from_dense,
-    like_dense,
-    near,
-    stated_gap,
-)
+from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED
+from sparsync_lab.papers.claims.stored_tables import MissingResult
+from sparsync_lab.papers.claims.verdicts import verdicts
 from sparsync_lab.papers.curves import shown_difference
 from sparsync_lab.papers.density_stages import DensityStages
+from sparsync_lab.papers.differences import MISSING, from_dense, like_dense, near, stated_gap
 from sparsync_lab.papers.gaussian_forms import fallback_note
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_convergence import figure_6
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, training, watched
 from sparsync_lab.papers.run import History, Run, file_of, read, write
 from sparsync_lab.papers.trainings import run_options, train_run
-from sparsync_lab.papers.verdicts import verdicts
 from sparsync_lab.papers.vgg16_notes import change_tables, gap_note
 from sparsync_lab.report import LineChart
 from tests.lab.test_papers import history_of, task

@@ -42,8 +42,9 @@ from sparsync_lab.papers import (
 from sparsync_lab.papers import iteration_times as times
 from sparsync_lab.papers import observers as watch
 from sparsync_lab.papers import tables as tables
-from sparsync_lab.papers.claim import NO_PAIR
+from sparsync_lab.papers.claims.verdicts import verdicts
 from sparsync_lab.papers.curves import base_result, by_epoch, difference, scores, shown_difference, spread_caption
+from sparsync_lab.papers.differences import NO_PAIR
 from sparsync_lab.papers.equal_bytes import budget, counted_traffic
 from sparsync_lab.papers.imagenet import image_folder_task
 from sparsync_lab.papers.item import Result
@@ -66,7 +67,6 @@ from sparsync_lab.papers.sweep import (
 )
 from sparsync_lab.papers.tasks import Task
 from sparsync_lab.papers.trainings import VirtualSession, traffic_per_step, train_run
-from sparsync_lab.papers.verdicts import verdicts
 from sparsync_lab.virtual import VirtualWorkers
 from tests.lab.generated import images
 

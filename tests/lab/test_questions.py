@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from sparsync_lab.papers import adamw_sweep, adamw_tables, random_forms, tables
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, SEED, UNDECIDED, StoredTables, Verdict
+from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.stored_tables import StoredTables
+from sparsync_lab.papers.claims.verdicts import QUESTIONS
+from sparsync_lab.papers.differences import MISSING, SEED
 from sparsync_lab.papers.evidence_questions import FEWER_BITS, RANDOM_ASKED, TREE_ASKED
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.outer import OUTER_SETTINGS
 from sparsync_lab.papers.p1_runs import CARRIED, HELD
 from sparsync_lab.papers.tuned import CAPTION as RATES
-from sparsync_lab.papers.verdicts import QUESTIONS
 from sparsync_lab.papers.vgg16_gap import ASKED
 from sparsync_lab.report import Row, Table
 

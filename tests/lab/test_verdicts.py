@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsync_lab.papers import ITEMS, RunContext
-from sparsync_lab.papers.claim import (
-    MISSING,
+from sparsync_lab.papers.claims.claim import (
     NOT,
     PARTLY,
     REPRODUCED,
@@ -17,16 +16,16 @@ from sparsync_lab.papers.claim import (
     Claim,
     Judge,
     Judgement,
-    StoredTables,
     Verdict,
-    first_number,
     word_of,
 )
-from sparsync_lab.papers.claims_p1_dense import CODE, TEXT
+from sparsync_lab.papers.claims.p1_dense import CODE, TEXT
+from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number
+from sparsync_lab.papers.claims.verdicts import CLAIMS, answer_table, verdict_table, verdicts
+from sparsync_lab.papers.differences import MISSING
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.report_page import write_report
 from sparsync_lab.papers.store import results_of, save
-from sparsync_lab.papers.verdicts import CLAIMS, answer_table, verdict_table, verdicts
 from sparsync_lab.report import Row, Table
 
 RESULTS = Path("results/papers")

@@ -10,12 +10,13 @@ import pytest
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import ITEMS, RunContext, run_queue
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.verdicts import verdicts
+from sparsync_lab.papers.differences import MISSING
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.p2 import SCOPES
 from sparsync_lab.papers.run import History, Run, model_title
 from sparsync_lab.papers.store import results_of
-from sparsync_lab.papers.verdicts import verdicts
 
 OUTPUT = Path(__file__).parent.parent.parent / "results" / "papers"
 SINGLE = 80  # trainings that are left out one at a time

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from sparsync_lab.papers import ITEMS, claims_p2, p2, p2_learned
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, StoredTables, Verdict
-from sparsync_lab.papers.claims_p2_scopes import BETTER
+from sparsync_lab.papers import ITEMS, p2, p2_learned
+from sparsync_lab.papers.claims import p2 as p2_claims
+from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.p2_accuracies import LIKEWISE, PRINTED, both_scopes, settings
+from sparsync_lab.papers.claims.p2_scopes import BETTER
+from sparsync_lab.papers.claims.stored_tables import StoredTables
+from sparsync_lab.papers.claims.verdicts import CLAIMS, verdicts
+from sparsync_lab.papers.differences import MISSING
 from sparsync_lab.papers.item import Result
-from sparsync_lab.papers.p2_accuracies import LIKEWISE, PRINTED, both_scopes, settings
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
 from sparsync_lab.papers.store import results_of
-from sparsync_lab.papers.verdicts import CLAIMS, verdicts
 from sparsync_lab.report import Row, Table
 
 RESULTS = Path("results/papers")
@@ -231,7 +234,7 @@ def test_what_p2_prints_is_counted():
     assert sum(layer > whole for layer, whole in pairs.values()) == len(pairs) == 18
     best = settings(PRINTED, "topk", "random+allgather", "block+allgather").values()
     assert (sum(top > max(others) for top, *others in best), len(best)) == (6, 8)
-    published = {one.text: one.published for one in claims_p2.CLAIMS}
+    published = {one.text: one.published for one in p2_claims.CLAIMS}
     assert published[f"{LIKEWISE} {FALLS}"] == "in 10 of 11 as printed: not Top-k global 91.45 and 91.50 (W = 1, 8)"
     assert "91.50, 91.45 and 90.45 % (global, W = 8); the best in 6 of 8" in published[f"{LIKEWISE} {TOP}"]
     assert published[f"{LIKEWISE} {COMPARABLE}"].endswith("93.10 and 94.30 (layer, W = 8)")

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparsync_lab.papers import ITEMS, RunContext, p3, traffic
-from sparsync_lab.papers.claim import MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.verdicts import verdicts
 from sparsync_lab.papers.curves import OVER_SEEDS
+from sparsync_lab.papers.differences import MISSING
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.store import results_of
-from sparsync_lab.papers.verdicts import verdicts
 from sparsync_lab.report import Row
 
 RESULTS = Path("results/papers")

@@ -8,7 +8,8 @@ from functools import wraps
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
 from sparsync_lab.papers.adamw_sweep import MAIN
 from sparsync_lab.papers.adamw_tables import ABLATIONS, AGAINST_BUDGET, MISSED, STANDING
-from sparsync_lab.papers.claim import SEVERAL, UNDECIDED, in_words
+from sparsync_lab.papers.claims.claim import UNDECIDED
+from sparsync_lab.papers.differences import SEVERAL, in_words
 from sparsync_lab.report import Table
 
 FILE, ITEM = "beyond-adamw", "beyond/adamw"

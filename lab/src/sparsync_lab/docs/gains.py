@@ -13,7 +13,7 @@ from sparsync_lab.docs.sources import Sources, plain
 from sparsync_lab.papers import tuned
 from sparsync_lab.papers.adamw_sweep import MAIN, MAIN_BUDGET
 from sparsync_lab.papers.adamw_tables import AT_DENSE_RATE, STANDING, fraction
-from sparsync_lab.papers.claim import SEVERAL, from_dense, in_words, near, stated_gap
+from sparsync_lab.papers.differences import SEVERAL, from_dense, in_words, near, stated_gap
 from sparsync_lab.papers.sweep import EARLY
 
 NAMES_HERE = {EARLY: "ours", "dense": "dense", tuned.TOPK: tuned.TOPK}

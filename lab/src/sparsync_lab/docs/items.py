@@ -5,13 +5,14 @@ from __future__ import annotations
 from sparsync_lab.docs import accuracy
 from sparsync_lab.docs.provenance import days
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
-from sparsync_lab.papers import ITEMS, questions_p3
-from sparsync_lab.papers.claim import Verdict
+from sparsync_lab.papers import ITEMS
+from sparsync_lab.papers.claims import questions_p3
+from sparsync_lab.papers.claims.claim import Verdict
+from sparsync_lab.papers.claims.verdicts import answer_table, verdict_table, verdicts
 from sparsync_lab.papers.evidence_questions import EVIDENCE
 from sparsync_lab.papers.item import Item
 from sparsync_lab.papers.report_page import PARTS, is_full, needs
 from sparsync_lab.papers.store import Stored
-from sparsync_lab.papers.verdicts import answer_table, verdict_table, verdicts
 from sparsync_lab.report import Table
 
 LONG = 12  # rows; a longer table is folded

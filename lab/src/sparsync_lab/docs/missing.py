@@ -5,11 +5,11 @@ from __future__ import annotations
 from sparsync_lab.docs.sources import Sources, plain, table
 from sparsync_lab.papers import ITEMS
 from sparsync_lab.papers.beyond import ORDER
+from sparsync_lab.papers.claims.verdicts import CLAIMS
 from sparsync_lab.papers.evidence import gpu_minutes
 from sparsync_lab.papers.evidence_questions import EVIDENCE, JOBS, questions
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.run import file_of, model_title
-from sparsync_lab.papers.verdicts import CLAIMS
 
 
 def trainings(sources: Sources) -> str:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from sparsync_lab.docs.accuracy import NAMES
 from sparsync_lab.docs.sources import Sources, table
 from sparsync_lab.papers import tuned
-from sparsync_lab.papers.claim import StoredTables, in_words
+from sparsync_lab.papers.claims.stored_tables import StoredTables
+from sparsync_lab.papers.differences import in_words
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
 from sparsync_lab.report import Table
 

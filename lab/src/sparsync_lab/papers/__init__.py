@@ -4,8 +4,8 @@
 ``item.py`` says what an item is, ``run.py`` what a training is and holds its history, ``trainings.py`` makes it, in
 pieces, ``run_queue.py`` shares them between processes. ``sweep.py`` lists what is compared at equal bytes,
 ``equal_bytes.py`` finds the densities for that, ``lr_search.py`` searches learning rates, and ``tables.py`` shows the
-results; ``adamw_sweep.py`` and ``adamw_tables.py`` do so for AdamW. ``claims_p1.py``, ``claims_p2.py``,
-``claims_p3.py`` and their kin judge what the papers claim.
+results; ``adamw_sweep.py`` and ``adamw_tables.py`` do so for AdamW. ``differences.py`` says when one training ends
+like another; ``claims/`` judges what the papers claim.
 """
 
 from sparsync_lab.papers import adamw, beyond, evidence, outer, p1, p2, p3

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers.adamw_sweep import BASELINES, BUDGETS, DEFAULT_BUDGET, MAIN, by_default, preconditioned
-from sparsync_lab.papers.claim import PERCENT, POINT, SEVERAL, UNDECIDED, UNDER_A_POINT
+from sparsync_lab.papers.claims.claim import UNDECIDED
 from sparsync_lab.papers.curves import (
     OVER_SEEDS,
     by_epoch,
@@ -23,6 +23,7 @@ from sparsync_lab.papers.curves import (
     spread_caption,
     with_their_seeds,
 )
+from sparsync_lab.papers.differences import PERCENT, POINT, SEVERAL, UNDER_A_POINT
 from sparsync_lab.papers.lr_search import LearningRateSearch, goodness
 from sparsync_lab.papers.run import History
 from sparsync_lab.papers.sweep import Setting

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsync_lab.papers.claim import DIVERGED, NO_PAIR, SEED, stated_gap
+from sparsync_lab.papers.differences import DIVERGED, NO_PAIR, SEED, stated_gap
 from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.papers.run import SEEDS, History, Run, merged_data, merged_where, model_title
 from sparsync_lab.papers.run_queue import train_missing

@@ -8,8 +8,8 @@ from typing import Any
 
 from sparsync.layout import entries_for
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers.claim import in_words
 from sparsync_lab.papers.curves import by_seed, display_score
+from sparsync_lab.papers.differences import in_words
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.p1_runs import (
     AUTHORS,

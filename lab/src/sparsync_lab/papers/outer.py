@@ -11,7 +11,7 @@ from sparsync_lab.papers import beyond
 from sparsync_lab.papers.adamw_sweep import GPT, LOCO, MAIN, ROWS, SETTINGS
 from sparsync_lab.papers.adamw_tables import fraction, score_table, share_of, where
 from sparsync_lab.papers.beyond import Sweep, order_of
-from sparsync_lab.papers.claim import raise_missing
+from sparsync_lab.papers.claims.stored_tables import raise_missing
 from sparsync_lab.papers.curves import by_epoch, display_score, first_seed, spread_caption, with_their_seeds
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.lr_search import LearningRateSearch

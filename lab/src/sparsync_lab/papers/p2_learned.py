@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
-from sparsync_lab.papers.claim import LEARNS, POINT, UNDER_A_POINT
+from sparsync_lab.papers.claims.claim import LEARNS
 from sparsync_lab.papers.curves import display_score
+from sparsync_lab.papers.differences import POINT, UNDER_A_POINT
 from sparsync_lab.papers.p2 import (
     HEADINGS,
     LEARNED,

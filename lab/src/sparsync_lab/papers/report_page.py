@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sparsync_lab.environment import environment
+from sparsync_lab.papers.claims.verdicts import answer_table, verdict_table, verdicts
 from sparsync_lab.papers.item import Item
 from sparsync_lab.papers.store import Stored, results_of
-from sparsync_lab.papers.verdicts import answer_table, verdict_table, verdicts
 from sparsync_lab.report import Page, Section, Text, write
 
 TITLE = "The papers' figures and tables, made again"

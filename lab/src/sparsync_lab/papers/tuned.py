@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import mean
 
-from sparsync_lab.papers.claim import SCORE, SEED
+from sparsync_lab.papers.claims.stored_tables import SCORE
 from sparsync_lab.papers.curves import mean_and_std
+from sparsync_lab.papers.differences import SEED
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_runs import HELD, training
 from sparsync_lab.papers.run import SEEDS, History, Run

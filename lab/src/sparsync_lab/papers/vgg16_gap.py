@@ -6,16 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sparsync_lab.papers.claim import (
-    POINT,
-    Judgement,
-    from_dense,
-    near,
-    raise_missing,
-    sentences,
-    stated_gap,
-    word_of,
-)
+from sparsync_lab.papers.claims.claim import Judgement, sentences, word_of
+from sparsync_lab.papers.claims.stored_tables import raise_missing
+from sparsync_lab.papers.differences import POINT, from_dense, near, stated_gap
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, training
 from sparsync_lab.papers.run import Run
 

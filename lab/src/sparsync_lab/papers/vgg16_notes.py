@@ -7,8 +7,8 @@ from dataclasses import replace
 from sparsync.layout import entries_for
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import store
-from sparsync_lab.papers.claim import UNDER_A_POINT, from_dense, stated_gap
 from sparsync_lab.papers.curves import display_score
+from sparsync_lab.papers.differences import UNDER_A_POINT, from_dense, stated_gap
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.p1_runs import COUNTED, training, watched
 from sparsync_lab.papers.run import SUFFIX, History, Run

@@ -6,28 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from statistics import mean
 
-from sparsync_lab.papers.claim import (
-    MISSING,
-    SCORE,
-    SEVERAL,
-    Judge,
-    Judgement,
-    MissingResult,
-    StoredTables,
-    first_number,
-    from_dense,
-    in_words,
-    near,
-    question,
-    raise_missing,
-    seeds_by_label,
-    sentences,
-    stated_gap,
-    word_for,
-    word_of,
-)
-from sparsync_lab.papers.claims_p1_models import OWN
-from sparsync_lab.papers.claims_p3 import PLAIN_TREE
+from sparsync_lab.papers.claims.claim import Judge, Judgement, question, sentences, word_for, word_of
+from sparsync_lab.papers.claims.p1_models import OWN
+from sparsync_lab.papers.claims.p3 import PLAIN_TREE
+from sparsync_lab.papers.claims.stored_tables import SCORE, MissingResult, StoredTables, first_number, raise_missing
+from sparsync_lab.papers.differences import MISSING, SEVERAL, from_dense, in_words, near, seeds_by_label, stated_gap
 from sparsync_lab.papers.evidence_questions import EVIDENCE, FEWER_BITS, TREE_ASKED
 from sparsync_lab.papers.p3 import DENSITIES
 from sparsync_lab.papers.tuned import CAPTION as RATES

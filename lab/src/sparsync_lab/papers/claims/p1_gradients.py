@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import nan
 
-from sparsync_lab.papers.claim import (
-    Claim,
-    Judge,
-    Judgement,
-    StoredTables,
-    at_most_partly,
-    first_number,
-    raise_missing,
-    sentences,
-    word_for,
-    word_of,
-)
+from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, at_most_partly, sentences, word_for, word_of
+from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
 from sparsync_lab.papers.gradient_histograms import (
     BESIDE_TOPK,
     CLIPPED_LOOKS,

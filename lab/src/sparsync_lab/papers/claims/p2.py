@@ -5,32 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import mean, stdev
 
-from sparsync_lab.papers.claim import (
-    LEARNS,
-    MISSING,
-    POINT,
-    SEED,
-    UNDER_A_POINT,
-    Claim,
-    Judgement,
-    StoredTables,
-    at_most_partly,
-    in_words,
-    raise_missing,
-    sentences,
-    stated_gap,
-    word_of,
-)
-from sparsync_lab.papers.p2 import (
-    LEARNED,
-    LONG,
-    LONGER,
-    SCOPES,
-    block_and_random,
-    for_longer,
-    long_training,
-)
-from sparsync_lab.papers.p2_accuracies import (
+from sparsync_lab.papers.claims.claim import LEARNS, Claim, Judgement, at_most_partly, sentences, word_of
+from sparsync_lab.papers.claims.p2_accuracies import (
     LIKEWISE,
     MODEL,
     PRINTED,
@@ -42,6 +18,17 @@ from sparsync_lab.papers.p2_accuracies import (
     listed,
     ours,
     settings,
+)
+from sparsync_lab.papers.claims.stored_tables import StoredTables, raise_missing
+from sparsync_lab.papers.differences import MISSING, POINT, SEED, UNDER_A_POINT, in_words, stated_gap
+from sparsync_lab.papers.p2 import (
+    LEARNED,
+    LONG,
+    LONGER,
+    SCOPES,
+    block_and_random,
+    for_longer,
+    long_training,
 )
 from sparsync_lab.papers.p2_learned import block_gap_text, brought_by_epochs
 from sparsync_lab.papers.published import P2_WORKERS

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sparsync_lab.papers.claim import (
-    LEARNS,
-    MISSING,
-    SCORE,
-    Claim,
-    Held,
-    Judgement,
-    MissingResult,
-    StoredTables,
-    any_of,
-    first_number,
-    sentences,
-    word_for,
-)
-from sparsync_lab.papers.claims_p1_dense import ends_like_dense
-from sparsync_lab.papers.claims_p1_models import columns, own_models
+from sparsync_lab.papers.claims.claim import LEARNS, Claim, Judgement, any_of, sentences, word_for
+from sparsync_lab.papers.claims.p1_dense import ends_like_dense
+from sparsync_lab.papers.claims.p1_models import columns, own_models
+from sparsync_lab.papers.claims.stored_tables import SCORE, MissingResult, StoredTables, first_number
+from sparsync_lab.papers.differences import MISSING, Held
 from sparsync_lab.papers.evidence_questions import EVIDENCE, RANDOM_ASKED
 
 

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from sparsync_lab.papers.claim import (
-    MISSING,
+from sparsync_lab.papers.claims.claim import Claim, Judgement, sentences, word_for, word_of
+from sparsync_lab.papers.claims.stored_tables import (
     SCORE,
     TO_DENSE,
-    Claim,
-    Held,
-    Judgement,
     MissingResult,
     StoredTables,
     first_number,
-    from_dense,
-    like_dense,
-    near_perplexity,
     raise_missing,
-    sentences,
-    word_for,
-    word_of,
 )
+from sparsync_lab.papers.differences import MISSING, Held, from_dense, like_dense, near_perplexity
 from sparsync_lab.papers.p3 import CONDITION, DENSITIES, ON_OTHERS, OTHERS
 from sparsync_lab.papers.run import model_title
 from sparsync_lab.papers.traffic import COUNTED, NAMES

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparsync_lab.papers import (
-    claims_p1,
-    claims_p1_gaussian,
-    claims_p1_gradients,
-    claims_p1_times,
-    claims_p2,
-    claims_p2_scopes,
-    claims_p2_times,
-    claims_p3,
+from sparsync_lab.papers.claims import (
+    p1,
+    p1_gaussian,
+    p1_gradients,
+    p1_times,
+    p2,
+    p2_scopes,
+    p2_times,
+    p3,
     questions_beyond,
     questions_p1,
     questions_p3,
 )
-from sparsync_lab.papers.claim import ANSWERS, MISSING, NOT, PARTLY, REPRODUCED, UNDECIDED, StoredTables, Verdict
+from sparsync_lab.papers.claims.claim import ANSWERS, NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.stored_tables import StoredTables
+from sparsync_lab.papers.differences import MISSING
 from sparsync_lab.papers.item import Result
 from sparsync_lab.report import Row, Table
 
@@ -25,8 +27,8 @@ CLAIM_HEADINGS = ("claim", "published", "here", "verdict", "command")
 QUESTION_HEADINGS = ("question", "here", "answer", "command")
 QUESTIONS = (*questions_p1.QUESTIONS, *questions_p3.QUESTIONS, *questions_beyond.QUESTIONS)
 CLAIMS = (
-    *claims_p1_gradients.CLAIMS, *claims_p1.CLAIMS, *claims_p1_gaussian.CLAIMS, *claims_p1_times.CLAIMS,
-    *claims_p2_scopes.CLAIMS, *claims_p2.CLAIMS, *claims_p2_times.CLAIMS, *claims_p3.CLAIMS, *QUESTIONS,
+    *p1_gradients.CLAIMS, *p1.CLAIMS, *p1_gaussian.CLAIMS, *p1_times.CLAIMS,
+    *p2_scopes.CLAIMS, *p2.CLAIMS, *p2_times.CLAIMS, *p3.CLAIMS, *QUESTIONS,
 )  # fmt: skip
 
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from sparsync_lab.papers.claim import (
-    Claim,
-    Judge,
-    Judgement,
-    StoredTables,
-    first_number,
-    raise_missing,
-    sentences,
-    word_for,
-)
+from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences, word_for
+from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
 from sparsync_lab.papers.iteration_times import AT_K, DENSITY, WITH_P1S_COMPUTE
 from sparsync_lab.papers.published import P1_STEP_TIMES
 from sparsync_lab.papers.selection_times import LEAST, METHODS, ORDER

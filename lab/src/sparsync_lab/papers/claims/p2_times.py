@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sparsync_lab.papers.claim import Claim, Judgement, StoredTables, sentences, word_for
-from sparsync_lab.papers.p2_accuracies import TITLES
+from sparsync_lab.papers.claims.claim import Claim, Judgement, sentences, word_for
+from sparsync_lab.papers.claims.p2_accuracies import TITLES
+from sparsync_lab.papers.claims.stored_tables import StoredTables
 from sparsync_lab.papers.step_times import PARTS
 
 EXCHANGE, CODING, STEP = *PARTS[2:], "step"

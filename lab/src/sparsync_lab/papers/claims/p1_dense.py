@@ -5,25 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from statistics import mean
 
-from sparsync_lab.papers.claim import (
+from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences
+from sparsync_lab.papers.claims.p1_models import OWN, columns, own_models, spread
+from sparsync_lab.papers.claims.stored_tables import TO_DENSE, MissingResult, StoredTables, first_number
+from sparsync_lab.papers.differences import (
     MISSING,
-    TO_DENSE,
-    Claim,
     Held,
-    Judge,
-    Judgement,
-    MissingResult,
-    StoredTables,
-    first_number,
     from_dense,
     in_words,
     like_dense,
     near,
     seeds_by_label,
-    sentences,
     stated_gap,
 )
-from sparsync_lab.papers.claims_p1_models import OWN, columns, own_models, spread
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
 from sparsync_lab.papers.vgg16_gap import ASKED, PLAIN, cause_label
 

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from sparsync_lab.papers.claim import (
-    MISSING,
-    NOT,
-    Held,
-    Judgement,
-    StoredTables,
-    any_of,
-    first_number,
-    from_dense,
-    near,
-    question,
-    raise_missing,
-    sentences,
-    stated_gap,
-    word_for,
-    word_of,
-)
-from sparsync_lab.papers.claims_p1_gaussian import ends_like_topk
-from sparsync_lab.papers.claims_p1_models import BESIDE, OWN, VGG, own_models, spread, spread_in_words
+from sparsync_lab.papers.claims.claim import NOT, Judgement, any_of, question, sentences, word_for, word_of
+from sparsync_lab.papers.claims.p1_gaussian import ends_like_topk
+from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, own_models, spread, spread_in_words
+from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
+from sparsync_lab.papers.differences import MISSING, Held, from_dense, near, stated_gap
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE, RANDOM_ASKED
 from sparsync_lab.papers.p1_runs import CARRIED
 from sparsync_lab.papers.random_forms import FORMS

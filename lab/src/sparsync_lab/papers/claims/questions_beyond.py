@@ -7,25 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from sparsync_lab.papers.adamw_sweep import MAIN, OWN_RATES
 from sparsync_lab.papers.adamw_tables import MET, MISSED
 from sparsync_lab.papers.adamw_tables import STANDING as WITH_ADAMW
-from sparsync_lab.papers.claim import (
-    DIVERGED,
-    MISSING,
-    NO_PAIR,
-    PERCENT,
-    SEVERAL,
-    UNDECIDED,
-    UNDER_A_POINT,
-    Held,
-    Judgement,
-    StoredTables,
-    first_number,
-    in_words,
-    question,
-    raise_missing,
-    sentences,
-    word_for,
-    word_of,
-)
+from sparsync_lab.papers.claims.claim import UNDECIDED, Judgement, question, sentences, word_for, word_of
+from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
+from sparsync_lab.papers.differences import DIVERGED, MISSING, NO_PAIR, PERCENT, SEVERAL, UNDER_A_POINT, Held, in_words
 from sparsync_lab.papers.outer import begun_of
 from sparsync_lab.papers.tables import MAY_DO_BETTER, RECIPE
 from sparsync_lab.papers.tables import STANDING as AT_EQUAL_BYTES

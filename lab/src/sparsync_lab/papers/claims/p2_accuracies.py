@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sparsync_lab.papers.claim import StoredTables, at_most_partly, raise_missing
+from sparsync_lab.papers.claims.claim import at_most_partly
+from sparsync_lab.papers.claims.stored_tables import StoredTables, raise_missing
 from sparsync_lab.papers.p2 import LEARNED, LONG, SCOPES
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
 

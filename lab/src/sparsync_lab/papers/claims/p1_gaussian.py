@@ -6,27 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from statistics import mean
 
-from sparsync_lab.papers.claim import (
-    PARTLY,
-    POINT,
-    TO_DENSE,
-    UNDECIDED,
-    UNDER_A_POINT,
-    Claim,
-    Held,
-    Judge,
-    Judgement,
-    MissingResult,
-    StoredTables,
-    first_number,
-    in_words,
-    near,
-    raise_missing,
-    sentences,
-    word_of,
-)
-from sparsync_lab.papers.claims_p1_dense import AUTHORS_SETTINGS, CODE, TEXT, ends_like_dense
-from sparsync_lab.papers.claims_p1_models import BESIDE, OWN, VGG, columns, own_models, spread, spread_in_words
+from sparsync_lab.papers.claims.claim import PARTLY, UNDECIDED, Claim, Judge, Judgement, sentences, word_of
+from sparsync_lab.papers.claims.p1_dense import AUTHORS_SETTINGS, CODE, TEXT, ends_like_dense
+from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, columns, own_models, spread, spread_in_words
+from sparsync_lab.papers.claims.stored_tables import TO_DENSE, MissingResult, StoredTables, first_number, raise_missing
+from sparsync_lab.papers.differences import POINT, UNDER_A_POINT, Held, in_words, near
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
 from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, SPARSE, counts_title
 from sparsync_lab.report import LineChart

@@ -6,17 +6,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 
-from sparsync_lab.papers.claim import (
-    MISSING,
-    POINT,
-    Held,
-    Judgement,
-    MissingResult,
-    StoredTables,
-    raise_missing,
-    sentences,
-    word_of,
-)
+from sparsync_lab.papers.claims.claim import Judgement, sentences, word_of
+from sparsync_lab.papers.claims.stored_tables import MissingResult, StoredTables, raise_missing
+from sparsync_lab.papers.differences import MISSING, POINT, Held
 from sparsync_lab.papers.p1_runs import LARGEST_GO
 
 OWN, BESIDE = ("ResNet-20", "VGG-16"), "LeNet-5"  # models that P1 draws, and one that it does not

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparsync_lab.papers.claim import (
-    LEARNS,
-    POINT,
-    UNDECIDED,
-    UNDER_A_POINT,
-    Claim,
-    Judgement,
-    StoredTables,
-    at_most_partly,
-    first_number,
-    raise_missing,
-    sentences,
-    word_of,
-)
-from sparsync_lab.papers.p2 import AS_PRINTED, AT_ONE_RATE, EPOCHS, LEARNED, LONG, SCOPES, WITH_MOMENTUM
-from sparsync_lab.papers.p2_accuracies import (
+from sparsync_lab.papers.claims.claim import LEARNS, UNDECIDED, Claim, Judgement, at_most_partly, sentences, word_of
+from sparsync_lab.papers.claims.p2_accuracies import (
     LIKEWISE,
     MODEL,
     PRINTED,
@@ -30,6 +16,9 @@ from sparsync_lab.papers.p2_accuracies import (
     named,
     ours,
 )
+from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
+from sparsync_lab.papers.differences import POINT, UNDER_A_POINT
+from sparsync_lab.papers.p2 import AS_PRINTED, AT_ONE_RATE, EPOCHS, LEARNED, LONG, SCOPES, WITH_MOMENTUM
 from sparsync_lab.papers.p2_learned import at_same_rate
 from sparsync_lab.papers.published import P2_WORKERS
 

@@ -1,0 +1,70 @@
+"""How far trainings end from each other, and when a difference counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+
+MISSING = "not run"
+POINT = 1.0  # points of accuracy: so near to dense is "like dense"
+PERCENT = 0.01  # of a perplexity: so near to dense is "like dense" there
+SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated, and decides nothing
+UNDER_A_POINT, DIVERGED = "under a point", "diverged"
+NO_PAIR = "–"  # in place of a difference: no seed is common to both
+SEED = ", seed "  # of a label
+Held = bool | None  # whether a part of a claim holds; ``None``: too few seeds to say
+
+
+def stated_gap(gap: float, seeds: int = 1, digits: int = 2) -> str:
+    """Return a difference in points of accuracy; that it is under a point, and no more, where the seeds are too few."""
+    if not isfinite(gap):
+        return DIVERGED
+    return f"{gap:+.{digits}f}" if abs(gap) >= POINT or seeds >= SEVERAL else UNDER_A_POINT
+
+
+def seeds_by_label(scores: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return scores by label and seed, from those by labels that tell the seed; that of the first seed is empty."""
+    found: dict[str, dict[str, float]] = {}
+    for each, score in scores.items():
+        label, _, seed = each.partition(SEED)
+        found.setdefault(label, {})[seed] = score
+    return found
+
+
+def near(gap: float, seeds: int = 1, spread: float = POINT) -> Held:
+    """Return whether what ends so many points from another ends like it, or higher.
+
+    Args:
+        seeds: that both have.
+        spread: by which trainings of one seed differ anyway.
+    """
+    return None if seeds < SEVERAL and abs(gap) < spread else gap > -POINT
+
+
+def near_perplexity(own: float, other: float, seeds: int = 1) -> Held:
+    """Return whether one perplexity is like another, or lower; arguments as in ``near``."""
+    return None if seeds < SEVERAL and abs(own - other) < PERCENT * other else own < other * (1 + PERCENT)
+
+
+def like_dense(gap: str, seeds: int = SEVERAL, spread: float = POINT) -> Held:
+    """Return whether a stated difference to dense is so small that it ends like dense; what diverged does not.
+
+    Args:
+        seeds: that both have, as of ``near``.
+        spread: as of ``near``.
+    """
+    return None if gap in (NO_PAIR, UNDER_A_POINT) else gap != DIVERGED and near(float(gap), seeds, spread)
+
+
+def from_dense(gap: str) -> str:
+    """Return a stated difference in points to dense in words."""
+    if gap in (UNDER_A_POINT, DIVERGED):
+        return gap if gap == DIVERGED else f"{gap} from dense"
+    if gap == NO_PAIR:
+        return f"dense {MISSING} with its seed"
+    return f"{gap.lstrip('+-')} points {'above' if gap.startswith('+') else 'below'} dense"
+
+
+def in_words(seeds: int) -> str:
+    """Return a number of seeds in words."""
+    return {1: "one seed", 2: "two seeds", 3: "three seeds"}.get(seeds, f"{seeds} seeds")
