@@ -53,10 +53,10 @@ def _random_is_slower(stored: StoredTables) -> Judgement:
 
 
 CLAIMS = (
-    Claim("p1/table1", "the models and settings of table 1", "6 models", _models_of_table_1),
     *ends_like_dense("p1/fig1", "topk", "TopK-SGD ends like dense (16 workers, 0.1 %)"),
     Claim(
         "p1/fig1", "RandK-SGD learns on CIFAR-10, but slower than TopK-SGD",
         '"much slower convergence than TopK-SGD"; on ImageNet it "cannot converge"', _random_is_slower, (EVIDENCE,),
     ),
+    Claim("p1/table1", "the models and settings of table 1", "6 models", _models_of_table_1),
 )  # fmt: skip
