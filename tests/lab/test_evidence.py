@@ -311,11 +311,12 @@ def test_gtopk_on_other_models_is_judged_as_far_as_it_was_trained(tmp_path: Path
             seen = [{"step": 50, "ratio": 0.99}, {"step": 100, "ratio": 0.98}] if "gtopk" in run.method else []
             stored_run(context, run, 500.0 if "gtopk" in run.method else 400.0, seen)
     word, here = word_of(context, "random-k on the sum, on VGG-16")
-    told = "VGG-16 not run; LSTM-PTB 2 looks, the largest ratio 0.9900. That it holds does not secure convergence: "
-    assert (word, here) == (PARTLY, f"{told}these trainings end at 500.00 (LSTM-PTB).")
+    ours = "The tree is ours: what it drops stays in a residual and is not lost."
+    told = "VGG-16 not run; LSTM-PTB 2 snapshots, the largest ratio 0.9900. That it holds does not secure convergence: "
+    assert (word, here) == (PARTLY, f"{told}these trainings end at 500.00 (LSTM-PTB, 1 steps). {ours}")
     word, here = word_of(context, "ends like dense SGD on VGG-16")
     assert word == UNDECIDED  # VGG-16 is not run
-    assert "LSTM-PTB 500.0, dense 400.0 (perplexity, less is better)" in here
+    assert "LSTM-PTB 500.0, dense 400.0 (perplexity, less is better, 1 steps)" in here
     assert "TopK-SGD ends at 400.0 (LSTM-PTB" in here
     for run in (*question.runs, *question.beside):
         if run.model == "vgg16":
@@ -339,9 +340,10 @@ def test_what_gtopk_sends_at_first_is_said_and_fewer_bits_are_picked_up(tmp_path
     for run in (*question.runs, *question.beside):
         if run.model == "resnet20" and not any(word in run.label for word in ("sign", "levels", "bf16", "0.9")):
             stored_run(context, run, 0.9 + 0.002 * run.seed if run.method == "dense" else 0.88)
-    word, here = word_of(context, "with momentum before the residual")
+    word, here = word_of(context, "with momentum of 0.5 before the residual")
     assert word == NOT
     assert "0.133 % in all and not 0.1 %" in here
+    assert ", without it 2.00 points below dense" in here
     claim, momentum = "with values of fewer bits", "with momentum of 0.9"
     assert word_of(context, claim)[0] == word_of(context, momentum)[0] == MISSING
     for run in question.runs:
@@ -358,6 +360,7 @@ def test_what_gtopk_sends_at_first_is_said_and_fewer_bits_are_picked_up(tmp_path
         stored_run(context, run, 0.9 if run.rate == 0.1 else 0.91)
     at_best = " With that rate, 0.1, dense ends at 90.00 ± 0.00 %, with its best, 0.8, at 91.00 ± 0.00; beside that "
     assert word_of(context, momentum)[1].endswith(f"{at_best}gTop-k 6.00 points below dense.")
+    assert word_of(context, "with momentum of 0.5")[1].endswith(f"{at_best}gTop-k 3.00 points below dense.")
     for run in question.runs:
         if "levels" in run.label:
             stored_run(context, run, 0.902)

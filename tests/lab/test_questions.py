@@ -102,6 +102,10 @@ def test_gtopk_is_compared_on_the_seeds_that_dense_has_too() -> None:
     none = asked_of_gtopk(**{**levels, "sign": ["not run", "90.0"]}, dense=["92.2", "not run"])
     one = answer(FEWER, {"beyond/evidence": none})
     assert (one.word, "sign" in one.here) == (UNDECIDED, False)
+    lost = asked_of_gtopk(**{**levels, "sign": ["nan"] * 3}, dense=["90.2"] * 3)
+    one = answer(FEWER, {"beyond/evidence": lost})
+    assert (one.word, "sign diverged (three seeds)" in one.here) == (PARTLY, True)
+    assert one.detail.startswith("They end at levels 90.00, bf16 90.00 %.")
 
 
 def test_a_form_of_rand_k_that_is_missing_may_be_the_better_one() -> None:

@@ -25,14 +25,14 @@ from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 DENSITIES = (0.001, 0.005, 0.01)
 OTHERS = ("vgg16", "lstm-ptb")  # in beyond/evidence
 ON_OTHERS, CONDITION = "P3 on other models", "P3's condition in numbers"
-EVERY = 50  # steps between looks at the condition
+EVERY = 50  # steps between snapshots of the condition
 ABSTRACT = (
     "We have P3's abstract only, from which its proofs cannot be checked. Model and schedule are P1's (ResNet-20), 16 "
     "workers and densities of 0.1, 0.5 and 1 % are our choice. The authors' public code (hclhkbu/gtopkssgd) draws "
     "trainings of 4 workers at densities 0.001, 0.00025, 0.0001 and 0.00005, with 0.004 in the first epoch, among them "
     "ResNet-20 (batch 32, rate 0.1) and VGG-16 (128, 0.1) for 140 epochs: a tree of 4 at those densities is not run "
-    "here. dense, topk and what is less than a point below dense have three seeds; the condition is looked at with the "
-    "first."
+    "here. dense, topk and what is less than a point below dense have three seeds; the condition has snapshots of "
+    "the first."
 )
 CONDITION_IS = (
     "What we call P3's condition is that the ratio is at most 1: gTop-k is no worse than random-k on the sum. It is "
@@ -119,7 +119,7 @@ def _ratios(done: dict[str, History]) -> list[Table]:
             continue
         over = sum(ratio > 1 for ratio in ratios)
         rows.append(Row([label, str(len(ratios)), f"{max(ratios):.4f}", f"{sum(ratios) / len(ratios):.4f}", str(over)]))
-    headings = ["training", "looks", "largest ratio", "mean", "above 1"]
+    headings = ["training", "snapshots", "largest ratio", "mean", "above 1"]
     return [Table(CONDITION, headings, rows)] if rows else []
 
 
