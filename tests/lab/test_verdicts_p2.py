@@ -17,6 +17,7 @@ from sparsync_lab.papers.claims.verdicts import CLAIMS, verdicts
 from sparsync_lab.papers.differences import MISSING
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
+from sparsync_lab.papers.run import History
 from sparsync_lab.papers.store import results_of
 from sparsync_lab.report import Row, Table
 
@@ -95,6 +96,16 @@ def test_published_numbers_are_not_taken_for_ours():
         ({**BOTH, "control_topk": "80.00"}, PARTLY, "far below P2, which has 300 epochs: global up to 18 points"),
         (WHOLE, REPRODUCED, "Top-k (W = 8), Random-k (allGather) (W = 8), Block-random-k (allGather) (W = 8) is not"),
         ({**WHOLE, "control_topk": "92.50"}, PARTLY, "the difference of Top-k (W = 8) is explained by P2's rates"),
+        (  # a training at one rate may turn the order round: then P2's rates do not explain it
+            {**BOTH, "control_topk": "91.00"},
+            PARTLY,
+            "Top-k 88.41 and 91.00 % (W = 8); the difference of Top-k (W = 8) is reversed at one rate.",
+        ),
+        (  # one that diverged says nothing
+            {**BOTH, "control_topk": "nan"},
+            PARTLY,
+            "one seed: Top-k 88.41 and diverged % (W = 8). What is compared",
+        ),
         (without(WHOLE, "control_topk"), PARTLY, "in 18 of 18 pairs"),
         (without(WHOLE, "random_shared_global_2"), PARTLY, "in 17 of 17 pairs"),
         ({**NEAR, "control_topk": "92.50"}, PARTLY, "the difference of Top-k (W = 8) is explained by P2's rates."),
@@ -138,7 +149,10 @@ def test_blocks_are_judged_by_their_gap_at_the_same_number_of_workers():
     assert judged(claim, block_shared_layer_8="87.0", block_allgather_layer_8="85.0")[0] == UNDECIDED
     assert judged(claim, **near, block_shared_layer_8="81.0", block_allgather_layer_8="84.0")[0] == PARTLY
     word, here = judged(claim, **near, block_shared_layer_8="10.1", block_allgather_layer_8="57.4")
-    assert word == PARTLY  # it holds, and is far from what P2 trained
+    assert word == PARTLY  # it holds, and is far from what P2 trained: its row says so
+    assert "; partly" not in here  # as most settings are missing
+    lower = {**cells_of({place: score - 30.0 for place, score in PRINTED.items()})}
+    assert "(W = 8) points; partly: far below P2. Global" in judged(claim, **lower)[1]
     assert "far below P2, which has 300 epochs: layer up to 36 points" in here
     far = {"block_shared_global_2": "28.2", "block_allgather_global_2": "54.1"}
     assert (
@@ -210,7 +224,7 @@ def test_with_momentum_what_learns_is_judged():
     """Where dense ends below what has a tenth of its rate, or does not learn, the scope decides nothing."""
     one = of_table("p2/table1", MOMENTUM)
     assert one.word == UNDECIDED
-    assert one.here.startswith("no pair decides, of 18: Top-k 61.55 and 76.55 % (W = 1), dense 72.77;")
+    assert one.here.startswith("none of 18 pairs can decide: Top-k 61.55 and 76.55 % (W = 1), dense 72.77;")
     assert one.here.endswith("see 30 epochs, beyond/evidence")
     assert "does not learn: Random-k (allGather) 11.92 and 25.68 % (W = 1), Random-k (allReduce) 10.00" in one.detail
     dense = {"standard_layer, W = 1": "90.00 (94.50)"}
@@ -221,12 +235,19 @@ def test_with_momentum_what_learns_is_judged():
 
 
 def test_what_p2_prints_reproduces_what_it_claims():
-    """So no criterion asks for more than P2 itself shows. Its own table breaks one of its sentences."""
+    """So no criterion asks for more than P2 itself shows, but one rate for both scopes. Its own table breaks one of its
+    sentences."""
     found = verdicts({"beyond/evidence": learned(**{**WHOLE, **cells_of(PRINTED)})})
     own = {one.claim.text: one.word for one in found if one.claim.text.startswith(LIKEWISE)}
     assert len(own) == 7
     assert own.pop(f"{LIKEWISE} {FALLS}") == PARTLY
     assert set(own.values()) == {REPRODUCED}
+    assert judged(BETTER, **cells_of(PRINTED))[0] == PARTLY
+    titles = {how: own[0] for how, own in P2_ACCURACY.items() if "shared" not in how}
+    rows = [Row([title, *(f"{PRINTED[how, scope, 1]:.2f}" for scope in p2.SCOPES)]) for how, title in titles.items()]
+    (one,) = (one for one in CLAIMS if "no momentum, W = 1" in one.text)
+    alone = one.verdict(StoredTables({"p2/table1": Result([Table(p2.AS_PRINTED, [""] * 3, rows)])}))
+    assert (alone.word, alone.here) == (PARTLY, "Top-k 93.63 and 91.45 %; partly: the rate differs")
 
 
 def test_what_p2_prints_is_counted():
@@ -313,3 +334,24 @@ def test_most_of_a_difference_is_the_rate_if_the_same_rate_leaves_little():
     )
     told = p2_learned.same_rate_text({**scores, p2.at_layers_rate(whole).label: 79.0})
     assert told.endswith("the scopes differ by 9.41 points")
+    told = p2_learned.same_rate_text({**scores, p2.at_layers_rate(whole).label: 91.48})
+    assert told.endswith("(W = 8, one seed). At the same rate globally is 3.07 points ahead")
+    told = p2_learned.same_rate_text({**scores, p2.at_layers_rate(whole).label: float("nan")})
+    assert told.endswith("and globally diverged with the rate of layers (W = 8, one seed)")
+
+
+def test_how_far_blocks_are_from_what_p2_prints_is_computed():
+    done = {}
+    for scheme, workers, score in (
+        ("block+allgather", 1, 0.94),
+        ("block+allgather", 8, 0.573),
+        ("block+shared", 8, 0.1),
+    ):
+        run = p2.long_training(scheme, "layer", workers)
+        done[run.label] = History(run, "accuracy", [1], [score], [1], [1.0], [1], 0.01, 1.0, 1, [], {})
+    (note,) = (note for note in p2_learned.learned_notes(done) if note.startswith("Block-random-k beside"))
+    below, above = "-80.6 (Block-random-k (allReduce), layer, W = 8)", "+0.8 (Block-random-k (allGather), layer, W = 1)"
+    assert f"in points: {below} to {above}. W workers" in note
+    run = p2.long_training("topk", "layer", 8)
+    one = {run.label: History(run, "accuracy", [1], [0.9], [1], [1.0], [1], 0.01, 1.0, 1, [], {})}
+    assert not any("Block-random-k" in note for note in p2_learned.learned_notes(one))

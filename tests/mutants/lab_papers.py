@@ -17,15 +17,29 @@ MUTANTS = [
     Mutant(
         "layer by layer is better whatever the rate",
         f"{PAPERS}/claims/p2_scopes.py",
-        "if layer - whole >= POINT]",
-        "]",
+        "ahead = [key for key, (layer, whole) in own.items() if layer - whole >= POINT]",
+        "ahead = [*own]",
         f"{TESTS}/test_verdicts_p2.py::test_layers_are_judged_at_the_same_rate",
+    ),
+    Mutant(
+        "an order that one rate turns round is explained by P2's rates",
+        f"{PAPERS}/claims/p2_scopes.py",
+        "if abs(layer - whole) < POINT]",
+        "if layer - whole < POINT]",
+        f"{TESTS}/test_verdicts_p2.py::test_layers_are_judged_at_the_same_rate",
+    ),
+    Mutant(
+        "traffic that nobody counted is reproduced",
+        f"{PAPERS}/claims/p3.py",
+        "    counted = False\n",
+        "    counted = True\n",
+        f"{TESTS}/test_verdicts_p3.py::test_what_an_interface_counted_stands_beside_what_is_computed",
     ),
     Mutant(
         "what ends far below P2 reproduces it",
         f"{PAPERS}/claims/p2_accuracies.py",
-        "return at_most_partly(word, not far), told",
-        "return word, told",
+        "    word = at_most_partly(found.word)\n",
+        "    word = found.word\n",
         f"{TESTS}/test_verdicts_p2.py::test_every_scope_of_p2_counts",
     ),
     Mutant(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
+from math import isfinite
 
 from sparsync_lab.papers.claims.claim import LEARNS
+from sparsync_lab.papers.claims.p2_accuracies import PRINTED, TITLES
 from sparsync_lab.papers.curves import display_score
-from sparsync_lab.papers.differences import POINT, UNDER_A_POINT
+from sparsync_lab.papers.differences import DIVERGED, POINT, UNDER_A_POINT
 from sparsync_lab.papers.p2 import (
     HEADINGS,
     LEARNED,
@@ -83,14 +85,19 @@ def same_rate_text(scores: Mapping[str, float]) -> str:
     told = []
     for (scheme, workers), (layer, whole, alike) in at_same_rate(scores).items():
         gap, before = layer - alike, layer - whole
-        points = f"{abs(gap):.2f} points" if abs(gap) >= POINT else UNDER_A_POINT
-        most = before >= POINT and abs(gap) < before / 2
-        lower = f", so most of the {before:.1f} points at P2's rates comes from the lower one"
-        told.append(
-            f"{P2_ACCURACY[scheme][0]} ends at {layer:.2f} % layer by layer, at {whole:.2f} globally with P2's rate, "
-            f"and at {alike:.2f} globally with the rate of layers (W = {workers}, one seed). At the same rate the "
-            f"scopes differ by {points}{lower if most else ''}"
+        ends = f"at {alike:.2f} globally" if isfinite(gap) else f"globally {DIVERGED}"
+        own = (
+            f"{TITLES[scheme]} ends at {layer:.2f} % layer by layer, at {whole:.2f} globally with P2's rate, and "
+            f"{ends} with the rate of layers (W = {workers}, one seed)"
         )
+        if gap <= -POINT:
+            own += f". At the same rate globally is {-gap:.2f} points ahead"
+        elif isfinite(gap):
+            points = f"{gap:.2f} points" if gap >= POINT else UNDER_A_POINT
+            lower = f", so most of the {before:.1f} points at P2's rates comes from the lower one"
+            most = before >= POINT and gap < before / 2
+            own += f". At the same rate the scopes differ by {points}{lower if most else ''}"
+        told.append(own)
     return ". ".join(told)
 
 
@@ -119,8 +126,8 @@ def block_gap_text(scores: Mapping[str, float]) -> str:
     found = block_gaps(scores)
     if len(found) < 2 or found[0][0] != block_and_random()[0].rate:
         return ""
-    told = ", ".join(f"{block:.1f} and {single:.1f} (rate {rate:g})" for rate, block, single in found)
-    before, best = found[0][1], max(block for _, block, _ in found)
+    told = ", ".join(f"{_ending(block)} and {_ending(single)} (rate {rate:g})" for rate, block, single in found)
+    before, best = found[0][1], max(block for _, block, _ in found if isfinite(block))
     of = P2_ACCURACY["block+allgather"][1][P2_WORKERS.index(8)] - before
     gain = f"at most {best - before:.1f}" if best - before >= POINT else "less than a point"
     lower = f"lower rates, down to {found[-1][0]:g}, bring block-random-k {gain}"
@@ -133,6 +140,19 @@ def block_gap_text(scores: Mapping[str, float]) -> str:
         return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}"
     rest = "the rest is not explained, and P2 has ten times as many epochs"
     return f"with 8 workers layer by layer block-random-k and random-k end at {told}: {brings}; {rest}"
+
+
+def _ending(score: float) -> str:
+    return f"{score:.1f}" if isfinite(score) else DIVERGED
+
+
+def _blocks_below_p2(done: Mapping[str, History]) -> str:
+    """Return between what block-random-k differs from what P2 prints; empty if it was not trained."""
+    own = {place: accuracy(done, long_training(*place)) for place in PRINTED if place[0].startswith("block")}
+    gaps = {place: score - PRINTED[place] for place, score in own.items() if score is not None and isfinite(score)}
+    places = (min(gaps, key=gaps.__getitem__), max(gaps, key=gaps.__getitem__)) if gaps else ()
+    ends = (f"{gaps[scheme, scope, w]:+.1f} ({TITLES[scheme]}, {scope}, W = {w})" for scheme, scope, w in places)
+    return " to ".join(ends)
 
 
 def learned_notes(done: Mapping[str, History]) -> list[str]:
@@ -151,11 +171,11 @@ def learned_notes(done: Mapping[str, History]) -> list[str]:
         )
     if told := same_rate_text(scores):
         notes.append(f"P2's learning rate is ten times lower where entries are chosen globally. {told}.")
-    if any("block" in label for label in done):
+    if below := _blocks_below_p2(done):
         notes.append(
-            "Block-random-k ends far below what P2 prints, by all-reduce and by all-gather, and farther with more "
-            "workers. W workers have W times the rate and a W-th of the steps, with which other schemes fall, too: so "
-            "the two ways to exchange are compared at the same number of workers."
+            f"Block-random-k beside what P2 prints, in points: {below}. W workers have W times the rate and a W-th of "
+            "the steps, with which schemes may fall anyway: so the two ways to exchange are compared at the same "
+            "number of workers."
         )
     if gaps := block_gap_text(scores):
         notes.append(f"Is it the rate or the few epochs? {gaps[0].upper()}{gaps[1:]}.")

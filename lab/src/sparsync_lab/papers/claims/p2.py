@@ -50,9 +50,9 @@ def _comparable(stored: StoredTables) -> Judgement:
     rule = f"it ends at most a point farther below SGD than P2 prints in {sum(held)} of {len(own)} settings"
     alike = cells.get(("block+shared", "layer", 8))
     shared = "" if alike is None else f"block-random-k by all-reduce: {alike:.2f} % (layer, W = 8)"
-    word, far = as_far_as_p2(word_of(held, len(P2_WORKERS)), cells, BLOCK)
-    told = sentences(rule, _likewise(others), shared, _longer(stored), far)
-    return Judgement(f"block-random-k and SGD: {first}", word, told)
+    told = sentences(rule, _likewise(others), shared, _longer(stored))
+    found = Judgement(f"block-random-k and SGD: {first}", word_of(held, len(P2_WORKERS)), told)
+    return as_far_as_p2(found, cells, BLOCK)
 
 
 def _longer(stored: StoredTables) -> str:
@@ -90,8 +90,7 @@ def _falls_with_workers(stored: StoredTables) -> Judgement:
         "P2's cause, the larger batch, is not tested by itself: with 8 workers there are an eighth of the steps, too"
     )
     held = (None if name in close else fall > 0 for name, fall in falls.items())
-    word, far = as_far_as_p2(word_of(held, of), cells, *TITLES)
-    return Judgement(told, word, sentences(which, cause, far))
+    return as_far_as_p2(Judgement(told, word_of(held, of), sentences(which, cause)), cells, *TITLES)
 
 
 def _printed_falls() -> str:
@@ -110,9 +109,9 @@ def _top_is_best(stored: StoredTables) -> Judgement:
         f"the claim holds where Top-k is not a point or more behind, as less than that, of one seed, is no ranking: in "
         f"{ahead} of {len(own)} settings it is ahead by a point or more, in {sum(held) - ahead} within a point"
     )
-    word, far = as_far_as_p2(word_of(held, SETTINGS), cells, *THREE)
-    told = sentences(rule, _likewise(others), _tested(len(own), SETTINGS), far)
-    return Judgement(f"Top-k, random-k, block-random-k: {first}", word, told)
+    told = sentences(rule, _likewise(others), _tested(len(own), SETTINGS))
+    found = Judgement(f"Top-k, random-k, block-random-k: {first}", word_of(held, SETTINGS), told)
+    return as_far_as_p2(found, cells, *THREE)
 
 
 def _printed_best() -> str:
@@ -132,9 +131,9 @@ def _blocks_like_random(stored: StoredTables) -> Judgement:
     )
     unexplained = "why block-random-k is so far below what is published is not explained"
     why = block_gap_text(stored.last_scores(MODEL)) or unexplained
-    word, far = as_far_as_p2(word_of(alike + worse, SETTINGS), cells, BLOCK, "random+allgather")
-    told = sentences(told, _likewise(others), why, far)
-    return Judgement(f"block-random-k and random-k: {first}", word, told)
+    told = sentences(told, _likewise(others), why)
+    found = Judgement(f"block-random-k and random-k: {first}", word_of(alike + worse, SETTINGS), told)
+    return as_far_as_p2(found, cells, BLOCK, "random+allgather")
 
 
 def _block_sums(stored: StoredTables) -> Judgement:
@@ -153,8 +152,8 @@ def _block_sums(stored: StoredTables) -> Judgement:
     brings = brought_by_epochs(stored.last_scores(MODEL))
     more = f"{LONGER} epochs instead of {LONG} bring block-random-k by all-gather"
     longer = "" if brings is None else f"{more} {brings:.1f} points (layer, W = 8)"
-    word, far = as_far_as_p2(word_of([*(gap < 0 for gap in gaps.values()), *grows, *untested]), cells, BLOCK)
-    return Judgement(f"{first} points", at_most_partly(word, bool(grows)), sentences(*others, floor, far, longer))
+    word = at_most_partly(word_of([*(gap < 0 for gap in gaps.values()), *grows, *untested]), bool(grows))
+    return as_far_as_p2(Judgement(f"{first} points", word, sentences(*others, floor, longer)), cells, BLOCK)
 
 
 def _printed_sums() -> str:
@@ -169,9 +168,9 @@ def _random_sums(stored: StoredTables) -> Judgement:
     held = [abs(shared - single) < POINT for shared, single in own.values()]
     several = [_mean_of_seeds(stored, f"random+{how}") for how in ("shared", "allgather")]
     means = f"over three seeds: {several[0]} and {several[1]} % (layer, W = 8)" if all(several) else ""
-    word, far = as_far_as_p2(word_of(held, SUMS), cells, "random+shared", "random+allgather")
-    told = sentences(_likewise(others), means, _tested(len(own), SUMS), far)
-    return Judgement(f"all-reduce and all-gather: {first}", word, told)
+    told = sentences(_likewise(others), means, _tested(len(own), SUMS))
+    found = Judgement(f"all-reduce and all-gather: {first}", word_of(held, SUMS), told)
+    return as_far_as_p2(found, cells, "random+shared", "random+allgather")
 
 
 def _mean_of_seeds(stored: StoredTables, scheme: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 
-from sparsync_lab.papers.claims.claim import at_most_partly
+from sparsync_lab.papers.claims.claim import Judgement, at_most_partly, sentences
 from sparsync_lab.papers.claims.stored_tables import StoredTables, raise_missing
+from sparsync_lab.papers.differences import DIVERGED
 from sparsync_lab.papers.p2 import LEARNED, LONG, SCOPES
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
 
@@ -78,12 +80,12 @@ def compared(stored: StoredTables, *schemes: str, least: int = 1) -> tuple[Cells
 
 def named(key: tuple[str, int], pair: tuple[float, float]) -> str:
     """Return a scheme with its accuracies layer by layer and globally."""
-    return f"{TITLES[key[0]]} {pair[0]:.2f} and {pair[1]:.2f} % (W = {key[1]})"
+    return f"{TITLES[key[0]]} {listed([*pair])} % (W = {key[1]})"
 
 
 def listed(scores: list[float]) -> str:
-    """Return numbers with two digits, as many as P2 prints."""
-    *first, last = (f"{score:.2f}" for score in scores)
+    """Return accuracies with two digits, as many as P2 prints."""
+    *first, last = (f"{score:.2f}" if isfinite(score) else DIVERGED for score in scores)
     return f"{', '.join(first)} and {last}"
 
 
@@ -101,12 +103,22 @@ def at_most_workers(own: Mapping[Setting, list[float]]) -> tuple[str, str]:
     return told(True), told(False)
 
 
-def as_far_as_p2(word: str, cells: Cells, *schemes: str) -> tuple[str, str]:
-    """Return the verdict, and where trainings end far below what P2 prints: such a claim is reproduced in part."""
+def as_far_as_p2(found: Judgement, cells: Cells, *schemes: str) -> Judgement:
+    """Return the judgement with where trainings end far below what P2 prints: such a claim is reproduced in part."""
     below = {scope: max((_below_p2(cells, scope, scheme) for scheme in schemes), default=0.0) for scope in SCOPES}
-    far = ", ".join(f"{scope} up to {gap:.0f}" for scope, gap in below.items() if gap >= FAR)
-    told = f"what is compared ends far below P2, which has 300 epochs: {far} points" if far else ""
-    return at_most_partly(word, not far), told
+    far = {scope: gap for scope, gap in below.items() if gap >= FAR}
+    if not far:
+        return found
+    told = ", ".join(f"{scope} up to {gap:.0f}" for scope, gap in far.items())
+    ends = sentences(f"what is compared ends far below P2, which has 300 epochs: {told} points")
+    return partly_as("far below P2", found._replace(detail=f"{found.detail} {ends}".lstrip()))
+
+
+def partly_as(cause: str, found: Judgement) -> Judgement:
+    """Return a judgement that a cause keeps from "reproduced"; its row names the cause."""
+    word = at_most_partly(found.word)
+    here = found.here if word == found.word else f"{found.here}; partly: {cause}"
+    return found._replace(here=here, word=word)
 
 
 def _below_p2(cells: Cells, scope: str, scheme: str) -> float:

@@ -15,6 +15,7 @@ from sparsync_lab.papers.claims.p2_accuracies import (
     listed,
     named,
     ours,
+    partly_as,
 )
 from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
 from sparsync_lab.papers.differences import POINT, UNDER_A_POINT
@@ -36,7 +37,8 @@ def _at_one_worker(stored: StoredTables) -> Judgement:
     ] or raise_missing(AS_PRINTED)
     first, *others = (f"{name} {layer:.2f} and {whole:.2f} %" for name, layer, whole in pairs)
     word = word_of((layer > whole for _, layer, whole in pairs), len(rows))
-    return Judgement(first, at_most_partly(word), sentences(", ".join(others), f"{RATES}; {ONE_RATE} was not run"))
+    told = sentences(", ".join(others), f"{RATES}; {ONE_RATE} was not run")
+    return partly_as("the rate differs", Judgement(first, word, told))
 
 
 def _with_momentum(stored: StoredTables) -> Judgement:
@@ -52,8 +54,9 @@ def _with_momentum(stored: StoredTables) -> Judgement:
     held = sum(layer > whole for layer, whole in counts)
     untested = PAIRS - sum(key[1] in dense for key in every)
     word = word_of([*(layer > whole for layer, whole in counts), *[None] * untested]) if counts else UNDECIDED
-    which = f"in {held} of {len(counts)} pairs that decide" if counts else "no pair decides"
-    here = f"{which}, of {len(every)}: {first}; see {LONG} epochs, beyond/evidence"
+    decide = f"in {held} of {len(counts)} pairs that decide, of {len(every)}"
+    which = decide if counts else f"none of {len(every)} pairs can decide"
+    here = f"{which}: {first}; see {LONG} epochs, beyond/evidence"
     half = [named(key, pair) for key, pair in every.items() if key not in both and max(pair) > LEARNS]
     left_out = f"left out, as one of the two does not learn: {', '.join(half)}" if half else ""
     why = f"{RATES}; dense has that of layers. A pair decides where dense learns and ends above what is chosen globally"
@@ -72,9 +75,9 @@ def _that_learn(stored: StoredTables) -> Judgement:
     first, *others = [key for key in pairs if key[1] == most or key not in held]
     here = f"in {len(held)} of {len(pairs)} pairs that learn; {named(first, pairs[first])}"
     untested = PAIRS - len(every)
-    word, far = as_far_as_p2(word_of([*(key in held for key in pairs), *[None] * untested]), cells, "topk")
-    found = at_same_rate(stored.last_scores(MODEL))
-    alike = {key: (layer, whole) for key, (layer, _, whole) in found.items() if key in pairs}
+    word = word_of([*(key in held for key in pairs), *[None] * untested])
+    controls = at_same_rate(stored.last_scores(MODEL))
+    alike = {key: (layer, whole) for key, (layer, _, whole) in controls.items() if key in pairs}
     if first in alike:
         layer, whole = alike[first]
         close = f", {UNDER_A_POINT}" if abs(layer - whole) < POINT else ""
@@ -82,7 +85,8 @@ def _that_learn(stored: StoredTables) -> Judgement:
     same, better = _at_the_same_rate(alike, len(pairs))
     unlearned = f"a pair that does not learn is left out: {left_out}" if left_out else ""
     told = f"likewise {', '.join(named(key, pairs[key]) for key in others)}" if others else ""
-    return Judgement(here, at_most_partly(word, better), sentences(told, same, unlearned, far))
+    found = Judgement(here, at_most_partly(word, better), sentences(told, same, unlearned))
+    return as_far_as_p2(found, cells, "topk")
 
 
 def _at_the_same_rate(own: Mapping[tuple[str, int], tuple[float, float]], pairs: int) -> tuple[str, bool]:
@@ -101,7 +105,8 @@ def _at_the_same_rate(own: Mapping[tuple[str, int], tuple[float, float]], pairs:
     )
     causes = {
         "not explained by the rate alone": ahead,
-        "explained by P2's rates": [key for key in own if key not in ahead],
+        "explained by P2's rates": [key for key, (layer, whole) in own.items() if abs(layer - whole) < POINT],
+        "reversed at one rate": [key for key, (layer, whole) in own.items() if layer - whole <= -POINT],
     }
     for cause, keys in causes.items():
         if keys:
