@@ -390,6 +390,8 @@ def test_a_picture_is_told_with_its_captions(tmp_path: Path) -> None:
     figures = [Figure(LineChart(title, "steps", []), caption) for title, caption in captions.items()]
     assert items._captions(figures) == (f"GPT; ViT: {bands} VGG-16, data x; one seed\\_0. Loss: {one}")
     assert items._captions(figures[:2]) == bands
+    third = Figure(LineChart("FNN", "steps", []), bands)
+    assert items._captions([third, *figures[:2], figures[3]]) == f"Loss: {one} All others: {bands}"
     assert items._captions([Figure(LineChart("A", "", []), "A: x."), Figure(LineChart("B", "", []), "B: x.")]) == "x."
     save(RunContext(output=tmp_path / "papers"), ITEMS["p1/fig1"], Result(figures=figures[:2]), 1.0)
     assert f"p1-fig1.png)\n\n{bands}\n\n" in items.papers(Sources(tmp_path, "results"))

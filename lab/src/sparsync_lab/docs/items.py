@@ -18,6 +18,7 @@ from sparsync_lab.papers.store import Stored
 from sparsync_lab.report import Figure, Table
 
 LONG = 12  # rows; a longer table is folded
+MANY = 2  # charts; more with the same caption are not named, but "all others"
 ABOVE = (accuracy.FIRST, "Ablations: ")  # captions of tables that the page has already
 
 
@@ -88,12 +89,16 @@ def _section(item: Item, sources: Sources, found: list[Verdict]) -> list[str]:
 
 
 def _captions(figures: Sequence[Figure]) -> str:
-    """Return what is told of the charts of a picture, once where it is the same of several; of which, where it is not
-    that of all and does not begin with what the chart's title begins with."""
+    """Return what is told of the charts of a picture, once where it is the same of several; and of which, where it is
+    not that of all and does not begin with what the chart's title begins with."""
     charts: dict[str, list[str]] = {}
     for figure in figures:
         title = figure.chart.title
         charts.setdefault(figure.caption.removeprefix(f"{title}: "), []).append(title)
+    most = max(charts, key=lambda caption: len(charts[caption]))
+    if len(charts) > 1 and len(charts[most]) > MANY:
+        del charts[most]
+        charts[most] = ["All others"]
     told = [
         caption
         if len(charts) == 1 or _first_word(caption) == _first_word(titles[0])
