@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from sparsync_lab.papers.outer import OUTER_SETTINGS
 from sparsync_lab.papers.run import file_of, model_title
 from sparsync_lab.papers.store import save, write_json
 from sparsync_lab.papers.sweep import EARLY
-from sparsync_lab.report import Row, Table
+from sparsync_lab.report import Figure, LineChart, Row, Table
 
 ROOT = Path(__file__).parent.parent.parent
 HEADINGS = ["method", "schedule", "rate", "weight decay", "accuracy, %, last", "seeds", tuned.SENT]
@@ -44,22 +45,46 @@ SETTINGS = {"0.1 %", "1 %"}  # a density, and how near a perplexity must be
 COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,8}\b")
 
 
-def test_a_higher_score_of_one_seed_is_told() -> None:
+def test_a_higher_score_of_fewer_seeds_is_told() -> None:
     three = schedules.Tried("once", "0.1", "0", "88.26 ± 0.33", "3", "1 MB")
     one = schedules.Tried("once", "0.2", "0", "88.48", "1", "2 MB")
     assert gains._best([one, three]) == "88.26 ± 0.33 % (88.48 with rate 0.2, one seed)"
     assert gains._best([three, one]) == "88.26 ± 0.33 %"
     assert gains._best([one]) == "88.48 % (one seed)"
-    assert gains._shown([one, three]) == three
+    assert schedules.shown_of([one, three]) == three
+    two = one._replace(seeds="2", score="88.40 ± 0.10")
+    assert gains._best([two, three]) == "88.26 ± 0.33 % (88.40 ± 0.10 with rate 0.2, two seeds)"
+    assert gains._best([two]) == "88.40 ± 0.10 % (two seeds)"
+    assert schedules.shown_of([two, three]) == three
+
+
+def test_weight_decay_is_told_apart_where_a_method_ends_higher_with_it() -> None:
+    def rows(decay: str, *scores: str, seeds: str = "3") -> dict[str, list[schedules.Tried]]:
+        tried = (schedules.Tried(tuned.FALLS_ONCE, "0.4", decay, score, seeds, "1.00 MB") for score in scores)
+        return {method: [one] for method, one in zip(gains.NAMES_HERE, tried, strict=False)}
+
+    def both(*scores: str, seeds: str) -> dict[str, list[schedules.Tried]]:
+        without, decayed = rows("0", "90.73", "90.65", "88.26"), rows("0.0001", *scores, seeds=seeds)
+        return {method: decayed.get(method, []) + own for method, own in without.items()}
+
+    told = gains._with_decay(both("91.30", "91.80", "88.00", seeds="1"))
+    assert told == (
+        " With weight decay 0.0001: ours 91.30 % (one seed), dense 91.80 % (one seed), TopK-SGD 88.00 % (one seed)."
+    )
+    assert gains._with_decay(both("90.00", "91.80 ± 0.10", seeds="3")).endswith(": ours 90.00 %, dense 91.80 ± 0.10 %.")
+    assert gains._with_decay(both("90.73", "90.00", seeds="1")) == ""
+    assert gains._with_decay(rows("0", "90.73", "90.65")) == ""
 
 
 def test_bytes_are_of_the_trainings_whose_accuracy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other trainings with another schedule sent more, and one of a single seed did."""
     monkeypatch.setattr(gains, "_with_adamw", lambda sources: "")
 
-    def told(sent: str, decay: str = "0", dense: str = "90.60") -> str:
+    def told(sent: str, dense: str = "90.60") -> str:
         rows = [
-            Row(["dense", tuned.FALLS_ONCE, "0.8", decay, f"{dense} ± 0.10", "3", "23,553.71 MB"]),
+            Row(["dense", tuned.FALLS_ONCE, "1.6", "0.0001", "99.00 ± 0.10", "3", "99,999.99 MB"]),
+            Row([EARLY, tuned.FALLS_ONCE, "3.2", "0.0001", "91.00", "1", "100.00 MB"]),
+            Row(["dense", tuned.FALLS_ONCE, "0.8", "0", f"{dense} ± 0.10", "3", "23,553.71 MB"]),
             Row([EARLY, tuned.FALLS_ONCE, "1.6", "0", "90.80", "1", "100.00 MB"]),
             Row([EARLY, tuned.FALLS_ONCE, "0.8", "0", "90.70 ± 0.10", "3", "383.63 MB"]),
             Row([tuned.TOPK, tuned.FALLS_ONCE, "0.1", "0", "88.30 ± 0.10", "3", sent]),
@@ -79,7 +104,7 @@ def test_bytes_are_of_the_trainings_whose_accuracy_is_told(monkeypatch: pytest.M
     assert "takes 0.30 ms by `threshold`, which sends about k entries, 1.10 times" in told("382.72 MB")
     assert "by `topk`, which is exact, 0.40 ms" in told("382.72 MB")
     assert "120 epochs, without weight decay, ends" in told("382.72 MB")
-    assert "120 epochs, ends" in told("382.72 MB", decay="0.0001")
+    assert "With weight decay 0.0001: dense 99.00 ± 0.10 %, ours 91.00 % (one seed)." in told("382.72 MB")
 
 
 class Items:
@@ -128,26 +153,50 @@ def test_a_setting_with_few_seeds_says_so() -> None:
     assert told("3").endswith("GPT: 135 instead of dense's 130.")
 
 
+def test_seeds_that_are_far_apart_are_told_with_their_method() -> None:
+    def told(score: str) -> str:
+        standing = Table(adamw.STANDING, ["setting", "dense", MAIN, "target"], [Row(["GPT", "130", score, "met"])])
+        return adamw.losses(Stored(standing))
+
+    assert f"- Seeds of AdamW, {MAIN}, are far apart with GPT: 130.00 ± 9.00, dense 130" in told("130.00 ± 9.00")
+    assert "far apart" not in told("130.00 ± 1.00")
+
+
+def test_ablations_that_end_far_from_what_is_unchanged_are_listed() -> None:
+    ratios = {"a_1": "× 1.060", "b": "× 1.300", "c": "× 1.040", "d": "× 0.940", "e": "– "}
+    rows = [Row(["GPT", "130.00", "–"]), *(Row([f"ablation: {label}", "1", own]) for label, own in ratios.items())]
+    own = Table(f"{adamw.ABLATIONS}GPT, 1/40", ["training", "perplexity", "to GPT"], rows)
+    line, _, rest = adamw.ablations(Stored(own)).partition("\n\n")
+    assert line == "- GPT, 1/40. More than 5 % higher: b; a\\_1. More than 5 % lower: d."
+    assert rest.startswith("**Ablations: GPT, 1/40**")
+    none = adamw.ablations(Stored(replace(own, rows=rows[:1])))
+    assert none.startswith("- GPT, 1/40. More than 5 % higher: none. More than 5 % lower: none.")
+
+
 def test_schedules_are_compared_by_their_best_rates() -> None:
-    def told(cosine: str) -> str:
+    def told(cosine: str, seeds: str = "3") -> str:
         both = ((tuned.FALLS_ONCE, "0.2", "0", "90.00 ± 0.10"), (tuned.FALLS_ONCE, "0.1", "0", "80.00"))
-        rows = [Row([method, *cells, "3", "1.00 MB"])
+        rows = [Row([method, *cells, seeds if method == "dense" else "3", "1.00 MB"])
                 for method in gains.NAMES_HERE
                 for cells in ((tuned.FALLS_ONCE, "0.1", "0.0001", "99.00"), *both,
                               (tuned.COSINE, "0.1", "0", cosine if method == "dense" else "85.00"))]  # fmt: skip
         rows += [Row([tuned.DGC, *both[0], "3", "1.00 MB"])]  # never with cosine
+        rows += [Row(["dense", tuned.COSINE, "0.4", "0", "95.00", "2", "1.00 MB"])]  # of too few seeds, beside others
         return schedules.schedules(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
 
     assert "each of the 3 methods ends higher with P1's schedule" in told("89.00")
     assert "2 of the 3 methods end higher with P1's schedule" in told("91.00")
-    assert "(rates with P1's and with cosine: 2 and 1 for dense; " in told("91.00")
+    assert "(rates with P1's and with cosine: 2 and 2 for dense; " in told("91.00")
+    assert "2 of the 3 methods end higher with P1's schedule than with cosine, and 1 differ by under" in told(
+        "89.50", "2"
+    )
     nothing = schedules.schedules(Stored(Table(tuned.CAPTION, HEADINGS, [])))
     assert nothing.startswith("No method was trained with both schedules.")
 
 
 def test_topk_with_the_settings_of_its_authors_stands_beside_the_schedules() -> None:
-    def told(score: str, dense: str = "not run") -> str:
-        ends = [("topk", "", score), ("dense", "", "90.50"), ("dense", ", seed 2", dense)]
+    def told(score: str, dense: str = "not run", *, topk: str = "not run") -> str:
+        ends = [("topk", "", score), ("dense", "", "90.50"), ("dense", ", seed 2", dense), ("topk", ", seed 1", topk)]
         rows = [Row([f"{method}, authors' settings{seed}", model, own, "%", "0.115 %", "–", "11,640"])
                 for model in ("VGG-16", "ResNet-20") for method, seed, own in ends]  # fmt: skip
         theirs = Table(evidence_questions.AUTHORS_ASKED, evidence.HEADINGS, rows)
@@ -155,15 +204,18 @@ def test_topk_with_the_settings_of_its_authors_stands_beside_the_schedules() -> 
 
     assert "which sends 0.115 % of the entries, TopK-SGD ends at 89.50 % (one seed), and" in told("89.50")
     assert "dense with that decay at 90.50 % (one seed), both with rate 0.1." in told("89.50")
-    assert "dense with that decay at 90.30 ± 0.28 % (two seeds), both" in told("89.50", dense="90.10")
+    # Of the seeds that both have.
+    unpaired = told("89.50", dense="90.10", topk="89.60")
+    assert "TopK-SGD ends at 89.50 % (one seed), and dense with that decay at 90.50 % (one seed), both" in unpaired
+    assert "authors" not in told("not run", dense="90.10", topk="89.60")
     assert "authors" not in told("not run")
 
 
 def test_a_best_rate_at_an_end_of_those_of_its_schedule_is_told() -> None:
-    def rows(*tried: tuple[str, str], decay: str = "0") -> list[schedules.Tried]:
-        return [schedules.Tried(schedule, rate, decay, "90.00", "3", "1 MB") for schedule, rate in tried]
+    def rows(*tried: tuple[str, str]) -> list[schedules.Tried]:
+        return [schedules.Tried(schedule, rate, "0", "90.00", "3", "1 MB") for schedule, rate in tried]
 
-    high = rows(("once", "0.8"), ("once", "0.4"), ("cosine", "1.6")) + rows(("once", "1.6"), decay="0.0001")
+    high = rows(("once", "0.8"), ("once", "0.4"), ("cosine", "1.6"))
     low = rows(("once", "0.1"), ("once", "0.2"), ("cosine", "0.05"))
     inside = rows(("once", "0.4"), ("once", "0.2"), ("once", "0.8"))
     assert gains._edges({EARLY: high, "dense": inside, tuned.TOPK: low}) == (
@@ -303,11 +355,46 @@ def test_trainings_that_are_missing_are_listed_with_their_minutes(tmp_path: Path
     asks = evidence_questions.questions()[0].asks
     assert f"| {first} | {asks} | {model_title(runs[0].model)}: {runs[0].label} | {minutes:.1f} |" in told
     assert "The others, 4 minutes in all, one training at a time" in told
-    assert "- `beyond/outer` decides: do local steps end as well as an exchange in every step" in told
-    assert "- `p1/fig1` decides: TopK-SGD ends like dense" in told
+    assert "- `beyond/outer`: do local steps end as well as an exchange in every step" in told
+    assert "- `p1/fig1`: TopK-SGD ends like dense" in told
     assert "| `beyond/outer` | search: y (1 of 3 done) | 4.0 |" in told
     assert "| `p1/fig1` | vgg16-randk | – |" in told
     assert "all done" not in told
+
+
+def test_of_what_is_missing_an_item_tells_its_own_claims_alone(tmp_path: Path) -> None:
+    """Other claims are judged by some of its trainings, and need not be concerned."""
+    context = RunContext(output=tmp_path / "papers")
+    stages = Table(ORDER, [""] * 7, [Row(["1", "search: x", "-", "1 of 3", "2", "4.0", "y"])])
+    save(context, ITEMS["beyond/accuracy"], Result([stages]), 1.0)
+    (line,) = (line for line in missing.trainings(Sources(tmp_path, "")).splitlines() if line.startswith("- "))
+    assert line == "- `beyond/accuracy`: does a recipe of ours lose nothing to tuned dense at the bytes of 0.1 %?"
+
+
+def test_that_nothing_is_missing_is_a_sentence(tmp_path: Path) -> None:
+    """And no empty table."""
+    context = RunContext(output=tmp_path / "papers")
+    for run in (run for one in evidence_questions.questions() for run in one.runs):
+        file_of(context, run).parent.mkdir(parents=True, exist_ok=True)
+        file_of(context, run).touch()
+    nothing = "No training of `beyond/evidence` is missing."
+    assert missing.trainings(Sources(tmp_path, "")) == f"{nothing}\n\nNo other item lacks a training."
+    save(context, ITEMS["p1/fig1"], Result(missing=["vgg16-randk"]), 1.0)
+    assert missing.trainings(Sources(tmp_path, "")).startswith(f"{nothing}\n\nThe others, 0 minutes in all")
+
+
+def test_a_picture_is_told_with_its_captions(tmp_path: Path) -> None:
+    """Each once; with the titles of the charts where it is not clear which these are."""
+    bands, one = "With its chosen rate: the mean of 3 seeds, from the lowest to the highest.", "One seed of each."
+    captions = {"GPT": bands, "ViT": bands, "VGG-16, accuracy": "VGG-16, data x; one seed_0.", "Loss": one}
+    figures = [Figure(LineChart(title, "steps", []), caption) for title, caption in captions.items()]
+    assert items._captions(figures) == (f"GPT; ViT: {bands} VGG-16, data x; one seed\\_0. Loss: {one}")
+    assert items._captions(figures[:2]) == bands
+    third = Figure(LineChart("FNN", "steps", []), bands)
+    assert items._captions([third, *figures[:2], figures[3]]) == f"Loss: {one} All others: {bands}"
+    assert items._captions([Figure(LineChart("A", "", []), "A: x."), Figure(LineChart("B", "", []), "B: x.")]) == "x."
+    save(RunContext(output=tmp_path / "papers"), ITEMS["p1/fig1"], Result(figures=figures[:2]), 1.0)
+    assert f"p1-fig1.png)\n\n{bands}\n\n" in items.papers(Sources(tmp_path, "results"))
 
 
 def test_the_prose_holds_no_number_that_is_a_result() -> None:

@@ -537,6 +537,28 @@ def test_questions_are_drawn_beside_dense_and_seeds_as_a_band(tmp_path: Path) ->
     assert list(chart.curves[-1].high) == pytest.approx([92.0])
 
 
+def test_a_method_looks_the_same_in_the_charts_of_the_questions(tmp_path: Path) -> None:
+    """Whatever else is trained."""
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    drawn = {
+        "vgg16": ("dense", "topk", "dense, clipped at 1", "topk, authors' settings"),
+        "resnet20": ("dense", "topk, authors' settings", "randk", "randk, no residual"),
+        "lenet5": ("dense", "randk, no residual"),
+    }
+    for question in evidence_questions.questions():
+        for run in (*question.runs, *question.beside):
+            if run.label in drawn.get(run.model, ()):
+                stored_run(context, run, 0.9)
+    charts = [figure.chart for figure in evidence.evidence(context.read_only()).figures]
+    looks: dict[str, set[int | None]] = {}
+    for curve in (curve for chart in charts for curve in chart.curves):
+        looks.setdefault(curve.label, set()).add(curve.look)
+    assert {title.split(" ")[0] for title in (chart.title for chart in charts)} == {"VGG-16", "ResNet-20", "LeNet-5"}
+    assert looks["dense"] == {0}
+    assert looks["topk"] == {1}
+    assert all(len(own) == 1 for own in looks.values())
+
+
 def test_p2_is_drawn_over_workers_beside_what_it_prints(tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path)
     assert p2.table_1_figures(context) == []
@@ -545,10 +567,14 @@ def test_p2_is_drawn_over_workers_beside_what_it_prints(tmp_path: Path) -> None:
             stored_run(context, p2.long_training("block+shared", scope, workers), score)
     charts = [figure.chart for figure in p2.table_1_figures(context)]
     assert [chart.title for chart in charts] == [
-        f"{what}: accuracy, {words}"
-        for words in ("layer by layer", "globally")
-        for what in ("Here, 30 epochs", "P2, 300 epochs")
+        "Here, 30 epochs, layer by layer: accuracy from 79 %",
+        "P2, 300 epochs, layer by layer: accuracy from 89 %",
+        "Here, 30 epochs, globally: accuracy from 79 %",
+        "P2, 300 epochs, globally: accuracy from 77 %",
     ]
+    assert [chart.y_range for chart in charts] == [(79, 91), (89, 95), (79, 91), (77, 95)]
+    stored_run(context, p2.long_training("block+shared", "layer", 4), float("nan"))  # is not drawn
+    assert [figure.chart for figure in p2.table_1_figures(context)] == charts
     ours, printed, *_ = charts
     assert isinstance(ours, LineChart)
     assert isinstance(printed, LineChart)
@@ -585,4 +611,18 @@ def test_a_form_looks_alike_in_both_charts_of_figure_6(tmp_path: Path) -> None:
     stored_run(context, training("lenet5", CARRIED), 0.9, [{"step": 60, "mean": 60, "fallbacks": 16}])
     accuracy, counts = (figure.chart for figure in figure_6(context.read_only()).figures)
     assert [curve.label for curve in accuracy.curves] == ["dense", CARRIED]
-    assert [(curve.label, curve.look) for curve in counts.curves] == [(CARRIED, 1)]
+    (look,) = {curve.look for chart in (accuracy, counts) for curve in chart.curves if curve.label == CARRIED}
+    assert look
+
+
+def test_what_is_trained_again_to_count_looks_as_before(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    seen = [{"step": 60, "mean": 60, "fallbacks": 16}]
+    for method in ("dense", "gaussiank", CARRIED):
+        stored_run(context, training("lenet5", method), 0.9)
+    stored_run(context, training("lenet5", COUNTED), 0.9, seen)
+    figures = figure_6(context.read_only()).figures
+    looks = [{curve.label: curve.look for curve in figure.chart.curves} for figure in figures]
+    assert looks[0]["gaussiank"] == looks[0][COUNTED] == looks[1][COUNTED]
+    assert len(set(looks[0].values())) == 3
+    assert f"{COUNTED}: gaussiank trained again, drawn like it." in figures[0].caption

@@ -42,7 +42,7 @@ def test_counts_of_the_held_form_are_drawn_as_that_form(context: RunContext) -> 
     accuracy, counts = (figure.chart for figure in result.figures)
     assert isinstance(accuracy, LineChart)
     assert isinstance(counts, LineChart)
-    look = [curve.label for curve in accuracy.curves].index(HELD)
+    (look,) = (curve.look for curve in accuracy.curves if curve.label == HELD)
     assert [(curve.label, curve.look) for curve in counts.curves] == [(HELD_COUNTED, look)]
     assert [row.cells[0] for row in result.tables[0].rows] == ["dense", HELD]
     assert training("resnet20", HELD_COUNTED).name in result.runs
@@ -78,6 +78,9 @@ def test_on_which_models_rand_k_was_trained_otherwise_is_read_from_stored_traini
         for form in random_forms.FORMS:
             store(context, random_forms.random_k(model, form))
     assert random_forms.trained_on(context) == "on LeNet-5 and ResNet-20 (VGG-16: not run)"
+    for form in random_forms.FORMS:
+        store(context, random_forms.random_k("vgg16", form))
+    assert random_forms.trained_on(context) == "on LeNet-5, ResNet-20 and VGG-16"
 
 
 def test_labels_of_trainings_made_again_are_explained(context: RunContext) -> None:

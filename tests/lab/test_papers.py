@@ -821,7 +821,7 @@ def test_curves_have_the_range_of_the_seeds() -> None:
     assert (one.label, list(one.low)) == ("dense", [])
     assert (three.label, list(three.y)) == ("topk", [pytest.approx(10), pytest.approx(70)])
     assert [three.low[1], three.high[1]] == [pytest.approx(60), pytest.approx(80)]
-    assert spread_caption(done) == "the mean of up to 3 seeds, and from the lowest to the highest"
+    assert spread_caption(done) == "the mean of up to 3 seeds, in a band from the lowest to the highest"
 
 
 def test_data_that_differ_are_said_to(context: RunContext) -> None:

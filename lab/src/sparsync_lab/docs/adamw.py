@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 
-from sparsync_lab.docs.sources import Sources, plain, stored_table, table
+from sparsync_lab.docs.sources import Sources, percent, plain, stored_table, table
 from sparsync_lab.papers.adamw_sweep import MAIN
 from sparsync_lab.papers.adamw_tables import ABLATIONS, AGAINST_BUDGET, MISSED, STANDING
 from sparsync_lab.papers.claims.claim import UNDECIDED
@@ -42,7 +42,7 @@ def standing(sources: Sources) -> str:
     return stored_table(next(own for own in _tables(sources) if own.caption == STANDING))
 
 
-UNSTEADY = 0.05  # of the mean: a deviation over the seeds that is worth telling
+UNSTEADY = 0.05  # of the mean: a deviation over the seeds, or a difference of one seed, that is worth telling
 TIMES = "bench-adamw-gpu.csv"
 
 
@@ -60,8 +60,8 @@ def losses(sources: Sources) -> str:
         mean, _, deviation = row.cells[2].partition(" ± ")
         if deviation and float(deviation) > UNSTEADY * float(mean):
             lines.append(
-                f"- Its seeds are far apart with {plain(row.cells[0])}: {row.cells[2]}, dense {row.cells[1]}; a lower "
-                "rate is the safer one where a worker sends several per cent."
+                f"- Seeds of AdamW, {MAIN}, are far apart with {plain(row.cells[0])}: {row.cells[2]}, dense "
+                f"{row.cells[1]}; a lower rate is the safer one where a worker sends several per cent."
             )
     return "\n".join([*lines, *_time_lost(sources)])
 
@@ -128,8 +128,21 @@ def image_models(sources: Sources) -> str:
 
 @_if_run
 def ablations(sources: Sources) -> str:
-    """Return a table for each budget whose settings are changed."""
-    return _captioned([own for own in _tables(sources) if own.caption.startswith(ABLATIONS)])
+    """Return a table for each budget whose settings are changed, below a list of the changes that matter most."""
+    found = [own for own in _tables(sources) if own.caption.startswith(ABLATIONS)]
+    return "\n\n".join(["\n".join(map(_far, found)), _captioned(found)]).strip()
+
+
+def _far(own: Table) -> str:
+    """Return in a line which changes end far from what is unchanged, the farthest first; of perplexities."""
+    ratios = {row.cells[0].removeprefix("ablation: "): float(row.cells[2].removeprefix("× "))
+              for row in own.rows if row.cells[2].startswith("× ")}  # fmt: skip
+    told = []
+    for words, sign in {"higher": 1, "lower": -1}.items():
+        far = sorted((label for label, ratio in ratios.items() if sign * (ratio - 1) > UNSTEADY),
+                     key=lambda label: -sign * ratios[label])  # fmt: skip
+        told.append(f"More than {percent(UNSTEADY, 0)} {words}: {'; '.join(far) or 'none'}.")
+    return plain(f"- {own.caption.removeprefix(ABLATIONS)}. {' '.join(told)}")
 
 
 @_if_run

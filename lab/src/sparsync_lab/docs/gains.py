@@ -8,7 +8,16 @@ from typing import Any
 
 from sparsync_lab.docs import adamw
 from sparsync_lab.docs.accuracy import NAMES
-from sparsync_lab.docs.schedules import Tried, mean_of, schedules_table, score_of, tried_of, with_authors_settings
+from sparsync_lab.docs.schedules import (
+    Tried,
+    mean_of,
+    schedules_table,
+    score_of,
+    shown_of,
+    tried_of,
+    with_authors_settings,
+    without_decay,
+)
 from sparsync_lab.docs.sources import Sources, plain
 from sparsync_lab.papers import tuned
 from sparsync_lab.papers.adamw_sweep import MAIN, MAIN_BUDGET
@@ -30,17 +39,17 @@ def gains(sources: Sources) -> str:
 
 def _at_equal_bytes(sources: Sources) -> str:
     """Return where ResNet-20 ends, beside dense and TopK-SGD."""
-    tried = {method: rows for method, rows in tried_of(schedules_table(sources)).items() if method in NAMES_HERE}
+    every = {method: rows for method, rows in tried_of(schedules_table(sources)).items() if method in NAMES_HERE}
+    tried = {method: without_decay(rows) for method, rows in every.items()}
     found = {method: _best(rows) for method, rows in tried.items()}
-    shown = {method: _shown(rows) for method, rows in tried.items()}
+    shown = {method: shown_of(rows) for method, rows in tried.items()}
     sent = {method: _megabytes(one.sent) for method, one in shown.items()}
-    without = "" if any(one.decay != "0" for one in shown.values()) else ", without weight decay"
     return (
-        f"At **{sent['dense'] / sent[EARLY]:.0f} times fewer bytes** ResNet-20 on CIFAR-10, 16 workers, 120 epochs"
-        f"{without}, ends **{_beside_dense(shown[EARLY], shown['dense'])}** with `default` and nothing sent dense "
-        f"({found[EARLY]} and {found['dense']}); TopK-SGD, as published and at "
+        f"At **{sent['dense'] / sent[EARLY]:.0f} times fewer bytes** ResNet-20 on CIFAR-10, 16 workers, 120 epochs, "
+        f"without weight decay, ends **{_beside_dense(shown[EARLY], shown['dense'])}** with `default` and "
+        f"nothing sent dense ({found[EARLY]} and {found['dense']}); TopK-SGD, as published and at "
         f"{_beside(sent[tuned.TOPK], sent[EARLY])} bytes, ends at {found[tuned.TOPK]}{_authors_topk(sources)}. Virtual "
-        f"workers, the best of the rates and schedules with three seeds{_edges(tried)}."
+        f"workers, the best of the rates and schedules with three seeds{_edges(tried)}.{_with_decay(every)}"
     )
 
 
@@ -57,22 +66,31 @@ def _authors_topk(sources: Sources) -> str:
         return ""
     return (
         f" (with weight decay and density warm-up of its authors' code, which sends {asked.density} of the entries, at "
-        f"{mean_of(asked.scores)} %, {in_words(len(asked.scores))})"
+        f"{mean_of(asked.scores.values())} %, {in_words(len(asked.scores))})"
     )
 
 
-def _shown(tried: Sequence[Tried]) -> Tried:
-    """Return the best of those with several seeds; if there are none, the best."""
-    return next((one for one in tried if one.seeds != "1"), tried[0])
-
-
 def _best(tried: Sequence[Tried]) -> str:
-    """Return the score of the best, and a higher one of a single seed, if there is one."""
-    best, shown = tried[0], _shown(tried)
-    if shown.seeds == "1":
-        return f"{best.score} % (one seed)"
-    higher = f" ({best.score} with rate {best.rate}, one seed)" if best.seeds == "1" else ""
-    return f"{shown.score} %{higher}"
+    """Return the score of the best, and a higher one of fewer seeds, if there is one."""
+    best, shown = tried[0], shown_of(tried)
+    if best is shown:
+        return _score(best)
+    return f"{_score(shown)} ({best.score} with rate {best.rate}, {in_words(int(best.seeds))})"
+
+
+def _score(one: Tried) -> str:
+    """Return a score in %, and of how many seeds it is, where these are too few."""
+    return f"{one.score} %" + (f" ({in_words(int(one.seeds))})" if int(one.seeds) < SEVERAL else "")
+
+
+def _with_decay(every: Mapping[str, Sequence[Tried]]) -> str:
+    """Return what the methods reach with weight decay, where one of them ends higher than without."""
+    best = {method: next((one for one in rows if one.decay != "0"), None) for method, rows in every.items()}
+    found = {method: one for method, one in best.items() if one is not None}
+    if all(score_of(one) <= score_of(shown_of(without_decay(every[method]))) for method, one in found.items()):
+        return ""
+    told = (f"{NAMES_HERE[method]} {_score(one)}" for method, one in found.items())
+    return f" With weight decay {tuned.DECAY:g}: {', '.join(told)}."
 
 
 def _beside(sent: float, other: float) -> str:
@@ -85,7 +103,7 @@ def _edges(own: Mapping[str, Sequence[Tried]]) -> str:
     """Return of which methods the best rate is the lowest or the highest that was tried in its schedule."""
     at = []
     for method, (best, *others) in own.items():
-        rates = [float(one.rate) for one in others if (one.schedule, one.decay) == (best.schedule, best.decay)]
+        rates = [float(one.rate) for one in others if one.schedule == best.schedule]
         ends = {"below": all(rate > float(best.rate) for rate in rates),
                 "above": all(rate < float(best.rate) for rate in rates)}  # fmt: skip
         at += [f"{NAMES_HERE[method]} {beyond} {best.rate}" for beyond, is_edge in ends.items() if is_edge]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparsync_lab.docs import accuracy
 from sparsync_lab.docs.provenance import days
 from sparsync_lab.docs.sources import Sources, plain, stored_table, table
@@ -13,9 +15,10 @@ from sparsync_lab.papers.evidence_questions import EVIDENCE
 from sparsync_lab.papers.item import Item
 from sparsync_lab.papers.report_page import PARTS, is_full, needs
 from sparsync_lab.papers.store import Stored
-from sparsync_lab.report import Table
+from sparsync_lab.report import Figure, Table
 
 LONG = 12  # rows; a longer table is folded
+MANY = 2  # charts; more with the same caption are not named, but "all others"
 ABOVE = (accuracy.FIRST, "Ablations: ")  # captions of tables that the page has already
 
 
@@ -77,12 +80,36 @@ def _section(item: Item, sources: Sources, found: list[Verdict]) -> list[str]:
         return [*parts, f"Not run yet: `sparsync papers run {item.key}`. Needs {plain(needs(item))}."]
     stored = sources.item(item.file)
     if stored.result.figures:
-        parts.append(f"![{item.title}]({sources.link}/papers/{item.file}.png)")
+        parts += [f"![{item.title}]({sources.link}/papers/{item.file}.png)", _captions(stored.result.figures)]
     tables = [own for own in stored.result.tables if not own.caption.startswith(ABOVE)]
     parts += [_folded(own) for own in tables]
     if item.published is not None:
         parts.append(_folded(item.published))
     return [*parts, _notes(stored), _made(stored, sources.linked(f"papers/{item.file}.json"))]
+
+
+def _captions(figures: Sequence[Figure]) -> str:
+    """Return what is told of the charts of a picture, once where it is the same of several; and of which, where it is
+    not that of all and does not begin with what the chart's title begins with."""
+    charts: dict[str, list[str]] = {}
+    for figure in figures:
+        title = figure.chart.title
+        charts.setdefault(figure.caption.removeprefix(f"{title}: "), []).append(title)
+    most = max(charts, key=lambda caption: len(charts[caption]))
+    if len(charts) > 1 and len(charts[most]) > MANY:
+        del charts[most]
+        charts[most] = ["All others"]
+    told = [
+        caption
+        if len(charts) == 1 or _first_word(caption) == _first_word(titles[0])
+        else f"{'; '.join(titles)}: {caption}"
+        for caption, titles in charts.items()
+    ]
+    return plain(" ".join(told))
+
+
+def _first_word(text: str) -> str:
+    return text.split()[0].strip(",:;")
 
 
 def _made(stored: Stored, file: str) -> str:

@@ -16,11 +16,19 @@ def trainings(sources: Sources) -> str:
     """Return tables of them, the most valuable first, with the minutes that they take of a GPU."""
     first, beside = _of_questions(sources)
     others, alone = _of_sweeps(sources)
-    parts = [
-        f"`{EVIDENCE}`, {beside:.0f} minutes in all, with {JOBS} trainings at a time:",
-        table(("question", "what it decides", "trainings", "GPU minutes"), first),
-        f"The others, {alone:.0f} minutes in all, one training at a time; several at a time take less:",
-        "\n".join(f"- {key} decides: {_decided_by(key.strip('`'))}" for key in dict.fromkeys(row[0] for row in others)),
+    parts = [f"No training of `{EVIDENCE}` is missing."]
+    if first:
+        parts = [
+            f"`{EVIDENCE}`, {beside:.0f} minutes in all, with {JOBS} trainings at a time:",
+            table(("question", "what it decides", "trainings", "GPU minutes"), first),
+        ]
+    if not others:
+        return "\n\n".join([*parts, "No other item lacks a training."])
+    keys = dict.fromkeys(row[0] for row in others)
+    parts += [
+        f"The others, {alone:.0f} minutes in all, one training at a time; several at a time take less. "
+        "What their items judge, which not each of these trainings changes:",
+        "\n".join(f"- {key}: {_judged_by(key.strip('`'))}" for key in keys),
         table(("item", "trainings", "GPU minutes"), others),
     ]
     return "\n\n".join(parts)
@@ -57,6 +65,7 @@ def _of_sweeps(sources: Sources) -> tuple[list[list[str]], float]:
     return rows, total
 
 
-def _decided_by(key: str) -> str:
-    """Return the claims and questions that are judged by an item's trainings."""
-    return plain("; ".join(one.text for one in CLAIMS if key in (one.item, *one.also)))
+def _judged_by(key: str) -> str:
+    """Return the claims and questions of an item, without those of other items that are judged by some of its
+    trainings, too."""
+    return plain("; ".join(one.text for one in CLAIMS if one.item == key))

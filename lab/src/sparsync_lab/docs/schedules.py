@@ -10,7 +10,7 @@ from sparsync_lab.docs.accuracy import NAMES
 from sparsync_lab.docs.sources import Sources, table
 from sparsync_lab.papers import tuned
 from sparsync_lab.papers.claims.stored_tables import StoredTables
-from sparsync_lab.papers.differences import in_words
+from sparsync_lab.papers.differences import POINT, SEVERAL, UNDER_A_POINT, Held, in_words
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
 from sparsync_lab.report import Table
 
@@ -26,11 +26,12 @@ def schedules(sources: Sources) -> str:
 
 
 def _authors_topk(sources: Sources) -> str:
-    """Return where TopK-SGD ends with weight decay and density warm-up of its authors' code, which sends more."""
+    """Return where TopK-SGD ends with weight decay and density warm-up of its authors' code, which sends more; of the
+    seeds that dense has with that decay, too."""
     ends, dense = (with_authors_settings(sources, method) for method in ("topk", "dense"))
-    if not ends or not dense:
+    if not ends or not dense or not (both := sorted(ends.scores.keys() & dense.scores.keys())):
         return ""
-    told = [f"{mean_of(own.scores)} % ({in_words(len(own.scores))})" for own in (ends, dense)]
+    told = [f"{mean_of([own.scores[seed] for seed in both])} % ({in_words(len(both))})" for own in (ends, dense)]
     return (
         f" With weight decay and density warm-up of its authors' code, which sends {ends.density} of the entries, "
         f"TopK-SGD ends at {told[0]}, and dense with that decay at {told[1]}, both with rate 0.1."
@@ -40,7 +41,7 @@ def _authors_topk(sources: Sources) -> str:
 class Authors(NamedTuple):
     """What a method reached with settings of the code of P1's authors, seed by seed, and the share it sent."""
 
-    scores: Collection[float]
+    scores: Mapping[str, float]
     density: str
 
 
@@ -49,7 +50,7 @@ def with_authors_settings(sources: Sources, method: str) -> Authors | None:
     stored, label = StoredTables({EVIDENCE: sources.item(FILE).result}), f"{method}, authors' settings"
     try:
         asked = stored.asked(AUTHORS_ASKED)
-        return Authors(stored.by_seed(AUTHORS_MODEL)[label].values(), asked[AUTHORS_MODEL, label][4])
+        return Authors(stored.by_seed(AUTHORS_MODEL)[label], asked[AUTHORS_MODEL, label][4])
     except LookupError:
         return None
 
@@ -84,22 +85,42 @@ def tried_of(own: Table) -> dict[str, list[Tried]]:
 
 def _beside_cosine(tried: Mapping[str, Sequence[Tried]]) -> str:
     """Return which methods end higher with P1's schedule than with cosine, and how many rates were tried with each."""
-    told, higher = [], 0
+    told, held = [], list[Held]()
     for method, rows in tried.items():
-        once, cosine = ([one for one in rows if one.schedule == how and one.decay == "0"]
+        once, cosine = ([one for one in without_decay(rows) if one.schedule == how]
                         for how in (tuned.FALLS_ONCE, tuned.COSINE))  # fmt: skip
         if once and cosine:
             told.append(f"{len(once)} and {len(cosine)} for {NAMES.get(method, method)}")
-            higher += score_of(once[0]) > score_of(cosine[0])
+            held.append(_is_higher(shown_of(once), shown_of(cosine)))
     if not told:
         return "No method was trained with both schedules."
-    which = (
-        f"each of the {len(told)} methods ends" if higher == len(told) else f"{higher} of the {len(told)} methods end"
-    )
+    methods, higher, unclear = len(held), held.count(True), held.count(None)
+    which = f"each of the {methods} methods ends" if higher == methods else f"{higher} of the {methods} methods end"
+    undecided = f", and {unclear} differ by {UNDER_A_POINT} with too few seeds to say" if unclear else ""
     return (
-        f"With the rates that were tried, and without weight decay, {which} higher with P1's schedule than with cosine "
-        f"(rates with P1's and with cosine: {'; '.join(told)})."
+        f"With the rates that were tried, and without weight decay, {which} higher with P1's schedule than with cosine"
+        f"{undecided} (rates with P1's and with cosine: {'; '.join(told)})."
     )
+
+
+def _is_higher(own: Tried, other: Tried) -> Held:
+    """Return whether a training ends higher than another; ``None``: too few seeds to say."""
+    gap = score_of(own) - score_of(other)
+    return None if min(int(own.seeds), int(other.seeds)) < SEVERAL and abs(gap) < POINT else gap > 0
+
+
+def without_decay(tried: Sequence[Tried]) -> list[Tried]:
+    """Return those without weight decay, in their order."""
+    return [one for one in tried if one.decay == "0"]
+
+
+def shown_of(tried: Sequence[Tried]) -> Tried:
+    """Return the best of those with enough seeds; if there are none, the best.
+
+    Args:
+        tried: the best first.
+    """
+    return next((one for one in tried if int(one.seeds) >= SEVERAL), tried[0])
 
 
 def score_of(one: Tried) -> float:

@@ -168,7 +168,9 @@ def with_their_seeds(rows: Mapping[str, Sequence[History]]) -> dict[str, History
 def spread_caption(histories: Mapping[str, History]) -> str:
     """Return how seeds are drawn, in words."""
     most = max((len(own) for own in by_seed(histories).values()), default=1)
-    return f"the mean of up to {most} seeds, and from the lowest to the highest" if most > 1 else "one seed of each"
+    return (
+        f"the mean of up to {most} seeds, in a band from the lowest to the highest" if most > 1 else "one seed of each"
+    )
 
 
 def first_seed(histories: Mapping[str, History]) -> dict[str, History]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparsync_lab.papers.curves import by_epoch, spread_caption
+from sparsync_lab.papers.differences import SEED
 from sparsync_lab.papers.evidence_questions import RANDOM, SETTINGS, TREE
 from sparsync_lab.papers.run import History, Run, model_title
 from sparsync_lab.report import Figure
@@ -19,7 +20,8 @@ DRAWN = {
 
 
 def question_figures(name: str, runs: Sequence[Run], done: Mapping[str, History]) -> list[Figure]:
-    """Draw scores over epochs, in a chart for each model; nothing where no two trainings are done.
+    """Draw scores over epochs, in a chart for each model; nothing where no two trainings are done. A method looks the
+    same in all of them, dense and TopK-SGD in those of all questions.
 
     Args:
         name: of the question.
@@ -28,10 +30,12 @@ def question_figures(name: str, runs: Sequence[Run], done: Mapping[str, History]
     """
     figures = []
     words, models = DRAWN.get(name, ("", ()))
+    labels = (run.label.partition(SEED)[0] for run in runs if run.model in models)
+    looks = {label: number for number, label in enumerate(dict.fromkeys((DENSE, "topk", *labels)))}
     for model in models:
         own = {run.label: done[run.name] for run in runs if run.model == model and run.name in done}
         own = dict(sorted(own.items(), key=lambda each: each[1].run.method != DENSE))
         if len(own) > 1:
             caption = f"{model_title(model)}, {words}: test accuracy; {spread_caption(own)}."
-            figures.append(by_epoch(f"{model_title(model)} accuracy, {words}", own, caption))
+            figures.append(by_epoch(f"{model_title(model)} accuracy, {words}", own, caption, looks))
     return figures

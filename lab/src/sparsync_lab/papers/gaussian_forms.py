@@ -120,16 +120,20 @@ def spread_note(context: RunContext) -> str:
     )
 
 
-def count_figures(title: str, done: Mapping[str, History], again: Mapping[str, History]) -> list[Figure]:
-    """Draw how many entries a worker sent over the training, as a multiple of k, where that was counted; a method looks
-    as it does where accuracies are drawn.
+def looks_of(labels: Sequence[str]) -> dict[str, int]:
+    """Return how methods look in all charts, as in ``Curve``: one that was trained again to count looks as before."""
+    first = [*dict.fromkeys(label.removesuffix(ITS_COUNTS) for label in labels)]
+    return {label: first.index(label.removesuffix(ITS_COUNTS)) for label in labels}
+
+
+def count_figures(title: str, histories: Mapping[str, History], looks: Mapping[str, int]) -> list[Figure]:
+    """Draw how many entries a worker sent over the training, as a multiple of k, where that was counted.
 
     Args:
-        done: what is drawn there, by label.
-        again: trainings made again to count, which are not.
+        looks: as in ``Curve``, by label.
     """
-    curves, looks = [], {label: number for number, label in enumerate(by_seed(done))}
-    for label, seeds in by_seed({**done, **again}).items():
+    curves = []
+    for label, seeds in by_seed(histories).items():
         run = seeds[0].run
         k = entries_for(float(run.options.get("density", 1)), CATALOGUE[run.model].parameters)
         counted = [seen for seen in map(_looks, seeds) if seen and "mean" in seen[0]]
@@ -137,8 +141,7 @@ def count_figures(title: str, done: Mapping[str, History], again: Mapping[str, H
             at = [[look["mean"] / k for look in same] for same in zip(*counted, strict=True)]
             low, high = ([*map(end, at)] if len(counted) > 1 else [] for end in (min, max))
             steps = [look["step"] for look in counted[0]]
-            own = looks.get(label, looks.get(label.removesuffix(ITS_COUNTS)))
-            curves.append(Curve(label, steps, [*map(mean, at)], look=own, low=low, high=high))
+            curves.append(Curve(label, steps, [*map(mean, at)], look=looks[label], low=low, high=high))
     chart = LineChart(counts_title(title), "steps", curves, log_y=True)
     range_of_seeds = ", of several seeds with their range" if any(curve.low for curve in curves) else ""
     caption = f"{title}: the mean of a worker's entries over {COUNT_EVERY} steps, as a multiple of k{range_of_seeds}."

@@ -17,6 +17,7 @@ from sparsync_lab.papers.gaussian_forms import (
     count_figures,
     every_seed,
     fallback_note,
+    looks_of,
     older_rule,
     spread_note,
     stored,
@@ -83,6 +84,7 @@ def convergence(
     # Those of all models in one go, so that several processes have enough to share.
     missing = train_missing(context, [run for runs in asked.values() for run in runs])[1]
     counted = {form: stored(context, form) for form in again}
+    looks = looks_of([*methods, *again])
     for model, runs in asked.items():
         done, _ = train_missing(context.read_only(), runs)
         counts = {form: own[model] for form, own in counted.items() if model in own}
@@ -90,10 +92,11 @@ def convergence(
         if done:
             title = model_title(model)
             on = next(iter(done.values())).data["name"]
-            caption = f"{title}, data {on}; {spread_caption(done)}."
-            figures.append(by_epoch(f"{title}, test accuracy", done, caption))
+            twice = f" {COUNTED}: gaussiank trained again, drawn like it." if COUNTED in done else ""
+            caption = f"{title}, data {on}; {spread_caption(done)}.{twice}"
+            figures.append(by_epoch(f"{title}, test accuracy", done, caption, looks))
             tables.append(scores(f"{title}: test accuracy", done))
-            figures += count_figures(title, done, counts)
+            figures += count_figures(title, {**done, **counts}, looks)
     result = base_result(context, histories, missing)
     seeds = f"{SEEDS_NOTE}{spread_note(context)}"
     notes = [*remarks, SCHEDULE, PRECISION, seeds, IMAGENET, *result.notes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -35,8 +36,8 @@ BURSTS = (
     "the rate does and what the scope, beyond/evidence asks."
 )
 DRAWN = (
-    f"The picture shows P2's numbers and, with another axis, those of beyond/evidence: {LONG} epochs without momentum, "
-    "one seed."
+    "The picture shows P2's numbers and, with an axis that begins elsewhere, those of beyond/evidence: "
+    f"{LONG} epochs without momentum, one seed."
 )
 
 
@@ -189,10 +190,14 @@ def over_workers(title: str, accuracy_of: Callable[[str, str, int], float | None
         curves = []
         for look, (scheme, (name, *_)) in enumerate(P2_ACCURACY.items()):
             every = {workers: accuracy_of(scheme, scope, workers) for workers in P2_WORKERS}
-            own = {workers: score for workers, score in every.items() if score is not None}
+            own = {workers: score for workers, score in every.items() if score is not None and math.isfinite(score)}
             curves += [Curve(name, [*own], [*own.values()], look=look)] if own else []
-        chart = LineChart(f"{title}: accuracy, {words}", "workers", curves, y_unit="%")
-        figures += [Figure(chart, f"P2's table 1: {title}, entries chosen {words}.")] if curves else []
+        scores = [score for curve in curves for score in curve.y]
+        if scores:
+            least, most = math.floor(min(scores)) - 1, math.floor(max(scores)) + 1
+            heading = f"{title}, {words}: accuracy from {least} %"
+            chart = LineChart(heading, "workers", curves, y_range=(least, most), y_unit="%")
+            figures.append(Figure(chart, f"{title}: P2's table 1, entries chosen {words}."))
     return figures
 
 

@@ -35,7 +35,8 @@ def trained_on(context: RunContext) -> str:
         runs = [random_k(model, form).made(context) for form in FORMS]
         known[all(stored_history(context.read_only(), run) for run in runs)].append(model_title(model))
     without = f" ({', '.join(known[False])}: not run)" if known[False] else ""
-    return f"on {' and '.join(known[True]) or 'no model yet'}{without}"
+    *others, last = known[True] or ["no model yet"]
+    return f"on {', '.join(others)}{' and ' if others else ''}{last}{without}"
 
 
 def fallen_note(histories: Iterable[History]) -> list[str]:
