@@ -51,8 +51,8 @@ def test_what_is_stored_is_told_with_its_steps_and_schedule() -> None:
     cosine = replace(stored.result, tables=[own for own in stored.result.tables if own.caption != CAPTION])
     one = verdict(cosine, p1_fig6=figure.result)
     assert one.word == PARTLY  # it helps signs, and DGC ends no nearer to dense than TopK-SGD
-    assert one.here.startswith("to dense: ResNet-20 (11,700 steps, cosine) TopK-SGD -3.30, DGC ")
-    assert "VGG-16 (700 steps) TopK-SGD -19.18, DGC near that; signs (1,400 steps) -20.35, corrected -3.51" in one.here
+    assert one.here.startswith("to dense: TopK-SGD, ResNet-20 (11,700 steps, cosine) -3.30, DGC ")
+    assert "VGG-16 (700 steps) -19.18, DGC near that; signs (1,400 steps) -20.35, corrected -3.51" in one.here
     assert "Near: under a point from TopK-SGD (one seed). Only signs gain half of the gap" in one.detail
     assert (
         "ResNet-20 in 1,400 steps: TopK-SGD 24.21 points below dense, DGC 30.92 points below dense (three seeds)"
@@ -99,14 +99,16 @@ def test_dgc_is_compared_in_p1s_schedule_where_it_is_stored() -> None:
     rows = [("dense", FALLS_ONCE, "0", "90.5 ± 0.1", "3"), ("dense", FALLS_ONCE, "0", "90.1", "1"),
             ("TopK-SGD", FALLS_ONCE, "0.0001", "89.9", "1"), ("TopK-SGD", FALLS_ONCE, "0", "88.3", "3"),
             ("DGC", COSINE, "0", "85.8", "1")]  # fmt: skip
-    assert "ResNet-20 (11,700 steps, cosine) TopK-SGD -3.30, DGC -4.07;" in (
+    assert "ResNet-20 (11,700 steps, cosine) -3.30, DGC -4.07;" in (
         verdict(searched, beyond_evidence=in_schedules(*rows)).here
     )
-    whole = in_schedules(*rows, ("DGC", FALLS_ONCE, "0", "87.0", "1"))
+    whole = in_schedules(*rows, ("DGC", FALLS_ONCE, "0", "nan", "1"), ("DGC", FALLS_ONCE, "0", "87.0", "1"))
     one = verdict(searched, beyond_evidence=whole)
-    assert one.here.startswith("to dense: ResNet-20 (P1's schedule) TopK-SGD -2.20, DGC -3.50;")
+    assert one.here.startswith("to dense: TopK-SGD, ResNet-20 (P1's schedule) -2.20, DGC -3.50;")
     assert "rests on them alone" in one.detail
     assert "Rates are still missing" not in one.detail
     asked = Table("asked", ["training", "model", "last score"], [Row(["DGC, rate 0.2", "ResNet-20", "not run"])])
+    close = in_schedules(*rows, ("DGC", FALLS_ONCE, "0", "90.0", "1"))
+    assert "DGC under a point; VGG-16" in verdict(searched, beyond_evidence=close).here  # one seed
     some = verdict(searched, beyond_evidence=Result([*whole.tables, asked]))
     assert "Rates are still missing (ResNet-20, P1's schedule)" in some.detail

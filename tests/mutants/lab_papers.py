@@ -108,8 +108,8 @@ MUTANTS = [
     Mutant(
         "DGC in another schedule is taken for P1's",
         f"{PAPERS}/claims/p1_momentum.py",
-        'if (schedule, decay) == (FALLS_ONCE, "0"):',
-        'if decay == "0":',
+        '(name, schedule, decay) == (method, FALLS_ONCE, "0")',
+        '(name, decay) == (method, "0")',
         f"{TESTS}/test_claims_momentum.py::test_dgc_is_compared_in_p1s_schedule_where_it_is_stored",
     ),
     Mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf, isfinite
 from typing import NamedTuple
 
 from sparsync_lab.papers.claims.claim import PARTLY, UNDECIDED, Judgement, sentences, word_of
@@ -44,6 +45,11 @@ class Gaps(NamedTuple):
         gained = self.corrected - self.kept
         return gained >= POINT and gained > -self.kept / 2
 
+    def in_words(self, corrected: str) -> str:
+        """Return both; ``corrected`` is what the second is called."""
+        kept, fixed = (stated_gap(gap, self.seeds) for gap in self[:2])
+        return f"{kept}, {corrected} {'near that' if self.alike else fixed}"
+
 
 def momentum_corrected(stored: StoredTables) -> Judgement:
     """Judge by DGC beside TopK-SGD, which differ in more than momentum, in P1's schedule where DGC has it; and by signs
@@ -61,8 +67,8 @@ def momentum_corrected(stored: StoredTables) -> Judgement:
     helped = [name for name, gaps in tested.items() if gaps.halved]
     rests_on_signs = helped == [SIGNS] and True not in like
     word = PARTLY if helped and True not in like else word_of(like)
-    told = [f"{name} {UNDECIDED if gaps is None else _beside_topk(gaps)}" for name, gaps in pairs.items()]
-    told.append(f"{SIGNS} {UNDECIDED if signs is None else f'{signs.kept:+.2f}, corrected {signs.corrected:+.2f}'}")
+    told = [f"{name} {UNDECIDED if gaps is None else gaps.in_words('DGC')}" for name, gaps in pairs.items()]
+    told.append(f"{SIGNS} {UNDECIDED if signs is None else signs.in_words('corrected')}")
     few = [gaps.seeds for gaps in pairs.values() if gaps is not None and gaps.alike]
     detail = sentences(
         f"near: under a point from TopK-SGD ({in_words(min(few))})" if few else "",
@@ -73,26 +79,22 @@ def momentum_corrected(stored: StoredTables) -> Judgement:
         "DGC differs from TopK-SGD in more than that; correction alone was not trained in P1's settings",
         _untried(stored, rated is not None),
     )
-    return Judgement(f"to dense: {'; '.join(told)}", word, detail)
-
-
-def _beside_topk(gaps: Gaps) -> str:
-    return f"TopK-SGD {gaps.kept:+.2f}, DGC {'near that' if gaps.alike else f'{gaps.corrected:+.2f}'}"
+    return Judgement(f"to dense: {TOPK}, {'; '.join(told)}", word, detail)
 
 
 def _in_p1s_schedule(stored: StoredTables) -> Gaps | None:
     """Return the gaps of TopK-SGD and DGC on ResNet-20 in P1's schedule without weight decay, each at its best rate, as
     dense is; nothing where DGC was not trained so."""
-    best: dict[str, list[str]] = {}
     with suppress(MissingResult):
-        for row in stored.table(EVIDENCE, RATES).rows:  # the best of a method first
-            method, schedule, _, decay, *_ = row.cells
-            if (schedule, decay) == (FALLS_ONCE, "0"):
-                best.setdefault(method, list(row.cells))
-    if not {"dense", TOPK, DGC} <= best.keys():
-        return None
-    dense, top, dgc = (first_number(best[method][4]) for method in ("dense", TOPK, DGC))
-    return Gaps(top - dense, dgc - dense, min(int(best[method][5]) for method in ("dense", TOPK, DGC)))
+        rows = [row.cells for row in stored.table(EVIDENCE, RATES).rows]
+        found = [[(first_number(score), int(seeds)) for name, schedule, _, decay, score, seeds, _ in rows
+                  if (name, schedule, decay) == (method, FALLS_ONCE, "0")]
+                 for method in ("dense", TOPK, DGC)]  # fmt: skip
+        if all(found):
+            best = (max(own, key=lambda end: end[0] if isfinite(end[0]) else -inf) for own in found)
+            (dense, top, dgc), seeds = zip(*best, strict=True)
+            return Gaps(top - dense, dgc - dense, min(seeds))
+    return None
 
 
 def _caption(model: str, steps: str) -> str:
