@@ -10,7 +10,7 @@ import pytest
 
 from sparsync_lab.papers import evidence, gaussian_forms, gaussian_masks, random_forms
 from sparsync_lab.papers.item import RunContext
-from sparsync_lab.papers.p1_convergence import figure_1, figure_6
+from sparsync_lab.papers.p1_convergence import BESIDE, figure_1, figure_6
 from sparsync_lab.papers.p1_runs import CARRIED, COUNTED, HELD, HELD_COUNTED, training
 from sparsync_lab.papers.run import History, Run, file_of, write
 from sparsync_lab.papers.vgg16_gap import PLAIN, cause
@@ -64,12 +64,35 @@ def test_seeds_of_a_form_share_a_row_a_curve_and_their_fallbacks(context: RunCon
     assert any("went in 54 of 2,880 selections of LeNet-5 (three seeds)" in note for note in result.notes)
 
 
-def test_the_authors_last_mask_counts_hardly_anything_after_a_while() -> None:
-    first, *_ = gaussian_masks.mask_counts(1)
-    assert 2 * gaussian_masks.K / 3 <= first <= 4 * gaussian_masks.K / 3  # of a normal vector the first mask is right
-    few, many, last = gaussian_masks.mask_counts(gaussian_masks.STEPS)
-    assert few < gaussian_masks.K / 100 < last < gaussian_masks.K < many
-    assert f"count {few / gaussian_masks.K:.3g}, " in gaussian_masks.masks_note()
+def test_seeds_that_are_stored_are_drawn_though_nothing_asks_for_them(context: RunContext) -> None:
+    run = training("resnet20", CARRIED)
+    store(context, training("resnet20", "dense"))
+    store(context, run)
+    before = figure_6(context)
+    for seed, score in ((1, 0.8), (2, 0.7)):
+        store(context, replace(run, label=f"{CARRIED}, seed {seed}", seed=seed), score, SEEN)
+    result = figure_6(context)
+    assert [(row.cells[0], *row.cells[3:5]) for row in before.tables[0].rows[1:]] == [(CARRIED, "under a point", "1")]
+    assert [(row.cells[0], row.cells[1], row.cells[4]) for row in result.tables[0].rows[1:]] == [
+        (CARRIED, "80.00 ± 10.00", "3")
+    ]
+    assert result.missing == before.missing
+    assert any("two seeds" in note for note in result.notes if "selections of ResNet-20" in note)  # which counted
+    assert any(f"ResNet-20 has three seeds of {CARRIED}. Shown are mean" in note for note in result.notes)
+    assert any(f"{BESIDE} All have one seed, and what" in note for note in before.notes)
+
+
+def test_hardly_anything_lies_beyond_the_last_mask_after_a_while() -> None:
+    k, steps = gaussian_masks.K, gaussian_masks.STEPS
+    first, *_ = gaussian_masks.mask_counts(1, two_sided=True, masks=3)
+    assert 2 * k / 3 <= first <= 4 * k / 3  # of a normal vector the first mask is right
+    few, many, last = gaussian_masks.mask_counts(steps, two_sided=True, masks=3)
+    assert few < k / 100 < last < k < many
+    printed = gaussian_masks.mask_counts(steps, two_sided=False, masks=4)
+    assert printed[1] == 0 < printed[3] < k < printed[0] < printed[2]
+    assert [gaussian_masks.last_threshold(own) for own in ([few, many, last], printed)] == [0.75, 1.125]
+    for counts in ([few, many, last], printed):
+        assert f" and {', '.join(f'{count / k:.3g}' for count in counts)} in the last" in gaussian_masks.masks_note()
 
 
 def test_on_which_models_rand_k_was_trained_otherwise_is_read_from_stored_trainings(context: RunContext) -> None:

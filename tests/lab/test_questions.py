@@ -47,7 +47,7 @@ def test_the_carried_form_is_compared_on_the_seeds_that_both_have() -> None:
     far = trained((CARRIED, "ResNet-20", "80.00"), *several)
     one = answer(CARRIES, {"beyond/evidence": far})
     assert one.word == UNDECIDED  # as VGG-16 is not run
-    assert one.here.startswith("ResNet-20 80.00 against 88.60 % (one seed)")
+    assert one.here == "fails: ResNet-20 80.00 against 88.60 % (one seed); open: VGG-16 not run"
     lost = trained((CARRIED, "ResNet-20", "80.00"), *several, (CARRIED, "VGG-16", "60"), ("topk", "VGG-16", "70"),
                    (HELD, "VGG-16", "69"))  # fmt: skip
     assert answer(CARRIES, {"beyond/evidence": lost}).word == NOT

@@ -21,7 +21,7 @@ from sparsync_lab.papers.p1_runs import (
     ITS_COUNTS,
     LARGEST_GO,
     counts_title,
-    repeats,
+    every_run,
     training,
 )
 from sparsync_lab.papers.run import History, model_title
@@ -31,17 +31,16 @@ from sparsync_lab.report import Curve, Figure, LineChart
 
 MODELS = ("lenet5", "resnet20", "vgg16")
 ONE_SIDED = (
-    "gaussiank is Algorithm 1 as printed: the one-sided quantile and at most four masks, of which the last counts. On "
-    "a normal vector that ends with half of k. In training the tails lack what was sent before: the first mask then "
-    "has too few, the next two far too many, and the last hardly any. Its messages have room for 8 k entries and "
-    "travel whole: they are about eight times as long as TopK-SGD's, however few it sends."
+    "gaussiank is Algorithm 1 as printed: the one-sided quantile and at most four masks, of which the last counts. Its "
+    "messages have room for 8 k entries and travel whole: they are about eight times as long as TopK-SGD's, however "
+    "few it sends."
 )
 FORM_NOTES = (
     ONE_SIDED,
     f"{HELD}: where the last count is more than 10 % off k, the k largest go instead. Under error feedback the fit is "
     "far off k, as the rows as printed show: take it for TopK-SGD, and for no evidence for Gaussian-k.",
-    f"{AUTHORS} has the selection of the published code alone, the two-sided quantile and three masks, with the "
-    "text's settings: no weight decay, and no density warm-up.",
+    f"{AUTHORS} has the threshold rule of the published code, the two-sided quantile and three masks, with the text's "
+    "settings: no weight decay, and no density warm-up.",
     f"{CARRIED} searches its threshold: around the fitted quantile times the factor that the step before ended with, "
     "entries are counted at six thresholds, and three times more at six between two of these, for the one that lets k "
     "through. The k largest go only where none near it gives a count from two thirds of k (what the paper's loop "
@@ -63,9 +62,10 @@ def stored(context: RunContext, form: str) -> dict[str, History]:
 
 
 def every_seed(context: RunContext, form: str) -> list[History]:
-    """Return the stored trainings of a form on all models, with the seeds that figure 6 has; none in a tiny setting."""
+    """Return the stored trainings of a form on all models, with all seeds, as figure 6 draws them; none in a tiny
+    setting."""
     models = () if context.quick else MODELS
-    runs = [run for model in models for run in repeats(context, model, form)]
+    runs = [run for model in models for run in every_run(context, model, form)]
     found = (stored_history(context.read_only(), run.made(context)) for run in runs)
     return [history for history in found if history is not None]
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparsync_lab.papers.curves import (
     base_result,
     by_epoch,
+    by_seed,
     quick_changes,
     scores,
     spread_caption,
 )
+from sparsync_lab.papers.differences import in_words
 from sparsync_lab.papers.gaussian_forms import (
     FORM_NOTES,
     count_figures,
@@ -25,7 +27,7 @@ from sparsync_lab.papers.gaussian_forms import (
 )
 from sparsync_lab.papers.gaussian_masks import masks_note
 from sparsync_lab.papers.item import Result, RunContext
-from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, repeats
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_COUNTED, every_run, repeats
 from sparsync_lab.papers.random_forms import trained_on
 from sparsync_lab.papers.run import History, model_title
 from sparsync_lab.papers.run_queue import train_missing
@@ -44,12 +46,7 @@ PRECISION = (
     "P1 trains in fp32. VGG-16's passes here compute in bfloat16 where torch's autocast takes that to be safe; what "
     "that changes is not measured."
 )
-SEEDS_NOTE = (
-    "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule. LeNet-5 and ResNet-20 have three "
-    "seeds of dense, TopK-SGD and Gaussian-k with its count held, LeNet-5 of Gaussian-k as printed and with its count "
-    "carried, too (mean and standard deviation; curves have the range of the seeds); all others have one, and what "
-    "differs by less than a point is no ranking."
-)
+BESIDE = "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule."
 IMAGENET = (
     "P1's third model, ResNet-50 on ImageNet, is for those who have it: --only resnet50 with --data-dir at a folder "
     "that holds train/<class>/ and val/<class>/ trains it on 16 virtual workers of 32 pictures, 70 epochs, rate 0.2 "
@@ -85,12 +82,16 @@ def convergence(
     missing = train_missing(context, [run for runs in asked.values() for run in runs])[1]
     counted = {form: stored(context, form) for form in again}
     looks = looks_of([*methods, *again])
+    drawn: dict[str, dict[str, History]] = {}
+    several = () if context.quick or context.seed else methods  # beyond/evidence trains seeds that are not asked for
     for model, runs in asked.items():
-        done, _ = train_missing(context.read_only(), runs)
+        others = [run for method in several for run in every_run(context, model, method)]
+        done, _ = train_missing(context.read_only(), [*runs, *others])
         counts = {form: own[model] for form, own in counted.items() if model in own}
         histories += [*done.values(), *counts.values()]
         if done:
             title = model_title(model)
+            drawn[title] = done
             on = next(iter(done.values())).data["name"]
             twice = f" {COUNTED}: gaussiank trained again, drawn like it." if COUNTED in done else ""
             caption = f"{title}, data {on}; {spread_caption(done)}.{twice}"
@@ -98,9 +99,28 @@ def convergence(
             tables.append(scores(f"{title}: test accuracy", done))
             figures += count_figures(title, {**done, **counts}, looks)
     result = base_result(context, histories, missing)
-    seeds = f"{SEEDS_NOTE}{spread_note(context)}"
-    notes = [*remarks, SCHEDULE, PRECISION, seeds, IMAGENET, *result.notes]
+    seeds = f"{seeds_note(drawn)}{spread_note(context)}"
+    notes = [*remarks, SCHEDULE, PRECISION, f"{BESIDE} {seeds}", IMAGENET, *result.notes]
     return replace(result, tables=tables, figures=figures, notes=notes)
+
+
+def seeds_note(drawn: Mapping[str, Mapping[str, History]]) -> str:
+    """Return which trainings have several seeds.
+
+    Args:
+        drawn: by the title of their model, and label.
+    """
+    told = []
+    for title, done in drawn.items():
+        several: dict[int, list[str]] = {}
+        for label, seeds in by_seed(done).items():
+            several.setdefault(len(seeds), []).append(label)
+        told += [
+            f"{title} has {in_words(many)} of {'; '.join(labels)}." for many, labels in several.items() if many > 1
+        ]
+    rest = "All others have one seed" if told else "All have one seed"
+    shown = ["Shown are mean and standard deviation, and the range of the seeds in curves."] if told else []
+    return " ".join([*told, *shown, f"{rest}, and what differs by less than a point is no ranking."])
 
 
 def figure_1(context: RunContext) -> Result:

@@ -75,6 +75,10 @@ def watched(model: str, method: str) -> Run:
 
 
 def repeats(context: RunContext, model: str, method: str) -> list[Run]:
-    """Return a training of the convergence, with all seeds if it is close to others."""
-    run = training(model, method)
-    return with_seeds(context, run) if method in CLOSE.get(model, ()) else [run]
+    """Return a training of the convergence, with all seeds if it is close to others: what figures ask for."""
+    return every_run(context, model, method) if method in CLOSE.get(model, ()) else [training(model, method)]
+
+
+def every_run(context: RunContext, model: str, method: str) -> list[Run]:
+    """Return a training of the convergence with all seeds: what figures draw where it is stored."""
+    return with_seeds(context, training(model, method))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sparsync_lab.papers.claims.claim import LEARNS, Claim, Judgement, any_of, sentences, word_for
-from sparsync_lab.papers.claims.p1_dense import ends_like_dense
+from sparsync_lab.papers.claims.p1_dense import BELOW, ends_like_dense
 from sparsync_lab.papers.claims.p1_models import columns, own_models
 from sparsync_lab.papers.claims.stored_tables import SCORE, MissingResult, StoredTables, first_number
 from sparsync_lab.papers.differences import MISSING, Held
 from sparsync_lab.papers.evidence_questions import EVIDENCE, RANDOM_ASKED
+
+SIMILAR = f'"very similar performance"; with figure 6: {BELOW}'
 
 
 def _models_of_table_1(stored: StoredTables) -> Judgement:
@@ -41,7 +43,9 @@ def _random_is_slower(stored: StoredTables) -> Judgement:
     held: dict[str, Held] = {}
     for model, own in rand.items():
         kept, lost = first_number(own), without.get((model, "randk, no residual"))
-        ends = f"{kept:.1f} %" if lost is None else f"{kept:.1f} % with and {lost:.1f} without its residual"
+        ends = f"{kept:.1f} % with its residual, without: {MISSING}"
+        if lost is not None:
+            ends = f"{kept:.1f} % with and {lost:.1f} without its residual"
         told[model] = f"{ends}, TopK-SGD {MISSING}"
         if model in top:
             most = first_number(top[model])
@@ -53,7 +57,7 @@ def _random_is_slower(stored: StoredTables) -> Judgement:
 
 
 CLAIMS = (
-    *ends_like_dense("p1/fig1", "topk", "TopK-SGD ends like dense (16 workers, 0.1 %)"),
+    *ends_like_dense("p1/fig1", "topk", "TopK-SGD ends like dense (16 workers, 0.1 %)", SIMILAR),
     Claim(
         "p1/fig1", "RandK-SGD learns on CIFAR-10, but slower than TopK-SGD",
         '"much slower convergence than TopK-SGD"; on ImageNet it "cannot converge"', _random_is_slower, (EVIDENCE,),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from statistics import mean
 
 from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences
 from sparsync_lab.papers.claims.p1_models import OWN, columns, own_models, spread
-from sparsync_lab.papers.claims.stored_tables import TO_DENSE, MissingResult, StoredTables, first_number
+from sparsync_lab.papers.claims.stored_tables import TO_DENSE, StoredTables, first_number
 from sparsync_lab.papers.differences import (
     MISSING,
     Held,
@@ -15,7 +14,6 @@ from sparsync_lab.papers.differences import (
     in_words,
     like_dense,
     near,
-    seeds_by_label,
     stated_gap,
 )
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
@@ -25,19 +23,20 @@ AUTHORS_SETTINGS = "authors' settings"  # in labels
 TEXT = "with the text's settings"
 CODE = "with weight decay and density warm-up of its authors' code"
 SETTINGS = "the text prints no weight decay and no density warm-up; the authors' code has both"
-BELOW = "0.6 to 0.8 points below"
+BELOW = "around 0.6 to 0.8 points below"
 
 
-def ends_like_dense(item: str, method: str, text: str) -> tuple[Claim, Claim]:
+def ends_like_dense(item: str, method: str, text: str, published: str = BELOW) -> tuple[Claim, Claim]:
     """Return the two claims that a method ends like dense.
 
     Args:
         item: with the text's settings.
         text: what is claimed.
+        published: what P1 says of it.
     """
     return (
-        Claim(item, f"{text}, {TEXT}", BELOW, _with_the_texts(item, method), (EVIDENCE,)),
-        Claim(item, f"{text}, {CODE}", BELOW, _with_the_authors(method), (EVIDENCE,)),
+        Claim(item, f"{text}, {TEXT}", published, _with_the_texts(item, method), (EVIDENCE,)),
+        Claim(item, f"{text}, {CODE}", published, _with_the_authors(method), (EVIDENCE,)),
     )
 
 
@@ -59,7 +58,7 @@ def _with_the_authors(method: str) -> Judge:
         told, without = {}, []
         held: dict[str, Held] = {}
         for model in OWN:
-            by_label = _scores(stored, model)
+            by_label = stored.by_seed(model)
             own, dense, *before = (
                 by_label.get(how, {})
                 for how in (f"{method}, {AUTHORS_SETTINGS}", f"dense, {AUTHORS_SETTINGS}", method, "dense")
@@ -79,15 +78,6 @@ def _with_the_authors(method: str) -> Judge:
         return Judgement(here, word, sentences(plainly, *early))
 
     return judge
-
-
-def _scores(stored: StoredTables, model: str) -> dict[str, dict[str, float]]:
-    """Return the last scores of a model's trainings with these settings, and of those beside them, by label and seed;
-    none if nothing is stored."""
-    with suppress(MissingResult):
-        scores = stored.scores(AUTHORS_ASKED)
-        return seeds_by_label({label: score for (own, label), score in scores.items() if own == model})
-    return {}
 
 
 def _more_sent(stored: StoredTables) -> str:

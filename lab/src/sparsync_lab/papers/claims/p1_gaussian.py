@@ -1,32 +1,36 @@
-"""What P1 claims with figure 6: where Gaussian-k ends, how much it sends, and what momentum correction brings."""
+"""What P1 claims with figure 6: where Gaussian-k ends, and how much it sends."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import isfinite
 from statistics import mean
 
-from sparsync_lab.papers.claims.claim import PARTLY, UNDECIDED, Claim, Judge, Judgement, sentences, word_of
+from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences
 from sparsync_lab.papers.claims.p1_dense import AUTHORS_SETTINGS, CODE, TEXT, ends_like_dense
 from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, columns, own_models, spread, spread_in_words
-from sparsync_lab.papers.claims.stored_tables import TO_DENSE, MissingResult, StoredTables, first_number, raise_missing
+from sparsync_lab.papers.claims.p1_momentum import momentum_corrected
+from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number
 from sparsync_lab.papers.differences import POINT, UNDER_A_POINT, Held, in_words, near
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
-from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, SPARSE, counts_title
+from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, ITS_COUNTS, SPARSE, counts_title
 from sparsync_lab.report import LineChart
 
 K_PERCENT = 100 * SPARSE["density"]
-ACCURACY = "accuracy, %"  # column of beyond/accuracy
-LONGEST = ("11,700 steps", "700 steps")  # there, of P1's own models
 
 
-def ends_like_topk(stored: StoredTables, form: str) -> Judgement:
-    """Compare a form of Gaussian-k with Top-k, where it was trained, over the seeds that both have."""
+def ends_like_topk(stored: StoredTables, form: str, settings: str = "") -> Judgement:
+    """Compare a form of Gaussian-k with Top-k, where it was trained, over the seeds that both have.
+
+    Args:
+        settings: what labels say of those of both; empty of the text's.
+    """
     told: dict[str, str] = {}
     held: dict[str, Held] = {}
     for model in (*OWN, BESIDE):
         scores = stored.by_seed(model)
-        own, top = (scores.get(label, {}) for label in (form, "topk"))
+        own, top, dense = (scores.get(f"{label}{settings}", {}) for label in (form, "topk", "dense"))
         if both := sorted(own.keys() & top.keys()):
             ends = [mean(each[seed] for seed in both) for each in (own, top)]
             apart = spread(stored, model)
@@ -35,7 +39,7 @@ def ends_like_topk(stored: StoredTables, form: str) -> Judgement:
             if held[model] is None and isfinite(apart):
                 told[model] = f"{UNDER_A_POINT} apart"
                 if apart > POINT:
-                    told[model] = f"within the spread of its trainings{_both_far(ends, scores.get('dense', {}), both)}"
+                    told[model] = f"within the spread of its trainings{_both_far(ends, dense, both)}"
             told[model] += f" ({in_words(len(both))})"
     here, word, beside = own_models(told, held)
     return Judgement(here, word, f"{beside} {sentences(spread_in_words(stored))}".strip())
@@ -47,10 +51,10 @@ def _both_far(ends: Sequence[float], dense: Mapping[str, float], seeds: Sequence
     return f", both {least:.2f} points or more below dense" if least >= POINT else ""
 
 
-def _like_topk(stored: StoredTables) -> Judgement:
-    """Compare Gaussian-k as printed with Top-k."""
-    here, word, detail = ends_like_topk(stored, "gaussiank")
-    twice = [stored.by_seed(VGG).get(form, {}).get("") for form in ("gaussiank", COUNTED)]
+def _like_topk(stored: StoredTables, form: str) -> Judgement:
+    """Compare a form with Top-k; of Gaussian-k as printed tell the training that was made twice."""
+    here, word, detail = ends_like_topk(stored, form)
+    twice = [stored.by_seed(VGG).get(f"{form}{made}", {}).get("") for made in ("", ITS_COUNTS)]
     again = "" if None in twice else f"the training of {VGG} made twice ends at {twice[0]:.2f} and {twice[1]:.2f}"
     return Judgement(here, word, f"{detail} {sentences(again)}".strip())
 
@@ -87,7 +91,8 @@ def _sends_with_the_authors(method: str) -> Judge:
 
 
 def _about(times: float) -> bool:
-    return 0.5 < times < 2
+    """Return whether so many times k are about k: what Algorithm 1 itself takes for k."""
+    return 2 / 3 <= times <= 4 / 3
 
 
 def _last_counts(stored: StoredTables, method: str) -> dict[str, str]:
@@ -102,52 +107,19 @@ def _last_counts(stored: StoredTables, method: str) -> dict[str, str]:
     }
 
 
-def _momentum_corrected(stored: StoredTables) -> Judgement:
-    """Judge whether momentum correction takes the gap to dense away: DGC beside TopK-SGD, which differ in more than
-    that, and signs with their momentum kept and corrected."""
-    item, methods = "beyond/accuracy", ("TopK-SGD", "DGC")
-    parts: list[tuple[float, float] | None] = []
-    told, untried, means = [], [], ""
-    for model, steps in zip(OWN, LONGEST, strict=True):
-        caption = f"{model} on CIFAR-10, 16 workers of 32, {steps}"
-        try:
-            top, dgc = (first_number(stored.cell(item, caption, row, TO_DENSE)) for row in methods)
-        except MissingResult:
-            parts.append(None)
-            told.append(f"{model} {UNDECIDED}")
-        else:
-            seeds = min(int(stored.number(item, caption, row, "seeds")) for row in methods)
-            alike = near(dgc - top, seeds) is None
-            more = f"{UNDER_A_POINT} away ({in_words(seeds)})" if alike else f"{dgc:+.2f}"
-            told.append(f"{model} {top:+.2f}, DGC {more}")
-            parts.append((top, dgc))
-        if any(f"{model} on CIFAR-10, {steps}" in one for one in stored.result(item).missing):
-            untried.append(f"{model}, {steps}")
-    try:
-        kept, fixed = (stored.number(item, "Ablations: ResNet-20", f"ablation: momentum {how}", ACCURACY)
-                       for how in ("kept", "corrected, 0.9"))  # fmt: skip
-        dense = stored.number(item, "ResNet-20 on CIFAR-10, 16 workers of 32, 1,400 steps", "dense", ACCURACY)
-    except MissingResult:
-        parts.append(None)
-        told.append(f"signs {UNDECIDED}")
-    else:
-        parts.append((kept - dense, fixed - dense))
-        told.append(f"signs {kept - dense:+.2f}, corrected {fixed - dense:+.2f}")
-        means = (
-            f"signs on {OWN[0]}, 1,400 steps: {kept:.2f} % with momentum kept, {fixed:.2f} corrected by 0.9, dense "
-            f"{dense:.2f}"
-        )
-    tested = [pair for pair in parts if pair is not None] or raise_missing(item)
-    like = [None if pair is None else pair[1] > -POINT for pair in parts]
-    less = any(after > before / 2 for before, after in tested)
-    word = PARTLY if less and True not in like else word_of(like)
-    here = f"to dense: {', '.join(told)}"
-    alone = "DGC differs from TopK-SGD in more than that; correction alone was not trained in P1's settings"
-    rates = f"rates are still missing there ({'; '.join(untried)}), and either may have a better one" if untried else ""
-    return Judgement(here, word, sentences(means, alone, rates))
-
-
+CONSISTENT = '"nearly consistent validation accuracy"'
 CLOSE = '"very close top-k largest absolute values"'
+
+RULE = "with its authors' threshold rule (three masks, two-sided)"
+
+
+def _ends_like_topk(form: str, text: str) -> tuple[Claim, Claim]:
+    """Return the two claims that a form ends like Top-k."""
+    theirs = partial(ends_like_topk, form=form, settings=f", {AUTHORS_SETTINGS}")
+    return (
+        Claim("p1/fig6", f"{text}, {TEXT}", CONSISTENT, partial(_like_topk, form=form), (EVIDENCE,)),
+        Claim("p1/fig6", f"{text}, {CODE}", CONSISTENT, theirs, (EVIDENCE,)),
+    )
 
 
 def _sends_about_k(method: str, text: str) -> tuple[Claim, Claim]:
@@ -160,15 +132,13 @@ def _sends_about_k(method: str, text: str) -> tuple[Claim, Claim]:
 
 CLAIMS = (
     *ends_like_dense("p1/fig6", "gaussiank", "GaussianK-SGD as printed ends like dense"),
-    Claim(
-        "p1/fig6", "GaussianK-SGD as printed ends like TopK-SGD", '"nearly consistent validation accuracy"', _like_topk,
-        (EVIDENCE,),
-    ),
+    *_ends_like_topk("gaussiank", "GaussianK-SGD as printed ends like TopK-SGD"),
     *_sends_about_k("gaussiank", "Gaussian-k as printed sends about k entries"),
-    *ends_like_dense("p1/fig6", AUTHORS, "GaussianK-SGD with its authors' selection alone ends like dense"),
-    *_sends_about_k(AUTHORS, "Gaussian-k with its authors' selection alone sends about k entries"),
+    *ends_like_dense("p1/fig6", AUTHORS, f"GaussianK-SGD {RULE} ends like dense"),
+    *_ends_like_topk(AUTHORS, f"GaussianK-SGD {RULE} ends like TopK-SGD"),
+    *_sends_about_k(AUTHORS, f"Gaussian-k {RULE} sends about k entries"),
     Claim(
         "p1/fig6", "momentum correction takes away what TopK-SGD loses to dense", '"would address this problem"',
-        _momentum_corrected, ("beyond/accuracy",),
+        momentum_corrected, ("beyond/accuracy", EVIDENCE),
     ),
 )  # fmt: skip

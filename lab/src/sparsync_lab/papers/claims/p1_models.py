@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 
-from sparsync_lab.papers.claims.claim import Judgement, sentences, word_of
+from sparsync_lab.papers.claims.claim import UNDECIDED, Judgement, sentences, word_of
 from sparsync_lab.papers.claims.stored_tables import MissingResult, StoredTables, raise_missing
 from sparsync_lab.papers.differences import MISSING, POINT, Held
 from sparsync_lab.papers.p1_runs import LARGEST_GO
@@ -16,13 +16,17 @@ VGG = OWN[1]
 
 
 def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:
-    """Judge by P1's own models; one that was not trained leaves it open. LeNet-5, which P1 does not draw, is told
-    beside."""
+    """Judge by P1's own models; one that was not trained leaves it open, and then it is told which fails. LeNet-5,
+    which P1 does not draw, is told beside."""
     if not held.keys() & {*OWN}:
         raise_missing("P1's own models")
-    here = ", ".join(f"{model} {told.get(model, MISSING)}" for model in OWN)
+    word = word_of(held.get(model) for model in OWN)
+    said = {model: f"{model} {told.get(model, MISSING)}" for model in OWN}
+    here = ", ".join(said.values())
+    if word == UNDECIDED and any(held.get(model) is False for model in OWN):
+        here = "; ".join(f"{'open' if held.get(model) is None else 'fails'}: {own}" for model, own in said.items())
     beside = sentences(f"{BESIDE}, which P1 does not draw, {told[BESIDE]}" if BESIDE in told else "")
-    return Judgement(here, word_of(held.get(model) for model in OWN), beside)
+    return Judgement(here, word, beside)
 
 
 def columns(stored: StoredTables, item: str, method: str, heading: str) -> dict[str, str]:

@@ -1,0 +1,158 @@
+"""Whether momentum correction takes away what TopK-SGD loses to dense, as P1 expects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from math import inf, isfinite
+from typing import NamedTuple
+
+from sparsync_lab.papers.claims.claim import PARTLY, UNDECIDED, Judgement, sentences, word_of
+from sparsync_lab.papers.claims.p1_models import OWN, VGG
+from sparsync_lab.papers.claims.stored_tables import TO_DENSE, MissingResult, StoredTables, first_number, raise_missing
+from sparsync_lab.papers.differences import MISSING, POINT, from_dense, in_words, near, stated_gap
+from sparsync_lab.papers.evidence_questions import EVIDENCE
+from sparsync_lab.papers.tuned import CAPTION as RATES
+from sparsync_lab.papers.tuned import DGC, FALLS_ONCE, TOPK
+
+SEARCHED = "beyond/accuracy"
+ACCURACY = "accuracy, %"  # column there
+RESNET = OWN[0]
+SIGNS = "signs (1,400 steps)"
+
+
+class Gaps(NamedTuple):
+    """How far two trainings end from dense, in points.
+
+    Args:
+        kept: with momentum in the optimizer.
+        corrected: with momentum corrected.
+        seeds: that both have.
+    """
+
+    kept: float
+    corrected: float
+    seeds: int
+
+    @property
+    def alike(self) -> bool:
+        """Return whether it is open which of the two ends higher."""
+        return near(self.corrected - self.kept, self.seeds) is None
+
+    @property
+    def halved(self) -> bool:
+        """Return whether correction takes half of the gap away, and a point at least."""
+        gained = self.corrected - self.kept
+        return gained >= POINT and gained > -self.kept / 2
+
+    def in_words(self, corrected: str) -> str:
+        """Return both; ``corrected`` is what the second is called."""
+        kept, fixed = (stated_gap(gap, self.seeds) for gap in self[:2])
+        return f"{kept}, {corrected} {'near that' if self.alike else fixed}"
+
+
+def momentum_corrected(stored: StoredTables) -> Judgement:
+    """Judge by DGC beside TopK-SGD, which differ in more than momentum, in P1's schedule where DGC has it; and by signs
+    with their momentum kept and corrected."""
+    rated = _in_p1s_schedule(stored)
+    where = f"{RESNET} (P1's schedule)" if rated else f"{RESNET} (11,700 steps, cosine)"
+    pairs = {
+        where: rated or _at_equal_bytes(stored, RESNET, "11,700 steps"),
+        f"{VGG} (700 steps)": _at_equal_bytes(stored, VGG, "700 steps"),
+    }
+    signs, ends = _signs(stored)
+    parts = {**pairs, SIGNS: signs}
+    tested = {name: gaps for name, gaps in parts.items() if gaps is not None} or raise_missing(SEARCHED)
+    like = [None if gaps is None else near(gaps.corrected, gaps.seeds) for gaps in parts.values()]
+    helped = [name for name, gaps in tested.items() if gaps.halved]
+    rests_on_signs = helped == [SIGNS] and True not in like
+    word = PARTLY if helped and True not in like else word_of(like)
+    told = [f"{name} {UNDECIDED if gaps is None else gaps.in_words('DGC')}" for name, gaps in pairs.items()]
+    told.append(f"{SIGNS} {UNDECIDED if signs is None else signs.in_words('corrected')}")
+    few = [gaps.seeds for gaps in pairs.values() if gaps is not None and gaps.alike]
+    detail = sentences(
+        f"near: under a point from TopK-SGD ({in_words(min(few))})" if few else "",
+        "only signs gain half of the gap, and 'partly' rests on them alone" if rests_on_signs else "",
+        ends,
+        _in_fewer_steps(stored),
+        _in_figure_6(stored, rated is not None),
+        "DGC differs from TopK-SGD in more than that; correction alone was not trained in P1's settings",
+        _untried(stored, rated is not None),
+    )
+    return Judgement(f"to dense: {TOPK}, {'; '.join(told)}", word, detail)
+
+
+def _in_p1s_schedule(stored: StoredTables) -> Gaps | None:
+    """Return the gaps of TopK-SGD and DGC on ResNet-20 in P1's schedule without weight decay, each at its best rate, as
+    dense is; nothing where DGC was not trained so."""
+    with suppress(MissingResult):
+        rows = [row.cells for row in stored.table(EVIDENCE, RATES).rows]
+        found = [[(first_number(score), int(seeds)) for name, schedule, _, decay, score, seeds, _ in rows
+                  if (name, schedule, decay) == (method, FALLS_ONCE, "0")]
+                 for method in ("dense", TOPK, DGC)]  # fmt: skip
+        if all(found):
+            best = (max(own, key=lambda end: end[0] if isfinite(end[0]) else -inf) for own in found)
+            (dense, top, dgc), seeds = zip(*best, strict=True)
+            return Gaps(top - dense, dgc - dense, min(seeds))
+    return None
+
+
+def _caption(model: str, steps: str) -> str:
+    return f"{model} on CIFAR-10, 16 workers of 32, {steps}"
+
+
+def _at_equal_bytes(stored: StoredTables, model: str, steps: str) -> Gaps | None:
+    """Return the same at so many steps with a cosine, or nothing where one of them was not trained."""
+    with suppress(MissingResult):
+        cells = [[stored.cell(SEARCHED, _caption(model, steps), row, heading) for row in (TOPK, DGC)]
+                 for heading in (TO_DENSE, "seeds")]  # fmt: skip
+        top, dgc = map(first_number, cells[0])
+        return Gaps(top, dgc, min(map(int, cells[1])))
+    return None
+
+
+def _signs(stored: StoredTables) -> tuple[Gaps | None, str]:
+    """Return the gaps of signs on ResNet-20, and where they end."""
+    with suppress(MissingResult):
+        rows = [f"ablation: momentum {how}" for how in ("kept", "corrected, 0.9")]
+        kept, fixed = (stored.number(SEARCHED, f"Ablations: {RESNET}", row, ACCURACY) for row in rows)
+        seeds = min(int(stored.number(SEARCHED, f"Ablations: {RESNET}", row, "seeds")) for row in rows)
+        dense = stored.number(SEARCHED, _caption(RESNET, "1,400 steps"), "dense", ACCURACY)
+        ends = f"signs on {RESNET}: {kept:.2f} % with momentum kept, {fixed:.2f} corrected by 0.9, dense {dense:.2f}"
+        return Gaps(kept - dense, fixed - dense, seeds), ends
+    return None, ""
+
+
+def _in_fewer_steps(stored: StoredTables) -> str:
+    """Return where TopK-SGD and DGC end on ResNet-20 in the steps that signs have; empty if that is not stored."""
+    gaps = _at_equal_bytes(stored, RESNET, "1,400 steps")
+    if gaps is None:
+        return ""
+    top, dgc = (from_dense(stated_gap(gap, gaps.seeds)) for gap in gaps[:2])
+    return f"{RESNET} in 1,400 steps: TopK-SGD {top}, DGC {dgc} ({in_words(gaps.seeds)})"
+
+
+def _in_figure_6(stored: StoredTables, with_dgc: bool) -> str:
+    """Return where TopK-SGD ends with P1's schedule and rate; empty if that is not stored."""
+    gap = stored.find("p1/fig6", f"{RESNET}: test", "topk", TO_DENSE)
+    without = "" if with_dgc else f", where DGC is {MISSING}"
+    return f"in figure 6, with P1's schedule and rate, TopK-SGD ends {from_dense(gap)}{without}" if gap else ""
+
+
+def _untried(stored: StoredTables, rated: bool) -> str:
+    """Return where rates are missing of what is compared.
+
+    Args:
+        rated: ResNet-20 is compared in P1's schedule.
+    """
+    places: Mapping[str, str] = {f"{VGG}, 700 steps": f"{VGG} on CIFAR-10, 700 steps"}
+    if not rated:
+        places = {f"{RESNET}, 11,700 steps": f"{RESNET} on CIFAR-10, 11,700 steps", **places}
+    missing = stored.result(SEARCHED).missing
+    untried = [name for name, part in places.items() if any(part in one for one in missing)]
+    if rated and any(
+        row.cells[0].startswith(f"{DGC}, rate") and row.cells[2] == MISSING
+        for table in stored.result(EVIDENCE).tables for row in table.rows
+    ):  # fmt: skip
+        untried = [f"{RESNET}, P1's schedule", *untried]
+    return f"rates are still missing ({'; '.join(untried)}), and one of them may be better" if untried else ""
