@@ -28,7 +28,7 @@ from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_CO
 from sparsync_lab.papers.random_forms import trained_on
 from sparsync_lab.papers.run import History, model_title
 from sparsync_lab.papers.run_queue import train_missing
-from sparsync_lab.papers.vgg16_notes import change_tables, gap_note
+from sparsync_lab.papers.vgg16_notes import change_tables, gap_note, precision_note
 from sparsync_lab.report import Figure, Table
 
 SCHEDULE = (
@@ -38,10 +38,6 @@ SCHEDULE = (
     "Whether these two matter, beyond/evidence measures, with weight decay of all parameters, biases too (what that "
     "changes is not measured). The code's file for VGG-16 asks for 141 epochs, with a second division at 122; P1's "
     "text has 120 epochs, as here (effect not measured). CIFAR-10 is cropped and flipped at random, as in that code."
-)
-PRECISION = (
-    "P1 trains in fp32. VGG-16's passes here compute in bfloat16 where torch's autocast takes that to be safe; what "
-    "that changes is not measured."
 )
 SEEDS_NOTE = (
     "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule. LeNet-5 and ResNet-20 have three "
@@ -96,7 +92,7 @@ def convergence(
             figures += count_figures(title, done, counts)
     result = base_result(context, histories, missing)
     seeds = f"{SEEDS_NOTE}{spread_note(context)}"
-    notes = [*remarks, SCHEDULE, PRECISION, seeds, IMAGENET, *result.notes]
+    notes = [*remarks, SCHEDULE, precision_note(context), seeds, IMAGENET, *result.notes]
     return replace(result, tables=tables, figures=figures, notes=notes)
 
 
