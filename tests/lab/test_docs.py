@@ -17,6 +17,8 @@ from sparsync_lab.papers import ITEMS, RunContext, evidence, evidence_questions,
 from sparsync_lab.papers.adamw_sweep import MAIN
 from sparsync_lab.papers.adamw_tables import where
 from sparsync_lab.papers.beyond import ORDER
+from sparsync_lab.papers.claims.claim import LEARNS
+from sparsync_lab.papers.claims.questions_p1 import FOLLOWS
 from sparsync_lab.papers.item import Column, Result
 from sparsync_lab.papers.outer import OUTER_SETTINGS
 from sparsync_lab.papers.run import file_of, model_title
@@ -41,7 +43,8 @@ TYPED = {
 }
 CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)  # and the targets of links
 RESULT = re.compile(r"\d[\d,]*\.\d+(?: %)?|\d[\d,]* (?:%|points?|ms|s|min|h|kB|MB|GB)(?!\w)")
-SETTINGS = {"0.1 %", "1 %"}  # a density, and how near a perplexity must be
+# A density, how near a perplexity must be, and what rules ask for.
+SETTINGS = {"0.1 %", "1 %", f"{LEARNS:g} %", f"{FOLLOWS:g} %"}
 COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,8}\b")
 
 

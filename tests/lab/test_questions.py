@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from sparsync_lab.papers import adamw_sweep, adamw_tables, random_forms, tables
-from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.claim import LEARNS, NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
+from sparsync_lab.papers.claims.questions_p1 import FOLLOWS
 from sparsync_lab.papers.claims.stored_tables import StoredTables
 from sparsync_lab.papers.claims.verdicts import QUESTIONS
 from sparsync_lab.papers.differences import MISSING, SEED
@@ -18,6 +20,8 @@ from sparsync_lab.papers.p1_runs import CARRIED, HELD
 from sparsync_lab.papers.tuned import CAPTION as RATES
 from sparsync_lab.papers.vgg16_gap import ASKED
 from sparsync_lab.report import Row, Table
+
+RULES = Path("docs/papers.md")
 
 
 def answer(text: str, results: Mapping[str, Result]) -> Verdict:
@@ -63,6 +67,13 @@ def test_on_vgg16_less_than_its_spread_decides_nothing() -> None:
     assert "between 76.95 and 79.94 %, one seed each: smaller differences mean nothing" in one.detail
 
 
+def rand_k(rows: Sequence[Sequence[str]]) -> Result:
+    """Trainings with Rand-k, and those of VGG-16 that tell how far such trainings end apart: three points."""
+    alike = [[form, "VGG-16", score] for form, score in (("topk", "70"), (HELD, "71"), (CARRIED, "73"))]
+    return Result([Table(caption, ["training", "model", "last score"], [Row(row) for row in own])
+                   for caption, own in ((RANDOM_ASKED, rows), ("alike", alike))])  # fmt: skip
+
+
 def test_what_rand_k_does_otherwise_is_told_of_lenet_too() -> None:
     forms = {"": ("10.05", "79.48"), ", no residual": ("39.97", "28.81"),
              ", with residual, density warm-up": ("10.00", "17.30"),
@@ -76,7 +87,7 @@ def test_what_rand_k_does_otherwise_is_told_of_lenet_too() -> None:
     own = "ResNet-20 10.1 % with its residual, 40.0 without, VGG-16 not run"
     assert one.here == f"{own}; LeNet-5 79.5 % with its residual, 28.8 without"
     brings = (
-        "The density warm-up brings ResNet-20 under a point with its residual, under a point without; LeNet-5 -62.2"
+        "The density warm-up brings ResNet-20 under a point with its residual, under a point without; LeNet-5 -62.18"
     )
     assert one.detail.startswith(brings)
 
@@ -110,12 +121,51 @@ def test_gtopk_is_compared_on_the_seeds_that_dense_has_too() -> None:
 
 def test_a_form_of_rand_k_that_is_missing_may_be_the_better_one() -> None:
     def word(*forms: str) -> str:
-        rows = [Row([f"randk{form}", model, "30"]) for form in forms for model in ("ResNet-20", "VGG-16")]
-        rows += [Row(["randk", model, "50"]) for model in ("ResNet-20", "VGG-16")]
-        table = Table(RANDOM_ASKED, ["training", "model", "last score"], rows)
-        return answer("is RandK-SGD better", {"beyond/evidence": Result([table])}).word
+        rows = [[f"randk{form}", model, "30"] for form in forms for model in ("ResNet-20", "VGG-16")]
+        rows += [["randk", model, "50"] for model in ("ResNet-20", "VGG-16")]
+        return answer("is RandK-SGD better", {"beyond/evidence": rand_k(rows)}).word
 
     assert (word(*random_forms.FORMS), word(", no residual")) == (NOT, UNDECIDED)
+
+
+def test_what_has_not_learned_is_no_better_and_vgg16_has_its_spread() -> None:
+    def word(before: str, after: str) -> str:
+        forms = dict.fromkeys(random_forms.FORMS, after)
+        rows = [[f"randk{form}", "VGG-16", score] for form, score in {"": before, **forms}.items()]
+        rows += [[f"randk{form}", "ResNet-20", "10"] for form in ("", *forms)]
+        return answer("is RandK-SGD better", {"beyond/evidence": rand_k(rows)}).word
+
+    assert f"what ends at {LEARNS:g} % or less" in RULES.read_text()
+    assert word("11.4", "16.8") == NOT
+    assert word("11.4", "12.8") == NOT  # within the spread, and at chance
+    assert word("50", "52") == UNDECIDED
+    assert word("50", "55") == PARTLY  # not on ResNet-20
+
+
+def planned(errors: Sequence[float], off: float, right: int) -> Result:
+    """The planner's predictions of P1's table 2: TopK's errors by model."""
+    rows = [Row([f"model {number}", f"1.0 s, {error:+.1f} %"]) for number, error in enumerate(errors)]
+    told = Row(["TopK, stated", f"{off:.1f} %", f"right for {right} of {len(errors)}"])
+    headings = ["column", "mean absolute error", "faster than dense"]
+    return Result(
+        [Table("Iteration time", ["model", told.cells[0]], rows), Table("Errors by column", headings, [told])]
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "off", "errors", "word"),
+    [
+        (4, 14.9, [-15, -15, 15, 15], REPRODUCED),
+        (4, 15.0, [-15, -15, 15, 15], PARTLY),
+        (4, 14.9, [15, 15, 15, 15], PARTLY),
+        (3, 14.9, [-15, -15, 15, 15], NOT),
+    ],
+)
+def test_times_that_a_model_predicts_are_judged_by_the_rule_of_the_page(
+    right: int, off: float, errors: Sequence[float], word: str
+) -> None:
+    assert answer("P1's published times follow", {"p1/table2-model": planned(errors, off, right)}).word == word
+    assert f"is less than {FOLLOWS:g} % off on average" in RULES.read_text()
 
 
 RECIPES = "a recipe of ours"

@@ -87,8 +87,8 @@ MUTANTS = [
     Mutant(
         "one seed of VGG-16 decides with the authors' settings",
         f"{PAPERS}/claims/p1_dense.py",
-        "near(gap, len(both), spread(stored, model))",
-        "near(gap, len(both))",
+        "near(gap, many, apart)",
+        "near(gap, many)",
         f"{TESTS}/test_claims_p1.py::test_the_settings_of_the_authors_code_have_a_row_of_their_own",
     ),
     Mutant(
@@ -160,6 +160,20 @@ MUTANTS = [
         "{what: score - dense for",
         '{what: score - scores.get(("dense", what), dense) for',
         f"{TESTS}/test_evidence.py::test_the_cause_of_the_gap_follows_the_numbers",
+    ),
+    Mutant(
+        "one seed of VGG-16 decides whether a change closes its gap",
+        f"{PAPERS}/vgg16_gap.py",
+        "(near(each, spread=spread) for each in (gap, left))",
+        "(near(each) for each in (gap, left))",
+        f"{TESTS}/test_evidence.py::test_the_cause_of_the_gap_follows_the_numbers",
+    ),
+    Mutant(
+        "Rand-k at chance is better than at chance",
+        f"{PAPERS}/claims/questions_p1.py",
+        "score > LEARNS and near(",
+        "near(",
+        f"{TESTS}/test_questions.py::test_what_has_not_learned_is_no_better_and_vgg16_has_its_spread",
     ),
     Mutant(
         "one seed within a point of dense decides a verdict",

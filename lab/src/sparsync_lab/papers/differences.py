@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
+from math import inf, isfinite
 
 MISSING = "not run"
 POINT = 1.0  # points of accuracy: so near to dense is "like dense"
 PERCENT = 0.01  # of a perplexity: so near to dense is "like dense" there
 SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated, and decides nothing
 UNDER_A_POINT, DIVERGED = "under a point", "diverged"
+WITHIN_SPREAD = "within the spread of its trainings"
 NO_PAIR = "–"  # in place of a difference: no seed is common to both
 SEED = ", seed "  # of a label
 Held = bool | None  # whether a part of a claim holds; ``None``: too few seeds to say
@@ -56,13 +57,26 @@ def like_dense(gap: str, seeds: int = SEVERAL, spread: float = POINT) -> Held:
     return None if gap in (NO_PAIR, UNDER_A_POINT) else gap != DIVERGED and near(float(gap), seeds, spread)
 
 
-def from_dense(gap: str) -> str:
-    """Return a stated difference in points to dense in words."""
-    if gap in (UNDER_A_POINT, DIVERGED):
-        return gap if gap == DIVERGED else f"{gap} from dense"
+def by_spread(gap: str, spread: float, seeds: int = 1) -> str:
+    """Return a stated difference; that it is within the spread of trainings, and no more, where the seeds are too few
+    and that spread is known to be more than a point. Arguments as of ``like_dense``."""
+    few = gap != NO_PAIR and like_dense(gap, seeds, spread) is None
+    return WITHIN_SPREAD if few and POINT < spread < inf else gap
+
+
+def from_dense(gap: str, other: str = "dense") -> str:
+    """Return a stated difference in points to dense in words.
+
+    Args:
+        other: what it is to, if not to dense as it is.
+    """
+    if gap == DIVERGED:
+        return gap
     if gap == NO_PAIR:
-        return f"dense {MISSING} with its seed"
-    return f"{gap.lstrip('+-')} points {'above' if gap.startswith('+') else 'below'} dense"
+        return f"{other} {MISSING} with its seed"
+    if gap in (UNDER_A_POINT, WITHIN_SPREAD):
+        return f"{gap} from {other}"
+    return f"{gap.lstrip('+-')} points {'above' if gap.startswith('+') else 'below'} {other}"
 
 
 def in_words(seeds: int) -> str:

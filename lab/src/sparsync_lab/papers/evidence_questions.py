@@ -20,7 +20,7 @@ from sparsync_lab.papers.p2 import (
 from sparsync_lab.papers.p3 import gtopk_on
 from sparsync_lab.papers.run import SEEDS, Run
 from sparsync_lab.papers.trainings import SIGNED_GTOPK
-from sparsync_lab.papers.vgg16_gap import ASKED, SHORT, authors_settings, cause, causes, clipped
+from sparsync_lab.papers.vgg16_gap import ASKED, FP32, SHORT, authors_settings, cause, causes, clipped, warmed
 
 EVIDENCE = "beyond/evidence"
 JOBS = 12  # trainings beside one another, for which the times below are
@@ -100,9 +100,9 @@ def other_causes() -> tuple[Run, ...]:
     """Return what else may be behind VGG-16's gap: precision, and a warm-up of as many epochs as in figure 6."""
     both = ("topk", "dense")
     return (
-        *(cause(method, "fp32", autocast=False) for method in both),
+        *(cause(method, FP32, autocast=False) for method in both),
         *(cause(method, "warm-up of 5 epochs", warmup=5 / SHORT) for method in both),
-        training("vgg16", "topk", label="topk, warm-up of 30 epochs", warmup=0.25),
+        warmed(),
     )
 
 

@@ -13,23 +13,25 @@ from sparsync_lab.papers.gaussian_forms import ONE_SIDED
 from sparsync_lab.papers.gradient_histograms import draw_histograms
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.observers import ratios
-from sparsync_lab.papers.p1_convergence import PRECISION, figure_1, figure_6
+from sparsync_lab.papers.p1_convergence import figure_1, figure_6
 from sparsync_lab.papers.p1_runs import STEPS, watched
 from sparsync_lab.papers.published import P1_MODELS, p1_table1, p1_table2
 from sparsync_lab.papers.run import Run
+from sparsync_lab.papers.vgg16_notes import precision_note
 from sparsync_lab.report import Row, Table
 
 MODELS = tuple(row[0] for row in P1_MODELS)
 SHAPE_STEPS = (
     f"All have {STEPS:,} steps: the learning rate grows over the first tenth of them and stays, of the LSTM, too: "
-    f"that is ours. {PRECISION}"
+    "that is ours."
 )
 
 
 def histograms(context: RunContext, method: str, remarks: Sequence[str] = ()) -> Result:
     """Draw histograms of the first worker's gradient plus residual, of all six models."""
     own, topk = ([asked_for(context, watched(model, name)) for model in MODELS] for name in (method, "topk"))
-    return draw_histograms(context, own, topk if method != "topk" else [], [*remarks, SHAPE_STEPS])
+    notes = [*remarks, f"{SHAPE_STEPS} {precision_note(context)}"]
+    return draw_histograms(context, own, topk if method != "topk" else [], notes)
 
 
 def asked_for(context: RunContext, run: Run) -> Run:

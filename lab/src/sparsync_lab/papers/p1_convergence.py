@@ -31,7 +31,7 @@ from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_CO
 from sparsync_lab.papers.random_forms import trained_on
 from sparsync_lab.papers.run import History, model_title
 from sparsync_lab.papers.run_queue import train_missing
-from sparsync_lab.papers.vgg16_notes import change_tables, gap_note
+from sparsync_lab.papers.vgg16_notes import change_tables, gap_note, precision_note
 from sparsync_lab.report import Figure, Table
 
 SCHEDULE = (
@@ -41,10 +41,6 @@ SCHEDULE = (
     "Whether these two matter, beyond/evidence measures, with weight decay of all parameters, biases too (what that "
     "changes is not measured). The code's file for VGG-16 asks for 141 epochs, with a second division at 122; P1's "
     "text has 120 epochs, as here (effect not measured). CIFAR-10 is cropped and flipped at random, as in that code."
-)
-PRECISION = (
-    "P1 trains in fp32. VGG-16's passes here compute in bfloat16 where torch's autocast takes that to be safe; what "
-    "that changes is not measured."
 )
 BESIDE = "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule."
 IMAGENET = (
@@ -100,7 +96,7 @@ def convergence(
             figures += count_figures(title, {**done, **counts}, looks)
     result = base_result(context, histories, missing)
     seeds = f"{seeds_note(drawn)}{spread_note(context)}"
-    notes = [*remarks, SCHEDULE, PRECISION, f"{BESIDE} {seeds}", IMAGENET, *result.notes]
+    notes = [*remarks, SCHEDULE, precision_note(context), f"{BESIDE} {seeds}", IMAGENET, *result.notes]
     return replace(result, tables=tables, figures=figures, notes=notes)
 
 

@@ -8,7 +8,16 @@ from typing import Any
 
 from sparsync_lab.papers.claims.claim import Judgement, sentences, word_of
 from sparsync_lab.papers.claims.stored_tables import raise_missing
-from sparsync_lab.papers.differences import POINT, from_dense, near, stated_gap
+from sparsync_lab.papers.differences import (
+    MISSING,
+    UNDER_A_POINT,
+    WITHIN_SPREAD,
+    Held,
+    by_spread,
+    from_dense,
+    near,
+    stated_gap,
+)
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, training
 from sparsync_lab.papers.run import Run
 
@@ -18,7 +27,9 @@ ASKED = f"P1, figure 6: why does TopK-SGD lose so much on VGG-16? One change at 
 # What labels call the settings of figure 6, whose warm-up of the rate is a share of the training: in a short one it has
 # fewer steps.
 PLAIN = "as in figure 6"
-CLIPPED, FP32 = "clipped at 1", "fp32"
+CLIPPED, FP32, EARLY = "clipped at 1", "fp32", "density warm-up"
+TITLES = {"topk": "TopK-SGD", "dense": "dense"}
+LONGER = 30  # epochs of warm-up, in a training as long as figure 6's
 WARM_UPS = {"no warm-up of the rate": 0.0, "long warm-up of the rate": 0.25}  # shares of the training
 Scores = Mapping[tuple[str, str], float]  # last accuracy in %, by method and what is changed
 
@@ -39,6 +50,18 @@ def authors_settings(model: str, method: str) -> Run:
     return training(model, method, label=f"{method}, authors' settings", weight_decay=1e-4, **staged)
 
 
+def warmed() -> Run:
+    """Return TopK-SGD's training of figure 6 with a longer warm-up of the rate."""
+    run = training("vgg16", "topk", label=f"topk, warm-up of {LONGER} epochs")
+    return replace(run, warmup=LONGER / run.epochs)
+
+
+def warmed_in_words(score: float, dense: float, spread: float) -> str:
+    """Return where that training ends, from its last accuracy and dense's; the spread as of ``judge_gap``."""
+    ends, epochs = one_seed_from(score, dense, spread), warmed().epochs
+    return f"in {epochs:g} epochs of VGG-16, {LONGER} of them warm-up of the rate, TopK-SGD ends {ends} (one seed)"
+
+
 def cause(method: str, what: str, **changes: Any) -> Run:
     """Return a short training of VGG-16 with one thing changed."""
     run = training("vgg16", method, label=cause_label(method, what), epochs=SHORT)
@@ -56,7 +79,7 @@ def causes() -> tuple[Run, ...]:
         *(cause(method, PLAIN) for method in (*both, AUTHORS, CARRIED)),
         *(cause(method, "rate 0.025", rate=0.025) for method in both),
         *(cause(method, "weight decay", weight_decay=1e-4) for method in both),
-        cause("topk", "density warm-up", densities=densities(SHORT)),
+        cause("topk", EARLY, densities=densities(SHORT)),
         cause("topk", CLIPPED, clip=1.0),
         *(cause("topk", what, warmup=share) for what, share in WARM_UPS.items()),
         cause("topk", "rate 0.0125", rate=0.0125),
@@ -67,7 +90,7 @@ def causes() -> tuple[Run, ...]:
     )
 
 
-def judge_gap(scores: Scores, steps: int) -> Judgement:
+def judge_gap(scores: Scores, steps: int, spread: float) -> Judgement:
     """Return what the trainings say, and whether TopK-SGD ends like dense with a change. Without the two as in figure 6
     and a change of TopK-SGD there is a ``MissingResult``.
 
@@ -76,6 +99,7 @@ def judge_gap(scores: Scores, steps: int) -> Judgement:
     Args:
         scores: of the trainings.
         steps: of each.
+        spread: by how many points trainings of VGG-16 differ anyway; one seed decides nothing below that.
     """
     if not {("dense", PLAIN), ("topk", PLAIN)} <= scores.keys():
         raise_missing(PLAIN)
@@ -86,20 +110,38 @@ def judge_gap(scores: Scores, steps: int) -> Judgement:
         raise_missing("a change")
     best = max(changed, key=lambda what: changed[what])
     own = warm_up(cause("topk", PLAIN), steps)
-    here = f"{best}: {_from_dense(changed[best])}; {own} steps of warm-up: {_from_dense(gap)}"
-    if near(gap) is not False:
-        said, word = "in so few epochs there is no gap to explain", word_of([near(gap)])
-    else:
-        said, word = "none of the changes takes half of the gap away", word_of([near(changed[best])])
-        if changed[best] > gap / 2:
-            said = f"{best} leaves the least of the gap; why, these trainings do not say"
-    lowest = (_lowest_is_best(scores, method, name) for method, name in (("topk", "TopK-SGD"), ("dense", "dense")))
-    told = (said, _warm_ups(scores, steps), *lowest, _not_changed(changed))
-    return Judgement(here, word, sentences(*told))
+    ends = [one_seed_from(score, dense, spread) for score in (scores["topk", best], scores["topk", PLAIN])]
+    here = f"{best}: {ends[0]}{_dense_with(scores, best)}; {own} steps of warm-up: {ends[1]}"
+    said, like_dense = _by_best(best, changed[best], gap, spread)
+    lowest = (_lowest_is_best(scores, method, name, spread) for method, name in TITLES.items())
+    told = (said, _warm_ups(scores, steps), *lowest, _not_changed(changed) if like_dense is False else "")
+    return Judgement(here, word_of([like_dense]), sentences(*told))
 
 
-def _from_dense(gap: float) -> str:
-    return from_dense(stated_gap(gap, digits=1))
+def _by_best(best: str, left: float, gap: float, spread: float) -> tuple[str, Held]:
+    """Return what the best change says of the gap, and whether TopK-SGD ends like dense with it, or without a gap."""
+    plain, closed = (near(each, spread=spread) for each in (gap, left))
+    if plain is not False:
+        said = "there is no gap to explain" if plain else "one seed does not decide whether there is a gap to explain"
+        return f"in so few epochs {said}", plain
+    if closed is not False:
+        return f"{best} leaves no gap" if closed else f"whether {best} leaves a gap, one seed does not decide", closed
+    if left > gap / 2:
+        return f"{best} leaves the least of the gap; why, these trainings do not say", False
+    return "none of the changes takes half of the gap away", False
+
+
+def one_seed_from(score: float, other: float, spread: float, name: str = "dense") -> str:
+    """Return how far a training of VGG-16 ends from dense, or another, in words; one seed each."""
+    return from_dense(by_spread(stated_gap(score - other), spread), name)
+
+
+def _dense_with(scores: Scores, what: str) -> str:
+    """Return where dense ends with a change; empty of a change that dense cannot have."""
+    if what == EARLY:
+        return ""
+    own = scores.get(("dense", what))
+    return f", dense with it {MISSING if own is None else f'at {own:.2f} %'}"
 
 
 def warm_up(run: Run, steps: int) -> int:
@@ -124,7 +166,7 @@ def _warm_ups(scores: Scores, steps: int) -> str:
     return f"{told}: TopK-SGD ends {others}" if others else told
 
 
-def _lowest_is_best(scores: Scores, method: str, name: str) -> str:
+def _lowest_is_best(scores: Scores, method: str, name: str, spread: float) -> str:
     """Return, if so, that a method ends highest with the lowest of several rates, figure 6's included."""
     own = {what: score for (of, what), score in scores.items() if of == method}
     ends = {float(what.split()[1]): score for what, score in own.items() if what.startswith("rate ")}
@@ -132,7 +174,8 @@ def _lowest_is_best(scores: Scores, method: str, name: str) -> str:
     lowest, *others = sorted(ends) or [0.0]
     if not others or max(ends, key=lambda rate: ends[rate]) != lowest:
         return ""
-    slightly = "" if ends[lowest] - max(ends[rate] for rate in others) >= POINT else ", by under a point"
+    ahead = by_spread(stated_gap(ends[lowest] - max(ends[rate] for rate in others)), spread)
+    slightly = {UNDER_A_POINT: f", by {ahead}", WITHIN_SPREAD: f", {ahead}"}.get(ahead, "")
     return f"{name} ends highest with the lowest rate that was tried, {lowest:g}{slightly}: a better one may lie below"
 
 

@@ -7,24 +7,31 @@ from dataclasses import replace
 from sparsync.layout import entries_for
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import store
+from sparsync_lab.papers.claims.claim import sentences
+from sparsync_lab.papers.claims.p1_models import spread_of
 from sparsync_lab.papers.curves import display_score
-from sparsync_lab.papers.differences import UNDER_A_POINT, from_dense, stated_gap
+from sparsync_lab.papers.differences import MISSING, stated_gap
 from sparsync_lab.papers.item import RunContext
-from sparsync_lab.papers.p1_runs import COUNTED, training, watched
+from sparsync_lab.papers.p1_runs import COUNTED, LARGEST_GO, training, watched
 from sparsync_lab.papers.run import SUFFIX, History, Run
 from sparsync_lab.papers.run_queue import stored_history, train_missing
 from sparsync_lab.papers.tables import NOT_RUN
 from sparsync_lab.papers.vgg16_gap import (
+    FP32,
     PLAIN,
     SHORT,
+    TITLES,
     authors_settings,
     cause,
     cause_label,
     clipped,
     judge_gap,
+    one_seed_from,
     scores_by_cause,
     warm_up,
     warm_up_of_figure_6,
+    warmed,
+    warmed_in_words,
 )
 from sparsync_lab.report import Row, Table
 
@@ -81,7 +88,7 @@ def gap_note(context: RunContext) -> list[str]:
     done = stored_causes(context)
     try:
         scores = scores_by_cause({label: _score(history) for label, history in done.items()})
-        judged = judge_gap(scores, len(done[cause_label("topk", PLAIN)].losses))
+        judged = judge_gap(scores, len(done[cause_label("topk", PLAIN)].losses), _spread(context))
     except LookupError:
         return [
             *_known(context),
@@ -91,43 +98,70 @@ def gap_note(context: RunContext) -> list[str]:
     return [*_known(context), f"{told} {judged.detail}"]
 
 
+def precision_note(context: RunContext) -> str:
+    """Return in what precision VGG-16 is trained, and what fp32 changes, as far as that is stored."""
+    scores = scores_by_cause({label: _score(history) for label, history in stored_causes(context).items()})
+    pairs = {name: [scores.get((method, what)) for what in (FP32, PLAIN)] for method, name in TITLES.items()}
+    known = "what that changes is not measured"
+    if any(None not in pair for pair in pairs.values()):
+        spread, told = _spread(context), []
+        for name, (own, other) in pairs.items():
+            ends = MISSING if own is None or other is None else f"ends {one_seed_from(own, other, spread, 'bfloat16')}"
+            told.append(f"{name} {ends}")
+        known = f"with fp32 in {SHORT} epochs {', '.join(told)} (one seed each)"
+    return (
+        "P1 trains in fp32. VGG-16's passes here compute in bfloat16 where torch's autocast takes that to be safe; "
+        f"{known}."
+    )
+
+
+def _spread(context: RunContext) -> float:
+    """Return by how many points trainings of VGG-16 differ anyway, as judges have it."""
+    found = {form: stored_history(context.read_only(), training("vgg16", form)) for form in LARGEST_GO}
+    return spread_of({form: _score(history) for form, history in found.items() if history is not None})
+
+
 def _is_full(context: RunContext) -> bool:
     return not context.quick and not context.seed and context.epochs is None
 
 
 def _known(context: RunContext) -> list[str]:
-    """Return how far TopK-SGD and Gaussian-k as printed are from dense in figure 6, and with the authors' settings and
-    clipped, if that is stored."""
+    """Return how far TopK-SGD and Gaussian-k as printed are from dense in figure 6, and with the authors' settings,
+    clipped and with a longer warm-up, if that is stored."""
     cut = [clipped(method) for method in ("topk", "dense")]
     theirs = [authors_settings("vgg16", method) for method in ("topk", "dense")]
-    runs = (*(training("vgg16", method) for method in ("dense", "topk", "gaussiank", COUNTED)), *cut, *theirs)
+    runs = (*(training("vgg16", method) for method in ("dense", "topk", "gaussiank", COUNTED)), *cut, *theirs, warmed())
     done, _ = train_missing(replace(context.read_only(), only=()), runs)
     if not {"dense", "topk", "gaussiank"} <= done.keys():
         return []
-    below = {label: _points(_score(done["dense"]) - _score(history)) for label, history in done.items()}
+    score, spread = {label: _score(history) for label, history in done.items()}, _spread(context)
+    ends = {label: one_seed_from(own, score["dense"], spread) for label, own in score.items()}
     fewer = done["topk"].density / done["gaussiank"].density
     told = (
-        f"TopK-SGD ends {below['topk']} below dense on VGG-16, where P1 says 0.6 to 0.8 points, too. As printed "
-        f"Gaussian-k sends {fewer:.0f} times fewer entries in all and ends {below['gaussiank']} below"
+        f"TopK-SGD ends {ends['topk']} on VGG-16, where P1 says 0.6 to 0.8 points, too. As printed "
+        f"Gaussian-k sends {fewer:.0f} times fewer entries in all and ends {ends['gaussiank']}"
     )
     if COUNTED in done:
         first = done[COUNTED].snapshots[0]
         k = entries_for(done[COUNTED].run.options["density"], CATALOGUE["vgg16"].parameters)
         told += (
-            f", and {below[COUNTED]} where it is trained again with the same seed; in its first {first['step']} steps "
+            f", and {ends[COUNTED]} where it is trained again with the same seed; in its first {first['step']} steps "
             f"it sends {first['mean'] / k:.1f} k, as a warm-up would"
         )
     told += "."
     if all(run.label in done for run in theirs):
-        top, dense = (_score(done[run.label]) for run in theirs)
-        told += f" With weight decay and density warm-up of its authors' code it ends {_points(dense - top)} below."
+        top, dense = (score[run.label] for run in theirs)
+        ends_so = one_seed_from(top, dense, spread, "dense with that weight decay")
+        told += f" With weight decay and density warm-up of its authors' code TopK-SGD ends {ends_so}."
     if all(run.label in done for run in cut):
-        top, dense = (_score(done[run.label]) for run in cut)
+        cut_top, cut_dense = (run.label for run in cut)
+        beside = one_seed_from(score[cut_top], score[cut_dense], spread, "clipped dense")
         told += (
-            f" Clipped at a norm of 1, it ends {below[cut[0].label]} below dense, and "
-            f"{from_dense(stated_gap(top - dense, digits=1))} that is clipped, too: clipping costs dense itself "
-            f"{below[cut[1].label]}."
+            f" Clipped at a norm of 1, TopK-SGD ends {ends[cut_top]}, and {beside}; clipped dense ends "
+            f"{ends[cut_dense]}."
         )
+    if warmed().label in done:
+        told += f" {sentences(warmed_in_words(score[warmed().label], score['dense'], spread))}"
     return [f"{told}{_longer_warm_up(context, done['topk'])}"]
 
 
@@ -149,12 +183,6 @@ def _longer_warm_up(context: RunContext, topk: History) -> str:
         f" With {_warm_up(history)} and no decay, the training of figure 2 has {100 * score:.1f} % at step {step:,}; "
         f"figure 6's, with {_warm_up(topk)} and the same rate there, has {theirs} (one seed each)."
     )
-
-
-def _points(below: float) -> str:
-    """Return by how much something is below, one seed of each; a sign where it is above."""
-    shown = stated_gap(-below, digits=1)
-    return shown if shown == UNDER_A_POINT else f"{below:.1f} points"
 
 
 def _score(history: History) -> float:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from statistics import mean
 
 from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences
-from sparsync_lab.papers.claims.p1_models import OWN, columns, own_models, spread
-from sparsync_lab.papers.claims.stored_tables import TO_DENSE, StoredTables, first_number
+from sparsync_lab.papers.claims.p1_models import OWN, VGG, columns, own_models, spread
+from sparsync_lab.papers.claims.stored_tables import TO_DENSE, MissingResult, StoredTables, first_number
 from sparsync_lab.papers.differences import (
     MISSING,
     Held,
+    by_spread,
     from_dense,
     in_words,
     like_dense,
@@ -17,7 +19,7 @@ from sparsync_lab.papers.differences import (
     stated_gap,
 )
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
-from sparsync_lab.papers.vgg16_gap import ASKED, PLAIN, cause_label
+from sparsync_lab.papers.vgg16_gap import ASKED, PLAIN, cause_label, warmed, warmed_in_words
 
 AUTHORS_SETTINGS = "authors' settings"  # in labels
 TEXT = "with the text's settings"
@@ -44,9 +46,13 @@ def _with_the_texts(item: str, method: str) -> Judge:
     def judge(stored: StoredTables) -> Judgement:
         gaps, seeds = (columns(stored, item, method, heading) for heading in (TO_DENSE, "seeds"))
         held = {model: like_dense(gap, int(seeds[model]), spread(stored, model)) for model, gap in gaps.items()}
-        here, word, beside = own_models({model: from_dense(gap) for model, gap in gaps.items()}, held)
+        told = {
+            model: from_dense(by_spread(gap, spread(stored, model), int(seeds[model]))) for model, gap in gaps.items()
+        }
+        here, word, beside = own_models(told, held)
+        warmer = longer_warm_up(stored) if method == "topk" else ""
         listed = ", ".join(f"{model} {many}" for model, many in seeds.items())
-        return Judgement(here, word, f"{beside} {sentences(f'seeds: {listed}', SETTINGS)}".strip())
+        return Judgement(here, word, f"{beside} {sentences(f'seeds: {listed}', SETTINGS, warmer)}".strip())
 
     return judge
 
@@ -65,11 +71,12 @@ def _with_the_authors(method: str) -> Judge:
             )
             if both := sorted(own.keys() & dense.keys()):
                 gap = mean(own[seed] - dense[seed] for seed in both)
-                told[model] = f"{from_dense(stated_gap(gap, len(both)))} ({in_words(len(both))})"
-                held[model] = near(gap, len(both), spread(stored, model))
+                apart, many = spread(stored, model), len(both)
+                told[model] = f"{from_dense(by_spread(stated_gap(gap, many), apart, many))} ({in_words(many)})"
+                held[model] = near(gap, many, apart)
                 if all({*both} <= scores.keys() for scores in before):
                     plain = mean(before[0][seed] - before[1][seed] for seed in both)
-                    without.append(f"{model} {from_dense(stated_gap(plain, len(both)))}")
+                    without.append(f"{model} {from_dense(by_spread(stated_gap(plain, many), apart, many))}")
             elif own:
                 told[model] = f"dense with them {MISSING}"
         here, word, _ = own_models(told, held)
@@ -78,6 +85,15 @@ def _with_the_authors(method: str) -> Judge:
         return Judgement(here, word, sentences(plainly, *early))
 
     return judge
+
+
+def longer_warm_up(stored: StoredTables) -> str:
+    """Return where TopK-SGD ends on VGG-16 with a longer warm-up of the rate; empty if that was not trained."""
+    with suppress(MissingResult):
+        scores = stored.last_scores(VGG)
+        if {warmed().label, "dense"} <= scores.keys():
+            return warmed_in_words(scores[warmed().label], scores["dense"], spread(stored, VGG))
+    return ""
 
 
 def _more_sent(stored: StoredTables) -> str:
@@ -90,7 +106,7 @@ def _more_sent(stored: StoredTables) -> str:
 def _each_alone(stored: StoredTables) -> str:
     """Return what weight decay and density warm-up bring by themselves on VGG-16; empty if that was not trained."""
     rows = stored.asked(ASKED) if any(t.caption == ASKED for t in stored.result("beyond/evidence").tables) else {}
-    found = [rows.get(("VGG-16", cause_label("topk", what))) for what in (PLAIN, "weight decay", "density warm-up")]
+    found = [rows.get((VGG, cause_label("topk", what))) for what in (PLAIN, "weight decay", "density warm-up")]
     if None in found:
         return ""
     plain, decay, early = (cells for cells in found if cells is not None)

@@ -39,23 +39,29 @@ def spread(stored: StoredTables, model: str) -> float:
     """Return by how many points trainings of a model differ anyway, a point at least. On VGG-16 these are the points
     between those that send about the k largest; as long as they are not stored, nobody knows, and no difference of one
     seed decides."""
-    if model != VGG:
-        return POINT
-    ends = _ends(stored)
+    return spread_of(_scores(stored)) if model == VGG else POINT
+
+
+def spread_of(scores: Mapping[str, float]) -> float:
+    """Return the same of VGG-16 from last scores by training."""
+    ends = _ends(scores)
     return max(POINT, max(ends) - min(ends)) if ends else inf
 
 
 def spread_in_words(stored: StoredTables) -> str:
     """Return how far these end apart; empty as long as they are not stored."""
-    if not (ends := _ends(stored)):
+    if not (ends := _ends(_scores(stored))):
         return ""
     low, high = min(ends), max(ends)
     said = f"on {VGG} runs that send about the k largest end between {low:.2f} and {high:.2f} %, one seed each"
     return f"{said}: smaller differences mean nothing"
 
 
-def _ends(stored: StoredTables) -> list[float]:
+def _scores(stored: StoredTables) -> Mapping[str, float]:
     with suppress(MissingResult):
-        scores = stored.last_scores(VGG)
-        return [scores[form] for form in LARGEST_GO] if scores.keys() >= {*LARGEST_GO} else []
-    return []
+        return stored.last_scores(VGG)
+    return {}
+
+
+def _ends(scores: Mapping[str, float]) -> list[float]:
+    return [scores[form] for form in LARGEST_GO] if scores.keys() >= {*LARGEST_GO} else []
