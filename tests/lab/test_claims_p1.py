@@ -241,7 +241,7 @@ def test_the_texts_settings_are_judged_by_themselves() -> None:
     assert word("-5.00", "1") == NOT
     assert word("–", "1") == UNDECIDED  # no seed that dense has, too
     some = {"p1/fig1": figure("-1.50", seeds="1"), "beyond/evidence": evidence("topk", {})}
-    here = "ResNet-20 1.50 points below dense, VGG-16 within the spread of its trainings from dense"
+    here = "fails: ResNet-20 1.50 points below dense; open: VGG-16 within the spread of its trainings from dense"
     assert verdict(some, f"{LIKE_DENSE}, with the text's").here == here
     assert word("-1.50", "1") == UNDECIDED  # of VGG-16 that is below how far trainings end apart
     assert word("-5.00", "1", alone=result()) == UNDECIDED  # how far that is, nobody knows
@@ -261,7 +261,7 @@ def test_the_settings_of_the_authors_code_have_a_row_of_their_own() -> None:
     assert one(resnet=89.5, vgg=92.0).word == PARTLY
     some = one(resnet=88.5, vgg=88.5)  # VGG-16 by how far its trainings end apart
     here = "VGG-16 within the spread of its trainings from dense (one seed)"
-    assert (some.word, some.here) == (UNDECIDED, f"ResNet-20 1.50 points below dense (one seed), {here}")
+    assert (some.word, some.here) == (UNDECIDED, f"fails: ResNet-20 1.50 points below dense (one seed); open: {here}")
     assert one(resnet=88.5, vgg=87.5).word == NOT
     lost = one(resnet=float("nan"), vgg=89.5)
     assert (lost.word, "ResNet-20 diverged" in lost.here) == (UNDECIDED, True)

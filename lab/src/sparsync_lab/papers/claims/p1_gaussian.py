@@ -12,7 +12,7 @@ from sparsync_lab.papers.claims.p1_dense import AUTHORS_SETTINGS, CODE, TEXT, en
 from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, columns, own_models, spread, spread_in_words
 from sparsync_lab.papers.claims.p1_momentum import momentum_corrected
 from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number
-from sparsync_lab.papers.differences import POINT, UNDER_A_POINT, Held, in_words, near
+from sparsync_lab.papers.differences import POINT, UNDER_A_POINT, WITHIN_SPREAD, Held, in_words, near
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
 from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, ITS_COUNTS, SPARSE, counts_title
 from sparsync_lab.report import LineChart
@@ -39,7 +39,7 @@ def ends_like_topk(stored: StoredTables, form: str, settings: str = "") -> Judge
             if held[model] is None and isfinite(apart):
                 told[model] = f"{UNDER_A_POINT} apart"
                 if apart > POINT:
-                    told[model] = f"within the spread of its trainings{_both_far(ends, dense, both)}"
+                    told[model] = f"{WITHIN_SPREAD}{_both_far(ends, dense, both)}"
             told[model] += f" ({in_words(len(both))})"
     here, word, beside = own_models(told, held)
     return Judgement(here, word, f"{beside} {sentences(spread_in_words(stored))}".strip())

@@ -7,6 +7,7 @@ from contextlib import suppress
 from math import log2
 
 from sparsync_lab.papers.claims.claim import Claim, Judgement, at_most_partly, sentences, word_for, word_of
+from sparsync_lab.papers.claims.p1_models import spread
 from sparsync_lab.papers.claims.stored_tables import (
     SCORE,
     TO_DENSE,
@@ -150,7 +151,8 @@ def _on_other_models(stored: StoredTables) -> Judgement:
             told.append(f"{title} {tree:.1f}, dense {MISSING}")
             continue
         dense, less = own["dense"], table.headings[1] != SCORE
-        parts.append(near_perplexity(tree, dense, int(cells["seeds"])) if less else like_dense(cells[TO_DENSE]))
+        seeds, gap = int(cells["seeds"]), cells[TO_DENSE]
+        parts.append(near_perplexity(tree, dense, seeds) if less else like_dense(gap, seeds, spread(stored, title)))
         unit = "perplexity, less is better" if less else "%"
         told.append(f"{title} {tree:.1f}, dense {dense:.1f} ({unit}, {cells['steps']} steps)")
         if "topk" in own:
