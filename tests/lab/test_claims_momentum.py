@@ -37,7 +37,8 @@ def at_equal_bytes(resnet: Sequence[str], vgg: Sequence[str], signs: Sequence[st
     ends = [Row([f"ablation: momentum {how}", own, "", seeds])
             for how, own in zip(("kept", "corrected, 0.9"), signs, strict=True)]  # fmt: skip
     dense = Table("ResNet-20 on CIFAR-10, 16 workers of 32, 1,400 steps", HEADINGS, [Row(["dense", "90", "–", seeds])])
-    return Result([*tables, dense, Table("Ablations: ResNet-20", HEADINGS, ends)])
+    tried = Table("The search for rates: ResNet-20 on", ["training", "0.2", "0.4"], [Row(["dense", "89", "90 *"])])
+    return Result([*tables, dense, tried, Table("Ablations: ResNet-20", HEADINGS, ends)])
 
 
 def in_schedules(*rows: tuple[str, str, str, str, str]) -> Result:
@@ -50,10 +51,13 @@ def test_what_is_stored_is_told_with_its_steps_and_schedule() -> None:
     (figure,) = results_of(ITEMS["p1/fig6"], RESULTS)
     cosine = replace(stored.result, tables=[own for own in stored.result.tables if own.caption != CAPTION])
     one = verdict(cosine, p1_fig6=figure.result)
-    assert one.word == PARTLY  # it helps signs, and DGC ends no nearer to dense than TopK-SGD
+    assert one.word == UNDECIDED  # DGC ends no nearer to dense than TopK-SGD, and rates of ResNet-20 are missing
     assert one.here.startswith("to dense: TopK-SGD, ResNet-20 (11,700 steps, cosine) -3.30, DGC ")
-    assert "VGG-16 (700 steps) -19.18, DGC near that; signs (1,400 steps) -20.35, corrected -3.51" in one.here
-    assert "Near: under a point from TopK-SGD (one seed). Only signs gain half of the gap" in one.detail
+    assert one.here.endswith("VGG-16 (700 steps) -19.18, DGC near that")
+    assert "Near: under a point from TopK-SGD (one seed). Rates are still missing (ResNet-20 (11,700" in one.detail
+    # over the seed that dense, at 84.91 % with it, has in common with signs
+    signs = "Signs, which the claim is not about, end on ResNet-20 in 1,400 steps 21.05 points below dense"
+    assert f"{signs}, corrected by 0.9 4.21 points below dense (one seed)." in one.detail
     assert (
         "ResNet-20 in 1,400 steps: TopK-SGD 24.21 points below dense, DGC 30.92 points below dense (three seeds)"
         in (one.detail)
@@ -63,15 +67,16 @@ def test_what_is_stored_is_told_with_its_steps_and_schedule() -> None:
     assert f"P1's schedule and rate, TopK-SGD ends {gap[1:]} points below dense, where DGC is not run" in one.detail
     assert "correction alone was not trained in P1's settings" in one.detail
     missing = replace(cosine, missing=["3. ResNet-20 on CIFAR-10, 11,700 steps, seed 0 (1 of 10)"])
-    assert "Rates are still missing (ResNet-20, 11,700 steps)" in verdict(missing).detail
-    assert "missing" not in verdict(replace(cosine, missing=[])).detail
+    assert "Rates are still missing (ResNet-20 (11,700 steps, cosine)), and one" in verdict(missing).detail
+    whole = verdict(replace(cosine, missing=[]))
+    assert (whole.word, "missing" in whole.detail) == (NOT, False)
 
 
 def test_trainings_that_are_missing_leave_it_open() -> None:
     (stored,) = results_of(ITEMS["beyond/accuracy"], RESULTS)
     none = [table for table in stored.result.tables if not table.caption.startswith("VGG-16")]
-    one = verdict(replace(stored.result, tables=none))
-    assert (one.word, "VGG-16 (700 steps) not decided; signs (1,400 steps) -20.35" in one.here) == (PARTLY, True)
+    one = verdict(replace(stored.result, tables=none, missing=[]))
+    assert (one.word, one.here.endswith("VGG-16 (700 steps) not decided")) == (UNDECIDED, True)
     signs = [table for table in none if table.caption.startswith("Ablations")]  # and no dense
     assert verdict(replace(stored.result, tables=signs)).word == MISSING
 
@@ -83,7 +88,7 @@ def test_trainings_that_are_missing_leave_it_open() -> None:
         (("-5", "-0.5"), ("-5", "-4"), ("70", "75"), "3", PARTLY),
         (("-5", "-0.5"), ("-5", "-0.5"), ("70", "89.5"), "1", PARTLY),  # it helps, and whether enough is open
         (("-5", "-2"), ("-5", "-4"), ("70", "75"), "3", PARTLY),
-        (("-5", "-4"), ("-5", "-4"), ("70", "75"), "3", NOT),
+        (("-5", "-4"), ("-5", "-4"), ("70", "89.5"), "3", NOT),  # signs do not count
         (("-1.2", "-0.5"), ("-5", "-4"), ("70", "75"), "1", UNDECIDED),  # it gains less than a point, with one seed
     ],
 )
@@ -91,7 +96,10 @@ def test_correction_must_end_like_dense_or_take_half_of_the_gap(
     resnet: Sequence[str], vgg: Sequence[str], signs: Sequence[str], seeds: str, word: str
 ) -> None:
     one = verdict(at_equal_bytes(resnet, vgg, signs, seeds))
-    assert (one.word, "rests on them" in one.detail) == (word, False)
+    assert one.word == word
+    best = float(signs[1]) - 90
+    told = f"{-best:.2f} points below dense" if best <= -1 or seeds == "3" else "under a point from dense"
+    assert f"corrected by 0.9 {told}" in one.detail
 
 
 def test_dgc_is_compared_in_p1s_schedule_where_it_is_stored() -> None:
@@ -105,10 +113,10 @@ def test_dgc_is_compared_in_p1s_schedule_where_it_is_stored() -> None:
     whole = in_schedules(*rows, ("DGC", FALLS_ONCE, "0", "nan", "1"), ("DGC", FALLS_ONCE, "0", "87.0", "1"))
     one = verdict(searched, beyond_evidence=whole)
     assert one.here.startswith("to dense: TopK-SGD, ResNet-20 (P1's schedule) -2.20, DGC -3.50;")
-    assert "rests on them alone" in one.detail
-    assert "Rates are still missing" not in one.detail
+    assert (one.word, "Rates are still missing" in one.detail) == (NOT, False)
     asked = Table("asked", ["training", "model", "last score"], [Row(["DGC, rate 0.2", "ResNet-20", "not run"])])
     close = in_schedules(*rows, ("DGC", FALLS_ONCE, "0", "90.0", "1"))
     assert "DGC under a point; VGG-16" in verdict(searched, beyond_evidence=close).here  # one seed
     some = verdict(searched, beyond_evidence=Result([*whole.tables, asked]))
-    assert "Rates are still missing (ResNet-20, P1's schedule)" in some.detail
+    assert some.word == UNDECIDED
+    assert "Rates are still missing (ResNet-20 (P1's schedule))" in some.detail

@@ -12,7 +12,7 @@ import torch
 from sparsync_lab.papers import ITEMS
 from sparsync_lab.papers.claims import p1_times
 from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
-from sparsync_lab.papers.claims.p1_models import OWN
+from sparsync_lab.papers.claims.p1_models import OWN, SHORT_ALIKE
 from sparsync_lab.papers.claims.stored_tables import SCORE
 from sparsync_lab.papers.claims.verdicts import verdicts
 from sparsync_lab.papers.curves import OVER_SEEDS
@@ -25,6 +25,7 @@ from sparsync_lab.papers.gradient_histograms import (
     KURTOSIS,
     LARGEST,
     SHAPES,
+    THIS_ONE,
     TIMES,
     WITHIN,
     clipped_looks,
@@ -60,8 +61,8 @@ def result(*tables: Table, **rows: Sequence[float | int | str | None]) -> Result
 
 def beside_topk(**ratios: tuple[str, str]) -> Result:
     """Deviations beside Top-k's, and at how many looks the dense gradient is clipped, by model."""
-    rows = [Row([model, times, clipped]) for model, (times, clipped) in ratios.items()]
-    return result(Table(BESIDE_TOPK, ["model", TIMES, CLIPPED_LOOKS], rows))
+    rows = [Row([model, "1600", times, clipped]) for model, (times, clipped) in ratios.items()]
+    return result(Table(BESIDE_TOPK, ["model", "step", TIMES, CLIPPED_LOOKS], rows))
 
 
 def shapes(*within: float, largest: str = "1 %") -> Result:
@@ -76,36 +77,42 @@ def trained(run: Run, scores: Sequence[float] = (0.9,), deviations: Sequence[flo
     return History(run, "accuracy", steps, scores, steps, [1.0], [1], 0.001, 1.0, 1, looks, about, where)
 
 
-def test_models_whose_gradient_is_clipped_do_not_count() -> None:
-    narrow = beside_topk(FNN=("0.50", "–"), AN4=("0.40", "0 of 8 looks"), PTB=("2.00", "8 of 8 looks"))
+def test_models_whose_gradient_is_clipped_there_do_not_count() -> None:
+    ptb = f"8 of 8 looks, {THIS_ONE}"
+    narrow = beside_topk(FNN=("0.50", "–"), AN4=("0.40", "1 of 8 looks"), PTB=("2.00", ptb))
     one = verdict({"p1/fig7": narrow}, "Dense-SGD are narrower")
-    assert (one.word, one.here) == (REPRODUCED, "its deviation is 0.4 to 0.5 times Top-k's, 2 models")
-    assert "PTB 2.00 (clipped at 8 of 8 looks)" in one.detail
-    alone = beside_topk(PTB=("0.50", "1 of 8 looks"))
+    assert (one.word, one.here) == (REPRODUCED, "its deviation is 0.4 to 0.5 times Top-k's, 2 models (step 1,600)")
+    assert f"PTB 2.00 (clipped at {ptb})" in one.detail
+    alone = beside_topk(PTB=("0.50", f"1 of 8 looks, {THIS_ONE}"))
     assert verdict({"p1/fig7": alone}, "Dense-SGD are narrower").word == MISSING
 
 
 def test_every_model_counts_where_residuals_are_compared() -> None:
-    rows = [Row(["FNN", "1.20"]), Row(["PTB", "4.23"])]
-    one = verdict({"p1/fig8": result(Table(BESIDE_TOPK, ["model", TIMES], rows))}, "as with TopK-SGD")
+    rows = [Row(["FNN", "200", "1.20"]), Row(["PTB", "400", "4.23"])]
+    one = verdict({"p1/fig8": result(Table(BESIDE_TOPK, ["model", "step", TIMES], rows))}, "as with TopK-SGD")
     assert (one.word, one.here) == (PARTLY, "its deviation is 1.2 to 4.2 times Top-k's, 2 models")
 
 
 def test_a_look_is_clipped_where_the_limit_sets_the_norm() -> None:
     ptb, fnn = (watched(model, "dense") for model in ("lstm-ptb", "fnn3"))
     histories = [trained(ptb, deviations=[LIMIT, LIMIT / 2, 0.99999 * LIMIT]), trained(fnn, deviations=[1.0])]
-    assert clipped_looks(histories) == {"lstm-ptb": "2 of 3 looks"}
+    assert clipped_looks(histories) == {"lstm-ptb": {0: True, 1: False, 2: True}}
     assert clipped_looks([trained(watched("lstm-ptb", "gaussiank"), deviations=[LIMIT])]) == {}  # with its residual
 
 
-def test_what_is_clipped_stands_beside_the_deviations(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("norms", "told"),
+    [((1.0,), "1 of 1 looks, this one too"), ((1.0, 0.5), "1 of 2 looks"), ((0.5, 0.5), "0 of 2 looks")],
+)
+def test_what_is_clipped_stands_beside_the_deviations(norms: Sequence[float], told: str, tmp_path: Path) -> None:
     context = RunContext(output=tmp_path, scratch=tmp_path).read_only()
     dense, topk = (watched("lstm-ptb", method) for method in ("dense", "topk"))
     for run, deviation in ((dense, LIMIT), (topk, 1.0)):
-        look = {**gradient_shape(torch.randn(10_000)), "step": 200, "deviation": deviation}
-        write(file_of(context, run), replace(trained(run), snapshots=[look]))
+        looks = [{**gradient_shape(torch.randn(10_000)), "step": 200 * number, "deviation": norm * deviation}
+                 for number, norm in enumerate(norms, 1)]  # fmt: skip
+        write(file_of(context, run), replace(trained(run), snapshots=looks))
     found = draw_histograms(context, [dense], [topk])
-    assert [row.cells[-1] for row in found.tables[1].rows] == ["1 of 1 looks"]
+    assert [row.cells[-1] for row in found.tables[1].rows] == [told]
     assert CLIPPED_LOOKS not in draw_histograms(context, [topk], [topk]).tables[1].headings
     assert any("here each worker's before its residual is added" in note for note in found.notes)
 
@@ -154,7 +161,7 @@ def test_trainings_of_histograms_that_are_missing_are_not_decided() -> None:
 
     assert [word([], own) for own in ("95 %", "1.5 %")] == [REPRODUCED, NOT]
     assert [word(["one"], own) for own in ("95 %", "1.5 %")] == [PARTLY, UNDECIDED]
-    wide = {"p1/fig8": replace(result(Table(BESIDE_TOPK, ["model", TIMES], [Row(["FNN", "1.20"])])), missing=["one"])}
+    wide = {"p1/fig8": replace(beside_topk(FNN=("1.20", "–")), missing=["one"])}
     assert verdict(wide, "as with TopK-SGD").word == PARTLY
 
 
@@ -194,20 +201,26 @@ def test_all_settings_but_the_odd_one_match() -> None:
     assert word("0.9") == (REPRODUCED, "all 8 settings match")
 
 
-def rand_k(alone: str | None, top: bool = True) -> Verdict:
-    """Rand-k as in figure 1 at chance on both models; on ResNet-20 without its residual, too, where that is stored."""
-    rows = [["randk", "10"], *([["topk", "88"]] if top else [])]
-    tables = [Table(f"{model}: test accuracy", ["training", SCORE], [Row(row) for row in rows]) for model in OWN]
-    forms = [["randk, no residual", model, score] for model, score in zip(OWN, (alone, "10"), strict=True) if score]
-    asked = Table(RANDOM_ASKED, ["training", "model", "last score"], [Row(own) for own in forms])
+def rand_k(form: str, scores: Sequence[str], top: bool = True) -> Verdict:
+    """Rand-k on both models in a form, where it was trained, beside Top-k at 88 %."""
+    kept = form == "with"
+    rows = {model: [["randk", score], *([["topk", "88"]] if top else [])] for model, score in
+            zip(OWN, scores if kept else ("10", "10"), strict=True)}  # fmt: skip
+    tables = [Table(f"{model}: test accuracy", ["training", SCORE], [Row(row) for row in own if row[1]])
+              for model, own in rows.items()]  # fmt: skip
+    forms = [["randk, no residual", model, score] for model, score in zip(OWN, scores, strict=True) if score]
+    asked = Table(RANDOM_ASKED, ["training", "model", "last score"], [Row(own) for own in forms if not kept])
     stored = {"p1/fig1": result(*tables), "beyond/evidence": result(asked)}
-    return verdict(stored, "RandK-SGD learns")
+    return verdict(stored, f"RandK-SGD {form} its residual")
 
 
-def test_a_form_of_rand_k_that_was_not_trained_has_not_failed() -> None:
-    assert [rand_k(alone).word for alone in ("40", "10", None)] == [PARTLY, NOT, UNDECIDED]
-    assert "ResNet-20 10.0 % with its residual, without: not run, TopK-SGD 88.0" in rand_k(None).here
-    assert rand_k("40", top=False).word == MISSING
+@pytest.mark.parametrize("form", ["with", "without"])
+def test_each_form_of_rand_k_is_judged_where_it_was_trained(form: str) -> None:
+    ends = [("40", "51"), ("40", "10"), ("10", "11"), ("90", "95"), ("40", ""), ("10", "")]
+    words = [rand_k(form, scores).word for scores in ends]
+    assert words == [REPRODUCED, PARTLY, NOT, NOT, PARTLY, UNDECIDED]
+    assert rand_k(form, ("40", "51")).here == "ResNet-20 40.0 %, TopK-SGD 88.0, VGG-16 51.0 %, TopK-SGD 88.0"
+    assert rand_k(form, ("40", "51"), top=False).word == MISSING
 
 
 def figure(gap: str, method: str = "topk", seeds: str = "3") -> Result:
@@ -224,7 +237,8 @@ def evidence(method: str, scores: Mapping[str, float], density: str = "0.1 %", s
         own = {"topk": ("1", "1 %"), "dense": ("90", "100 %"), method: (f"{score}", density)}
         for name, (last, sent) in own.items():
             rows.append(Row([f"{name}, authors' settings{seed}", model, last, "%", sent]))
-    alike = [Row([form, "VGG-16", last]) for form, last in (("topk", "70"), (HELD, "71"), (CARRIED, "72"))]
+    ends = {"topk": "70", HELD: "71", CARRIED: "72", **dict.fromkeys(SHORT_ALIKE, "20")}
+    alike = [Row([form, "VGG-16", last]) for form, last in ends.items()]
     asked = Table(AUTHORS_ASKED, ["training", "model", "last score", "unit", "density"], rows)
     return result(asked, Table("alike", ["training", "model", "last score"], alike), Table(ASKED, ["training"], []))
 
@@ -255,13 +269,17 @@ def test_the_settings_of_the_authors_code_have_a_row_of_their_own() -> None:
 
     assert verdict({"p1/fig1": figure("-5.00")}, f"{LIKE_DENSE}, with weight decay").word == MISSING
     some = one(resnet=89.5, vgg=80)
-    here = "open: ResNet-20 under a point from dense (one seed); fails: VGG-16 10.00 points below dense (one seed)"
+    here = (
+        "open: ResNet-20 89.50 %, dense 90.00: under a point from dense (one seed); fails: VGG-16 80.00 %, dense "
+        "90.00: 10.00 points below dense (one seed)"
+    )
     assert (some.word, some.here) == (UNDECIDED, here)
     assert one(resnet=91.0, vgg=92.0).word == REPRODUCED
     assert one(resnet=89.5, vgg=92.0).word == PARTLY
     some = one(resnet=88.5, vgg=88.5)  # VGG-16 by how far its trainings end apart
-    here = "VGG-16 within the spread of its trainings from dense (one seed)"
-    assert (some.word, some.here) == (UNDECIDED, f"fails: ResNet-20 1.50 points below dense (one seed); open: {here}")
+    here = "VGG-16 88.50 %, dense 90.00: within the spread of its trainings from dense (one seed)"
+    fails = "ResNet-20 88.50 %, dense 90.00: 1.50 points below dense (one seed)"
+    assert (some.word, some.here) == (UNDECIDED, f"fails: {fails}; open: {here}")
     assert one(resnet=88.5, vgg=87.5).word == NOT
     lost = one(resnet=float("nan"), vgg=89.5)
     assert (lost.word, "ResNet-20 diverged" in lost.here) == (UNDECIDED, True)
@@ -295,7 +313,7 @@ def test_what_the_texts_settings_gave_is_told_beside_the_authors() -> None:
     one = verdict(
         {"p1/fig6": figure("-5.00"), "beyond/evidence": result(own, theirs)}, f"{AS_PRINTED} dense, with weight"
     )
-    assert one.here == "ResNet-20 not run, VGG-16 2.00 points below dense (one seed)"
+    assert one.here == "ResNet-20 not run, VGG-16 88.00 %, dense 90.00: 2.00 points below dense (one seed)"
     assert one.detail == "Over the same seeds without them: VGG-16 10.00 points below dense."
 
 
@@ -314,7 +332,8 @@ PRINTED = f"{AS_PRINTED} TopK-SGD, with the text's"
 def test_gaussian_k_as_printed_is_compared_with_topk_beyond_what_seeds_do() -> None:
     rows = [("gaussiank", "ResNet-20", "75"), ("topk", "ResNet-20", "88"), ("gaussiank", "VGG-16", "77.68"),
             ("topk", "VGG-16", "77.67"), ("dense", "VGG-16", "90.42"), (HELD, "VGG-16", "76.95"),
-            (CARRIED, "VGG-16", "79.94"), (COUNTED, "VGG-16", "79.25")]  # fmt: skip
+            (CARRIED, "VGG-16", "79.94"), (COUNTED, "VGG-16", "79.25"),
+            *((label, "VGG-16", "20") for label in SHORT_ALIKE)]  # fmt: skip
 
     def one(*cells: tuple[str, str, str]) -> Verdict:
         table = Table("asked", ["training", "model", "last score"], [Row([*row]) for row in cells])

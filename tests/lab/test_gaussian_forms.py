@@ -14,6 +14,7 @@ from sparsync_lab.papers.p1_convergence import BESIDE, figure_1, figure_6
 from sparsync_lab.papers.p1_runs import CARRIED, COUNTED, HELD, HELD_COUNTED, training
 from sparsync_lab.papers.run import History, Run, file_of, write
 from sparsync_lab.papers.vgg16_gap import PLAIN, cause
+from sparsync_lab.papers.vgg16_notes import spread_note
 from sparsync_lab.report import LineChart
 
 SEEN = [{"step": 60, "mean": 60, "fallbacks": 16}]
@@ -137,12 +138,13 @@ def test_trainings_with_an_older_rule_are_named(context: RunContext) -> None:
 
 
 def test_how_far_alike_methods_end_apart_is_read_from_stored_trainings(context: RunContext) -> None:
-    for method, score in {HELD: 0.7, "topk": 0.72}.items():
+    for method, score in {HELD: 0.7, "topk": 0.72, CARRIED: 0.745}.items():
         store(context, training("vgg16", method), score)
-    assert gaussian_forms.spread_note(context) == ""
-    store(context, training("vgg16", CARRIED), 0.745)
-    assert f"({HELD} 70.00, topk 72.00, {CARRIED} 74.50), end up to 4.5 points apart" in gaussian_forms.spread_note(
-        context
-    )
+    store(context, cause("topk", PLAIN), 0.2)
+    assert spread_note(context) == ""
+    store(context, cause(CARRIED, PLAIN), 0.25)
+    told = "between 70.00 and 74.50 % in 120 epochs and between 20.00 and 25.00 % in 40 epochs, one seed each"
+    assert told in spread_note(context)
     for result in (figure_1(context), figure_6(context), evidence.evidence(context)):
-        assert sum("end up to 4.5 points apart" in note for note in result.notes) == 1
+        assert sum(told in note for note in result.notes) == 1
+    assert spread_note(replace(context, quick=True)) == ""

@@ -20,7 +20,7 @@ def trainings(sources: Sources) -> str:
     if first:
         parts = [
             f"`{EVIDENCE}`, {beside:.0f} minutes in all, with {JOBS} trainings at a time:",
-            table(("question", "what it decides", "trainings", "GPU minutes"), first),
+            table(("question", "which asks in all", "missing trainings", "GPU minutes"), first),
         ]
     if not others:
         return "\n\n".join([*parts, "No other item lacks a training."])

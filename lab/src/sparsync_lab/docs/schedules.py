@@ -85,13 +85,16 @@ def tried_of(own: Table) -> dict[str, list[Tried]]:
 
 def _beside_cosine(tried: Mapping[str, Sequence[Tried]]) -> str:
     """Return which methods end higher with P1's schedule than with cosine, and how many rates were tried with each."""
-    told, held = [], list[Held]()
+    told, ends, held = [], [], list[Held]()
     for method, rows in tried.items():
         once, cosine = ([one for one in without_decay(rows) if one.schedule == how]
                         for how in (tuned.FALLS_ONCE, tuned.COSINE))  # fmt: skip
         if once and cosine:
             told.append(f"{len(once)} and {len(cosine)} for {NAMES.get(method, method)}")
             held.append(_is_higher(shown_of(once), shown_of(cosine)))
+            rates = [float(one.rate) for one in cosine]
+            if float(shown_of(cosine).rate) in (min(rates), max(rates)):
+                ends.append(f"{NAMES.get(method, method)} {shown_of(cosine).rate}")
     if not told:
         return "No method was trained with both schedules."
     methods, higher, unclear = len(held), held.count(True), held.count(None)
@@ -100,6 +103,7 @@ def _beside_cosine(tried: Mapping[str, Sequence[Tried]]) -> str:
     return (
         f"With the rates that were tried, and without weight decay, {which} higher with P1's schedule than with cosine"
         f"{undecided} (rates with P1's and with cosine: {'; '.join(told)})."
+        + (f" With cosine the best rate is an end of those tried: {'; '.join(ends)}." if ends else "")
     )
 
 

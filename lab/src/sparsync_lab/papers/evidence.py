@@ -15,7 +15,6 @@ from sparsync_lab.papers.evidence_questions import (
     TUNED,
     questions,
 )
-from sparsync_lab.papers.gaussian_forms import spread_note
 from sparsync_lab.papers.item import Item, Result, RunContext
 from sparsync_lab.papers.p2_learned import learned, learned_notes
 from sparsync_lab.papers.p3 import OTHERS, on_other_models
@@ -23,7 +22,7 @@ from sparsync_lab.papers.random_forms import fallen_note
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.vgg16_gap import ASKED
-from sparsync_lab.papers.vgg16_notes import change_tables
+from sparsync_lab.papers.vgg16_notes import change_tables, spread_note
 from sparsync_lab.report import Figure, Row, Table
 
 

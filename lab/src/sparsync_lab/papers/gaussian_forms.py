@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsync.layout import entries_for
 from sparsync_lab.models import CATALOGUE
-from sparsync_lab.papers.curves import by_seed, display_score
+from sparsync_lab.papers.curves import by_seed
 from sparsync_lab.papers.differences import in_words
 from sparsync_lab.papers.item import RunContext
 from sparsync_lab.papers.p1_runs import (
@@ -19,7 +19,6 @@ from sparsync_lab.papers.p1_runs import (
     HELD,
     HELD_COUNTED,
     ITS_COUNTS,
-    LARGEST_GO,
     counts_title,
     every_run,
     training,
@@ -105,19 +104,6 @@ def older_rule(context: RunContext) -> list[str]:
     old = [history.run for history in made if history.where.get("commit", "").startswith(BEFORE_RULE)]
     listed = dict.fromkeys(f"{model_title(run.model)} ({run.epochs:g} epochs, seed {run.seed})" for run in old)
     return [f"{CARRIED}: {', '.join(listed)} used an older rule, which fell back below 0.9 k."] if listed else []
-
-
-def spread_note(context: RunContext) -> str:
-    """Return how far three methods that send the largest entries end from one another on VGG-16, if they are stored."""
-    found = {form: stored(context, form).get("vgg16") for form in LARGEST_GO}
-    scores = {form: display_score(own.last, own.score) for form, own in found.items() if own is not None}
-    if len(scores) < len(found):
-        return ""
-    listed = ", ".join(f"{form} {score:.2f}" for form, score in scores.items())
-    return (
-        f" On VGG-16 more than that is no ranking: three methods that send the largest entries, k or about as many "
-        f"({listed}), end up to {max(scores.values()) - min(scores.values()):.1f} points apart, one seed each."
-    )
 
 
 def looks_of(labels: Sequence[str]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from sparsync_lab.training.methods import DENSE
 
 BESIDE_TOPK, SHAPES = "Deviation beside TopK-SGD's", "The shapes in numbers"  # tables
 TIMES, CLIPPED_LOOKS = "times TopK-SGD's", "clipped"  # headings
+THIS_ONE = "this one too"  # of clipped looks
 KURTOSIS, WITHIN, LARGEST, HOLDS = "kurtosis", "within a deviation", "in the k largest", "holds"
 # Shares of distributions within a deviation of their mean.
 UNIFORM_WITHIN, NORMAL_WITHIN, LAPLACE_WITHIN = (
@@ -72,15 +73,15 @@ def draw_histograms(
     return replace(result, tables=tables, figures=[*figures, curves], notes=[*remarks, *notes, *result.notes])
 
 
-def clipped_looks(histories: Iterable[History]) -> dict[str, str]:
-    """Return by model at how many looks the gradient of Dense-SGD had the norm at which it is clipped; of those that
-    are never clipped, and of other methods, whose residual is not, nothing."""
+def clipped_looks(histories: Iterable[History]) -> dict[str, dict[int, bool]]:
+    """Return by model and step whether the gradient of Dense-SGD had the norm at which it is clipped; of those that are
+    never clipped, and of other methods, whose residual is not, nothing."""
     found = {}
     for history in histories:
-        run, looks = history.run, _deviations(history).values()
+        run, looks = history.run, _deviations(history)
         if run.method == DENSE and run.clip is not None:
             limit = NEARLY * run.clip / math.sqrt(CATALOGUE[run.model].parameters)
-            found[run.model] = f"{sum(own >= limit for own in looks)} of {len(looks)} looks"
+            found[run.model] = {step: own >= limit for step, own in looks.items()}
     return found
 
 
@@ -89,7 +90,9 @@ def _stored(context: RunContext, runs: Sequence[Run]) -> dict[str, History]:
     return {history.run.model: history for history in train_missing(context.read_only(), runs)[0].values()}
 
 
-def _beside_topk(done: Mapping[str, History], topk: Mapping[str, History], clipped: Mapping[str, str]) -> list[Table]:
+def _beside_topk(
+    done: Mapping[str, History], topk: Mapping[str, History], clipped: Mapping[str, Mapping[int, bool]]
+) -> list[Table]:
     """Compare deviations with those of TopK-SGD, at the last look at which both are known."""
     rows = []
     for history in done.values():
@@ -99,10 +102,18 @@ def _beside_topk(done: Mapping[str, History], topk: Mapping[str, History], clipp
         if both:
             own, other = (found[both[-1]] for found in pair)
             cells = [model_title(model), str(both[-1]), f"{own:.2e}", f"{other:.2e}", f"{own / other:.2f}"]
-            rows.append(Row([*cells, clipped.get(model, "–")] if clipped else cells))
-    notes = ["Clipped: at how many looks the limit set the norm of the gradient."] if clipped else []
+            rows.append(Row([*cells, _clipped(clipped.get(model, {}), both[-1])] if clipped else cells))
+    notes = (
+        ["Clipped: at how many looks the limit set the norm of the gradient; whether at this step."] if clipped else []
+    )
     headings = ["model", "step", "here", "TopK-SGD", TIMES, *([CLIPPED_LOOKS] if clipped else [])]
     return [Table(BESIDE_TOPK, headings, rows, notes)] if rows else []
+
+
+def _clipped(looks: Mapping[int, bool], step: int) -> str:
+    """Return at how many looks a gradient was clipped, and that it was at this step."""
+    here = f", {THIS_ONE}" if looks.get(step) else ""
+    return f"{sum(looks.values())} of {len(looks)} looks{here}" if looks else "–"
 
 
 def _deviations(history: History) -> dict[int, float]:

@@ -56,7 +56,7 @@ def figure_3(context: RunContext) -> Result:
         [
             "Nothing differs from the paper but the vector, which is drawn anew, from our seed. The table has how far "
             f"π rises above the line, over all entries, and how far π and π² are from convex, at {POINTS} places. P1's "
-            "text speaks of π; its area argument needs π² to be convex, which a review of P1 names."
+            "text speaks of π; its area argument needs π² to be convex. A convex π that falls to 0 has a convex π²."
         ],
         {"i": places, "pi": pi, "pi_squared": squares, "line": line, "u": middles, "density": density},
     )

@@ -114,7 +114,7 @@ ITEMS = (
         "p1/fig3",
         "Figure 3, the shape of π",
         "P1: sorted magnitudes of a normal vector (π) are convex and below a straight line. Its area argument for "
-        "Theorem 1 takes their squares, which a review of P1 says.",
+        "Theorem 1 takes their squares.",
         gradient_shapes.figure_3,
     ),
     Item(

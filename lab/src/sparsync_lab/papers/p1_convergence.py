@@ -21,7 +21,6 @@ from sparsync_lab.papers.gaussian_forms import (
     fallback_note,
     looks_of,
     older_rule,
-    spread_note,
     stored,
     uncounted_note,
 )
@@ -31,7 +30,7 @@ from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_CO
 from sparsync_lab.papers.random_forms import trained_on
 from sparsync_lab.papers.run import History, model_title
 from sparsync_lab.papers.run_queue import train_missing
-from sparsync_lab.papers.vgg16_notes import change_tables, gap_note, precision_note
+from sparsync_lab.papers.vgg16_notes import change_tables, gap_note, precision_note, spread_note
 from sparsync_lab.report import Figure, Table
 
 SCHEDULE = (
@@ -49,11 +48,12 @@ IMAGENET = (
     "divided by 10 after 30 and 60 (P1 prints no rate, and a batch of 128 with its times only)."
 )
 RANDOM = (
-    "In P1 RandK-SGD learns on CIFAR-10, if slowly, and cannot converge on ImageNet. With error feedback entries wait "
-    "for a thousand steps on average; the learning rate is dense SGD's. P1 does not say what it did about that. Its "
-    "authors' code has Rand-k with its residual (randomkec) and without (randomk), and P1 does not say which figure 1 "
-    "shows; it begins with densities that are four to sixteen times as high. What these two change, beyond/evidence "
-    "measures {trained}. Of what it sends, the density column counts what is not 0."
+    "In P1 RandK-SGD learns on CIFAR-10, if slowly, and cannot converge on ImageNet. P1's text gives it a residual "
+    "(Eq. 2), as here; its authors' code has it with one (randomkec) and without (randomk), and P1 does not say which "
+    "of them figure 1 shows. That code begins with densities that are four to sixteen times as high. What these two "
+    "change, beyond/evidence measures {trained}. With a residual entries wait for a thousand steps on average, and the "
+    "learning rate is dense SGD's; lower ones were not tried. Of what it sends, the density column counts what is not "
+    "0."
 )
 
 

@@ -128,10 +128,11 @@ def block_gap_text(scores: Mapping[str, float]) -> str:
         return ""
     told = ", ".join(f"{_ending(block)} and {_ending(single)} (rate {rate:g})" for rate, block, single in found)
     before, best = found[0][1], max(block for _, block, _ in found if isfinite(block))
+    at_end = ", and a better rate may lie below" if best == found[-1][1] else ""
     of = P2_ACCURACY["block+allgather"][1][P2_WORKERS.index(8)] - before
     gain = f"at most {best - before:.1f}" if best - before >= POINT else "less than a point"
     lower = f"lower rates, down to {found[-1][0]:g}, bring block-random-k {gain}"
-    brings = f"{lower} of the {of:.1f} points that it is below P2's"
+    brings = f"{lower} of the {of:.1f} points that it is below P2's{at_end}"
     longer = [scores[run.label] for run in map(for_longer, block_and_random()) if run.label in scores]
     if len(longer) == 2:
         block, single = longer

@@ -8,11 +8,11 @@ from sparsync.layout import entries_for
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import store
 from sparsync_lab.papers.claims.claim import sentences
-from sparsync_lab.papers.claims.p1_models import spread_of
+from sparsync_lab.papers.claims.p1_models import SHORT_ALIKE, spread_of, spread_words
 from sparsync_lab.papers.curves import display_score
 from sparsync_lab.papers.differences import MISSING, stated_gap
 from sparsync_lab.papers.item import RunContext
-from sparsync_lab.papers.p1_runs import COUNTED, LARGEST_GO, training, watched
+from sparsync_lab.papers.p1_runs import COUNTED, LARGEST_GO, training
 from sparsync_lab.papers.run import SUFFIX, History, Run
 from sparsync_lab.papers.run_queue import stored_history, train_missing
 from sparsync_lab.papers.tables import NOT_RUN
@@ -22,6 +22,7 @@ from sparsync_lab.papers.vgg16_gap import (
     SHORT,
     TITLES,
     authors_settings,
+    best_dense,
     cause,
     cause_label,
     clipped,
@@ -59,7 +60,7 @@ def change_tables(context: RunContext) -> list[Table]:
     scores = scores_by_cause({label: _score(history) for label, history in done.items()})
     if not {("topk", PLAIN), ("dense", PLAIN)} <= scores.keys():
         return []
-    plain, warmed = scores["dense", PLAIN], done[cause_label("topk", PLAIN)]
+    (_, highest), warmed = best_dense(scores), done[cause_label("topk", PLAIN)]
     order = sorted({what for _, what in scores} - {PLAIN}, key=lambda what: -scores.get(("topk", what), 0.0))
     rows = []
     for what in (PLAIN, *order):
@@ -68,13 +69,19 @@ def change_tables(context: RunContext) -> list[Table]:
         history = done.get(cause_label("topk", what))
         if history is not None and history.run.warmup != warmed.run.warmup:
             name += f" ({_warm_up(history)})"
-        gap = "–" if top is None else stated_gap(top - plain, digits=1)
+        gaps = [
+            "–" if top is None or other is None else stated_gap(top - other, digits=1) for other in (dense, highest)
+        ]
         missing = "–" if history is not None and history.run.densities else NOT_RUN  # dense has no density
         ends = [absent if own is None else f"{own:.2f}" for own, absent in ((top, NOT_RUN), (dense, missing))]
-        rows.append(Row([name, *ends, gap]))
+        rows.append(Row([name, *ends, *gaps]))
     longer = warm_up_of_figure_6(len(warmed.losses))
-    note = f"Trainings without a change are called '{PLAIN}' elsewhere; figure 6 has {longer} steps of warm-up."
-    return [Table(CHANGES, ["change", "TopK-SGD", "dense with it", "TopK-SGD to dense without it"], rows, [note])]
+    note = (
+        f"Trainings without a change are called '{PLAIN}' elsewhere; figure 6 has {longer} steps of warm-up, as many "
+        "as the 5 epochs of a change here."
+    )
+    headings = ["change", "TopK-SGD", "dense with it", "TopK-SGD to dense with it", "to the best dense"]
+    return [Table(CHANGES, headings, rows, [note])]
 
 
 def _warm_up(history: History) -> str:
@@ -117,8 +124,20 @@ def precision_note(context: RunContext) -> str:
 
 def _spread(context: RunContext) -> float:
     """Return by how many points trainings of VGG-16 differ anyway, as judges have it."""
+    return spread_of(_alike(context))
+
+
+def spread_note(context: RunContext) -> str:
+    """Return how far methods that send the largest entries end from one another on VGG-16, if they are stored."""
+    told = sentences(spread_words(_alike(context))) if _is_full(context) else ""
+    return f" {told}" if told else ""
+
+
+def _alike(context: RunContext) -> dict[str, float]:
+    """Return where the trainings end by which that is known, by label, as far as they are stored."""
     found = {form: stored_history(context.read_only(), training("vgg16", form)) for form in LARGEST_GO}
-    return spread_of({form: _score(history) for form, history in found.items() if history is not None})
+    short = {label: history for label, history in stored_causes(context).items() if label in SHORT_ALIKE}
+    return {label: _score(history) for label, history in {**found, **short}.items() if history is not None}
 
 
 def _is_full(context: RunContext) -> bool:
@@ -138,7 +157,7 @@ def _known(context: RunContext) -> list[str]:
     ends = {label: one_seed_from(own, score["dense"], spread) for label, own in score.items()}
     fewer = done["topk"].density / done["gaussiank"].density
     told = (
-        f"TopK-SGD ends {ends['topk']} on VGG-16, where P1 says 0.6 to 0.8 points, too. As printed "
+        f"TopK-SGD ends {ends['topk']} on VGG-16, for which P1, too, says 0.6 to 0.8 points. As printed "
         f"Gaussian-k sends {fewer:.0f} times fewer entries in all and ends {ends['gaussiank']}"
     )
     if COUNTED in done:
@@ -146,43 +165,24 @@ def _known(context: RunContext) -> list[str]:
         k = entries_for(done[COUNTED].run.options["density"], CATALOGUE["vgg16"].parameters)
         told += (
             f", and {ends[COUNTED]} where it is trained again with the same seed; in its first {first['step']} steps "
-            f"it sends {first['mean'] / k:.1f} k, as a warm-up would"
+            f"it sends {first['mean'] / k:.1f} k, later far less"
         )
     told += "."
     if all(run.label in done for run in theirs):
         top, dense = (score[run.label] for run in theirs)
-        ends_so = one_seed_from(top, dense, spread, "dense with that weight decay")
-        told += f" With weight decay and density warm-up of its authors' code TopK-SGD ends {ends_so}."
+        told += (
+            f" With weight decay and density warm-up of its authors' code TopK-SGD ends at {top:.2f} %, dense with "
+            f"that weight decay at {dense:.2f} (one seed each)."
+        )
     if all(run.label in done for run in cut):
         cut_top, cut_dense = (run.label for run in cut)
-        beside = one_seed_from(score[cut_top], score[cut_dense], spread, "clipped dense")
         told += (
-            f" Clipped at a norm of 1, TopK-SGD ends {ends[cut_top]}, and {beside}; clipped dense ends "
-            f"{ends[cut_dense]}."
+            f" Clipped at a norm of 1, TopK-SGD ends at {score[cut_top]:.2f} %, clipped dense at "
+            f"{score[cut_dense]:.2f}, dense as it is at {score['dense']:.2f} (one seed each)."
         )
     if warmed().label in done:
         told += f" {sentences(warmed_in_words(score[warmed().label], score['dense'], spread))}"
-    return [f"{told}{_longer_warm_up(context, done['topk'])}"]
-
-
-def _longer_warm_up(context: RunContext, topk: History) -> str:
-    """Return where the training of figure 2, whose rate grows for longer, stands beside figure 6's while both have the
-    full rate; empty if it is not stored."""
-    run = watched("vgg16", "topk")
-    history = stored_history(context.read_only(), run)
-    if history is None:
-        return ""
-    full = min(len(history.losses), *(share * len(topk.losses) for share in topk.run.decay or ()))
-    known = [(step, 100 * score) for step, score in zip(topk.points, topk.scores, strict=True) if step <= full][-2:]
-    if len(known) < 2:
-        return ""
-    middle = sum(step for step, _ in known) / 2
-    step, score = min(zip(history.points, history.scores, strict=True), key=lambda point: abs(point[0] - middle))
-    theirs = " and ".join(f"{own:.1f} % at step {at:,}" for at, own in known)
-    return (
-        f" With {_warm_up(history)} and no decay, the training of figure 2 has {100 * score:.1f} % at step {step:,}; "
-        f"figure 6's, with {_warm_up(topk)} and the same rate there, has {theirs} (one seed each)."
-    )
+    return [told]
 
 
 def _score(history: History) -> float:

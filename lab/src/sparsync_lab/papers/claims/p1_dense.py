@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from math import isfinite
 from statistics import mean
 
 from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences
@@ -72,7 +73,10 @@ def _with_the_authors(method: str) -> Judge:
             if both := sorted(own.keys() & dense.keys()):
                 gap = mean(own[seed] - dense[seed] for seed in both)
                 apart, many = spread(stored, model), len(both)
-                told[model] = f"{from_dense(by_spread(stated_gap(gap, many), apart, many))} ({in_words(many)})"
+                ends = [mean(each[seed] for seed in both) for each in (own, dense)]
+                below = from_dense(by_spread(stated_gap(gap, many), apart, many))
+                scores = f"{ends[0]:.2f} %, dense {ends[1]:.2f}: " if isfinite(gap) else ""
+                told[model] = f"{scores}{below} ({in_words(many)})"
                 held[model] = near(gap, many, apart)
                 if all({*both} <= scores.keys() for scores in before):
                     plain = mean(before[0][seed] - before[1][seed] for seed in both)

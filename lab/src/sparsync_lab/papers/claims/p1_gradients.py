@@ -16,6 +16,7 @@ from sparsync_lab.papers.gradient_histograms import (
     LARGEST,
     NORMAL_WITHIN,
     SHAPES,
+    THIS_ONE,
     TIMES,
     UNIFORM_WITHIN,
     WITHIN,
@@ -85,17 +86,19 @@ def _norm_of_the_largest(stored: StoredTables) -> Judgement:
 
 
 def _width(item: str, fits: Callable[[float], bool]) -> Judge:
-    """Judge a deviation, in times that of TopK-SGD's gradient plus residual, at each model's last look. Where a
-    gradient of Dense-SGD is clipped it does not count: there the limit sets it."""
+    """Judge a deviation, in times that of TopK-SGD's gradient plus residual, at each model's last look. A
+    gradient of Dense-SGD that is clipped there does not count: the limit sets it."""
 
     def judge(stored: StoredTables) -> Judgement:
         table = stored.table(item, BESIDE_TOPK)
         rows = [dict(zip(table.headings, row.cells, strict=True)) for row in table.rows]
-        cut = [row for row in rows if not row.get(CLIPPED_LOOKS, "–").startswith(("–", "0 "))]
+        cut = [row for row in rows if THIS_ONE in row.get(CLIPPED_LOOKS, "")]
         ratios = [first_number(row[TIMES]) for row in rows if row not in cut]
         if not ratios:
             raise_missing("models whose gradient is not clipped")
-        here = f"its deviation is {min(ratios):.2g} to {max(ratios):.2g} times Top-k's, {len(ratios)} models"
+        steps = {row["step"] for row in rows}
+        last = f" (step {int(steps.pop()):,})" if len(steps) == 1 else ""
+        here = f"its deviation is {min(ratios):.2g} to {max(ratios):.2g} times Top-k's, {len(ratios)} models{last}"
         others = ", ".join(f"{row['model']} {row[TIMES]} (clipped at {row[CLIPPED_LOOKS]})" for row in cut)
         told = f"not counted, as clipping sets the deviation of the dense gradient: {others}" if others else ""
         word = word_of([*map(fits, ratios), *stored.untested(item, "p1/fig2")])
@@ -143,7 +146,7 @@ def _catch_up(stored: StoredTables) -> Judgement:
 CLAIMS = (
     Claim(
         "p1/fig2", "π of gradient plus residual lies below its line, and π² is convex: what Theorem 1's proof takes",
-        "P1, of bell shapes: π below its line and convex; a review of P1: π² convex", _assumption, ALSO,
+        "π below its line and convex, of bell shapes; then π² is convex, too", _assumption, ALSO,
     ),
     Claim(
         "p1/fig2", "gradient plus residual has a Gaussian-like distribution",
@@ -163,7 +166,7 @@ CLAIMS = (
     ),
     Claim(
         "p1/fig3", "π of a normal vector is convex and lies below its line, and π² is convex",
-        "P1 says it of π, a review of P1 of π²", _shape_of_pi,
+        "of π; a convex π that falls to 0 has a convex π²", _shape_of_pi,
     ),
     Claim(
         "p1/fig5", "(1 − k/d)² is a tighter bound than 1 − k/d, and holds, in training, too", "every k", _bounds,

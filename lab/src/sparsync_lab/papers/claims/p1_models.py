@@ -1,4 +1,4 @@
-"""The models by which P1 is judged: what is told of each, and how far trainings that do the same end apart."""
+"""The models by which P1 is judged: what is told of each, and how far trainings that select alike end apart."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from math import inf
 from sparsync_lab.papers.claims.claim import UNDECIDED, Judgement, sentences, word_of
 from sparsync_lab.papers.claims.stored_tables import MissingResult, StoredTables, raise_missing
 from sparsync_lab.papers.differences import MISSING, POINT, Held
-from sparsync_lab.papers.p1_runs import LARGEST_GO
+from sparsync_lab.papers.p1_runs import CARRIED, LARGEST_GO, training
+from sparsync_lab.papers.vgg16_gap import PLAIN, SHORT, cause_label
 
 OWN, BESIDE = ("ResNet-20", "VGG-16"), "LeNet-5"  # models that P1 draws, and one that it does not
 VGG = OWN[1]
+SHORT_ALIKE = tuple(cause_label(form, PLAIN) for form in ("topk", CARRIED))  # short ones of the same
 
 
 def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:
@@ -37,24 +39,29 @@ def columns(stored: StoredTables, item: str, method: str, heading: str) -> dict[
 
 def spread(stored: StoredTables, model: str) -> float:
     """Return by how many points trainings of a model differ anyway, a point at least. On VGG-16 these are the points
-    between those that send about the k largest; as long as they are not stored, nobody knows, and no difference of one
-    seed decides."""
+    between those that send about the k largest, in 120 epochs or in 40, whichever is more; as long as they are not
+    stored, nobody knows, and no difference of one seed decides."""
     return spread_of(_scores(stored)) if model == VGG else POINT
 
 
 def spread_of(scores: Mapping[str, float]) -> float:
     """Return the same of VGG-16 from last scores by training."""
     ends = _ends(scores)
-    return max(POINT, max(ends) - min(ends)) if ends else inf
+    return max(POINT, *(max(own) - min(own) for own in ends.values())) if ends else inf
 
 
 def spread_in_words(stored: StoredTables) -> str:
     """Return how far these end apart; empty as long as they are not stored."""
-    if not (ends := _ends(_scores(stored))):
+    return spread_words(_scores(stored))
+
+
+def spread_words(scores: Mapping[str, float]) -> str:
+    """Return the same from last scores by training."""
+    if not (ends := _ends(scores)):
         return ""
-    low, high = min(ends), max(ends)
-    said = f"on {VGG} runs that send about the k largest end between {low:.2f} and {high:.2f} %, one seed each"
-    return f"{said}: smaller differences mean nothing"
+    between = (f"between {min(own):.2f} and {max(own):.2f} % in {epochs} epochs" for epochs, own in ends.items())
+    said = f"on {VGG} methods that send about the k largest end {' and '.join(between)}, one seed each"
+    return f"{said}: what is less apart than the larger of these is no ranking"
 
 
 def _scores(stored: StoredTables) -> Mapping[str, float]:
@@ -63,5 +70,9 @@ def _scores(stored: StoredTables) -> Mapping[str, float]:
     return {}
 
 
-def _ends(scores: Mapping[str, float]) -> list[float]:
-    return [scores[form] for form in LARGEST_GO] if scores.keys() >= {*LARGEST_GO} else []
+def _ends(scores: Mapping[str, float]) -> dict[int, list[float]]:
+    """Return where they end, by epochs; nothing unless all are stored."""
+    if not scores.keys() >= {*LARGEST_GO, *SHORT_ALIKE}:
+        return {}
+    ends = {round(training("vgg16", "topk").epochs): [scores[form] for form in LARGEST_GO]}
+    return ends | {SHORT: [scores[label] for label in SHORT_ALIKE]}

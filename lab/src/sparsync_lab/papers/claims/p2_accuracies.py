@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from sparsync_lab.papers.claims.claim import Judgement, at_most_partly, sentences
+from sparsync_lab.papers.claims.claim import NOT, UNDECIDED, Judgement, at_most_partly, sentences
 from sparsync_lab.papers.claims.stored_tables import StoredTables, raise_missing
 from sparsync_lab.papers.differences import DIVERGED
 from sparsync_lab.papers.p2 import LEARNED, LONG, SCOPES
@@ -104,14 +104,18 @@ def at_most_workers(own: Mapping[Setting, list[float]]) -> tuple[str, str]:
 
 
 def as_far_as_p2(found: Judgement, cells: Cells, *schemes: str) -> Judgement:
-    """Return the judgement with where trainings end far below what P2 prints: such a claim is reproduced in part."""
+    """Return the judgement with where trainings end far below what P2 prints: such a claim is reproduced in part, and
+    where it fails, that may be as they are so far from their end."""
     below = {scope: max((_below_p2(cells, scope, scheme) for scheme in schemes), default=0.0) for scope in SCOPES}
     far = {scope: gap for scope, gap in below.items() if gap >= FAR}
     if not far:
         return found
     told = ", ".join(f"{scope} up to {gap:.0f}" for scope, gap in far.items())
     ends = sentences(f"what is compared ends far below P2, which has 300 epochs: {told} points")
-    return partly_as("far below P2", found._replace(detail=f"{found.detail} {ends}".lstrip()))
+    told_so = found._replace(detail=f"{found.detail} {ends}".lstrip())
+    if found.word == NOT:
+        return told_so._replace(here=f"{found.here}; {UNDECIDED}: far below P2", word=UNDECIDED)
+    return partly_as("far below P2", told_so)
 
 
 def partly_as(cause: str, found: Judgement) -> Judgement:

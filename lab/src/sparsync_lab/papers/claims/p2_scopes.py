@@ -42,26 +42,33 @@ def _at_one_worker(stored: StoredTables) -> Judgement:
 
 
 def _with_momentum(stored: StoredTables) -> Judgement:
-    """Compare both scopes where both learn, and dense tells scope from rate. It has the rate of layers: where it does
-    not learn, or ends below what has a tenth of that rate, the rate decides."""
+    """Compare both scopes where one of them learns, and dense tells scope from rate. It has the rate of layers: where
+    it does not learn, or ends below what has a tenth of that rate, the rate decides."""
     cells = ours(stored, "p2/table1", WITH_MOMENTUM)
     every = both_scopes(cells)
     dense = {w: cells["standard", "layer", w] for w in P2_WORKERS if ("standard", "layer", w) in cells}
-    learning = {key: pair for key, pair in every.items() if min(pair) > LEARNS and key[1] in dense}
-    both = learning or raise_missing(WITH_MOMENTUM)
-    first, *others = (f"{named(key, pair)}, dense {dense[key[1]]:.2f}" for key, pair in both.items())
-    counts = [pair for key, pair in both.items() if dense[key[1]] > max(LEARNS, pair[1])]
-    held = sum(layer > whole for layer, whole in counts)
+    learning = {key: pair for key, pair in every.items() if max(pair) > LEARNS and key[1] in dense}
+    one = learning or raise_missing(WITH_MOMENTUM)
+    counts = {key: pair for key, pair in one.items() if dense[key[1]] > max(LEARNS, pair[1])}
+    told = {key: f"{named(key, pair)}, dense {dense[key[1]]:.2f}" for key, pair in {**counts, **one}.items()}
+    held = sum(layer > whole for layer, whole in counts.values())
     untested = PAIRS - sum(key[1] in dense for key in every)
-    word = word_of([*(layer > whole for layer, whole in counts), *[None] * untested]) if counts else UNDECIDED
+    word = word_of([*(layer > whole for layer, whole in counts.values()), *[None] * untested]) if counts else UNDECIDED
     decide = f"in {held} of {len(counts)} pairs that decide, of {len(every)}"
     which = decide if counts else f"none of {len(every)} pairs can decide"
-    here = f"{which}: {first}; see {LONG} epochs, beyond/evidence"
-    half = [named(key, pair) for key, pair in every.items() if key not in both and max(pair) > LEARNS]
-    left_out = f"left out, as one of the two does not learn: {', '.join(half)}" if half else ""
+    here = f"{which}: {next(iter(told.values()))}; see {LONG} epochs, beyond/evidence"
+    deciding, others = ([text for key, text in told.items() if (key in counts) is own][own or not counts :]
+                        for own in (True, False))  # fmt: skip
     why = f"{RATES}; dense has that of layers. A pair decides where dense learns and ends above what is chosen globally"
     why += ": where the lower rate alone ends higher, the scope is not what is compared"
-    return Judgement(here, word, sentences(f"likewise {', '.join(others)}" if others else "", why, left_out))
+    rest = len(every) - len(one)
+    detail = sentences(
+        f"likewise {', '.join(deciding)}" if deciding else "",
+        why,
+        f"not deciding: {', '.join(others)}" if others else "",
+        f"in {rest} pairs neither learns" if rest else "",
+    )
+    return as_far_as_p2(Judgement(here, word, detail), cells, "topk")
 
 
 def _that_learn(stored: StoredTables) -> Judgement:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sparsync_lab.papers.adamw_sweep import MAIN, OWN_RATES
 from sparsync_lab.papers.adamw_tables import MET, MISSED
 from sparsync_lab.papers.adamw_tables import STANDING as WITH_ADAMW
-from sparsync_lab.papers.claims.claim import UNDECIDED, Judgement, question, sentences, word_for, word_of
+from sparsync_lab.papers.claims.claim import UNDECIDED, Judgement, question, sentences, word_of
 from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
 from sparsync_lab.papers.differences import DIVERGED, MISSING, NO_PAIR, PERCENT, SEVERAL, UNDER_A_POINT, Held, in_words
 from sparsync_lab.papers.outer import begun_of
@@ -111,7 +111,7 @@ def _ends(cells: Mapping[str, str]) -> str:
 
 def _local_steps(stored: StoredTables) -> Judgement:
     """Compare the best of local steps with an exchange in every step: of what is searched for to its end, and of single
-    trainings of searches that are not done."""
+    trainings of searches that are not done, which leave open whether another rate is better."""
     done, begun = begun_of(stored.result(OUTER), OUTER_SETTING)
     local = [cells for label, cells in done.items() if label not in ("dense", MAIN)]
     ends = [(first_number(cells["score"]), _finished(cells)) for cells in local]
@@ -128,7 +128,8 @@ def _local_steps(stored: StoredTables) -> Judgement:
         f"dense: {done['dense']['score'] if 'dense' in done else MISSING}",
         f"searches that are not finished: {_listed(one.label for one in begun)}" if begun else "",
     )
-    return Judgement(here, word_for(shown[0][0] <= first_number(each["score"]), True), detail)
+    held: Held = shown[0][0] <= first_number(each["score"])
+    return Judgement(here, word_of([held if held or not begun else None]), detail)
 
 
 def _finished(cells: Mapping[str, str]) -> str:

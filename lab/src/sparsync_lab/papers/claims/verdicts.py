@@ -25,7 +25,7 @@ from sparsync_lab.report import Row, Table
 
 CLAIM_HEADINGS = ("claim", "published", "here", "verdict", "command")
 QUESTION_HEADINGS = ("question", "here", "answer", "command")
-QUESTIONS = (*questions_p1.QUESTIONS, *questions_p3.QUESTIONS, *questions_beyond.QUESTIONS)
+QUESTIONS = (*questions_p1.QUESTIONS, *p3.QUESTIONS, *questions_p3.QUESTIONS, *questions_beyond.QUESTIONS)
 CLAIMS = (
     *p1.CLAIMS, *p1_gaussian.CLAIMS, *p1_gradients.CLAIMS, *p1_times.CLAIMS,
     *p2_scopes.CLAIMS, *p2.CLAIMS, *p2_times.CLAIMS, *p3.CLAIMS, *QUESTIONS,
