@@ -96,7 +96,7 @@ def test_bytes_are_of_the_trainings_whose_accuracy_is_told(monkeypatch: pytest.M
         ]
         return gains.gains(Stored(Table(tuned.CAPTION, HEADINGS, rows)))
 
-    assert told("382.72 MB").startswith("At **61 times fewer bytes**")
+    assert told("382.72 MB").startswith("- At **61 times fewer bytes**")
     assert "and at about the same bytes, ends at 88.30 ± 0.10 %" in told("382.72 MB")
     assert "and at the same bytes, ends at" in told("383.63 MB")
     assert "and at 1.15 times the bytes, ends at" in told("441.17 MB")

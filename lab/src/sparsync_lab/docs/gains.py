@@ -1,4 +1,4 @@
-"""What the library gains, in the sentences that README begins with."""
+"""What the library gains, in README's sentences."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ SELECTION = "bench-select-gpu.csv"
 
 
 def gains(sources: Sources) -> str:
-    """Return what the library gains, in a few sentences."""
-    return f"{_at_equal_bytes(sources)} {_with_adamw(sources)}\n{_selection(sources)}"
+    """Return what the library gains, a point a line."""
+    told = (_at_equal_bytes(sources), _with_adamw(sources), _selection(sources))
+    return "\n".join(f"- {one}" for one in told if one)
 
 
 def _at_equal_bytes(sources: Sources) -> str:
