@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sparsync_lab.papers import random_forms
 from sparsync_lab.papers.curves import by_epoch, spread_caption
 from sparsync_lab.papers.differences import SEED
 from sparsync_lab.papers.evidence_questions import RANDOM, SETTINGS, TREE
@@ -14,7 +15,7 @@ from sparsync_lab.training.methods import DENSE
 # What is drawn of a question, and of which models; the other questions have tables alone.
 DRAWN = {
     SETTINGS: ("settings of text and code", ("vgg16", "resnet20")),
-    RANDOM: ("forms of Rand-k", ("resnet20", "lenet5")),
+    RANDOM: ("forms of Rand-k", random_forms.MODELS),
     TREE: ("forms of gTop-k", ("resnet20",)),
 }
 
