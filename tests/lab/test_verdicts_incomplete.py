@@ -33,9 +33,8 @@ ABOUT = {"cause: ": "one changed setting", "randk": "RandK-SGD", "gTop-k": "gTop
 ONE_PART = (
     "end like dense on ResNet-20?",
     "as fast as dense SGD",
-    "momentum before the residual",
     "more entries",
-    "momentum of 0.9 before",
+    "before the residual",
     "is RandK-SGD better",
     "one changed setting",
     "clipped at a norm of 1",
