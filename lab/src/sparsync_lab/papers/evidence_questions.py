@@ -98,11 +98,10 @@ def gtopk_in_fewer_bits(values: str, seed: int = 0) -> Run:
 
 def other_causes() -> tuple[Run, ...]:
     """Return what else may be behind VGG-16's gap: precision, and a warm-up of as many epochs as in figure 6."""
-    both = ("topk", "dense")
     return (
-        *(cause(method, FP32, autocast=False) for method in both),
-        *(cause(method, "warm-up of 5 epochs", warmup=5 / SHORT) for method in both),
+        cause("topk", FP32, autocast=False),
         warmed(),
+        *(cause(method, "warm-up of 5 epochs", warmup=5 / SHORT) for method in ("topk", "dense")),
     )
 
 
@@ -125,11 +124,25 @@ def questions() -> tuple[Question, ...]:
                 *map(clipped, both),
                 *(authors_settings(model, form) for model in ("resnet20", "vgg16") for form in (AUTHORS, "gaussiank")),
                 *(tuned.seeded(authors_settings("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
+                *(tuned.seeded(authors_settings("vgg16", method), seed) for seed in SEEDS[1:] for method in both),
+                *(authors_settings("lenet5", method) for method in (*both, AUTHORS, "gaussiank")),
             ),
             (
-                *(training(model, method) for model in ("vgg16", "resnet20") for method in both),
+                *(training(model, method) for model in ("vgg16", "resnet20", "lenet5") for method in both),
                 *(tuned.seeded(training("resnet20", method), seed) for seed in SEEDS[1:] for method in both),
             ),
+        ),
+        Question(
+            "cause",
+            ASKED,
+            (*other_causes(), *causes(), cause("dense", FP32, autocast=False)),
+        ),
+        Question(
+            TUNED,
+            "Baselines at their best: dense, TopK-SGD and the best recipe on ResNet-20 with other rates, and in P1's "
+            "schedule; DGC on VGG-16 with lower rates.",
+            tuned.asked(search),
+            tuned.beside(search),
         ),
         Question(
             "forms",
@@ -145,11 +158,6 @@ def questions() -> tuple[Question, ...]:
             ),
         ),
         Question(
-            "cause",
-            ASKED,
-            (*other_causes(), *causes()),
-        ),
-        Question(
             "no momentum",
             f"P2, table 1 ({OF_P2}): layer by layer against globally, block against random, and all-reduce.",
             (
@@ -157,13 +165,6 @@ def questions() -> tuple[Question, ...]:
                 *cells("global", 8, ("topk", *wide)),
                 *cells("layer", 4, ("standard", "topk", *wide)),
             ),
-        ),
-        Question(
-            TUNED,
-            "Baselines at their best: dense, TopK-SGD and the best recipe on ResNet-20 with other rates, and in P1's "
-            "schedule; DGC on VGG-16 with lower rates.",
-            tuned.asked(search),
-            tuned.beside(search),
         ),
         Question(
             RANDOM,

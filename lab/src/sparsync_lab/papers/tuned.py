@@ -52,12 +52,12 @@ def asked(search: LearningRateSearch) -> tuple[Run, ...]:
         *(with_decay(in_p1_schedule(search.run(MODEL, label, 4.0, 2))) for label in (EARLY, "dense")),
         *(with_decay(training(MODEL, "topk", label=f"topk, rate {rate:g}", rate=rate)) for rate in (0.1, 0.2)),
         *(with_decay(in_p1_schedule(search.run(MODEL, label, 2.0, 2))) for label in (EARLY, "dense")),
-        *(training(MODEL, HELD, label=f"{HELD}, rate {rate:g}", rate=rate) for rate in (0.2, 0.05)),
         *(
             in_p1_schedule(search.run(MODEL, label, best * times, 2))
             for times in (2.0, 1.0, 4.0)
             for label, best in OTHERS.items()
         ),
+        *(training(MODEL, HELD, label=f"{HELD}, rate {rate:g}", rate=rate) for rate in (0.2, 0.05)),
     )
 
 

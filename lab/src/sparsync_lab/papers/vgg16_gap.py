@@ -18,7 +18,7 @@ from sparsync_lab.papers.differences import (
     near,
     stated_gap,
 )
-from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, training
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, training
 from sparsync_lab.papers.run import Run
 
 SHORT = 40  # epochs in which causes are told apart
@@ -45,9 +45,11 @@ def clipped(method: str) -> Run:
 
 
 def authors_settings(model: str, method: str) -> Run:
-    """Return a training of figure 6 with weight decay and density warm-up of the code of P1's authors."""
+    """Return a training of figure 6 with weight decay and density warm-up of the code of P1's authors; of Gaussian-k
+    with its counts."""
     staged = {} if method == "dense" else {"densities": densities(120)}
-    return training(model, method, label=f"{method}, authors' settings", weight_decay=1e-4, **staged)
+    form = COUNTED if method == "gaussiank" else method
+    return training(model, form, label=f"{method}, authors' settings", weight_decay=1e-4, **staged)
 
 
 def warmed() -> Run:
