@@ -8,7 +8,7 @@ DEFERRED_MATRIX := tests/test_fault_matrix_deferred.py
 INTERPRETED := $(sort $(shell grep -lr --include='test_*.py' '^pytestmark = MARKS' tests))
 KERNELS := $(filter-out $(DEFERRED_MATRIX),$(INTERPRETED))
 
-.PHONY: install demo test coverage test-full test-gpu test-sanitizer test-mutants test-compile test-triton \
+.PHONY: install demo test verify coverage test-full test-gpu test-sanitizer test-mutants test-compile test-triton \
   test-frameworks test-install fuzz lint format chaos chaos-quick bench docs papers-quick clean
 .DEFAULT_GOAL := install
 
@@ -32,7 +32,11 @@ test: install
 	$(BIN)/python -m pytest $(THREE) -m "not slow" $(addprefix --ignore=,$(INTERPRETED))
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) -m "not slow" $(INTERPRETED)
 
-# The same one after another, with the coverage of all of them; without the fault matrix, which takes an hour or more.
+# All that README and docs/ state of the papers, made again from the stored trainings.
+verify: install
+	$(BIN)/sparsync papers verify
+
+# The tests one after another, with the coverage of all of them; without the fault matrix, which takes an hour or more.
 coverage: install
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest $(addprefix --ignore=,tests/test_fault_matrix.py $(DEFERRED_MATRIX))

@@ -215,7 +215,7 @@ def test_ci_runs_two_minutes_of_chaos_which_leave_the_results_as_they_are() -> N
     (command,) = [line for line in done.stdout.splitlines() if " lab chaos " in line]
     assert "--minutes 2 " in command
     assert command.endswith(" --out runs/lab-chaos.csv")
-    assert "make lint test\nmake chaos-quick\n" in (ROOT / ".ci/run").read_text()
+    assert "make lint test verify\nmake chaos-quick\n" in (ROOT / ".ci/run").read_text()
     assert "chaos-quick" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 

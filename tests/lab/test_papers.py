@@ -118,6 +118,7 @@ def test_names_of_trainings_are_listed_whole(capsys: pytest.CaptureFixture[str],
     [
         (["papers", "run", "p9/fig1"], "item must be 'all', a paper or one of p1/fig1"),
         (["papers", "run", "p1/fig3", "--minutes", "0"], "minutes must be above 0, got 0"),
+        (["papers", "run", "p1/fig3", "--whole"], "whole must be left out without minutes, got True"),
         (["papers", "run", "p1/fig3", "--jobs", "0"], "jobs must be 1 or more, got 0"),
         (["papers", "run", "p1/fig3", "--epochs", "-1"], "epochs must be above 0, got -1"),
         (["papers", "run", "p1/fig3", "--device", "tpu"], "device must be cpu or cuda, got 'tpu'"),

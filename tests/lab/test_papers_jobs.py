@@ -193,6 +193,32 @@ def test_nothing_is_begun_at_the_very_end(context: RunContext, monkeypatch: pyte
     assert not waits.in_time()
 
 
+def test_where_all_must_be_whole_what_cannot_end_in_time_makes_way(
+    context: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long trainings take here is learned from the first."""
+    long, short, unknown = (replace(TINY, rate=rate, seconds=s) for rate, s in ((0.1, 40.0), (0.2, 10.0), (0.3, 0.0)))
+    made: list[float] = []
+
+    def train(run: Run, context: RunContext) -> History | None:
+        made.append(run.rate)
+        clock[0] += run.seconds * 1.5
+        return None if time.monotonic() > context.deadline else history
+
+    monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(1, 28)))
+    history = train_run(TINY, context)
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(run_queue, "train_run", train)
+    whole = replace(context, deadline=72.0, whole=True)
+    assert train_missing(whole, [replace(short, rate=0.4), long, short, unknown])[1] == [long.name]
+    assert made == [0.4, 0.2, 0.3]  # 57 seconds are left after the first, and the long one wants 70 of them
+    made.clear()
+    clock[0] = 0.0
+    train_missing(replace(whole, whole=False), [long, short])
+    assert made[0] == 0.1
+
+
 def test_waiting_opens_the_next_stage(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """One training of the search is another's: what comes after the search begins when that is there."""
     monkeypatch.setattr(tasks, "load_images", lambda kind, folder: ("generated", images(1, 28)))

@@ -86,6 +86,14 @@ def run(
             "half minute."
         ),
     ] = None,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="With --minutes: begin only trainings that will be done in time, as far as their length is known. For "
+            "a machine that is gone then, with its checkpoints.",
+        ),
+    ] = False,
     jobs: Annotated[
         int,
         typer.Option(
@@ -121,6 +129,8 @@ def run(
 
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be above 0, got {minutes:g}")
+    if whole and minutes is None:
+        raise ValueError("whole must be left out without minutes, got True")
     if jobs < 1:
         raise ValueError(f"jobs must be 1 or more, got {jobs}")
     if device not in ("", "cpu", "cuda"):
@@ -142,6 +152,7 @@ def run(
         only=tuple(only),
         begun=begun,
         deadline=time.monotonic() - ago + 60 * minutes if minutes is not None else float("inf"),
+        whole=whole,
         resume=resume,
         log=lambda line: print(f"  {line}\n", end="", flush=True),
     )

@@ -30,6 +30,7 @@ class RunContext:
         resume: use trainings that are finished, and go on with those that are not.
         begun: ``time.time`` at which the command began: without ``resume``, files that are older are not used.
         deadline: ``time.monotonic`` after which trainings are put aside.
+        whole: begin only trainings that will be done by then, as far as their length is known.
         log: takes a line that tells how far things are.
     """
 
@@ -44,6 +45,7 @@ class RunContext:
     resume: bool = True
     begun: float = field(default_factory=time.time)
     deadline: float = float("inf")
+    whole: bool = False
     log: Log = lambda line: None
 
     def __post_init__(self) -> None:

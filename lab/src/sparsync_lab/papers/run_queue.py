@@ -55,6 +55,7 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
     """
     announced: set[str] = set()
     failed: dict[str, Exception] = {}
+    pace = 1.0  # seconds of the last training here over those that were foretold
     while True:
         known, elsewhere, trained = len(done), set(), False
         for run in asked():
@@ -72,12 +73,14 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
                         elsewhere.add(run.name)
                         continue
                     history = stored_history(context, run)  # by whoever held the lock when we looked first
-                    if history is None and context.in_time(MARGIN + min(LEAST_SECONDS, run.seconds or LEAST_SECONDS)):
-                        trained = True
+                    if history is None and context.in_time(MARGIN + _seconds_wanted(context, run, pace)):
+                        trained, begun = True, time.monotonic()
                         try:
                             history = train_run(run, context)
                         except (ValueError, OSError, RuntimeError) as error:
                             _note_failure(context, failed, run, error)
+                        if history is not None and run.seconds:
+                            pace = (time.monotonic() - begun) / run.seconds
             if history is not None:
                 done[run.name] = history
                 failed.pop(run.name, None)  # another process could do it
@@ -97,6 +100,13 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
         raise SomeRunsFailed(f"{len(failed)} trainings failed, see above: {', '.join(failed)}")
     if failed:
         raise next(iter(failed.values()))
+
+
+def _seconds_wanted(context: RunContext, run: Run, pace: float) -> float:
+    """Return how much time there must be for a training to be begun: all that it takes, where it must be done then."""
+    if context.whole and run.seconds:
+        return run.seconds * pace
+    return min(LEAST_SECONDS, run.seconds or LEAST_SECONDS)
 
 
 def write_result(context: RunContext, item: Item) -> tuple[Path, Result]:
