@@ -601,6 +601,20 @@ def test_questions_are_drawn_beside_dense_and_seeds_as_a_band(tmp_path: Path) ->
     assert list(chart.curves[-1].high) == pytest.approx([92.0])
 
 
+def test_counts_with_the_authors_settings_are_drawn_beside_their_accuracy(tmp_path: Path) -> None:
+    context = RunContext(output=tmp_path, scratch=tmp_path)
+    own = [vgg16_gap.authors_settings("lenet5", method) for method in ("dense", "topk", AUTHORS, "gaussiank")]
+    for run in own:
+        assert (run.watch == "count") == (run.method == "gaussian")
+        seen = [{"step": step, "mean": 62 * step / 60, "fallbacks": 0} for step in (60, 120)]
+        stored_run(context, run, 0.9, seen if run.watch else ())
+    accuracy, counts = evidence.evidence(context.read_only()).figures
+    assert accuracy.chart.title == "LeNet-5 accuracy, settings of text and code"
+    assert isinstance(counts.chart, LineChart)
+    assert {curve.label: [*curve.y] for curve in counts.chart.curves} == {run.label: [1.0, 2.0] for run in own[2:]}
+    assert "as a multiple of k, which is more in the first epochs and counts here as in the last." in counts.caption
+
+
 def test_a_method_looks_the_same_in_the_charts_of_the_questions(tmp_path: Path) -> None:
     """Whatever else is trained."""
     context = RunContext(output=tmp_path, scratch=tmp_path)

@@ -118,7 +118,7 @@ def count_figures(title: str, histories: Mapping[str, History], looks: Mapping[s
     Args:
         looks: as in ``Curve``, by label.
     """
-    curves = []
+    curves, more_at_first = [], False
     for label, seeds in by_seed(histories).items():
         run = seeds[0].run
         k = entries_for(float(run.options.get("density", 1)), CATALOGUE[run.model].parameters)
@@ -128,7 +128,10 @@ def count_figures(title: str, histories: Mapping[str, History], looks: Mapping[s
             low, high = ([*map(end, at)] if len(counted) > 1 else [] for end in (min, max))
             steps = [look["step"] for look in counted[0]]
             curves.append(Curve(label, steps, [*map(mean, at)], look=looks[label], low=low, high=high))
+            more_at_first = more_at_first or bool(run.densities)
     chart = LineChart(counts_title(title), "steps", curves, log_y=True)
     range_of_seeds = ", of several seeds with their range" if any(curve.low for curve in curves) else ""
-    caption = f"{title}: the mean of a worker's entries over {COUNT_EVERY} steps, as a multiple of k{range_of_seeds}."
+    which = ", which is more in the first epochs and counts here as in the last" if more_at_first else ""
+    told = f"the mean of a worker's entries over {COUNT_EVERY} steps, as a multiple of k{which}{range_of_seeds}"
+    caption = f"{title}: {told}."
     return [Figure(chart, caption)] if curves else []
