@@ -10,7 +10,7 @@ import torch
 
 from sparsync_lab.bench import bench_methods as flat_methods
 from sparsync_lab.bench import select as selectbench
-from sparsync_lab.bench.baselines import ALONE, BASELINES
+from sparsync_lab.bench.baselines import BASELINES, SELECTIONS
 from sparsync_lab.bench.model_shapes import MODELS, shape_spans
 from sparsync_lab.bench.select import SelectBench, TimeBudget, measure
 from sparsync_lab.cli.app import run
@@ -148,6 +148,15 @@ def test_dgc_takes_what_is_above_a_threshold_between_its_bounds(kind: str) -> No
     assert values.abs().min() >= grad.abs().sort(descending=True).values[indices.numel() - 1]
 
 
+def test_dgc_of_p1_takes_the_k_largest_of_what_its_sample_lets_through() -> None:
+    grad = gradient("heavy", 100_000, torch.float32, 1)
+    torch.manual_seed(0)
+    indices, values = BASELINES["dgc, authors' code"](grad, torch.zeros(100_000), 100)
+    assert indices.numel() == 100
+    assert values.abs().min() >= grad.abs().sort(descending=True).values[99]
+    assert SELECTIONS["dgc, authors' code"](grad, 1000).numel() == 1000  # all of the sample: what lies above its least
+
+
 def test_gaussian_is_the_printed_algorithm() -> None:
     """On a perfect normal its four masks hold 2.02, 0.004, 20.6 and 0.51 k at 0.1 %; the last one counts."""
     numel = 1_000_000
@@ -160,13 +169,13 @@ def test_gaussian_is_the_printed_algorithm() -> None:
 def test_the_authors_form_needs_one_mask_of_a_normal_vector() -> None:
     numel = 1_000_000
     normal = torch.special.ndtri((torch.arange(numel, dtype=torch.float64) + 0.5) / numel).float()
-    assert ALONE["gaussian, authors' code"](normal, 1000).numel() == pytest.approx(1000, abs=20)
+    assert SELECTIONS["gaussian, authors' code"](normal, 1000).numel() == pytest.approx(1000, abs=20)
 
 
 def test_selection_alone_is_that_of_the_gradient(brisk: None) -> None:
     bench = selectbench.SelectBench(size=5000, density=0.01, rounds=3, alone=True)
     rows, _ = selectbench.measure(bench, selectbench.TimeBudget(60))
-    assert [row.method for row in rows] == [*FLOORS, *(f"{name} (PyTorch)" for name in ALONE)]
+    assert [row.method for row in rows] == [*FLOORS, *(f"{name} (PyTorch)" for name in SELECTIONS)]
     counts = {row.method: row.count for row in rows}
     assert counts["topk (PyTorch)"] == counts["trimmed (PyTorch)"] == 1
     assert 0.6 < (counts["gaussian, authors' code (PyTorch)"] or 0) < 1.4

@@ -14,7 +14,7 @@ from sparsync.kernels import Memory
 from sparsync.kernels.threshold.launch import select
 from sparsync.layout import Layout, Span, entries_for
 from sparsync.workspace import Workspace
-from sparsync_lab.bench.baselines import ALONE, BASELINES, Baseline, Selection
+from sparsync_lab.bench.baselines import BASELINES, SELECTIONS, Baseline, Selection
 
 OURS: dict[str, Callable[[float], Compressor]] = {
     "topk": TopK,
@@ -188,7 +188,7 @@ def flat_methods(numel: int, density: float, device: torch.device) -> list[Metho
 
 def methods_alone(numel: int, density: float, device: torch.device) -> list[MethodEntry]:
     """Return selection in plain PyTorch without error feedback."""
-    named = {f"{name} (PyTorch)": select for name, select in ALONE.items()}
+    named = {f"{name} (PyTorch)": select for name, select in SELECTIONS.items()}
     return [(name, partial(AloneMethod, name, select, density, numel, device)) for name, select in named.items()]
 
 

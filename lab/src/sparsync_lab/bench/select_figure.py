@@ -70,7 +70,7 @@ def _panel(axis: Any, rows: Sequence[SelectRow], at: Coordinate) -> None:
         if line[0].family == "floor":
             axis.plot(x, y, "k--", marker=".", linewidth=1.5, label=method)
             continue
-        colour, marker = LOOKS[method.split(" ")[0]]
+        colour, marker = LOOKS[method.split(" ")[0].rstrip(",")]
         spread = [[m - row.ms(0.2) for m, row in zip(y, line, strict=True)]]
         spread += [[row.ms(0.8) - m for m, row in zip(y, line, strict=True)]]
         plain = line[0].family != "ours"
@@ -82,7 +82,7 @@ def _panel(axis: Any, rows: Sequence[SelectRow], at: Coordinate) -> None:
             marker=marker,
             markersize=5,
             markerfacecolor="white" if plain else colour,
-            linestyle=":" if plain else "--" if "(graph)" in method else "-",
+            linestyle="-." if "authors" in method else ":" if plain else "--" if "(graph)" in method else "-",
             linewidth=1.5,
             elinewidth=0.8,
             label=method,

@@ -106,7 +106,8 @@ def _title(bench: SelectBench) -> str:
 def _table(bench: SelectBench, rows: Sequence[SelectRow]) -> Table:
     table = Table(title=_title(bench), box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
     for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+        name = heading == "method"  # a long one takes two lines, so that numbers are whole
+        table.add_column(heading, justify="left" if name else "right", no_wrap=not name)
     for row in rows:
         table.add_row(
             f"{row.method} {row.scope}" if bench.model else row.method,
