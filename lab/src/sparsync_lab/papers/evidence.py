@@ -22,7 +22,7 @@ from sparsync_lab.papers.random_forms import fallen_note
 from sparsync_lab.papers.run import History, Run, file_of, model_title
 from sparsync_lab.papers.run_queue import check_only, process_queue
 from sparsync_lab.papers.vgg16_gap import ASKED
-from sparsync_lab.papers.vgg16_notes import change_tables, spread_note
+from sparsync_lab.papers.vgg16_notes import change_tables, early_note, spread_note
 from sparsync_lab.report import Figure, Row, Table
 
 
@@ -45,7 +45,7 @@ def evidence(context: RunContext) -> Result:
             tables.append(tuned.comparison((*runs, *beside), done))
         if one.name == TREE and not context.quick:
             tables += on_other_models(_by_model((*beside, *runs), done))
-    notes = [f"{ONE_SEED}{spread_note(context)}"]
+    notes = [f"{ONE_SEED}{spread_note(context)}", *early_note(context)]
     if not context.quick:
         trained = {run.label: done[run.name] for run in every if run.name in done}
         tables.append(learned(trained))

@@ -138,7 +138,7 @@ def _by_best(best: str, left: float, gap: float, spread: float) -> tuple[str, He
     if closed is not False:
         return f"{best} leaves no gap" if closed else f"whether {best} leaves a gap, one seed does not decide", closed
     if left > gap / 2:
-        return f"{best} leaves the least of the gap; why, these trainings do not say", False
+        return f"{best} leaves the least of the gap; what causes it, these trainings do not say", False
     return "none of the changes takes half of the gap away", False
 
 

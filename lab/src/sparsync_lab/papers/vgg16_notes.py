@@ -16,6 +16,7 @@ from sparsync_lab.papers.p1_runs import COUNTED, LARGEST_GO, training
 from sparsync_lab.papers.run import SUFFIX, History, Run
 from sparsync_lab.papers.run_queue import stored_history, train_missing
 from sparsync_lab.papers.tables import NOT_RUN
+from sparsync_lab.papers.vgg16_early import HEADINGS, WHAT_THEY_ARE, early_cells, early_words
 from sparsync_lab.papers.vgg16_gap import (
     FP32,
     PLAIN,
@@ -74,14 +75,14 @@ def change_tables(context: RunContext) -> list[Table]:
         ]
         missing = "–" if history is not None and history.run.densities else NOT_RUN  # dense has no density
         ends = [absent if own is None else f"{own:.2f}" for own, absent in ((top, NOT_RUN), (dense, missing))]
-        rows.append(Row([name, *ends, *gaps]))
+        rows.append(Row([name, *ends, *gaps, *early_cells(history)]))
     longer = warm_up_of_figure_6(len(warmed.losses))
     note = (
         f"Trainings without a change are called '{PLAIN}' elsewhere; figure 6 has {longer} steps of warm-up, as many "
         "as the 5 epochs of a change here."
     )
-    headings = ["change", "TopK-SGD", "dense with it", "TopK-SGD to dense with it", "to the best dense"]
-    return [Table(CHANGES, headings, rows, [note])]
+    headings = ["change", "TopK-SGD", "dense with it", "TopK-SGD to dense with it", "to the best dense", *HEADINGS]
+    return [Table(CHANGES, headings, rows, [note, WHAT_THEY_ARE])]
 
 
 def _warm_up(history: History) -> str:
@@ -102,7 +103,12 @@ def gap_note(context: RunContext) -> list[str]:
             "What its cause is, the trainings of beyond/evidence are to say, and they are not run.",
         ]
     told = f"With one setting of VGG-16 changed at a time, {SHORT} epochs (a table of figure 6), {judged.here}."
-    return [*_known(context), f"{told} {judged.detail}"]
+    return [*_known(context), " ".join([f"{told} {judged.detail}", *early_note(context)])]
+
+
+def early_note(context: RunContext) -> list[str]:
+    """Return how the first losses of the short trainings go with where these end, if enough of them are stored."""
+    return [told] if (told := early_words(stored_causes(context))) else []
 
 
 def precision_note(context: RunContext) -> str:
