@@ -32,7 +32,7 @@ ABOUT = {"cause: ": "one changed setting", "randk": "RandK-SGD", "gTop-k": "gTop
 # Claims of one part, that one training may leave without a verdict.
 ONE_PART = (
     "end like dense on ResNet-20?",
-    "as fast as dense SGD",
+    "at a rate of the same order",
     "more entries",
     "before the residual",
     "is RandK-SGD better",

@@ -124,6 +124,20 @@ def at_most_partly(word: str, complete: bool = False) -> str:
     return PARTLY if word == REPRODUCED and not complete else word
 
 
+def partly_as(cause: str, found: Judgement) -> Judgement:
+    """Return a judgement that a cause keeps from "reproduced"; its row names the cause."""
+    word = at_most_partly(found.word)
+    here = found.here if word == found.word else f"{found.here}; partly: {cause}"
+    return found._replace(here=here, word=word)
+
+
+def undecided_as(cause: str, found: Judgement) -> Judgement:
+    """Return a judgement that a cause keeps from "not", as it may be why the claim fails; its row names the cause."""
+    if found.word != NOT:
+        return found
+    return found._replace(here=f"{found.here}; {UNDECIDED}: {cause}", word=UNDECIDED)
+
+
 def sentences(*told: str) -> str:
     """Join what is told to sentences; what is empty is left out."""
     return " ".join(f"{one[0].upper()}{one[1:]}." for one in told if one)
