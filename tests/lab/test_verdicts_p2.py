@@ -319,17 +319,23 @@ SLOW = {f"{how}_step": "80.00 ms" for how in ("topk", "random_allgather", "rando
 @pytest.mark.parametrize(
     ("claim", "word", "cells", "other"),
     [
-        ("exchanging gradients", REPRODUCED, {"topk_exchange": "70.00 ms"}, PARTLY),
-        ("overall benefits", NOT, {"topk_coding and decoding": "60.00 ms"}, PARTLY),
-        ("'is faster than standard SGD'", REPRODUCED, {"block_shared_step": "80.00 ms"}, PARTLY),
-        ("the only configuration", NOT, SLOW, REPRODUCED),
+        ("exchanging gradients", COMPUTED, {f"{how}_exchange": "70.00 ms" for how in P2_SPARSE}, NOT),
+        ("overall benefits", OTHER_GPU, {"topk_coding and decoding": "60.00 ms"}, PARTLY),
+        ("overall benefits", OTHER_GPU, {f"{how}_coding and decoding": "70.00 ms" for how in P2_SPARSE}, COMPUTED),
+        ("'is faster than standard SGD'", COMPUTED, {f"{how}_step": "80.00 ms" for how in P2_SPARSE}, NOT),
+        ("'is faster than standard SGD'", COMPUTED, {"block_shared_step": "80.00 ms"}, PARTLY),
+        ("the only configuration", OTHER_GPU, SLOW, COMPUTED),
         ("'simplicity'", PARTLY, {"block_allgather_coding and decoding": "1.00 ms"}, REPRODUCED),
-        ("most of its time", NOT, {"topk_coding and decoding": "9.00 ms"}, REPRODUCED),
+        ("'simplicity'", PARTLY, {"block_shared_coding and decoding": "2.00 ms"}, OTHER_GPU),
+        ("most of its time", OTHER_GPU, {"topk_coding and decoding": "9.00 ms"}, COMPUTED),
     ],
 )
 def test_what_p2_says_of_times_is_judged_by_itself(claim, word, cells, other):
-    assert of_table("p2/table2", claim).word == word
-    assert of_table("p2/table2", claim, **cells).word == other
+    """The exchange is computed, and reproduces in part at most; what fails without a K80 is not decided."""
+    for own, verdict in (({}, word), (cells, other)):
+        one = of_table("p2/table2", claim, **own)
+        assert one.word == verdict.partition(":")[0]
+        assert one.here.endswith(f"; {verdict}") == (":" in verdict)
 
 
 def test_most_of_a_difference_is_the_rate_if_the_same_rate_leaves_little():
@@ -363,3 +369,5 @@ def test_how_far_blocks_are_from_what_p2_prints_is_computed():
     run = p2.long_training("topk", "layer", 8)
     one = {run.label: History(run, "accuracy", [1], [0.9], [1], [1.0], [1], 0.01, 1.0, 1, [], {})}
     assert not any("Block-random-k" in note for note in p2_learned.learned_notes(one))
+COMPUTED, OTHER_GPU = f"{PARTLY}: the exchange is computed", f"{UNDECIDED}: P2 has K80s"
+P2_SPARSE = [how.replace("+", "_") for how in P2_ACCURACY if how != "standard"]
