@@ -37,10 +37,31 @@ MUTANTS = [
     ),
     Mutant(
         "what ends far below P2 reproduces it",
-        f"{PAPERS}/claims/p2_accuracies.py",
+        f"{PAPERS}/claims/claim.py",
         "    word = at_most_partly(found.word)\n",
         "    word = found.word\n",
         f"{TESTS}/test_verdicts_p2.py::test_every_scope_of_p2_counts",
+    ),
+    Mutant(
+        "what is not compared ends far below P2, too",
+        f"{PAPERS}/claims/p2.py",
+        "cells_at(cells, own, BLOCK, DENSE)",
+        "cells",
+        f"{TESTS}/test_verdicts_p2.py::test_blocks_are_compared_with_dense",
+    ),
+    Mutant(
+        "layers ahead at one of two rates around are ahead at both",
+        f"{PAPERS}/claims/p2_scopes.py",
+        "if min(gaps) >= POINT or",
+        "if max(gaps) >= POINT or",
+        f"{TESTS}/test_verdicts_p2.py::test_where_one_rate_is_missing_rates_around_it_are_told",
+    ),
+    Mutant(
+        "what P2 says of K80s fails on another GPU",
+        f"{PAPERS}/claims/p2_times.py",
+        '    found = undecided_as("P2 has K80s", found)\n',
+        "",
+        f"{TESTS}/test_verdicts_p2.py::test_what_p2_says_of_times_is_judged_by_itself",
     ),
     Mutant(
         "the exchange of P2's table 2 is taken as it is stored",
@@ -66,8 +87,8 @@ MUTANTS = [
     Mutant(
         "one seed that ends a little lower with more workers decides",
         f"{PAPERS}/claims/p2.py",
-        "None if name in close else fall > 0",
-        "fall > 0",
+        "None if abs(one - most) < POINT else one > most",
+        "one > most",
         f"{TESTS}/test_verdicts_p2.py::test_accuracy_falls_with_workers_by_what_counts",
     ),
     Mutant(
@@ -163,9 +184,9 @@ MUTANTS = [
     ),
     Mutant(
         "what ends far below P2 contradicts it",
-        f"{PAPERS}/claims/p2_accuracies.py",
-        "    if found.word == NOT:\n",
-        "    if False:\n",
+        f"{PAPERS}/claims/claim.py",
+        "    if found.word != NOT:\n",
+        "    if True:\n",
         f"{TESTS}/test_verdicts_p2.py::test_every_scope_of_p2_counts",
     ),
     Mutant(

@@ -27,7 +27,7 @@ from sparsync_lab.papers.p2 import (
     same,
 )
 from sparsync_lab.papers.published import P2_ACCURACY, P2_WORKERS
-from sparsync_lab.papers.run import History
+from sparsync_lab.papers.run import History, Run
 from sparsync_lab.report import Row, Table
 
 
@@ -77,6 +77,23 @@ def at_same_rate(scores: Mapping[str, float]) -> dict[tuple[str, int], tuple[flo
         labels = [run.label for run in (layer, whole, at_layers_rate(whole))]
         if scheme == same(scheme, workers) and scores.keys() >= {*labels}:
             found[scheme, workers] = scores[labels[0]], scores[labels[1]], scores[labels[2]]
+    return found
+
+
+def around_rate(scores: Mapping[str, float]) -> list[tuple[Run, Run, Run]]:
+    """Return trainings with entries chosen globally, each with those layer by layer at the nearest lower and higher
+    rate: 8 workers, of what was not trained at the rate of layers.
+
+    Args:
+        scores: last accuracies in % by label.
+    """
+    found = []
+    for layer in block_and_random():
+        whole = long_training(layer.method, "global", layer.workers)
+        runs = [run for run in (layer, *(at_share_of_rate(layer, share) for share in LOWER)) if run.label in scores]
+        lower, higher = ([run for run in runs if (run.rate < whole.rate) is below] for below in (True, False))
+        if whole.label in scores and at_layers_rate(whole).label not in scores and lower and higher:
+            found.append((whole, max(lower, key=lambda run: run.rate), min(higher, key=lambda run: run.rate)))
     return found
 
 

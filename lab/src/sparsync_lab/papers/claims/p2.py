@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from statistics import mean, stdev
 
@@ -14,13 +15,14 @@ from sparsync_lab.papers.claims.p2_accuracies import (
     Cells,
     as_far_as_p2,
     at_most_workers,
+    cells_at,
     compared,
     listed,
     ours,
     settings,
 )
 from sparsync_lab.papers.claims.stored_tables import StoredTables, raise_missing
-from sparsync_lab.papers.differences import MISSING, POINT, SEED, UNDER_A_POINT, in_words, stated_gap
+from sparsync_lab.papers.differences import MISSING, POINT, SEED, UNDER_A_POINT, Held, in_words, stated_gap
 from sparsync_lab.papers.p2 import (
     LEARNED,
     LONG,
@@ -36,8 +38,11 @@ from sparsync_lab.papers.run import SEEDS
 
 THREE = ("topk", "random+allgather", "block+allgather")
 BLOCK, DENSE = "block+allgather", "standard"
+BLOCKS = (BLOCK, "block+shared")
 SETTINGS = len(settings(PRINTED, *THREE))  # of scope and workers ...
 SUMS = len(settings(PRINTED, "random+shared"))  # ... that have several workers
+PAIRS = SUMS - len(SCOPES)  # of one such number of workers and the next
+FEWER_STEPS = "P2's cause is not tested by itself: with 8 workers there are an eighth of the steps, too"
 
 
 def _comparable(stored: StoredTables) -> Judgement:
@@ -52,7 +57,7 @@ def _comparable(stored: StoredTables) -> Judgement:
     shared = "" if alike is None else f"block-random-k by all-reduce: {alike:.2f} % (layer, W = 8)"
     told = sentences(rule, _likewise(others), shared, _longer(stored))
     found = Judgement(f"block-random-k and SGD: {first}", word_of(held, len(P2_WORKERS)), told)
-    return as_far_as_p2(found, cells, BLOCK)
+    return as_far_as_p2(found, cells_at(cells, own, BLOCK, DENSE))
 
 
 def _longer(stored: StoredTables) -> str:
@@ -63,6 +68,11 @@ def _longer(stored: StoredTables) -> str:
     told = MISSING if dense is None else f"at {dense:.2f}"
     ends = f"after {LONGER} epochs block-random-k by all-gather ends"
     return "" if block is None else f"{ends} at {block:.2f} % (layer, W = 8), SGD {told}"
+
+
+def _one_and_most(cells: Cells, *schemes: str) -> Cells:
+    """Return the accuracies of these schemes with 1 and with 8 workers."""
+    return {at: score for at, score in cells.items() if at[0] in schemes and at[2] in (P2_WORKERS[0], P2_WORKERS[-1])}
 
 
 def _fewer_with_workers(cells: Cells) -> dict[str, tuple[float, float]]:
@@ -77,26 +87,39 @@ def _fewer_with_workers(cells: Cells) -> dict[str, tuple[float, float]]:
     return found
 
 
+def _falls(own: Mapping[str, tuple[float, float]]) -> dict[str, Held]:
+    """Return whether each falls; by less than a point, of one seed, that is not known."""
+    return {name: None if abs(one - most) < POINT else one > most for name, (one, most) in own.items()}
+
+
 def _falls_with_workers(stored: StoredTables) -> Judgement:
-    cells = ours(stored, "beyond/evidence", LEARNED)
+    cells = _one_and_most(ours(stored, "beyond/evidence", LEARNED), *TITLES)
     own, of = _fewer_with_workers(cells) or raise_missing(LEARNED), len(_fewer_with_workers(PRINTED))
-    falls = {name: one - most for name, (one, most) in own.items()}
-    clear = sum(fall >= POINT for fall in falls.values())
-    close = [name for name, fall in falls.items() if abs(fall) < POINT]
+    held = _falls(own)
+    close = [name for name, falls in held.items() if falls is None]
     few = f" ({len(close)} {UNDER_A_POINT}, {in_words(1)})" if close else ""
+    clear = [*held.values()].count(True)
     told = f"W = 8 below W = 1 by a point or more in {clear} of {len(own)} configurations{few}"
     which = f"{UNDER_A_POINT}: {', '.join(close)}" if close else ""
-    cause = (
-        "P2's cause, the larger batch, is not tested by itself: with 8 workers there are an eighth of the steps, too"
-    )
-    held = (None if name in close else fall > 0 for name, fall in falls.items())
-    return as_far_as_p2(Judgement(told, word_of(held, of), sentences(which, cause)), cells, *TITLES)
+    return as_far_as_p2(Judgement(told, word_of(held.values(), of), sentences(which, FEWER_STEPS)), cells)
 
 
 def _printed_falls() -> str:
     own = _fewer_with_workers(PRINTED)
     odd = [f"{name} {listed([one, most])}" for name, (one, most) in own.items() if most >= one]
     return f"in {len(own) - len(odd)} of {len(own)} as printed: not {', '.join(odd)} (W = 1, 8)"
+
+
+def _blocks_fall(stored: StoredTables) -> Judgement:
+    cells = _one_and_most(ours(stored, "beyond/evidence", LEARNED), *BLOCKS)
+    own = _fewer_with_workers(cells) or raise_missing(LEARNED)
+    word = word_of(_falls(own).values(), len(_fewer_with_workers(_one_and_most(PRINTED, *BLOCKS))))
+    return as_far_as_p2(Judgement(_from_one_to_most(cells), word, sentences(FEWER_STEPS)), cells)
+
+
+def _from_one_to_most(cells: Cells) -> str:
+    own = {name.removeprefix("Block-random-k "): both for name, both in _fewer_with_workers(cells).items()}
+    return f"{', '.join(f'{name} {one:.2f} → {most:.2f}' for name, (one, most) in own.items())} % (W = 1, 8)"
 
 
 def _top_is_best(stored: StoredTables) -> Judgement:
@@ -111,7 +134,7 @@ def _top_is_best(stored: StoredTables) -> Judgement:
     )
     told = sentences(rule, _likewise(others), _tested(len(own), SETTINGS))
     found = Judgement(f"Top-k, random-k, block-random-k: {first}", word_of(held, SETTINGS), told)
-    return as_far_as_p2(found, cells, *THREE)
+    return as_far_as_p2(found, cells_at(cells, own, *THREE))
 
 
 def _printed_best() -> str:
@@ -133,7 +156,7 @@ def _blocks_like_random(stored: StoredTables) -> Judgement:
     why = block_gap_text(stored.last_scores(MODEL)) or unexplained
     told = sentences(told, _likewise(others), why)
     found = Judgement(f"block-random-k and random-k: {first}", word_of(alike + worse, SETTINGS), told)
-    return as_far_as_p2(found, cells, BLOCK, "random+allgather")
+    return as_far_as_p2(found, cells_at(cells, own, BLOCK, "random+allgather"))
 
 
 def _block_sums(stored: StoredTables) -> Judgement:
@@ -153,7 +176,9 @@ def _block_sums(stored: StoredTables) -> Judgement:
     more = f"{LONGER} epochs instead of {LONG} bring block-random-k by all-gather"
     longer = "" if brings is None else f"{more} {brings:.1f} points (layer, W = 8)"
     word = at_most_partly(word_of([*(gap < 0 for gap in gaps.values()), *grows, *untested]), bool(grows))
-    return as_far_as_p2(Judgement(f"{first} points", word, sentences(*others, floor, longer)), cells, BLOCK)
+    here = f"{first} points; growing in {sum(grows)} of {len(grows)} pairs of W that learn, of {PAIRS}"
+    found = Judgement(here, word, sentences(*others, floor, longer))
+    return as_far_as_p2(found, cells_at(cells, own, *BLOCKS))
 
 
 def _printed_sums() -> str:
@@ -170,7 +195,7 @@ def _random_sums(stored: StoredTables) -> Judgement:
     means = f"over three seeds: {several[0]} and {several[1]} % (layer, W = 8)" if all(several) else ""
     told = sentences(_likewise(others), means, _tested(len(own), SUMS))
     found = Judgement(f"all-reduce and all-gather: {first}", word_of(held, SUMS), told)
-    return as_far_as_p2(found, cells, "random+shared", "random+allgather")
+    return as_far_as_p2(found, cells_at(cells, own, "random+shared", "random+allgather"))
 
 
 def _mean_of_seeds(stored: StoredTables, scheme: str) -> str:
@@ -213,6 +238,11 @@ CLAIMS = (
     Claim(
         "beyond/evidence", f"{LIKEWISE} 'the accuracy decreases for all configurations with more workers'",
         _printed_falls(), _falls_with_workers,
+    ),
+    Claim(
+        "beyond/evidence",
+        f"{LIKEWISE} 'for the block-random-k algorithm, the test accuracy drops significantly with more workers'",
+        _from_one_to_most(_one_and_most(PRINTED, *BLOCKS)), _blocks_fall,
     ),
     Claim(
         "beyond/evidence", f"{LIKEWISE} block-random-k 'has a comparable test accuracy to SGD'",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 
-from sparsync_lab.papers.claims.claim import NOT, UNDECIDED, Judgement, at_most_partly, sentences
+from sparsync_lab.papers.claims.claim import Judgement, partly_as, sentences, undecided_as
 from sparsync_lab.papers.claims.stored_tables import StoredTables, raise_missing
 from sparsync_lab.papers.differences import DIVERGED
 from sparsync_lab.papers.p2 import LEARNED, LONG, SCOPES
@@ -16,6 +16,7 @@ TITLES = {scheme: own[0] for scheme, own in P2_ACCURACY.items()}
 SPARSE = tuple(scheme for scheme in TITLES if scheme != "standard")
 LIKEWISE = f"P2, table 1, {LONG} epochs without momentum:"
 FAR = 10.0  # points: so far below what P2 prints, what is compared is not what it trained
+FAR_BELOW = "far below P2"
 Cells = Mapping[tuple[str, str, int], float]  # accuracy in %, by scheme, scope and workers
 Setting = tuple[str, int]  # scope and workers
 
@@ -78,6 +79,11 @@ def compared(stored: StoredTables, *schemes: str, least: int = 1) -> tuple[Cells
     return cells, own or raise_missing(LEARNED)
 
 
+def cells_at(cells: Cells, own: Iterable[Setting], *schemes: str) -> Cells:
+    """Return the accuracies of these schemes in these settings."""
+    return {(scheme, *at): cells[scheme, *at] for at in own for scheme in schemes}
+
+
 def named(key: tuple[str, int], pair: tuple[float, float]) -> str:
     """Return a scheme with its accuracies layer by layer and globally."""
     return f"{TITLES[key[0]]} {listed([*pair])} % (W = {key[1]})"
@@ -103,29 +109,19 @@ def at_most_workers(own: Mapping[Setting, list[float]]) -> tuple[str, str]:
     return told(True), told(False)
 
 
-def as_far_as_p2(found: Judgement, cells: Cells, *schemes: str) -> Judgement:
+def as_far_as_p2(found: Judgement, cells: Cells) -> Judgement:
     """Return the judgement with where trainings end far below what P2 prints: such a claim is reproduced in part, and
-    where it fails, that may be as they are so far from their end."""
-    below = {scope: max((_below_p2(cells, scope, scheme) for scheme in schemes), default=0.0) for scope in SCOPES}
-    far = {scope: gap for scope, gap in below.items() if gap >= FAR}
+    where it fails, that may be as they are so far from their end.
+
+    Args:
+        found: the judgement.
+        cells: what is compared, and nothing else.
+    """
+    below = {at: [PRINTED[place] - score for place, score in cells.items() if place[1] == at] for at in SCOPES}
+    far = {scope: max(gaps) for scope, gaps in below.items() if gaps and max(gaps) >= FAR}
     if not far:
         return found
     told = ", ".join(f"{scope} up to {gap:.0f}" for scope, gap in far.items())
     ends = sentences(f"what is compared ends far below P2, which has 300 epochs: {told} points")
     told_so = found._replace(detail=f"{found.detail} {ends}".lstrip())
-    if found.word == NOT:
-        return told_so._replace(here=f"{found.here}; {UNDECIDED}: far below P2", word=UNDECIDED)
-    return partly_as("far below P2", told_so)
-
-
-def partly_as(cause: str, found: Judgement) -> Judgement:
-    """Return a judgement that a cause keeps from "reproduced"; its row names the cause."""
-    word = at_most_partly(found.word)
-    here = found.here if word == found.word else f"{found.here}; partly: {cause}"
-    return found._replace(here=here, word=word)
-
-
-def _below_p2(cells: Cells, scope: str, scheme: str) -> float:
-    """Return how far the farthest of a scheme's cells is below what P2 prints."""
-    own = {place: score for place, score in cells.items() if place[:2] == (scheme, scope)}
-    return max((PRINTED[place] - score for place, score in own.items()), default=0.0)
+    return partly_as(FAR_BELOW, undecided_as(FAR_BELOW, told_so))

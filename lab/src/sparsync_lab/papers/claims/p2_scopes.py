@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparsync_lab.papers.claims.claim import LEARNS, UNDECIDED, Claim, Judgement, at_most_partly, sentences, word_of
+from sparsync_lab.papers.claims.claim import (
+    LEARNS,
+    UNDECIDED,
+    Claim,
+    Judgement,
+    at_most_partly,
+    partly_as,
+    sentences,
+    word_of,
+)
 from sparsync_lab.papers.claims.p2_accuracies import (
     LIKEWISE,
     MODEL,
     PRINTED,
     TITLES,
+    Cells,
     as_far_as_p2,
     both_scopes,
     listed,
     named,
     ours,
-    partly_as,
 )
 from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
 from sparsync_lab.papers.differences import POINT, UNDER_A_POINT
 from sparsync_lab.papers.p2 import AS_PRINTED, AT_ONE_RATE, EPOCHS, LEARNED, LONG, SCOPES, WITH_MOMENTUM
-from sparsync_lab.papers.p2_learned import at_same_rate
+from sparsync_lab.papers.p2_learned import around_rate, at_same_rate
 from sparsync_lab.papers.published import P2_WORKERS
 
 RATES = f"P2's rate is {SCOPES['layer']:g} W layer by layer and {SCOPES['global']:g} W globally"  # W workers
@@ -67,8 +76,25 @@ def _with_momentum(stored: StoredTables) -> Judgement:
         why,
         f"not deciding: {', '.join(others)}" if others else "",
         f"in {rest} pairs neither learns" if rest else "",
+        _random_with_momentum(cells),
     )
-    return as_far_as_p2(Judgement(here, word, detail), cells, "topk")
+    return as_far_as_p2(Judgement(here, word, detail), _cells(counts or one))
+
+
+def _random_with_momentum(cells: Cells) -> str:
+    """Return where the schemes that choose at random end with momentum, here and in P2."""
+    places = [place for place in cells if place[0].startswith(("random", "block"))]
+    if not places:
+        return ""
+    ends, printed = ([own[place] for place in places] for own in (cells, PRINTED))
+    here, there = (f"{min(scores):.2f} to {max(scores):.2f}" for scores in (ends, printed))
+    return f"with momentum random-k and block-random-k end at {here} %, in P2 at {there}"
+
+
+def _cells(pairs: Mapping[tuple[str, int], tuple[float, float]]) -> Cells:
+    """Return the accuracies of pairs by scheme, scope and workers."""
+    return {(scheme, scope, workers): score for (scheme, workers), pair in pairs.items()
+            for scope, score in zip(SCOPES, pair, strict=True)}  # fmt: skip
 
 
 def _that_learn(stored: StoredTables) -> Judgement:
@@ -83,7 +109,8 @@ def _that_learn(stored: StoredTables) -> Judgement:
     here = f"in {len(held)} of {len(pairs)} pairs that learn; {named(first, pairs[first])}"
     untested = PAIRS - len(every)
     word = word_of([*(key in held for key in pairs), *[None] * untested])
-    controls = at_same_rate(stored.last_scores(MODEL))
+    scores = stored.last_scores(MODEL)
+    controls = at_same_rate(scores)
     alike = {key: (layer, whole) for key, (layer, _, whole) in controls.items() if key in pairs}
     if first in alike:
         layer, whole = alike[first]
@@ -92,8 +119,8 @@ def _that_learn(stored: StoredTables) -> Judgement:
     same, better = _at_the_same_rate(alike, len(pairs))
     unlearned = f"a pair that does not learn is left out: {left_out}" if left_out else ""
     told = f"likewise {', '.join(named(key, pairs[key]) for key in others)}" if others else ""
-    found = Judgement(here, at_most_partly(word, better), sentences(told, same, unlearned))
-    return as_far_as_p2(found, cells, "topk")
+    found = Judgement(here, at_most_partly(word, better), sentences(told, same, _around_the_rate(scores), unlearned))
+    return as_far_as_p2(found, _cells(pairs))
 
 
 def _at_the_same_rate(own: Mapping[tuple[str, int], tuple[float, float]], pairs: int) -> tuple[str, bool]:
@@ -120,6 +147,20 @@ def _at_the_same_rate(own: Mapping[tuple[str, int], tuple[float, float]], pairs:
             told += f"; the difference of {', '.join(f'{TITLES[scheme]} (W = {w})' for scheme, w in keys)} is {cause}"
     rest = f"; {pairs - len(own)} of {pairs} pairs were not run at one rate" if pairs > len(own) else ""
     return f"{told}{rest}", len(ahead) == len(own) and len(own) >= len(AT_ONE_RATE)
+
+
+def _around_the_rate(scores: Mapping[str, float]) -> str:
+    """Return how layers end at rates around that of what is chosen globally, where both were not run at one rate."""
+    told = []
+    for whole, *near in around_rate(scores):
+        gaps = [scores[run.label] - scores[whole.label] for run in near]
+        says = "the rate alone may explain the difference"
+        if min(gaps) >= POINT or max(gaps) <= -POINT:
+            says = f"{'layers stay' if min(gaps) > 0 else 'what is chosen globally stays'} ahead at both"
+        each = " and ".join(f"{scores[run.label]:.2f} at {run.rate:g}" for run in near)
+        ends = f"{scores[whole.label]:.2f} % globally at rate {whole.rate:g}, layer by layer {each}"
+        told.append(f"{TITLES[whole.method]} {ends} (W = {whole.workers}): {says}")
+    return f"others were trained layer by layer at rates around the global one: {'; '.join(told)}" if told else ""
 
 
 def _printed(workers: int) -> str:
