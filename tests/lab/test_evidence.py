@@ -25,7 +25,7 @@ from sparsync_lab.papers import (
 from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED
 from sparsync_lab.papers.claims.stored_tables import MissingResult
 from sparsync_lab.papers.claims.verdicts import verdicts
-from sparsync_lab.papers.curves import shown_difference
+from sparsync_lab.papers.curves import last_score, mean_and_std, shown_difference
 from sparsync_lab.papers.density_stages import DensityStages
 from sparsync_lab.papers.differences import MISSING, from_dense, like_dense, near, stated_gap
 from sparsync_lab.papers.gaussian_forms import fallback_note
@@ -516,7 +516,8 @@ def test_a_difference_under_a_point_is_stated_with_three_seeds_only() -> None:
     assert shown_difference(better[:2], seeds) == shown_difference(better, seeds[:1]) == "under a point"
     assert shown_difference(better[:1], []) == "–"
     errors = [replace(one, score="word error rate") for one in seeds[:1]]
-    assert shown_difference([replace(errors[0], scores=[0.5])], errors) == "-0.40"
+    assert shown_difference([replace(errors[0], scores=[0.5])], errors) == "-0.400"  # so that columns add up
+    assert (mean_and_std(errors), last_score(errors[0]), last_score(one)) == ("0.900", "0.900", "90.00")
 
 
 def test_random_k_by_both_exchanges_has_the_mean_of_three_seeds_once_they_are_trained(tmp_path: Path) -> None:

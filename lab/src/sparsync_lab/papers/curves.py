@@ -207,14 +207,24 @@ def shown_difference(histories: Sequence[History], others: Sequence[History]) ->
     gap = difference(histories, others)
     if gap is None:
         return DIVERGED
-    return stated_gap(gap, seeds) if others[0].score == "accuracy" else f"{gap:+.2f}"
+    return stated_gap(gap, seeds) if others[0].score == "accuracy" else f"{gap:+.{_digits(others[0].score)}f}"
 
 
 def mean_and_std(histories: Sequence[History]) -> str:
     """Return mean and, of two seeds or more, standard deviation; the mean alone where one of them diverged."""
     scores = [display_score(h.last, h.score) for h in histories]
-    several = len(scores) > 1 and all(map(math.isfinite, scores))
-    return f"{statistics.mean(scores):.2f}" + (f" ± {statistics.stdev(scores):.2f}" if several else "")
+    several, digits = len(scores) > 1 and all(map(math.isfinite, scores)), _digits(histories[0].score)
+    return f"{statistics.mean(scores):.{digits}f}" + (f" ± {statistics.stdev(scores):.{digits}f}" if several else "")
+
+
+def last_score(history: History) -> str:
+    """Return where a training ends, as a table shows it."""
+    return f"{display_score(history.last, history.score):.{_digits(history.score)}f}"
+
+
+def _digits(kind: str) -> int:
+    """Return how many digits of a score tell trainings apart."""
+    return 3 if kind == "word error rate" else 2
 
 
 def display_score(score: float, kind: str) -> float:

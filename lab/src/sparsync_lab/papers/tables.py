@@ -11,8 +11,8 @@ from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers.curves import (
     by_epoch,
     difference,
-    display_score,
     first_seed,
+    last_score,
     mean_and_std,
     seeds_notes,
     shown_difference,
@@ -105,7 +105,7 @@ def several_rates(search: LearningRateSearch, model: str, labels: Sequence[str])
     for label in labels:
         made = [history for history in search.tried(model, label).values() if history is not None]
         if len(made) > 1 and search.searched(model, label) != (model, label) and search.repeats(model, label, 0):
-            rates = ", ".join(f"{display_score(h.last, h.score):.2f} with rate {h.run.rate:g}" for h in made)
+            rates = ", ".join(f"{last_score(h)} with rate {h.run.rate:g}" for h in made)
             told.append(f"{label}: {rates}")
     return [f"Made with several rates, and shown with the best: {'; '.join(told)}."] if told else []
 
@@ -121,7 +121,7 @@ def rate_search_table(search: LearningRateSearch, model: str, labels: Sequence[s
         mark, cells = " * edge" if search.at_edge(model, label) else " *", []
         for factor in factors:
             history = tried.get(factor)
-            score = f"{display_score(history.last, history.score):.2f}" if history is not None else NOT_RUN
+            score = last_score(history) if history is not None else NOT_RUN
             score += f", {GIVEN_UP}" if factor in tried and search.given_up(model, label, factor) else ""
             cells.append("–" if factor not in tried else f"{score}{mark}" if factor == best else score)
         rows.append(Row([label, *cells]))
