@@ -237,7 +237,7 @@ def evidence(method: str, scores: Mapping[str, float], density: str = "0.1 %", s
         own = {"topk": ("1", "1 %"), "dense": ("90", "100 %"), method: (f"{score}", density)}
         for name, (last, sent) in own.items():
             rows.append(Row([f"{name}, authors' settings{seed}", model, last, "%", sent]))
-    ends = {"topk": "70", HELD: "71", CARRIED: "72", **dict.fromkeys(SHORT_ALIKE, "20")}
+    ends = {"topk": "70", HELD: "71", CARRIED: "72", **dict(zip(SHORT_ALIKE, ("20", "40"), strict=True))}
     alike = [Row([form, "VGG-16", last]) for form, last in ends.items()]
     asked = Table(AUTHORS_ASKED, ["training", "model", "last score", "unit", "density"], rows)
     return result(asked, Table("alike", ["training", "model", "last score"], alike), Table(ASKED, ["training"], []))

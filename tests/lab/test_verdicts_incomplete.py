@@ -11,7 +11,6 @@ import pytest
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import ITEMS, RunContext, run_queue
 from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
-from sparsync_lab.papers.claims.p1_models import SHORT_ALIKE
 from sparsync_lab.papers.claims.verdicts import verdicts
 from sparsync_lab.papers.differences import MISSING
 from sparsync_lab.papers.item import Result
@@ -97,7 +96,7 @@ def rests_on(one: Verdict, run: Run, readers: Collection[str]) -> bool:
     claim = one.claim
     if not {claim.item, *claim.also} & {*readers}:
         return False
-    about = next((word for label, word in ABOUT.items() if label in run.label and run.label not in SHORT_ALIKE), "")
+    about = next((word for label, word in ABOUT.items() if label in run.label), "")
     named = {title for title in TITLES if title in f"{claim.text} {one.here}"}
     models = {model_title("resnet18")} if "P2" in claim.text else named
     return about in claim.text and (not models or model_title(run.model) in models)

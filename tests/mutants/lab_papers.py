@@ -190,11 +190,18 @@ MUTANTS = [
         f"{TESTS}/test_verdicts_p2.py::test_every_scope_of_p2_counts",
     ),
     Mutant(
-        "how far short trainings of VGG-16 end apart does not count",
+        "long trainings of VGG-16 are judged by how far short ones end apart",
         f"{PAPERS}/claims/p1_models.py",
-        "return ends | {SHORT:",
-        "return ends or {SHORT:",
+        "_ends(scores).get(epochs)",
+        "_ends(scores).get(SHORT)",
         f"{TESTS}/test_questions.py::test_on_vgg16_less_than_its_spread_decides_nothing",
+    ),
+    Mutant(
+        "short trainings of VGG-16 are judged by how far long ones end apart",
+        f"{PAPERS}/claims/questions_p1.py",
+        "spread(stored, VGG, SHORT)",
+        "spread(stored, VGG)",
+        f"{TESTS}/test_questions.py::test_changes_of_short_trainings_are_judged_by_the_spread_of_short_ones",
     ),
     Mutant(
         "a gap is measured beside dense as in figure 6, not beside the best",

@@ -14,7 +14,9 @@ from sparsync_lab.papers.vgg16_gap import PLAIN, SHORT, cause_label
 
 OWN, BESIDE = ("ResNet-20", "VGG-16"), "LeNet-5"  # models that P1 draws, and one that it does not
 VGG = OWN[1]
-SHORT_ALIKE = tuple(cause_label(form, PLAIN) for form in ("topk", CARRIED))  # short ones of the same
+LONG = round(training("vgg16", "topk").epochs)
+SHORT_ALIKE = tuple(cause_label(form, PLAIN) for form in ("topk", CARRIED))
+ALIKE = {LONG: LARGEST_GO, SHORT: SHORT_ALIKE}  # trainings of VGG-16 that send about the k largest, by epochs
 
 
 def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:
@@ -37,17 +39,17 @@ def columns(stored: StoredTables, item: str, method: str, heading: str) -> dict[
     return {model: cell for model, cell in found.items() if cell is not None}
 
 
-def spread(stored: StoredTables, model: str) -> float:
+def spread(stored: StoredTables, model: str, epochs: int = LONG) -> float:
     """Return by how many points trainings of a model differ anyway, a point at least. On VGG-16 these are the points
-    between those that send about the k largest, in 120 epochs or in 40, whichever is more; as long as they are not
-    stored, nobody knows, and no difference of one seed decides."""
-    return spread_of(_scores(stored)) if model == VGG else POINT
+    between those of as many epochs that send about the k largest; as long as they are not stored, nobody knows, and no
+    difference of one seed decides."""
+    return spread_of(_scores(stored), epochs) if model == VGG else POINT
 
 
-def spread_of(scores: Mapping[str, float]) -> float:
-    """Return the same of VGG-16 from last scores by training."""
-    ends = _ends(scores)
-    return max(POINT, *(max(own) - min(own) for own in ends.values())) if ends else inf
+def spread_of(scores: Mapping[str, float], epochs: int = SHORT) -> float:
+    """Return the same of VGG-16 from last scores by training; of short ones, unless told otherwise."""
+    own = _ends(scores).get(epochs)
+    return max(POINT, max(own) - min(own)) if own else inf
 
 
 def spread_in_words(stored: StoredTables) -> str:
@@ -61,7 +63,7 @@ def spread_words(scores: Mapping[str, float]) -> str:
         return ""
     between = (f"between {min(own):.2f} and {max(own):.2f} % in {epochs} epochs" for epochs, own in ends.items())
     said = f"on {VGG} methods that send about the k largest end {' and '.join(between)}, one seed each"
-    return f"{said}: what is less apart than the larger of these is no ranking"
+    return f"{said}: what is less apart in as many epochs is no ranking"
 
 
 def _scores(stored: StoredTables) -> Mapping[str, float]:
@@ -71,8 +73,7 @@ def _scores(stored: StoredTables) -> Mapping[str, float]:
 
 
 def _ends(scores: Mapping[str, float]) -> dict[int, list[float]]:
-    """Return where they end, by epochs; nothing unless all are stored."""
-    if not scores.keys() >= {*LARGEST_GO, *SHORT_ALIKE}:
-        return {}
-    ends = {round(training("vgg16", "topk").epochs): [scores[form] for form in LARGEST_GO]}
-    return ends | {SHORT: [scores[label] for label in SHORT_ALIKE]}
+    """Return where they end, by epochs, of which all are stored."""
+    return {
+        epochs: [scores[label] for label in labels] for epochs, labels in ALIKE.items() if scores.keys() >= {*labels}
+    }

@@ -25,6 +25,7 @@ from sparsync_lab.papers.vgg16_gap import (
     ASKED,
     CLIPPED,
     PLAIN,
+    SHORT,
     cause_label,
     judge_gap,
     one_seed_from,
@@ -38,7 +39,7 @@ FOLLOWS = 15.0  # % that predicted times may be off on average
 def _gap_of_vgg16(stored: StoredTables) -> Judgement:
     scores = scores_by_cause({label: score for (_, label), score in stored.scores(ASKED).items()})
     plain = stored.asked(ASKED).get((VGG, cause_label("topk", PLAIN))) or raise_missing(PLAIN)
-    here, word, detail = judge_gap(scores, int(first_number(plain[-1])), spread(stored, VGG))
+    here, word, detail = judge_gap(scores, int(first_number(plain[-1])), spread(stored, VGG, SHORT))
     return Judgement(here, word, f"{detail} {sentences(longer_warm_up(stored))}".strip())
 
 
