@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from math import inf, isfinite
 from typing import NamedTuple
@@ -18,7 +17,10 @@ from sparsync_lab.papers.tuned import DGC, FALLS_ONCE, TOPK
 SEARCHED = "beyond/accuracy"
 ACCURACY = "accuracy, %"  # column there
 RESNET = OWN[0]
-SHORT = "1,400 steps"
+IN_P1S_SCHEDULE = f"{RESNET} (P1's schedule)"
+SHORT = "1,400 steps"  # that signs have
+# The longest first, in place of which P1's schedule is compared.
+AT_EQUAL_BYTES = ((RESNET, "11,700 steps"), (RESNET, "3,500 steps"), (RESNET, SHORT), (VGG, "700 steps"))
 
 
 class Gaps(NamedTuple):
@@ -48,20 +50,18 @@ class Gaps(NamedTuple):
     def in_words(self, corrected: str) -> str:
         """Return both; ``corrected`` is what the second is called."""
         kept, fixed = (stated_gap(gap, self.seeds) for gap in self[:2])
-        return f"{kept}, {corrected} {'near that' if self.alike else fixed}"
+        return f"{kept}, {corrected} {fixed}"
 
 
 def momentum_corrected(stored: StoredTables) -> Judgement:
-    """Judge by DGC beside TopK-SGD, which differ in more than momentum, in P1's schedule where DGC has it. As long as
-    rates are missing, it is open whether one that fails does. Signs are told beside: the claim is of TopK-SGD."""
+    """Judge by DGC beside TopK-SGD, which differ in more than momentum, at every length; at the longest in P1's
+    schedule where DGC has it. As long as rates are missing, it is open whether one that fails does. Signs are told
+    beside: the claim is of TopK-SGD."""
     rated = _in_p1s_schedule(stored)
-    where = f"{RESNET} (P1's schedule)" if rated else f"{RESNET} (11,700 steps, cosine)"
-    pairs = {
-        where: rated or _at_equal_bytes(stored, RESNET, "11,700 steps"),
-        f"{VGG} (700 steps)": _at_equal_bytes(stored, VGG, "700 steps"),
-    }
+    pairs = {_place(*at): _at_equal_bytes(stored, *at) for at in AT_EQUAL_BYTES[1 if rated else 0 :]}
+    pairs = {IN_P1S_SCHEDULE: rated, **pairs} if rated else pairs
     tested = {name: gaps for name, gaps in pairs.items() if gaps is not None} or raise_missing(SEARCHED)
-    untried = _untried(stored, rated is not None)
+    untried = [name for name in _untried(stored) if name in pairs]
     like: list[Held] = []
     for name, gaps in pairs.items():
         held = None if gaps is None else near(gaps.corrected, gaps.seeds)
@@ -69,11 +69,14 @@ def momentum_corrected(stored: StoredTables) -> Judgement:
     helped = any(gaps.halved for gaps in tested.values())
     word = PARTLY if helped and True not in like else word_of(like)
     told = [f"{name} {UNDECIDED if gaps is None else gaps.in_words('DGC')}" for name, gaps in pairs.items()]
-    few = [gaps.seeds for gaps in tested.values() if gaps.alike]
+    alike = [name for name, gaps in tested.items() if gaps.alike]
+    failed = [name for name, held in zip(pairs, like, strict=True) if held is False]
     detail = sentences(
-        f"near: under a point from TopK-SGD ({in_words(min(few))})" if few else "",
+        f"fails: {', '.join(failed)}; all others are open" if failed and word == UNDECIDED else "",
+        "where steps are told the rate follows a cosine",
+        f"seeds: {', '.join(f'{name} {gaps.seeds}' for name, gaps in tested.items())}",
+        f"open with so few seeds, which of the two ends higher: {', '.join(alike)}" if alike else "",
         f"rates are still missing ({'; '.join(untried)}), and one of them may be better" if untried else "",
-        _in_fewer_steps(stored),
         _in_figure_6(stored, rated is not None),
         "DGC differs from TopK-SGD in more than that; correction alone was not trained in P1's settings",
         _signs(stored),
@@ -94,6 +97,10 @@ def _in_p1s_schedule(stored: StoredTables) -> Gaps | None:
             (dense, top, dgc), seeds = zip(*best, strict=True)
             return Gaps(top - dense, dgc - dense, min(seeds))
     return None
+
+
+def _place(model: str, steps: str) -> str:
+    return f"{model} ({steps})"
 
 
 def _caption(model: str, steps: str) -> str:
@@ -131,15 +138,6 @@ def _dense(stored: StoredTables, seeds: int) -> float:
     return first_number(next((own for own in cells if own.endswith("*")), None) or raise_missing("a best rate"))
 
 
-def _in_fewer_steps(stored: StoredTables) -> str:
-    """Return where TopK-SGD and DGC end on ResNet-20 in the steps that signs have; empty if that is not stored."""
-    gaps = _at_equal_bytes(stored, RESNET, SHORT)
-    if gaps is None:
-        return ""
-    top, dgc = (from_dense(stated_gap(gap, gaps.seeds)) for gap in gaps[:2])
-    return f"{RESNET} in {SHORT}: TopK-SGD {top}, DGC {dgc} ({in_words(gaps.seeds)})"
-
-
 def _in_figure_6(stored: StoredTables, with_dgc: bool) -> str:
     """Return where TopK-SGD ends with P1's schedule and rate; empty if that is not stored."""
     gap = stored.find("p1/fig6", f"{RESNET}: test", "topk", TO_DENSE)
@@ -147,20 +145,11 @@ def _in_figure_6(stored: StoredTables, with_dgc: bool) -> str:
     return f"in figure 6, with P1's schedule and rate, TopK-SGD ends {from_dense(gap)}{without}" if gap else ""
 
 
-def _untried(stored: StoredTables, rated: bool) -> list[str]:
-    """Return for which of what is compared rates are missing.
-
-    Args:
-        rated: ResNet-20 is compared in P1's schedule.
-    """
-    places: Mapping[str, str] = {f"{VGG} (700 steps)": f"{VGG} on CIFAR-10, 700 steps"}
-    if not rated:
-        places = {f"{RESNET} (11,700 steps, cosine)": f"{RESNET} on CIFAR-10, 11,700 steps", **places}
+def _untried(stored: StoredTables) -> list[str]:
+    """Return for which of what may be compared rates are missing."""
     missing = stored.result(SEARCHED).missing
-    untried = [name for name, part in places.items() if any(part in one for one in missing)]
-    if rated and any(
-        row.cells[0].startswith(f"{DGC}, rate") and row.cells[2] == MISSING
-        for table in stored.result(EVIDENCE).tables for row in table.rows
-    ):  # fmt: skip
-        untried = [f"{RESNET} (P1's schedule)", *untried]
-    return untried
+    found = [_place(model, steps) for model, steps in AT_EQUAL_BYTES
+             if any(f"{model} on CIFAR-10, {steps}" in one for one in missing)]  # fmt: skip
+    tables = stored.result(EVIDENCE).tables if EVIDENCE in stored.results else []
+    asked = [row.cells for table in tables for row in table.rows if row.cells[0].startswith(f"{DGC}, rate")]
+    return [IN_P1S_SCHEDULE, *found] if any(cells[2] == MISSING for cells in asked) else found
