@@ -27,6 +27,7 @@ WATCHED = {"p1/fig2": "TopK-SGD", "p1/fig7": "Dense-SGD", "p1/fig8": "GaussianK-
 ALSO = ("p1/fig7", "p1/fig8")
 # Between which shares of entries within a deviation a distribution is nearer to normal than to uniform or Laplace's.
 BELL = (UNIFORM_WITHIN + NORMAL_WITHIN) / 2, (NORMAL_WITHIN + LAPLACE_WITHIN) / 2
+MOST = 0.5  # of the entries
 NEARLY_ALL = 0.9  # of the squared norm
 AS_WIDE = 1.5  # times: so near are deviations that are alike
 
@@ -44,23 +45,40 @@ def _assumption(stored: StoredTables) -> Judgement:
     """Judge what Theorem 1's proof takes, which is a wide condition."""
     looks = [cell for item in WATCHED for cell in _looks(stored, item, HOLDS)]
     held = looks.count("yes")
-    wide = (
-        "a uniform distribution just meets that, so it does not tell a bell; whether π itself is convex is not stored"
-    )
-    word = word_of([*(cell == "yes" for cell in looks), *stored.untested(*WATCHED)])
-    return Judgement(f"{held} of {len(looks)} looks at six models and three methods", word, sentences(wide))
+    word = at_most_partly(word_of([*(cell == "yes" for cell in looks), *stored.untested(*WATCHED)]))
+    here = f"π below its line and π² convex at {held} of {len(looks)} looks at six models and three methods"
+    proof = "Theorem 1's proof takes π², which is convex where π is and falls to 0; π need not be convex where π² is"
+    flat = "a uniform distribution just meets that, so it does not tell a bell"
+    return Judgement(f"{here}; π's convexity not tested", word, sentences(proof, flat))
+
+
+def _nearest(within: float) -> int:
+    """Return whether a share of entries within a deviation is nearest to that of a uniform (0), a normal (1) or
+    Laplace's distribution (2)."""
+    return sum(within >= limit for limit in BELL)
+
+
+def _within(stored: StoredTables, item: str) -> list[float]:
+    """Return the shares of entries within a deviation, of all models and looks."""
+    return [first_number(cell) / 100 for cell in _looks(stored, item, WITHIN)]
+
+
+def _near_zero(stored: StoredTables) -> Judgement:
+    """Judge whether most entries lie within a deviation of their mean."""
+    shares = [share for item in WATCHED for share in _within(stored, item)]
+    here = f"within a deviation lie {100 * min(shares):.1f} to {100 * max(shares):.1f} %, {len(shares)} looks"
+    flat = f"a uniform distribution has {100 * UNIFORM_WITHIN:.1f} % there, so this does not tell a bell"
+    word = word_of([*(share > MOST for share in shares), *stored.untested(*WATCHED)])
+    return Judgement(here, word, sentences(flat))
 
 
 def _bells(stored: StoredTables) -> Judgement:
     """Judge whether distributions are nearer to normal than to a flat or a peaked one, by what lies near 0."""
-    within = {
-        name: [first_number(cell) / 100 for cell in _looks(stored, item, WITHIN)] for item, name in WATCHED.items()
-    }
+    within = {name: _within(stored, item) for item, name in WATCHED.items()}
     kurtosis = {name: [*map(first_number, _looks(stored, item, KURTOSIS))] for item, name in WATCHED.items()}
-    every = [share for own in within.values() for share in own]
-    bells = [BELL[0] < share < BELL[1] for share in every]
-    held = {name: sum(BELL[0] < share < BELL[1] for share in own) for name, own in within.items()}
-    counted = ", ".join(f"{name} {held[name]} of {len(own)}" for name, own in within.items())
+    held = {name: [_nearest(share) == 1 for share in own] for name, own in within.items()}
+    bells = [bell for own in held.values() for bell in own]
+    counted = ", ".join(f"{name} {sum(own)} of {len(own)}" for name, own in held.items())
     ranges = ", ".join(
         f"{name} {100 * min(own):.1f} to {100 * max(own):.1f} % (kurtosis {min(kurtosis[name]):.1f} to "
         f"{max(kurtosis[name]):,.0f})"
@@ -107,6 +125,23 @@ def _width(item: str, fits: Callable[[float], bool]) -> Judge:
     return judge
 
 
+def _shape_beside_topk(stored: StoredTables) -> Judgement:
+    """Judge whether a look is nearest to the same distribution as the look of TopK-SGD at the same model and step."""
+    shares = [_by_look(stored, item) for item in ("p1/fig8", "p1/fig2")]
+    both = [[own[look] for own in shares] for look in shares[0] if look in shares[1]] or raise_missing("p1/fig2")
+    held = [_nearest(own) == _nearest(top) for own, top in both]
+    here = f"nearest to the same of uniform, normal and Laplace at {sum(held)} of {len(held)} looks"
+    own, top = (f"{100 * min(each):.1f} to {100 * max(each):.1f} %" for each in zip(*both, strict=True))
+    told = f"within a deviation of the mean lie {own}, with TopK-SGD {top}"
+    return Judgement(here, word_of([*held, *stored.untested("p1/fig8", "p1/fig2")]), sentences(told))
+
+
+def _by_look(stored: StoredTables, item: str) -> dict[tuple[str, str], float]:
+    """Return the shares of entries within a deviation by model and step."""
+    names = [row.cells[0].split() for row in stored.table(item, SHAPES).rows]
+    return {(name[0], name[-1]): share for name, share in zip(names, _within(stored, item), strict=True)}
+
+
 def _shape_of_pi(stored: StoredTables) -> Judgement:
     table = stored.table("p1/fig3", SHAPE)
     own = dict(zip(table.headings, table.rows[0].cells, strict=True))
@@ -143,14 +178,19 @@ def _catch_up(stored: StoredTables) -> Judgement:
     return Judgement(here, at_most_partly(word), sentences(printed))
 
 
+CONVEX = '"π is convex and it is always less than the reference line"'
+ALIKE = '"The gradient distributions in GaussianK-SGD are similar to TopK-SGD"'
 CLAIMS = (
     Claim(
-        "p1/fig2", "π of gradient plus residual lies below its line, and π² is convex: what Theorem 1's proof takes",
-        "π below its line and convex, of bell shapes; then π² is convex, too", _assumption, ALSO,
+        "p1/fig2", "π of gradient plus residual is convex and lies below its line", CONVEX, _assumption, ALSO,
     ),
     Claim(
         "p1/fig2", "gradient plus residual has a Gaussian-like distribution",
-        '"Gaussian-like"; "most coordinates of u_t are close to zero"', _bells, ALSO,
+        '"the elements of gradient follow Gaussian-like distributions"', _bells, ALSO,
+    ),
+    Claim(
+        "p1/fig2", "most entries of gradient plus residual are close to zero",
+        '"most coordinates of u_t are close to zero"', _near_zero, ALSO,
     ),
     Claim(
         "p1/fig2", "the k largest have nearly all of the norm: ‖Top_k(u)‖² ≈ ‖u‖²", '"very close"',
@@ -161,12 +201,15 @@ CLAIMS = (
         '"TopK-SGD shows wider distributions"', _width("p1/fig7", lambda x: x < 1), ("p1/fig2",),
     ),
     Claim(
-        "p1/fig8", "gradient plus residual is distributed as with TopK-SGD where Gaussian-k, as printed, selects",
-        '"similar to TopK-SGD"', _width("p1/fig8", lambda x: 1 / AS_WIDE < x < AS_WIDE), ("p1/fig2",),
+        "p1/fig8", "gradient plus residual is as wide as with TopK-SGD where Gaussian-k, as printed, selects",
+        ALIKE, _width("p1/fig8", lambda x: 1 / AS_WIDE < x < AS_WIDE), ("p1/fig2",),
     ),
     Claim(
-        "p1/fig3", "π of a normal vector is convex and lies below its line, and π² is convex",
-        "of π; a convex π that falls to 0 has a convex π²", _shape_of_pi,
+        "p1/fig8", "gradient plus residual has the shape of TopK-SGD's where Gaussian-k, as printed, selects",
+        ALIKE, _shape_beside_topk, ("p1/fig2",),
+    ),
+    Claim(
+        "p1/fig3", "π of a normal vector is convex and lies below its line", CONVEX, _shape_of_pi,
     ),
     Claim(
         "p1/fig5", "(1 − k/d)² is a tighter bound than 1 − k/d, and holds, in training, too", "every k", _bounds,
