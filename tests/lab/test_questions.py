@@ -12,7 +12,7 @@ from sparsync_lab.papers import adamw_sweep, adamw_tables, random_forms, tables
 from sparsync_lab.papers.claims.claim import LEARNS, NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
 from sparsync_lab.papers.claims.p1_models import LONG, SHORT_ALIKE, spread
 from sparsync_lab.papers.claims.questions_p1 import FOLLOWS
-from sparsync_lab.papers.claims.stored_tables import StoredTables
+from sparsync_lab.papers.claims.stored_tables import SCORE, StoredTables
 from sparsync_lab.papers.claims.verdicts import QUESTIONS
 from sparsync_lab.papers.differences import MISSING, SEED
 from sparsync_lab.papers.evidence_questions import FEWER_BITS, RANDOM_ASKED, TREE_ASKED
@@ -88,6 +88,16 @@ def test_changes_of_short_trainings_are_judged_by_the_spread_of_short_ones() -> 
               Table("alike", ["training", "model", "last score"], alike)]  # fmt: skip
     one = answer("does one changed setting", {"beyond/evidence": Result(tables)})
     assert (one.word, "rate 0.025: within the spread" in one.here) == (UNDECIDED, True)
+
+
+def test_whether_rand_k_learns_is_asked_of_its_residual() -> None:
+    def one(*scores: str) -> Verdict:
+        ends = [Table(f"{model}: test accuracy", ["training", SCORE], [Row(["randk", score])])
+                for model, score in zip(("ResNet-20", "VGG-16"), scores, strict=True)]  # fmt: skip
+        return answer("does RandK-SGD learn", {"p1/fig1": Result(ends)})
+
+    assert [one(*ends).word for ends in (("21", "40"), ("20", "40"), ("10", "20"))] == [REPRODUCED, PARTLY, NOT]
+    assert one("10.05", "11.37").here == "ResNet-20 10.1 %, VGG-16 11.4 %"
 
 
 def shorter(*scores: str) -> list[tuple[str, str, str]]:

@@ -48,12 +48,12 @@ IMAGENET = (
     "divided by 10 after 30 and 60 (P1 prints no rate, and a batch of 128 with its times only)."
 )
 RANDOM = (
-    "In P1 RandK-SGD learns on CIFAR-10, if slowly, and cannot converge on ImageNet. P1's text gives it a residual "
-    "(Eq. 2), as here; its authors' code has it with one (randomkec) and without (randomk), and P1 does not say which "
-    "of them figure 1 shows. That code begins with densities that are four to sixteen times as high. What these two "
-    "change, beyond/evidence measures {trained}. With a residual entries wait for a thousand steps on average, and the "
-    "learning rate is dense SGD's; lower ones were not tried. Of what it sends, the density column counts what is not "
-    "0."
+    "P1's text says that RandK-SGD cannot converge on ImageNet, and implies that it learns on CIFAR-10, if slowly. It "
+    "gives RandK-SGD a residual (Eq. 2), as here; its authors' code has it with one (randomkec) and without (randomk), "
+    "and P1 does not say which of them figure 1 shows. That code begins with densities that are four to sixteen times "
+    "as high. What these two change, beyond/evidence measures {trained}. With a residual entries wait for a thousand "
+    "steps on average, and the learning rate is dense SGD's; lower ones were not tried. Of what it sends, the density "
+    "column counts what is not 0."
 )
 
 

@@ -15,8 +15,8 @@ from sparsync_lab.papers.claims.claim import (
 )
 from sparsync_lab.papers.claims.p1_dense import longer_warm_up
 from sparsync_lab.papers.claims.p1_gaussian import ends_like_topk
-from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, own_models, spread, spread_in_words
-from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
+from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, columns, own_models, spread, spread_in_words
+from sparsync_lab.papers.claims.stored_tables import SCORE, StoredTables, first_number, raise_missing
 from sparsync_lab.papers.differences import MISSING, Held, near
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE, RANDOM_ASKED
 from sparsync_lab.papers.p1_runs import CARRIED
@@ -55,6 +55,13 @@ def _clipped(stored: StoredTables) -> Judgement:
     also = f", clipped dense {MISSING if beside is None else f'{beside:.2f}'}"
     here = f"{top:.2f} %, dense {dense:.2f}{also} (one seed each): {one_seed_from(top, dense, apart)}; {before}"
     return Judgement(here, word_of([near(top - dense, spread=apart)]), sentences(spread_in_words(stored)))
+
+
+def _random_learns(stored: StoredTables) -> Judgement:
+    ends = {model: first_number(cell) for model, cell in columns(stored, "p1/fig1", "randk", SCORE).items()}
+    return own_models(
+        {model: f"{end:.1f} %" for model, end in ends.items()}, {model: end > LEARNS for model, end in ends.items()}
+    )
 
 
 def _random_otherwise(*changes: tuple[str, str, str]) -> Judge:
@@ -124,6 +131,9 @@ QUESTIONS = (
     ),
     question(
         EVIDENCE, "does TopK-SGD, clipped at a norm of 1, end like unclipped dense on VGG-16 (120 epochs)?", _clipped
+    ),
+    question(
+        "p1/fig1", "does RandK-SGD learn on CIFAR-10 with its residual (Eq. 2), as P1's text implies?", _random_learns
     ),
     question(
         EVIDENCE, "is RandK-SGD better without its residual, as in one of the two forms in its authors' code?",
