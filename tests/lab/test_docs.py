@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sparsync.theory import TOLERANCE
 from sparsync_lab.docs import accuracy, adamw, gains, items, missing, outer, planner, provenance, run_times, schedules
 from sparsync_lab.docs.blocks import MARKED
 from sparsync_lab.docs.sources import Sources
@@ -17,13 +18,14 @@ from sparsync_lab.papers import ITEMS, RunContext, evidence, evidence_questions,
 from sparsync_lab.papers.adamw_sweep import MAIN
 from sparsync_lab.papers.adamw_tables import where
 from sparsync_lab.papers.beyond import ORDER
+from sparsync_lab.papers.claims import p1, p1_gradients
 from sparsync_lab.papers.claims.claim import LEARNS
 from sparsync_lab.papers.claims.questions_p1 import FOLLOWS
 from sparsync_lab.papers.item import Column, Result
 from sparsync_lab.papers.outer import OUTER_SETTINGS
 from sparsync_lab.papers.run import file_of, model_title
 from sparsync_lab.papers.store import save, write_json
-from sparsync_lab.papers.sweep import EARLY
+from sparsync_lab.papers.sweep import EARLY, TARGETS
 from sparsync_lab.report import Figure, LineChart, Row, Table
 
 ROOT = Path(__file__).parent.parent.parent
@@ -45,6 +47,11 @@ CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 RESULT = re.compile(r"\d[\d,]*\.\d+(?: %)?|\d[\d,]* (?:%|points?|ms|s|min|h|kB|MB|GB)(?!\w)")
 # A density, how near a perplexity must be, and what rules ask for.
 SETTINGS = {"0.1 %", "1 %", f"{LEARNS:g} %", f"{FOLLOWS:g} %"}
+LIMITS = {
+    f"{p1.FAR_BELOW:g} points", *(f"{own:g}" for own in (TOLERANCE, p1_gradients.NEARLY_ALL, p1_gradients.AS_WIDE)),
+    *(f"{100 * share:.1f} %" for share in p1_gradients.BELL), *(f"{lost:g}" for lost in TARGETS["resnet20"].values()),
+}  # fmt: skip
+RULES = {"papers.md": SETTINGS | LIMITS}
 COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,8}\b")
 
 
@@ -404,7 +411,7 @@ def test_the_prose_holds_no_number_that_is_a_result() -> None:
     """Nobody would notice when the results change: such a number belongs into a generated block."""
     assert RESULT.findall("it was 83.5 and 88.0, 2 points or 4.1 % in 2,100 s, of 1,400 steps") == [
         "83.5", "88.0", "2 points", "4.1 %", "2,100 s"]  # fmt: skip
-    for page, settings in (dict.fromkeys(OF_PAPERS, SETTINGS) | TYPED).items():
+    for page, settings in (dict.fromkeys(OF_PAPERS, SETTINGS) | RULES | TYPED).items():
         prose = " ".join(CODE.sub("", _typed(page)).split())
         assert set(RESULT.findall(prose)) <= settings, page
 
