@@ -38,7 +38,7 @@ from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.papers.iteration_times import AT_K, WITH_P1S_COMPUTE, exchange_seconds, tables_of_p1
 from sparsync_lab.papers.observers import gradient_shape
 from sparsync_lab.papers.p1_convergence import figure_1
-from sparsync_lab.papers.p1_runs import CARRIED, COUNTED, HELD, training, watched
+from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, training, watched
 from sparsync_lab.papers.published import P1_STEP_TIMES
 from sparsync_lab.papers.run import History, Run, file_of, write
 from sparsync_lab.papers.selection_times import order_note
@@ -354,6 +354,20 @@ def test_forms_of_gaussian_k_are_judged_with_the_authors_settings_where_they_are
     assert verdict(both, f"{like}, with weight decay").word == REPRODUCED
     one = verdict(both, f"{sends}, with weight decay")  # both begin with more
     assert (one.word, one.here) == (REPRODUCED, "ResNet-20 1.1 times TopK-SGD's, VGG-16 1.1 times TopK-SGD's")
+
+
+@pytest.mark.parametrize("form", ["gaussiank", AUTHORS])
+def test_a_model_that_p1_does_not_draw_is_told_where_its_own_are_missing(form: str) -> None:
+    how = "as printed" if form == "gaussiank" else "(three masks, two-sided)"
+    stored = {"beyond/evidence": evidence(form, {"LeNet-5": 98.5}, "0.2 %")}
+    told = {
+        "ends like dense": "LeNet-5, which P1 does not draw, 98.50 %, dense 90.00: 8.50 points above dense (one seed).",
+        "ends like TopK-SGD": "LeNet-5, which P1 does not draw, 98.50 against 1.00 % (one seed).",
+        "sends about k entries": "LeNet-5, which P1 does not draw, 0.2 times TopK-SGD's.",
+    }
+    for claim, detail in told.items():
+        one = verdict(stored, f"{how} {claim}, with weight decay")
+        assert (one.word, one.here, one.detail) == (MISSING, "trainings are missing", detail)
 
 
 def test_what_the_texts_settings_gave_is_told_beside_the_authors() -> None:

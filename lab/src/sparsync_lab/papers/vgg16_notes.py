@@ -8,7 +8,7 @@ from sparsync.layout import entries_for
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import store
 from sparsync_lab.papers.claims.claim import sentences
-from sparsync_lab.papers.claims.p1_models import SHORT_ALIKE, spread_of, spread_words
+from sparsync_lab.papers.claims.p1_models import LONG, SHORT_ALIKE, spread_of, spread_words
 from sparsync_lab.papers.curves import display_score
 from sparsync_lab.papers.differences import MISSING, stated_gap
 from sparsync_lab.papers.item import RunContext
@@ -96,7 +96,7 @@ def gap_note(context: RunContext) -> list[str]:
     done = stored_causes(context)
     try:
         scores = scores_by_cause({label: _score(history) for label, history in done.items()})
-        judged = judge_gap(scores, len(done[cause_label("topk", PLAIN)].losses), _spread(context))
+        judged = judge_gap(scores, len(done[cause_label("topk", PLAIN)].losses), _spread(context, SHORT))
     except LookupError:
         return [
             *_known(context),
@@ -117,7 +117,7 @@ def precision_note(context: RunContext) -> str:
     pairs = {name: [scores.get((method, what)) for what in (FP32, PLAIN)] for method, name in TITLES.items()}
     known = "what that changes is not measured"
     if any(None not in pair for pair in pairs.values()):
-        spread, told = _spread(context), []
+        spread, told = _spread(context, SHORT), []
         for name, (own, other) in pairs.items():
             ends = MISSING if own is None or other is None else f"ends {one_seed_from(own, other, spread, 'bfloat16')}"
             told.append(f"{name} {ends}")
@@ -128,9 +128,9 @@ def precision_note(context: RunContext) -> str:
     )
 
 
-def _spread(context: RunContext) -> float:
+def _spread(context: RunContext, epochs: int) -> float:
     """Return by how many points trainings of VGG-16 differ anyway, as judges have it."""
-    return spread_of(_alike(context))
+    return spread_of(_alike(context), epochs)
 
 
 def spread_note(context: RunContext) -> str:
@@ -159,7 +159,7 @@ def _known(context: RunContext) -> list[str]:
     done, _ = train_missing(replace(context.read_only(), only=()), runs)
     if not {"dense", "topk", "gaussiank"} <= done.keys():
         return []
-    score, spread = {label: _score(history) for label, history in done.items()}, _spread(context)
+    score, spread = {label: _score(history) for label, history in done.items()}, _spread(context, LONG)
     ends = {label: one_seed_from(own, score["dense"], spread) for label, own in score.items()}
     fewer = done["topk"].density / done["gaussiank"].density
     told = (

@@ -12,6 +12,7 @@ from sparsync_lab.papers.differences import MISSING, Held
 REPRODUCED, PARTLY, NOT, UNDECIDED = "reproduced", "partly", "not", "not decided"  # or MISSING
 OPENINGS = {PARTLY: "partly reproduced", NOT: "not reproduced"}  # of sentences
 ANSWERS = {REPRODUCED: "yes", NOT: "no"}  # to questions
+NOT_TRAINED = "trainings are missing"  # in place of numbers
 LEARNS = 20.0  # % of accuracy: a training with more has learned; 10 is chance
 
 
@@ -54,7 +55,7 @@ class Claim:
         try:
             return Verdict(self, *self.judge(stored))
         except MissingResult:
-            return Verdict(self, "trainings are missing", MISSING)
+            return Verdict(self, NOT_TRAINED, MISSING)
 
 
 def question(item: str, asks: str, judge: Judge, also: Sequence[str] = ()) -> Claim:

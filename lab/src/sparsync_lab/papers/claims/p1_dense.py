@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import mean
 
 from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences
-from sparsync_lab.papers.claims.p1_models import OWN, VGG, columns, own_models, spread
+from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, columns, own_models, spread
 from sparsync_lab.papers.claims.stored_tables import TO_DENSE, MissingResult, StoredTables, first_number
 from sparsync_lab.papers.differences import (
     MISSING,
@@ -64,7 +64,7 @@ def _with_the_authors(method: str) -> Judge:
     def judge(stored: StoredTables) -> Judgement:
         told, without = {}, []
         held: dict[str, Held] = {}
-        for model in OWN:
+        for model in (*OWN, BESIDE):
             by_label = stored.by_seed(model)
             own, dense, *before = (
                 by_label.get(how, {})
@@ -83,10 +83,10 @@ def _with_the_authors(method: str) -> Judge:
                     without.append(f"{model} {from_dense(by_spread(stated_gap(plain, many), apart, many))}")
             elif own:
                 told[model] = f"dense with them {MISSING}"
-        here, word, _ = own_models(told, held)
+        here, word, beside = own_models(told, held)
         plainly = f"over the same seeds without them: {', '.join(without)}" if without else ""
         early = (_more_sent(stored), _each_alone(stored)) if method == "topk" else ()
-        return Judgement(here, word, sentences(plainly, *early))
+        return Judgement(here, word, f"{beside} {sentences(plainly, *early)}".strip())
 
     return judge
 

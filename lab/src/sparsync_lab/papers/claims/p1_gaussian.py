@@ -33,16 +33,17 @@ def ends_like_topk(stored: StoredTables, form: str, settings: str = "") -> Judge
         own, top, dense = (scores.get(f"{label}{settings}", {}) for label in (form, "topk", "dense"))
         if both := sorted(own.keys() & top.keys()):
             ends = [mean(each[seed] for seed in both) for each in (own, top)]
-            apart = spread(stored, model)
-            held[model] = near(ends[0] - ends[1], len(both), apart)
+            differ = spread(stored, model)
+            held[model] = near(ends[0] - ends[1], len(both), differ)
             told[model] = f"{ends[0]:.2f} against {ends[1]:.2f} %"
-            if held[model] is None and isfinite(apart):
+            if held[model] is None and isfinite(differ):
                 told[model] = f"{UNDER_A_POINT} apart"
-                if apart > POINT:
+                if differ > POINT:
                     told[model] = f"{WITHIN_SPREAD}{_both_far(ends, dense, both)}"
             told[model] += f" ({in_words(len(both))})"
     here, word, beside = own_models(told, held)
-    return Judgement(here, word, f"{beside} {sentences(spread_in_words(stored))}".strip())
+    apart = spread_in_words(stored) if VGG in told else ""
+    return Judgement(here, word, f"{beside} {sentences(apart)}".strip())
 
 
 def _both_far(ends: Sequence[float], dense: Mapping[str, float], seeds: Sequence[str]) -> str:
@@ -79,7 +80,8 @@ def _sends_with_the_authors(method: str) -> Judge:
     def judge(stored: StoredTables) -> Judgement:
         rows = stored.asked(AUTHORS_ASKED)
         pairs = {
-            model: [rows.get((model, f"{name}, {AUTHORS_SETTINGS}")) for name in (method, "topk")] for model in OWN
+            model: [rows.get((model, f"{name}, {AUTHORS_SETTINGS}")) for name in (method, "topk")]
+            for model in (*OWN, BESIDE)
         }
         times = {
             model: first_number(own[4]) / first_number(top[4]) for model, (own, top) in pairs.items() if own and top

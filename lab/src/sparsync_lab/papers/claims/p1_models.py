@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 
-from sparsync_lab.papers.claims.claim import UNDECIDED, Judgement, sentences, word_of
-from sparsync_lab.papers.claims.stored_tables import MissingResult, StoredTables, raise_missing
+from sparsync_lab.papers.claims.claim import NOT_TRAINED, UNDECIDED, Judgement, sentences, word_of
+from sparsync_lab.papers.claims.stored_tables import MissingResult, StoredTables
 from sparsync_lab.papers.differences import MISSING, POINT, Held
 from sparsync_lab.papers.p1_runs import CARRIED, LARGEST_GO, training
 from sparsync_lab.papers.vgg16_gap import PLAIN, SHORT, cause_label
@@ -22,14 +22,14 @@ ALIKE = {LONG: LARGEST_GO, SHORT: SHORT_ALIKE}  # trainings of VGG-16 that send 
 def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:
     """Judge by P1's own models; one that was not trained leaves it open, and then it is told which fails. LeNet-5,
     which P1 does not draw, is told beside."""
+    beside = sentences(f"{BESIDE}, which P1 does not draw, {told[BESIDE]}" if BESIDE in told else "")
     if not held.keys() & {*OWN}:
-        raise_missing("P1's own models")
+        return Judgement(NOT_TRAINED, MISSING, beside)
     word = word_of(held.get(model) for model in OWN)
     said = {model: f"{model} {told.get(model, MISSING)}" for model in OWN}
     here = ", ".join(said.values())
     if word == UNDECIDED and any(held.get(model) is False for model in OWN):
         here = "; ".join(f"{'open' if held.get(model) is None else 'fails'}: {own}" for model, own in said.items())
-    beside = sentences(f"{BESIDE}, which P1 does not draw, {told[BESIDE]}" if BESIDE in told else "")
     return Judgement(here, word, beside)
 
 
@@ -46,8 +46,8 @@ def spread(stored: StoredTables, model: str, epochs: int = LONG) -> float:
     return spread_of(_scores(stored), epochs) if model == VGG else POINT
 
 
-def spread_of(scores: Mapping[str, float], epochs: int = SHORT) -> float:
-    """Return the same of VGG-16 from last scores by training; of short ones, unless told otherwise."""
+def spread_of(scores: Mapping[str, float], epochs: int) -> float:
+    """Return the same of VGG-16 from last scores by training."""
     own = _ends(scores).get(epochs)
     return max(POINT, max(own) - min(own)) if own else inf
 
