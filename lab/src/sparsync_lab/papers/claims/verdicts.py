@@ -8,6 +8,7 @@ from sparsync_lab.papers.claims import (
     p1,
     p1_gaussian,
     p1_gradients,
+    p1_selection,
     p1_times,
     p2,
     p2_scopes,
@@ -27,7 +28,7 @@ CLAIM_HEADINGS = ("claim", "published", "here", "verdict", "command")
 QUESTION_HEADINGS = ("question", "here", "answer", "command")
 QUESTIONS = (*questions_p1.QUESTIONS, *p3.QUESTIONS, *questions_p3.QUESTIONS, *questions_beyond.QUESTIONS)
 CLAIMS = (
-    *p1.CLAIMS, *p1_gaussian.CLAIMS, *p1_gradients.CLAIMS, *p1_times.CLAIMS,
+    *p1.CLAIMS, *p1_gaussian.CLAIMS, *p1_gradients.CLAIMS, *p1_selection.CLAIMS, *p1_times.CLAIMS,
     *p2_scopes.CLAIMS, *p2.CLAIMS, *p2_times.CLAIMS, *p3.CLAIMS, *QUESTIONS,
 )  # fmt: skip
 
