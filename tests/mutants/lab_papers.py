@@ -253,6 +253,27 @@ MUTANTS = [
         f"{TESTS}/test_claims_p1.py::test_methods_are_compared_at_equal_counts",
     ),
     Mutant(
+        "the best case of Gaussian-k's authors' form reproduces a claim",
+        f"{PAPERS}/claims/p1_selection.py",
+        "complete=not best",
+        "complete=True",
+        f"{TESTS}/test_claims_times.py::test_the_authors_form_is_not_judged_by_its_best_case_alone",
+    ),
+    Mutant(
+        "a DGC that P1's authors do not have is held against what they claim of theirs",
+        f"{PAPERS}/claims/p1_times.py",
+        'None if other == "DGC" else False',
+        "False",
+        f"{TESTS}/test_claims_times.py::test_too_small_a_speedup_over_another_dgc_is_open",
+    ),
+    Mutant(
+        "a time less than a percent longer is longer",
+        f"{PAPERS}/claims/p1_times.py",
+        "than / ms - 1 >= EQUAL",
+        "than > ms",
+        f"{TESTS}/test_claims_times.py::test_times_under_a_percent_apart_are_equal",
+    ),
+    Mutant(
         "a gap is measured by a dense training that the change harms",
         f"{PAPERS}/vgg16_gap.py",
         "{what: score - dense for",
