@@ -122,7 +122,7 @@ MUTANTS = [
     Mutant(
         "one seed of VGG-16 decides whether Gaussian-k ends like Top-k",
         f"{PAPERS}/claims/p1_gaussian.py",
-        "near(ends[0] - ends[1], len(both), apart)",
+        "near(ends[0] - ends[1], len(both), differ)",
         "near(ends[0] - ends[1], len(both))",
         f"{TESTS}/test_questions.py::test_on_vgg16_less_than_its_spread_decides_nothing",
     ),
