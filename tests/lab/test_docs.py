@@ -20,6 +20,7 @@ from sparsync_lab.papers.adamw_tables import where
 from sparsync_lab.papers.beyond import ORDER
 from sparsync_lab.papers.claims import p1, p1_gradients
 from sparsync_lab.papers.claims.claim import LEARNS
+from sparsync_lab.papers.claims.p1_selection import SLIGHT
 from sparsync_lab.papers.claims.questions_p1 import FOLLOWS
 from sparsync_lab.papers.item import Column, Result
 from sparsync_lab.papers.outer import OUTER_SETTINGS
@@ -46,7 +47,7 @@ TYPED = {
 CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)  # and the targets of links
 RESULT = re.compile(r"\d[\d,]*\.\d+(?: %)?|\d[\d,]* (?:%|points?|ms|s|min|h|kB|MB|GB)(?!\w)")
 # A density, how near a perplexity must be, and what rules ask for.
-SETTINGS = {"0.1 %", "1 %", f"{LEARNS:g} %", f"{FOLLOWS:g} %"}
+SETTINGS = {"0.1 %", "1 %", f"{LEARNS:g} %", f"{FOLLOWS:g} %", f"{100 * SLIGHT:g} %"}
 LIMITS = {
     f"{p1.FAR_BELOW:g} points", *(f"{own:g}" for own in (TOLERANCE, p1_gradients.NEARLY_ALL, p1_gradients.AS_WIDE)),
     *(f"{100 * share:.1f} %" for share in p1_gradients.BELL), *(f"{lost:g}" for lost in TARGETS["resnet20"].values()),
