@@ -232,7 +232,7 @@ def test_figure_4_has_selection_alone_where_it_was_measured(tmp_path: Path, monk
     result = ITEMS["p1/fig4"].run(context)
     assert [row.cells for row in result.tables[0].rows] == [["100 M", "8 ms", "4 ms", "9 ms", "2 ms", "5 ms"]]
     forms = "Gaussian_k (PyTorch)", "Gaussian_k, authors' code (PyTorch)"
-    order = f"{forms[0]} 9 ms, Top_k (torch.topk) 8 ms, DGC_k (PyTorch) 4 ms, {forms[1]} 2 ms."
+    order = f"{forms[0]} 9 ms, Top_k (torch.topk) 8 ms, DGC_k of Lin et al. (PyTorch) 4 ms, {forms[1]} 2 ms."
     held = f"holds here for 0 with {forms[0]} and 1 with {forms[1]}."
     assert any(held in note and note.endswith(f"the slowest first: {order}") for note in result.notes)
     assert any("with error feedback: of 3 sizes from 20 million" in note for note in result.notes)  # P1 has no smaller

@@ -19,7 +19,7 @@ LEAST = 20_000_000  # entries of P1's figure, which ends at 400 million
 # As in P1's figure, in plain PyTorch; then ours.
 METHODS = {
     "topk (PyTorch)": "Top_k (torch.topk)",
-    "dgc (PyTorch)": "DGC_k (PyTorch)",
+    "dgc (PyTorch)": "DGC_k of Lin et al. (PyTorch)",
     "gaussian (PyTorch)": "Gaussian_k (PyTorch)",
     "gaussian, authors' code (PyTorch)": "Gaussian_k, authors' code (PyTorch)",
     "trimmed (PyTorch)": "trimmed Top_k (PyTorch)",
@@ -28,6 +28,7 @@ METHODS = {
     "gaussian": "ours: gaussian",
     "trimmed": "ours: trimmed",
     "threshold": "ours: threshold",
+    "dgc, authors' code (PyTorch)": "DGC_k, authors' code (PyTorch)",
 }
 ORDER = ("topk (PyTorch)", "dgc (PyTorch)", "gaussian (PyTorch)", "gaussian, authors' code (PyTorch)")
 Times = Mapping[tuple[str, int], float]  # milliseconds by method and size
