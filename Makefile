@@ -32,7 +32,7 @@ test: install
 	$(BIN)/python -m pytest $(THREE) -m "not slow" $(addprefix --ignore=,$(INTERPRETED))
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(TWO) -m "not slow" $(INTERPRETED)
 
-# All that README and docs/ state of the papers, made again from the stored trainings.
+# Results of the papers, and the generated blocks of README and docs/, made again from the stored trainings.
 verify: install
 	$(BIN)/sparsync papers verify
 

@@ -57,7 +57,7 @@ def test_what_is_stored_is_told_with_its_steps_and_schedule() -> None:
     assert one.word == UNDECIDED  # DGC ends no nearer to dense than TopK-SGD, and rates of ResNet-20 are missing
     assert one.here == (
         "to dense: TopK-SGD, ResNet-20 (11,700 steps) -3.30, DGC -4.07; ResNet-20 (3,500 steps) -12.13, DGC -16.41; "
-        "ResNet-20 (1,400 steps) -24.21, DGC -30.92; VGG-16 (700 steps) -19.18, DGC -19.43"
+        "ResNet-20 (1,400 steps) -24.21, DGC -30.92; VGG-16 (700 steps) -19.18, DGC -19.43; rates are missing"
     )
     assert one.detail.startswith("Fails: ResNet-20 (1,400 steps), VGG-16 (700 steps); all others are open. Where steps")
     assert "ResNet-20 (3,500 steps) 1, ResNet-20 (1,400 steps) 3, VGG-16 (700 steps) 1." in one.detail

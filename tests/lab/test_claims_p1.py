@@ -272,6 +272,8 @@ def test_each_form_of_rand_k_is_judged_where_it_was_trained(form: str) -> None:
     assert words == [REPRODUCED, REPRODUCED, PARTLY, NOT, PARTLY, UNDECIDED]
     assert rand_k(form, ("40", "51")).here == "ResNet-20 40.0 %, TopK-SGD 88.0, VGG-16 51.0 %, TopK-SGD 88.0"
     assert rand_k(form, ("40", "51"), top=False).word == MISSING
+    diverged = rand_k(form, ("nan", "51"))
+    assert (diverged.word, diverged.here[:19]) == (REPRODUCED, "ResNet-20 diverged,")
 
 
 def figure(gap: str, method: str = "topk", seeds: str = "3") -> Result:
@@ -456,7 +458,7 @@ def test_what_p1_prints_reproduces_its_speedups() -> None:
     }
     for other in ("Dense", "TopK", "DGC"):
         one = verdict(printed, f"as many times faster than {other}-SGD as P1 states")
-        assert one.word == REPRODUCED, other
+        assert one.here.endswith("partly: the exchange is modelled"), other  # and nothing else
     assert "P1's own table 2 gives 1.38× to 3.64×" in verdict(printed, "faster than TopK-SGD as").detail
     slow = [Row([row.cells[0], *["1.0 s"] * 4]) for row in rows]
     no = {**printed, "p1/table2": result(Table(WITH_P1S_COMPUTE, ["model", *names], slow))}
@@ -464,7 +466,7 @@ def test_what_p1_prints_reproduces_its_speedups() -> None:
     assert one.word == NOT  # what the planner makes of P1's own times holds up no claim
     assert "from P1's own times of other models, has 1.19× to 2.33×" in one.detail
     alone = verdict({"p1/table2": printed["p1/table2"]}, "faster than Dense-SGD as")
-    assert (alone.word, "planner" in alone.detail) == (REPRODUCED, False)
+    assert (alone.word, "planner" in alone.detail) == (PARTLY, False)
 
 
 def test_small_sizes_are_none_of_p1s() -> None:

@@ -20,6 +20,7 @@ from sparsync_lab.report import Row, Table
 
 RULES = Path("docs/papers.md")
 ALONE, FEEDBACK = "Time of selection alone", "Time of selection with error feedback"
+MODELLED = "partly: the exchange is modelled"
 TOPK, DGC = (METHODS[f"{name} (PyTorch)"] for name in ("topk", "dgc"))
 OURS = {"ours: topk": 1.0, "ours: gaussian": 1.0}
 Cells = list[str | float | None]
@@ -59,12 +60,17 @@ def test_the_authors_form_is_not_judged_by_its_best_case_alone(form: str) -> Non
     assert one(0.5, 2.0).word == PARTLY
 
 
+def said(one: Verdict) -> str:
+    """Return the verdict; of what only its modelled exchange keeps from "reproduced", that."""
+    return MODELLED if one.here.endswith(MODELLED) else one.word
+
+
 def test_times_under_a_percent_apart_are_equal() -> None:
     words = [verdict(FORM[PRINTED], selection(FEEDBACK, {TOPK: top, PRINTED: 1.0})).word for top in (1.009, 1.02)]
     assert words == [NOT, REPRODUCED]
     iterations = [steps({"Dense": 1.0, "TopK": top}) for top in (1.009, 1.02)]
     slower = [verdict("TopK-SGD is slower than dense", table).word for table in iterations]
-    assert slower == [NOT, REPRODUCED]
+    assert slower == [NOT, PARTLY]
     assert f"Times less than {100 * EQUAL:g} % apart are equal" in RULES.read_text()
 
 
@@ -89,13 +95,13 @@ def test_p1s_own_cost_of_selection_decides_nothing_in_table_2() -> None:
     assert (one.word, one.here.startswith("slower in none of 4 models")) == (NOT, True)
     assert "with P1's 0.4 s of selection, has it slower in all 4: ResNet-50 takes 2.0 s" in one.detail
     alone = verdict(claim, steps({"Dense": 1.0, "TopK": 1.5}))
-    assert (alone.word, alone.detail) == (REPRODUCED, "")
+    assert (said(alone), alone.detail) == (MODELLED, "")
 
 
 @pytest.mark.parametrize(
     ("gauss", "dgc", "top", "word"),
     [
-        (1.0, 1.1, 1.2, REPRODUCED),
+        (1.0, 1.1, 1.2, MODELLED),
         (1.0, 0.9, 1.2, PARTLY),  # Top-k is the slowest
         (1.0, 1.3, 1.2, PARTLY),  # Gaussian-k is the fastest
         (1.0, 1.009, 1.017, NOT),
@@ -109,15 +115,15 @@ def test_equal_times_have_no_order(gauss: float, dgc: float, top: float, word: s
         "selection_s": [0.1, 0.2],
     }  # fmt: skip
     one = verdict("of the sparse methods", times, **rows)
-    assert (one.word, "Lin et al.'s DGC" in one.here) == (word, True)
+    assert (said(one), "Lin et al.'s DGC" in one.here) == (word, True)
 
 
 def test_too_small_a_speedup_over_another_dgc_is_open() -> None:
     def one(other: str, seconds: float) -> Verdict:
         return verdict(f"as many times faster than {other}-SGD", steps({other: seconds, AT_K: 1.0}))
 
-    assert [one("DGC", seconds).word for seconds in (1.0, 1.3, 3.0)] == [UNDECIDED, REPRODUCED, NOT]
-    assert [one("TopK", seconds).word for seconds in (1.0, 2.0, 5.0)] == [NOT, REPRODUCED, NOT]
+    assert [said(one("DGC", seconds)) for seconds in (1.0, 1.3, 3.0)] == [UNDECIDED, MODELLED, NOT]
+    assert [said(one("TopK", seconds)) for seconds in (1.0, 2.0, 5.0)] == [NOT, MODELLED, NOT]
     assert [LINS_DGC in one(other, 1.0).here for other in ("DGC", "TopK")] == [True, False]
 
 
@@ -150,6 +156,6 @@ def test_how_times_grow_is_told_beside() -> None:
 def test_scaling_efficiency_is_judged_with_either_compute() -> None:
     def word(theirs: float, ours: float) -> str:
         tables = steps({AT_K: 1.0}, compute=theirs), steps({AT_K: 1.0}, MEASURED, compute=ours)
-        return verdict("scaling efficiency", *tables).word
+        return said(verdict("scaling efficiency", *tables))
 
-    assert [word(0.9, 0.86), word(0.9, 0.8), word(0.8, 0.8)] == [REPRODUCED, PARTLY, NOT]
+    assert [word(0.9, 0.86), word(0.9, 0.8), word(0.8, 0.8)] == [MODELLED, PARTLY, NOT]

@@ -237,6 +237,10 @@ def test_figure_4_has_selection_alone_where_it_was_measured(tmp_path: Path, monk
     assert any(held in note and note.endswith(f"the slowest first: {order}") for note in result.notes)
     assert any("with error feedback: of 3 sizes from 20 million" in note for note in result.notes)  # P1 has no smaller
     assert f"{forms[1]} was timed alone only." in result.notes
+    rows.append('"topk (PyTorch)",400000000,0.001,fp32,30,H200,1,L,3,2,0,abc,0,now')  # the forms are not timed there
+    rows += [row.replace("100000000", "400000000") for row in rows if row.startswith('"dgc')]
+    (tmp_path / "bench-select-alone-gpu.csv").write_text("\n".join([columns, *rows]), encoding="utf-8")
+    assert any("alone, as P1 times it: of 2 sizes" in note for note in ITEMS["p1/fig4"].run(context).notes)
     # Whatever measured any of it is named: another commit measured the largest size, another day.
     lines = [line for line in csv.DictReader(source.splitlines()) if line["dtype"] == "fp32"]
     commits, last = dict.fromkeys(line["commit"] for line in lines), max(lines, key=lambda line: int(line["size"]))

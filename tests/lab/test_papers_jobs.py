@@ -217,6 +217,11 @@ def test_where_all_must_be_whole_what_cannot_end_in_time_makes_way(
     clock[0] = 0.0
     train_missing(replace(whole, whole=False), [long, short])
     assert made[0] == 0.1
+    made.clear()
+    clock[0] = 0.0
+    history = replace(history, seconds=60.0)  # the first goes on from a checkpoint, after most of its time
+    assert train_missing(whole, [replace(short, rate=0.5), replace(short, rate=0.6)])[1] != []
+    assert made == [0.5]
 
 
 def test_waiting_opens_the_next_stage(context: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:

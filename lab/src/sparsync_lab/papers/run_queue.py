@@ -55,7 +55,7 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
     """
     announced: set[str] = set()
     failed: dict[str, Exception] = {}
-    pace = 1.0  # seconds of the last training here over those that were foretold
+    pace = 1.0  # seconds of the last training here, all its parts, over those that were foretold
     while True:
         known, elsewhere, trained = len(done), set(), False
         for run in asked():
@@ -80,7 +80,7 @@ def process_queue(context: RunContext, asked: Callable[[], Iterable[Run]], done:
                         except (ValueError, OSError, RuntimeError) as error:
                             _note_failure(context, failed, run, error)
                         if history is not None and run.seconds:
-                            pace = (time.monotonic() - begun) / run.seconds
+                            pace = max(time.monotonic() - begun, history.seconds) / run.seconds
             if history is not None:
                 done[run.name] = history
                 failed.pop(run.name, None)  # another process could do it

@@ -16,7 +16,7 @@ MEASURE_ALONE = (
 WHERE = ("device", "cpus", "system", "python", "torch", "sparsync", "commit", "load", "date")
 DENSITY = 0.001
 LEAST = 20_000_000  # entries of P1's figure, which ends at 400 million
-# As in P1's figure, in plain PyTorch; then ours.
+# As in P1's figure, in plain PyTorch; then ours. What came later is last, so that all others look as before.
 METHODS = {
     "topk (PyTorch)": "Top_k (torch.topk)",
     "dgc (PyTorch)": "DGC_k of Lin et al. (PyTorch)",
@@ -86,16 +86,17 @@ def order_note(caption: str, times: Times) -> str:
     sizes = sorted({size for _, size in times if size >= LEAST})
     if not sizes:
         return f"{caption}: P1's figure begins with {LEAST / 1e6:g} million entries, and nothing so large was measured."
-    others, forms = ORDER[:2], [form for form in ORDER[2:] if (form, sizes[-1]) in times]
+    others, forms = ORDER[:2], [form for form in ORDER[2:] if all((form, size) in times for size in sizes)]
     held = []
     for form in forms:
         found = [[times[name, size] for name in (*others, form)] for size in sizes]
         held.append(f"{sum(own == sorted(own, reverse=True) for own in found)} with {METHODS[form]}")
     last = {name: times[name, sizes[-1]] for name in (*others, *forms)}
+    where = " and ".join(held) or "0, as Gaussian_k was not timed at all of them"
     order = ", ".join(f"{METHODS[name]} {last[name]:.3g} ms" for name in sorted(last, key=lambda name: -last[name]))
     return (
         f"{caption}: of {len(sizes)} sizes from {LEAST / 1e6:g} million on the V100's order (Top_k the slowest, then "
-        f"DGC_k, Gaussian_k the fastest) holds here for {' and '.join(held)}. For {sizes[-1] / 1e6:g} million entries, "
+        f"DGC_k, Gaussian_k the fastest) holds here for {where}. For {sizes[-1] / 1e6:g} million entries, "
         f"the slowest first: {order}."
     )
 

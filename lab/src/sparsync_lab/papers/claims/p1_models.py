@@ -7,7 +7,7 @@ from contextlib import suppress
 from math import inf
 
 from sparsync_lab.papers.claims.claim import NOT_TRAINED, UNDECIDED, Judgement, sentences, word_of
-from sparsync_lab.papers.claims.stored_tables import MissingResult, StoredTables
+from sparsync_lab.papers.claims.stored_tables import MissingResult, StoredTables, raise_missing
 from sparsync_lab.papers.differences import MISSING, POINT, Held
 from sparsync_lab.papers.p1_runs import CARRIED, LARGEST_GO, training
 from sparsync_lab.papers.vgg16_gap import PLAIN, SHORT, cause_label
@@ -24,7 +24,7 @@ def own_models(told: Mapping[str, str], held: Mapping[str, Held]) -> Judgement:
     which P1 does not draw, is told beside."""
     beside = sentences(f"{BESIDE}, which P1 does not draw, {told[BESIDE]}" if BESIDE in told else "")
     if not held.keys() & {*OWN}:
-        return Judgement(NOT_TRAINED, MISSING, beside)
+        return Judgement(NOT_TRAINED, MISSING, beside or raise_missing("P1's own models"))
     word = word_of(held.get(model) for model in OWN)
     said = {model: f"{model} {told.get(model, MISSING)}" for model in OWN}
     here = ", ".join(said.values())

@@ -47,10 +47,11 @@ class Gaps(NamedTuple):
         gained = self.corrected - self.kept
         return gained >= POINT and gained > -self.kept / 2
 
-    def in_words(self, corrected: str) -> str:
-        """Return both; ``corrected`` is what the second is called."""
+    @property
+    def in_words(self) -> str:
+        """Return TopK-SGD's, and DGC's."""
         kept, fixed = (stated_gap(gap, self.seeds) for gap in self[:2])
-        return f"{kept}, {corrected} {fixed}"
+        return f"{kept}, {DGC} {fixed}"
 
 
 def momentum_corrected(stored: StoredTables) -> Judgement:
@@ -68,7 +69,7 @@ def momentum_corrected(stored: StoredTables) -> Judgement:
         like.append(None if held is False and name in untried else held)
     helped = any(gaps.halved for gaps in tested.values())
     word = PARTLY if helped and True not in like else word_of(like)
-    told = [f"{name} {UNDECIDED if gaps is None else gaps.in_words('DGC')}" for name, gaps in pairs.items()]
+    told = [f"{name} {UNDECIDED if gaps is None else gaps.in_words}" for name, gaps in pairs.items()]
     alike = [name for name, gaps in tested.items() if gaps.alike]
     failed = [name for name, held in zip(pairs, like, strict=True) if held is False]
     detail = sentences(
@@ -81,7 +82,9 @@ def momentum_corrected(stored: StoredTables) -> Judgement:
         "DGC differs from TopK-SGD in more than that; correction alone was not trained in P1's settings",
         _signs(stored),
     )
-    return Judgement(f"to dense: {TOPK}, {'; '.join(told)}", word, detail)
+    here = f"to dense: {TOPK}, {'; '.join(told)}"
+    open_here = "; rates are missing" if untried and word == UNDECIDED else ""
+    return Judgement(f"{here}{open_here}", word, detail)
 
 
 def _in_p1s_schedule(stored: StoredTables) -> Gaps | None:

@@ -114,6 +114,7 @@ def _beside_compute(method: str, slight: bool) -> Judge:
 
     Args:
         method: of table 2.
+        slight: what is claimed; else that it is not.
     """
     published = [100 * (100 / shares[PUBLISHED.index(method)] - 1) for *_, shares in P1_STEP_TIMES]
     least, most = min(published), max(published)
@@ -121,7 +122,9 @@ def _beside_compute(method: str, slight: bool) -> Judge:
     def judge(stored: StoredTables) -> Judgement:
         rows = stored.result("p1/table2").rows or raise_missing("what was measured")
         times = zip(*(rows[name] for name in ("model", "method", "selection_s", "compute_s")), strict=True)
-        shares = {model: float(took or 0) / float(own) for model, name, took, own in times if name == method and own}
+        shares = {
+            model: float(took) / float(own) for model, name, took, own in times if name == method and took and own
+        }
         held = [(share <= SLIGHT) == slight for share in shares.values()]
         told = ", ".join(f"{model} {100 * share:.2g} %" for model, share in shares.items())
         p1s = f"in P1's own table 2 selection and exchange take {least:,.0f} to {most:,.0f} % of compute"

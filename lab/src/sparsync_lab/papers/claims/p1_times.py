@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences, word_for, word_of
+from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, partly_as, sentences, word_for, word_of
 from sparsync_lab.papers.claims.stored_tables import MissingResult, StoredTables, first_number
 from sparsync_lab.papers.iteration_times import AT_K, DENSITY, MEASURED, WITH_P1S_COMPUTE
 from sparsync_lab.papers.published import P1_STEP_TIMES
@@ -17,7 +17,7 @@ PREDICTED = {"Dense": "Dense, fitted", "TopK": "TopK, other models", "DGC": "DGC
 PUBLISHED = ("Dense", "TopK", "DGC", "Gaussian")  # columns of P1's table 2
 # How many times faster GaussianK-SGD is, at least and at most, as P1's text says.
 FASTER = {"Dense": (1.19, 2.33), "TopK": (1.36, 3.63), "DGC": (1.11, 1.51)}
-LINS_DGC = "DGC as Lin et al. have it; that of P1's authors is not timed"
+LINS_DGC = "DGC as Lin et al. have it, not as P1's authors"
 HOW = "the exchange is modelled, and Gaussian-k sends k entries"
 
 
@@ -29,6 +29,11 @@ def faster(ms: float, than: float) -> bool:
 def how_many(held: int, every: int) -> str:
     """Return how many of them it is, in words."""
     return f"all {every}" if held == every else f"{held} of {every}" if held else f"none of {every}"
+
+
+def _modelled(found: Judgement) -> Judgement:
+    """Return the judgement of a whole iteration: its exchange is modelled."""
+    return partly_as("the exchange is modelled", found)
 
 
 def our_device(stored: StoredTables) -> str:
@@ -54,7 +59,7 @@ def _order_of_times(stored: StoredTables) -> Judgement:
             f"the planner, with P1's 0.4 s of selection, has it slower in {theirs}: "
             f"ResNet-50 takes {top}, dense {dense}, in brackets as published"
         )
-    return Judgement(here, word_for(ours, len(models)), sentences(planned))
+    return _modelled(Judgement(here, word_for(ours, len(models)), sentences(planned)))
 
 
 def _order_of_methods(stored: StoredTables) -> Judgement:
@@ -84,9 +89,8 @@ def _order_of_methods(stored: StoredTables) -> Judgement:
         f"the fastest in {how_many(as_timed, len(models))}"
     )
     why = f"its selection takes {gauss:.2f} ms, Top-k's {top:.2f}"
-    return Judgement(
-        here, word_for(first + last, 2 * len(models)), sentences(f"ResNet-50: {told}", why, fewer, LINS_DGC)
-    )
+    detail = sentences(f"ResNet-50: {told}", why, fewer, LINS_DGC)
+    return _modelled(Judgement(here, word_for(first + last, 2 * len(models)), detail))
 
 
 def _printed(other: str) -> list[float]:
@@ -119,7 +123,7 @@ def _speedup(other: str) -> Judge:
             planned = f"the planner, which takes selection from P1's own times of other models, has {_range(found)}"
         own, stated = _range(exact), _range(FASTER[other])
         table = "" if own == stated else f"P1's own table 2 gives {own}"
-        return Judgement(here, word_of(held), sentences(table, f"compute is P1's, {HOW}", planned))
+        return _modelled(Judgement(here, word_of(held), sentences(table, f"compute is P1's, {HOW}", planned)))
 
     return judge
 
@@ -132,7 +136,8 @@ def _efficiency(stored: StoredTables) -> Judgement:
         shares.append(100 * first_number(compute) / stored.number("p1/table2", caption, "VGG-16", AT_K))
     ours = our_device(stored)
     here = f"{shares[0]:.1f} % with P1's compute, {shares[1]:.1f} % with that of {ours}, which selects in both"
-    return Judgement(here, word_for(sum(share >= EFFICIENCY for share in shares), len(shares)), sentences(HOW))
+    word = word_for(sum(share >= EFFICIENCY for share in shares), len(shares))
+    return _modelled(Judgement(here, word, sentences(HOW)))
 
 
 def _range(times: Sequence[float]) -> str:
