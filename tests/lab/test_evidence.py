@@ -616,6 +616,8 @@ def test_counts_with_the_authors_settings_are_drawn_beside_their_accuracy(tmp_pa
     assert isinstance(counts.chart, LineChart)
     assert {curve.label: [*curve.y] for curve in counts.chart.curves} == {run.label: [1.0, 2.0] for run in own[2:]}
     assert "as a multiple of k, which is more in the first epochs and counts here as in the last." in counts.caption
+    told = word_of(context, "Gaussian-k as printed sends about k entries, with weight decay")[1]
+    assert told.endswith("LeNet-5, which P1 does not draw, 1 times TopK-SGD's on average, 2 k at the end.")
 
 
 def test_a_method_looks_the_same_in_the_charts_of_the_questions(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, columns, own_
 from sparsync_lab.papers.claims.p1_momentum import momentum_corrected
 from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number
 from sparsync_lab.papers.differences import POINT, UNDER_A_POINT, WITHIN_SPREAD, Held, in_words, near
-from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
+from sparsync_lab.papers.evidence_figures import DRAWN
+from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE, SETTINGS
 from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, ITS_COUNTS, SPARSE, counts_title
 from sparsync_lab.report import LineChart
 
@@ -66,7 +67,7 @@ def _sends(method: str) -> Judge:
     def judge(stored: StoredTables) -> Judgement:
         sent = columns(stored, "p1/fig6", method, "density")
         times = {model: first_number(share) / K_PERCENT for model, share in sent.items()}
-        ends = _last_counts(stored, COUNTED if method == "gaussiank" else method)
+        ends = _last_counts(stored, COUNTED if method == "gaussiank" else method, "p1/fig6")
         told = {model: f"{many:.2g} k{ends.get(model, '')}" for model, many in times.items()}
         return own_models(told, {model: _about(many) for model, many in times.items()})
 
@@ -86,7 +87,8 @@ def _sends_with_the_authors(method: str) -> Judge:
         times = {
             model: first_number(own[4]) / first_number(top[4]) for model, (own, top) in pairs.items() if own and top
         }
-        told = {model: f"{many:.2g} times TopK-SGD's" for model, many in times.items()}
+        ends = _last_counts(stored, f"{method}, {AUTHORS_SETTINGS}", EVIDENCE, f", {DRAWN[SETTINGS][0]}")
+        told = {model: f"{many:.2g} times TopK-SGD's{ends.get(model, '')}" for model, many in times.items()}
         return own_models(told, {model: _about(many) for model, many in times.items()})
 
     return judge
@@ -97,15 +99,20 @@ def _about(times: float) -> bool:
     return 2 / 3 <= times <= 4 / 3
 
 
-def _last_counts(stored: StoredTables, method: str) -> dict[str, str]:
-    """Return how many entries a form sends at the end of a training, by model, where that was counted."""
-    charts = [figure.chart for figure in stored.result("p1/fig6").figures if isinstance(figure.chart, LineChart)]
+def _last_counts(stored: StoredTables, method: str, item: str, words: str = "") -> dict[str, str]:
+    """Return how many entries a form sends at the end of a training, by model, where that was counted.
+
+    Args:
+        item: that draws it.
+        words: what its charts' titles say behind the model.
+    """
+    charts = [figure.chart for figure in stored.result(item).figures if isinstance(figure.chart, LineChart)]
     return {
         model: f" on average, {curve.y[-1]:.2g} k at the end"
         for model in (*OWN, BESIDE)
         for chart in charts
         for curve in chart.curves
-        if chart.title == counts_title(model) and curve.label == method
+        if chart.title == counts_title(f"{model}{words}") and curve.label == method
     }
 
 
