@@ -270,7 +270,7 @@ def test_each_form_of_rand_k_is_judged_where_it_was_trained(form: str) -> None:
     ends = [("40", "10"), ("78", "10"), ("79", "10"), ("79", "95"), ("40", ""), ("79", "")]
     words = [rand_k(form, scores).word for scores in ends]
     assert words == [REPRODUCED, REPRODUCED, PARTLY, NOT, PARTLY, UNDECIDED]
-    assert rand_k(form, ("40", "51")).here == "ResNet-20 40.0 %, TopK-SGD 88.0, VGG-16 51.0 %, TopK-SGD 88.0"
+    assert rand_k(form, ("40", "51")).here == "ResNet-20 40.0 %, TopK-SGD 88.0 %, VGG-16 51.0 %, TopK-SGD 88.0 %"
     assert rand_k(form, ("40", "51"), top=False).word == MISSING
     diverged = rand_k(form, ("nan", "51"))
     assert (diverged.word, diverged.here[:19]) == (REPRODUCED, "ResNet-20 diverged,")

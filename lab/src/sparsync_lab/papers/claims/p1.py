@@ -6,9 +6,9 @@ from math import isfinite
 
 from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences, word_for
 from sparsync_lab.papers.claims.p1_dense import BELOW, ends_like_dense
-from sparsync_lab.papers.claims.p1_models import columns, own_models
+from sparsync_lab.papers.claims.p1_models import columns, own_models, percent
 from sparsync_lab.papers.claims.stored_tables import SCORE, StoredTables, first_number
-from sparsync_lab.papers.differences import DIVERGED, MISSING, Held
+from sparsync_lab.papers.differences import Held
 from sparsync_lab.papers.evidence_questions import EVIDENCE, RANDOM_ASKED
 
 FAR_BELOW = 10.0  # points: what "much slower" means where trainings of as many epochs end
@@ -42,10 +42,7 @@ def _random_is_slower(residual: bool) -> Judge:
         if not residual:
             scores = stored.scores(RANDOM_ASKED)
             rand = {model: score for (model, label), score in scores.items() if label == "randk, no residual"}
-        told = {
-            model: f"{_percent(own)}, TopK-SGD {_percent(top.get(model)).removesuffix(' %')}"
-            for model, own in rand.items()
-        }
+        told = {model: f"{percent(own)}, TopK-SGD {percent(top.get(model))}" for model, own in rand.items()}
         held = {model: _far_below(own, top[model]) for model, own in rand.items() if model in top}
         here, word, beside = own_models(told, held)
         which = (
@@ -60,10 +57,6 @@ def _random_is_slower(residual: bool) -> Judge:
 def _far_below(own: float, top: float) -> Held:
     """Return whether Rand-k ends far below Top-k, as it does where it diverged."""
     return None if not isfinite(top) else not isfinite(own) or top - own >= FAR_BELOW
-
-
-def _percent(score: float | None) -> str:
-    return MISSING if score is None else f"{score:.1f} %" if isfinite(score) else DIVERGED
 
 
 CLAIMS = (

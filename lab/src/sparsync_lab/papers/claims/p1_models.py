@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from math import inf
+from math import inf, isfinite
 
 from sparsync_lab.papers.claims.claim import NOT_TRAINED, UNDECIDED, Judgement, sentences, word_of
 from sparsync_lab.papers.claims.stored_tables import MissingResult, StoredTables, raise_missing
-from sparsync_lab.papers.differences import MISSING, POINT, Held
+from sparsync_lab.papers.differences import DIVERGED, MISSING, POINT, Held
 from sparsync_lab.papers.p1_runs import CARRIED, LARGEST_GO, training
 from sparsync_lab.papers.vgg16_gap import PLAIN, SHORT, cause_label
 
@@ -37,6 +37,11 @@ def columns(stored: StoredTables, item: str, method: str, heading: str) -> dict[
     """Return a method's cells of a column, by model, of the models that it was trained on."""
     found = {model: stored.find(item, f"{model}: test", method, heading) for model in (*OWN, BESIDE)}
     return {model: cell for model, cell in found.items() if cell is not None}
+
+
+def percent(score: float | None) -> str:
+    """Return where a training ends."""
+    return MISSING if score is None else f"{score:.1f} %" if isfinite(score) else DIVERGED
 
 
 def spread(stored: StoredTables, model: str, epochs: int = LONG) -> float:

@@ -16,7 +16,7 @@ TITLES = {scheme: own[0] for scheme, own in P2_ACCURACY.items()}
 SPARSE = tuple(scheme for scheme in TITLES if scheme != "standard")
 LIKEWISE = f"P2, table 1, {LONG} epochs without momentum:"
 FAR = 10.0  # points: so far below what P2 prints, what is compared is not what it trained
-FAR_BELOW = "far below P2"
+BELOW_P2 = "far below P2"
 Cells = Mapping[tuple[str, str, int], float]  # accuracy in %, by scheme, scope and workers
 Setting = tuple[str, int]  # scope and workers
 
@@ -124,4 +124,4 @@ def as_far_as_p2(found: Judgement, cells: Cells) -> Judgement:
     told = ", ".join(f"{scope} up to {gap:.0f}" for scope, gap in far.items())
     ends = sentences(f"what is compared ends far below P2, which has 300 epochs: {told} points")
     told_so = found._replace(detail=f"{found.detail} {ends}".lstrip())
-    return partly_as(FAR_BELOW, undecided_as(FAR_BELOW, told_so))
+    return partly_as(BELOW_P2, undecided_as(BELOW_P2, told_so))

@@ -15,7 +15,7 @@ from sparsync_lab.papers.claims.claim import (
 )
 from sparsync_lab.papers.claims.p1_dense import longer_warm_up
 from sparsync_lab.papers.claims.p1_gaussian import ends_like_topk
-from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, columns, own_models, spread, spread_in_words
+from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, columns, own_models, percent, spread, spread_in_words
 from sparsync_lab.papers.claims.stored_tables import SCORE, StoredTables, first_number, raise_missing
 from sparsync_lab.papers.differences import MISSING, Held, near
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE, RANDOM_ASKED
@@ -59,9 +59,8 @@ def _clipped(stored: StoredTables) -> Judgement:
 
 def _random_learns(stored: StoredTables) -> Judgement:
     ends = {model: first_number(cell) for model, cell in columns(stored, "p1/fig1", "randk", SCORE).items()}
-    return own_models(
-        {model: f"{end:.1f} %" for model, end in ends.items()}, {model: end > LEARNS for model, end in ends.items()}
-    )
+    told = {model: percent(end) for model, end in ends.items()}
+    return own_models(told, {model: end > LEARNS for model, end in ends.items()})
 
 
 def _random_otherwise(*changes: tuple[str, str, str]) -> Judge:
