@@ -122,7 +122,7 @@ ITEMS = (
         "Figure 4, time of selection on a GPU",
         "P1: torch.topk is slow on GPUs, DGC_k too where d is large; Gaussian_k only generates slight overheads.",
         selection_times.figure_4,
-        needs=("results/bench-select-gpu.csv",),
+        needs=(f"results/{selection_times.WITH_FEEDBACK}",),
     ),
     Item(
         "p1/fig5",

@@ -9,10 +9,9 @@ from pathlib import Path
 from sparsync_lab.papers.item import Result, RunContext
 from sparsync_lab.report import Curve, Figure, LineChart, Row, Table
 
-WITH_FEEDBACK, ALONE = "bench-select-gpu.csv", "bench-select-alone-gpu.csv"
-MEASURE_ALONE = (
-    "sparsync bench select --alone --device cuda --density 0.001 --dtype fp32 --out results/bench-select-alone-gpu.csv"
-)
+WITH_FEEDBACK, ALONE = "bench-select-fig4-gpu.csv", "bench-select-alone-gpu.csv"
+MEASURE = f"sparsync bench select --device cuda --density 0.001 --dtype fp32 --out results/{WITH_FEEDBACK}"
+MEASURE_ALONE = f"sparsync bench select --alone --device cuda --density 0.001 --dtype fp32 --out results/{ALONE}"
 WHERE = ("device", "cpus", "system", "python", "torch", "sparsync", "commit", "load", "date")
 DENSITY = 0.001
 LEAST = 20_000_000  # entries of P1's figure, which ends at 400 million
@@ -42,10 +41,10 @@ def figure_4(context: RunContext) -> Result:
     if lines is None:
         raise ValueError(
             f"p1/fig4 is drawn from {WITH_FEEDBACK}, and there is none in {places[0]} or {places[1]}: run "
-            "'sparsync bench select --device cuda' on a machine with a GPU"
+            f"'{MEASURE}' on a machine with a GPU"
         )
     if not lines:
-        raise ValueError(f"{WITH_FEEDBACK} has no fp32 rows at density {DENSITY}: run 'sparsync bench select' again")
+        raise ValueError(f"{WITH_FEEDBACK} has no fp32 rows at density {DENSITY}: run '{MEASURE}' again")
     alone = _lines(ALONE, places) or []
     measured = {"Time of selection alone, as P1 times it": alone, "Time of selection with error feedback": lines}
     parts = [(caption, _times(own)) for caption, own in measured.items() if own]
@@ -62,8 +61,8 @@ def figure_4(context: RunContext) -> Result:
         [_table(caption, times) for caption, times in parts],
         [_figure(caption, times) for caption, times in parts],
         [
-            "Measured by 'sparsync bench select', where and when the lines below say. With error feedback, times "
-            "include adding the gradient to the residual and taking out what is sent; ours do all of it in one go and "
+            f"Measured by '{MEASURE}', where and when the lines below say. With error feedback, times include "
+            "adding the gradient to the residual and taking out what is sent; ours do all of it in one go and "
             "have no selection alone.",
             *told,
             "P1 prints no numbers with its figure but says that torch.topk takes 0.4 s for the 25.6 million entries of "
