@@ -292,6 +292,12 @@ def test_the_gap_is_read_from_stored_trainings(tmp_path: Path) -> None:
     stored_run(context, vgg16_gap.authors_settings("vgg16", "dense"), 0.9)
     told = "TopK-SGD ends at 86.00 %, dense with that weight decay at 90.00 (one seed each). Clipped"
     assert f"of its authors' code {told}" in gap_note(context)[0]
+    seeded = [tuned.seeded(vgg16_gap.authors_settings("vgg16", method), 1) for method in ("topk", "dense")]
+    stored_run(context, seeded[0], 0.87)
+    assert f"of its authors' code {told}" in gap_note(context)[0]  # dense has one seed
+    stored_run(context, seeded[1], 0.91)
+    told = "TopK-SGD ends at 86.50 %, dense with that weight decay at 90.50 (two seeds each). Clipped"
+    assert f"of its authors' code {told}" in gap_note(context)[0]
     stored_run(context, vgg16_gap.warmed(), 0.92)
     longer = "In 120 epochs of VGG-16, 30 of them warm-up of the rate, TopK-SGD ends {} dense (one seed)."
     assert longer.format("2.00 points above") in gap_note(context)[0]
@@ -325,7 +331,8 @@ def test_what_fp32_changes_is_told_once_it_is_trained(tmp_path: Path) -> None:
         stored_run(context, runs[method, vgg16_gap.PLAIN], score)
     assert precision_note(context).endswith("; what that changes is not measured.")
     stored_run(context, runs["topk", vgg16_gap.FP32], 0.85)
-    told = "; with fp32 in 40 epochs TopK-SGD ends 61.60 points above bfloat16, dense {} (one seed each)."
+    told = "; with fp32 (products in TF32) in 40 epochs TopK-SGD ends 61.60 points above bfloat16, dense {} (one "
+    told += "seed each)."
     assert precision_note(context).endswith(told.format("not run"))
     stored_run(context, runs["dense", vgg16_gap.FP32], 0.842)
     assert precision_note(context).endswith(told.format("ends under a point from bfloat16"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import random_forms, tuned
+from sparsync_lab.papers.authors_other_settings import OTHER, OTHER_ASKED, other_settings, without_them
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, CLOSE, COUNTED, HELD, HELD_COUNTED, training
 from sparsync_lab.papers.p2 import (
@@ -30,7 +31,7 @@ STEP_SECONDS = {
     ("lstm-ptb", 20): 0.2,
 }  # fmt: skip
 P2_STEP_SECONDS = {1: 0.08, 2: 0.06, 4: 0.11, 8: 0.22}  # of ResNet-18, by workers
-IN_FP32 = 2  # times, of VGG-16, about
+IN_FP32 = 0.4  # times, of VGG-16: the workers' passes go together then
 SLOWER = {"random+allgather": 2, f"topk+{SIGNED_GTOPK}": 2}  # times, of ResNet-20
 IMAGES = {"mnist": 60_000, "cifar10": 50_000}
 # Of gTop-k on ResNet-20, with Elias-Fano indices, in the bytes that 0.1 % take with 32 + 32 bits.
@@ -136,6 +137,12 @@ def questions() -> tuple[Question, ...]:
             "cause",
             ASKED,
             (*other_causes(), *causes(), cause("dense", FP32, autocast=False)),
+        ),
+        Question(
+            OTHER,
+            OTHER_ASKED,
+            other_settings(),
+            without_them(),
         ),
         Question(
             "no momentum",

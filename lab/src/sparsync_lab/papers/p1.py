@@ -71,9 +71,10 @@ def table1(context: RunContext) -> Result:
             "Sizes are counted on the models that the other parts train. P1 calls FNN-3 a network of three hidden "
             "layers; 199,210 parameters are those of 784-200-200-10: three layers in all.",
             "Table 1 prints names of initialisations and activations only: the ranges of the weights are ours.",
-            "Not in P1's text, and the effect of each is not measured: LeNet-5's images are padded, where the authors' "
-            "code resizes them to 32 x 32; LSTM-PTB drops 0.65 of its units and is unrolled over 35 words; both LSTM "
-            "have a schedule of ours (see p1/fig2). CIFAR-10 is cropped and flipped at random, as in that code.",
+            "Not in P1's text: LeNet-5's images are padded, where the authors' code resizes them to 32 x 32 (what that "
+            "changes, p1/fig6 says); and, with effects that are not measured, LSTM-PTB drops 0.65 of its units and is "
+            "unrolled over 35 words, and both LSTM have a schedule of ours (see p1/fig2). CIFAR-10 is cropped and "
+            "flipped at random, as in that code.",
             "P1 says that momentum is 0.9 and nothing of clipping. Its authors' code clips the two LSTM (after the "
             "exchange; here each worker's gradient is clipped), and trains LSTM-PTB without momentum: with 0.9 a rate "
             "of 22 would act as 220.",

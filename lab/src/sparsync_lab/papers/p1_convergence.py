@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from sparsync_lab.papers.authors_other_settings import others_told
 from sparsync_lab.papers.curves import (
     base_result,
     by_epoch,
@@ -37,9 +38,10 @@ SCHEDULE = (
     "P1 does not print its schedule. As in its authors' code, the learning rate grows over the first 5 of 120 epochs "
     "and is divided by 10 after 81; density is 0.001 from the first step on, as the text says (the code begins with "
     "1/64 and 0.004, for an epoch each). Weight decay is 0; in the authors' code it is 0.0001, of weights alone. "
-    "Whether these two matter, beyond/evidence measures, with weight decay of all parameters, biases too (what that "
-    "changes is not measured). The code's file for VGG-16 asks for 141 epochs, with a second division at 122; P1's "
-    "text has 120 epochs, as here (effect not measured). CIFAR-10 is cropped and flipped at random, as in that code."
+    "Whether these two matter, beyond/evidence measures, with weight decay of all parameters, biases too. LeNet-5's "
+    "images are padded; the code resizes them to 32 x 32. The code's file for VGG-16 asks for 141 epochs, with another "
+    "division at 122; P1's text has 120 epochs, as here. CIFAR-10 is cropped and flipped at random, as in that code. "
+    "What other settings of theirs change: "
 )
 BESIDE = "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule."
 IMAGENET = (
@@ -96,7 +98,14 @@ def convergence(
             figures += count_figures(title, {**done, **counts}, looks)
     result = base_result(context, histories, missing)
     seeds = f"{seeds_note(drawn)}{spread_note(context)}"
-    notes = [*remarks, SCHEDULE, precision_note(context), f"{BESIDE} {seeds}", IMAGENET, *result.notes]
+    notes = [
+        *remarks,
+        SCHEDULE + others_told(context),
+        precision_note(context),
+        f"{BESIDE} {seeds}",
+        IMAGENET,
+        *result.notes,
+    ]
     return replace(result, tables=tables, figures=figures, notes=notes)
 
 

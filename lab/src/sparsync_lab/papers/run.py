@@ -23,7 +23,8 @@ SEEDS = (0, 1, 2)  # of trainings that are made more than once
 MOST_ENTRIES = 3 * 10**8  # of the gradients of all workers; with more, a training has a GPU's memory to itself
 # Came later: where they are left alone, names are what they were.
 LATER = {"optimizer": "sgd", "front": 1.0, "autocast": False, "beta1": 0.9, "beta2": 0.999, "variant": {},
-         "windows": "streams", "densities": None, "feedback": True}  # fmt: skip
+         "windows": "streams", "densities": None, "feedback": True, "decays_weights_only": False,
+         "resized": None}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Run:
         autocast: passes compute in bfloat16 where torch takes that to be safe; images only. Weights and gradients are
             fp32 as ever.
         watch: snapshots: ``"shape"``, ``"gtopk"`` or ``"count"``, every ``watch_every`` steps; none if it is empty.
+        decays_weights_only: ``weight_decay`` leaves biases and the parameters of norms alone.
+        resized: pixels of a side that LeNet-5's images are brought to, instead of zeros round them.
         limit: of a tiny setting: examples that are used.
         seconds: on a large GPU, about, for those who plan; not part of what the training is.
     """
@@ -86,6 +89,8 @@ class Run:
     windows: str = "streams"
     densities: Sequence[Sequence[float]] | None = None
     feedback: bool = True
+    decays_weights_only: bool = False
+    resized: int | None = None
     seconds: float = field(default=0, compare=False)
 
     def __post_init__(self) -> None:

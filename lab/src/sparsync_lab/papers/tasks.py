@@ -74,6 +74,7 @@ def make_task(
     limit: int | None,
     autocast: bool = False,
     windows: str = "streams",
+    resized: int | None = None,
 ) -> Task:
     """Return the task of a model of ``CATALOGUE``.
 
@@ -84,6 +85,7 @@ def make_task(
         limit: for a tiny setting: examples that are trained on and tested with; recurrent layers are narrow then, too.
         windows: of a transformer's text: ``"streams"`` or ``"random"``.
         autocast: of a model of images, passes compute in bfloat16 where torch takes that to be safe.
+        resized: of LeNet-5: its images have so many pixels a side, and there are no zeros round them.
     """
     kind = CATALOGUE[name].data
     torch.manual_seed(seed)
@@ -98,6 +100,10 @@ def make_task(
         return _speech_task(data.load_an4(folder), device, workers, batch, seed, limit)
     model = (ViT(layers=1, width=TINY_WIDTH, heads=4) if name == "vit" and limit else CATALOGUE[name].make()).to(device)
     known_as, images = load_images(kind, folder)
+    if resized:
+        images = replace(images, train_x=_resize(images.train_x, resized), test_x=_resize(images.test_x, resized))
+        first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+        first.padding = (0, 0)
     return image_task(known_as, images, model, device, workers, batch, seed, limit, autocast)
 
 
@@ -108,6 +114,10 @@ def load_images(kind: str, folder: Path | None) -> tuple[str, Images]:
     """
     known_as = data.available_cifar10(folder) if kind == "cifar10" else kind
     return known_as, data.load(known_as, folder)
+
+
+def _resize(images: Tensor, side: int) -> Tensor:
+    return nn.functional.interpolate(images, (side, side), mode="bilinear")
 
 
 def image_task(

@@ -134,12 +134,14 @@ def _task(run: Run, context: RunContext) -> Task:
     how: dict[str, Any] = {"workers": run.workers, "batch": run.batch, "seed": run.seed}
     if run.autocast and (run.model in IMAGENET or CATALOGUE[run.model].data not in ("mnist", "cifar10")):
         raise ValueError(f"autocast is for models of MNIST and CIFAR-10, got {run.model!r}")
+    if run.resized and run.model != "lenet5":
+        raise ValueError(f"resized is for LeNet-5, got {run.model!r}")
     if run.model in IMAGENET:
         folder = data_folder(context.data, "ImageNet", SOURCE)
         return image_folder_task(
             folder, models.build(run.model).to(context.device), context.device, limit=run.limit, **how
         )
-    how = {**how, "limit": run.limit, "autocast": run.autocast, "windows": run.windows}
+    how = {**how, "limit": run.limit, "autocast": run.autocast, "windows": run.windows, "resized": run.resized}
     return tasks.make_task(run.model, context.data, context.device, **how)
 
 
@@ -264,9 +266,15 @@ def _workers(run: Run, task: Task, how: Mapping[str, Any]) -> VirtualWorkers | B
 
 def run_optimizer(run: Run, task: Task) -> torch.optim.Optimizer:
     """Return SGD with momentum, or AdamW, or the same with a row x column second moment."""
+    if run.decays_weights_only and run.optimizer != "sgd":
+        raise ValueError(f"decays_weights_only is for sgd, got {run.optimizer!r}")
     if run.optimizer != "sgd":
         kind = torch.optim.AdamW if run.optimizer == "adamw" else FactoredAdamW
         return kind(task.model.parameters(), run.rate, (run.beta1, run.beta2), weight_decay=run.weight_decay)
+    if run.decays_weights_only:
+        parts = [[p for p in task.model.parameters() if (p.dim() > 1) == weights] for weights in (True, False)]
+        decays: list[dict[str, Any]] = [{"params": parts[0]}, {"params": parts[1], "weight_decay": 0.0}]
+        return torch.optim.SGD(decays, run.rate, run.momentum, weight_decay=run.weight_decay)
     return torch.optim.SGD(task.model.parameters(), run.rate, run.momentum, weight_decay=run.weight_decay)
 
 
