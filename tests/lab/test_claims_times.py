@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
-from sparsync_lab.papers.claims.p1_selection import AUTHORS, AUTHORS_DGC, ONE_MASK, PRINTED, SLIGHT
+from sparsync_lab.papers.claims.p1_selection import AUTHORS, ONE_MASK, PRINTED, SLIGHT, THEIR_DGC
 from sparsync_lab.papers.claims.p1_selection import CLAIMS as OF_SELECTION
 from sparsync_lab.papers.claims.p1_times import CLAIMS, EQUAL, LINS_DGC, WITH_P1S_TOPK
 from sparsync_lab.papers.claims.stored_tables import StoredTables
@@ -83,7 +83,7 @@ def test_a_dgc_that_its_authors_do_not_have_is_not_held_against_the_claim() -> N
     assert (fast.word, LINS_DGC in fast.here) == (UNDECIDED, True)
     assert [one(2.0, 0.5).word, one(2.0, 2.0).word] == [PARTLY, REPRODUCED]
     for ms, word in ((0.5, NOT), (2.0, REPRODUCED)):  # theirs decides, once it is timed
-        theirs = verdict("DGC_k is slow", selection(ALONE, {TOPK: 1.0, DGC: 0.1, AUTHORS_DGC: ms}))
+        theirs = verdict("DGC_k is slow", selection(ALONE, {TOPK: 1.0, DGC: 0.1, THEIR_DGC: ms}))
         assert (theirs.word, LINS_DGC in theirs.here) == (word, False)
 
 

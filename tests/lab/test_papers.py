@@ -235,10 +235,14 @@ def test_figure_4_has_selection_alone_where_it_was_measured(tmp_path: Path, monk
     assert [row.cells for row in result.tables[0].rows] == [["100 M", "8 ms", "4 ms", "9 ms", "2 ms", "5 ms"]]
     forms = "Gaussian_k (PyTorch)", "Gaussian_k, authors' code (PyTorch)"
     order = f"{forms[0]} 9 ms, Top_k (torch.topk) 8 ms, DGC_k of Lin et al. (PyTorch) 4 ms, {forms[1]} 2 ms."
-    held = f"holds here for 0 with {forms[0]} and 1 with {forms[1]}."
+    held = f"holds here for 0 with {forms[0]}, 1 with {forms[1]}."
     assert any(held in note and note.endswith(f"the slowest first: {order}") for note in result.notes)
     assert any("with error feedback: of 3 sizes from 20 million" in note for note in result.notes)  # P1 has no smaller
     assert f"{forms[1]} was timed alone only." in result.notes
+    theirs = [rows[0].replace("topk", "dgc, authors' code").replace(",8,", f",{ms},") for ms in (7, 20)]
+    for row, order in zip(theirs, ("1 with both in their authors' code. For", "0 with both"), strict=True):
+        (tmp_path / "bench-select-alone-gpu.csv").write_text("\n".join([columns, *rows, row]), encoding="utf-8")
+        assert any(f"1 with {forms[1]}, {order}" in note for note in ITEMS["p1/fig4"].run(context).notes)
     rows.append('"topk (PyTorch)",400000000,0.001,fp32,30,H200,1,L,3,2,0,abc,0,now')  # the forms are not timed there
     rows += [row.replace("100000000", "400000000") for row in rows if row.startswith('"dgc')]
     (tmp_path / "bench-select-alone-gpu.csv").write_text("\n".join([columns, *rows]), encoding="utf-8")

@@ -451,7 +451,7 @@ MUTANTS = [
     Mutant(
         "Lin et al.'s DGC decides though that of P1's authors is timed",
         f"{PAPERS}/claims/p1_selection.py",
-        "form = AUTHORS_DGC if timed_theirs else METHODS[DGC]",
+        "form = THEIR_DGC if timed_theirs else METHODS[DGC]",
         "form = METHODS[DGC]",
         f"{TESTS}/test_claims_times.py::test_a_dgc_that_its_authors_do_not_have_is_not_held_against_the_claim",
     ),
@@ -461,5 +461,33 @@ MUTANTS = [
         "if name == SETTINGS else []",
         "if name != SETTINGS else []",
         f"{TESTS}/test_evidence.py::test_counts_with_the_authors_settings_are_drawn_beside_their_accuracy",
+    ),
+    Mutant(
+        "weight decay of weights alone takes biases and norms, too",
+        f"{PAPERS}/trainings.py",
+        "(p.dim() > 1) == weights",
+        "(p.dim() > 0) == weights",
+        f"{TESTS}/test_authors_other_settings.py::test_weight_decay_of_weights_alone_leaves_biases_and_norms",
+    ),
+    Mutant(
+        "resized images have zeros round them",
+        f"{PAPERS}/tasks.py",
+        "first.padding = (0, 0)",
+        "first.padding = (2, 2)",
+        f"{TESTS}/test_authors_other_settings.py::test_resized_images_have_no_zeros_round_them",
+    ),
+    Mutant(
+        "VGG-16's 141 epochs have the schedule of 120",
+        f"{PAPERS}/authors_other_settings.py",
+        "decay=tuple(epoch / LONGER for epoch in DIVIDED)",
+        "decay=before.decay",
+        f"{TESTS}/test_authors_other_settings.py::test_the_longer_training_divides_its_rate_twice_and_begins_like_the_other",
+    ),
+    Mutant(
+        "the authors' settings have as many seeds as TopK-SGD, whatever dense has",
+        f"{PAPERS}/vgg16_notes.py",
+        "if all(run.label in done for run in pair)]",
+        "if pair[0].label in done]",
+        f"{TESTS}/test_evidence.py::test_the_gap_is_read_from_stored_trainings",
     ),
 ]

@@ -30,6 +30,7 @@ METHODS = {
     "dgc, authors' code (PyTorch)": "DGC_k, authors' code (PyTorch)",
 }
 ORDER = ("topk (PyTorch)", "dgc (PyTorch)", "gaussian (PyTorch)", "gaussian, authors' code (PyTorch)")
+AUTHORS_DGC = "dgc, authors' code (PyTorch)"
 Times = Mapping[tuple[str, int], float]  # milliseconds by method and size
 
 
@@ -85,18 +86,22 @@ def order_note(caption: str, times: Times) -> str:
     sizes = sorted({size for _, size in times if size >= LEAST})
     if not sizes:
         return f"{caption}: P1's figure begins with {LEAST / 1e6:g} million entries, and nothing so large was measured."
-    others, forms = ORDER[:2], [form for form in ORDER[2:] if all((form, size) in times for size in sizes)]
+    top, dgc, *forms = ORDER
+    timed = {name for name in (*ORDER, AUTHORS_DGC) if all((name, size) in times for size in sizes)}
+    orders = {METHODS[form]: (top, dgc, form) for form in forms}
+    orders["both in their authors' code"] = (top, AUTHORS_DGC, forms[-1])
     held = []
-    for form in forms:
-        found = [[times[name, size] for name in (*others, form)] for size in sizes]
-        held.append(f"{sum(own == sorted(own, reverse=True) for own in found)} with {METHODS[form]}")
-    last = {name: times[name, sizes[-1]] for name in (*others, *forms)}
-    where = " and ".join(held) or "0, as Gaussian_k was not timed at all of them"
-    order = ", ".join(f"{METHODS[name]} {last[name]:.3g} ms" for name in sorted(last, key=lambda name: -last[name]))
+    for name, order in orders.items():
+        if timed >= {*order}:
+            found = [[times[each, size] for each in order] for size in sizes]
+            held.append(f"{sum(own == sorted(own, reverse=True) for own in found)} with {name}")
+    last = {name: times[name, sizes[-1]] for name in (*ORDER, AUTHORS_DGC) if name in timed}
+    where = ", ".join(held) or "0, as Gaussian_k was not timed at all of them"
+    slowest = ", ".join(f"{METHODS[name]} {last[name]:.3g} ms" for name in sorted(last, key=lambda name: -last[name]))
     return (
         f"{caption}: of {len(sizes)} sizes from {LEAST / 1e6:g} million on the V100's order (Top_k the slowest, then "
         f"DGC_k, Gaussian_k the fastest) holds here for {where}. For {sizes[-1] / 1e6:g} million entries, "
-        f"the slowest first: {order}."
+        f"the slowest first: {slowest}."
     )
 
 

@@ -155,8 +155,8 @@ def _known(context: RunContext) -> list[str]:
     """Return how far TopK-SGD and Gaussian-k as printed are from dense in figure 6, and with the authors' settings,
     clipped and with a longer warm-up, if that is stored."""
     cut = [clipped(method) for method in ("topk", "dense")]
-    seeds = [[tuned.seeded(authors_settings("vgg16", method), seed) for seed in SEEDS] for method in ("topk", "dense")]
-    theirs = [run for own in seeds for run in own]
+    pairs = [[tuned.seeded(authors_settings("vgg16", method), seed) for method in ("topk", "dense")] for seed in SEEDS]
+    theirs = [run for pair in pairs for run in pair]
     runs = (*(training("vgg16", method) for method in ("dense", "topk", "gaussiank", COUNTED)), *cut, *theirs, warmed())
     done, _ = train_missing(replace(context.read_only(), only=()), runs)
     if not {"dense", "topk", "gaussiank"} <= done.keys():
@@ -176,12 +176,12 @@ def _known(context: RunContext) -> list[str]:
             f"it sends {first['mean'] / k:.1f} k, later far less"
         )
     told += "."
-    many = next((n for n, pair in enumerate(zip(*seeds, strict=True)) if not {run.label for run in pair} <= {*done}), 3)
-    if many:
-        top, dense = (mean(score[run.label] for run in own[:many]) for own in seeds)
+    both = [pair for pair in pairs if all(run.label in done for run in pair)]
+    if both:
+        top, dense = (mean(score[run.label] for run in own) for own in zip(*both, strict=True))
         told += (
             f" With weight decay and density warm-up of its authors' code TopK-SGD ends at {top:.2f} %, dense with "
-            f"that weight decay at {dense:.2f} ({in_words(many)} each)."
+            f"that weight decay at {dense:.2f} ({in_words(len(both))} each)."
         )
     if all(run.label in done for run in cut):
         cut_top, cut_dense = (run.label for run in cut)

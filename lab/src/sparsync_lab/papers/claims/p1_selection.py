@@ -10,14 +10,14 @@ from sparsync_lab.papers.claims.p1_times import LINS_DGC, PUBLISHED, faster, how
 from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
 from sparsync_lab.papers.iteration_times import THEIRS
 from sparsync_lab.papers.published import P1_STEP_TIMES
-from sparsync_lab.papers.selection_times import LEAST, METHODS, ORDER
+from sparsync_lab.papers.selection_times import AUTHORS_DGC, LEAST, METHODS, ORDER
 from sparsync_lab.report import Table
 
 SLIGHT = 0.1  # of a step's compute: a selection that takes no more is slight
 RESNET_50 = "25.6 M"  # entries
 DGC = ORDER[1]
 PRINTED, AUTHORS = (METHODS[name] for name in ORDER[2:])  # forms of Gaussian_k
-AUTHORS_DGC = METHODS["dgc, authors' code (PyTorch)"]
+THEIR_DGC = METHODS[AUTHORS_DGC]
 Compared = dict[str, tuple[bool, str]]  # whether something holds, and the times in words, by size
 Compare = Callable[[Table, bool], Compared]  # of a table; of sizes below P1's, or of P1's
 ONE_MASK = "on a normal vector, where one mask is enough; not timed with error feedback"
@@ -88,8 +88,8 @@ def _faster_than_topk(form: str) -> Judge:
 def _slow_dgc(stored: StoredTables) -> Judgement:
     """Judge whether DGC_k is slow where d is large: whether anything else in PyTorch is faster than it. That of P1's
     authors does more than Lin et al.'s: where this is fast and that was not timed, it is open."""
-    timed_theirs = any(_times(table, AUTHORS_DGC) for table in stored.result("p1/fig4").tables)
-    form = AUTHORS_DGC if timed_theirs else METHODS[DGC]
+    timed_theirs = any(_times(table, THEIR_DGC) for table in stored.result("p1/fig4").tables)
+    form = THEIR_DGC if timed_theirs else METHODS[DGC]
 
     def pairs(table: Table, small: bool) -> Compared:
         own, *others = (
