@@ -8,7 +8,12 @@ from typing import Any
 
 from sparsync_lab.models import CATALOGUE
 from sparsync_lab.papers import random_forms, tuned
-from sparsync_lab.papers.authors_other_settings import OTHER, OTHER_ASKED, other_settings, without_them
+from sparsync_lab.papers.authors_other_settings import (
+    OTHER_ASKED,
+    OTHER_SETTINGS,
+    other_settings,
+    without_them,
+)
 from sparsync_lab.papers.lr_search import LearningRateSearch
 from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, CLOSE, COUNTED, HELD, HELD_COUNTED, training
 from sparsync_lab.papers.p2 import (
@@ -139,7 +144,7 @@ def questions() -> tuple[Question, ...]:
             (*other_causes(), *causes(), cause("dense", FP32, autocast=False)),
         ),
         Question(
-            OTHER,
+            OTHER_SETTINGS,
             OTHER_ASKED,
             other_settings(),
             without_them(),

@@ -31,17 +31,17 @@ from sparsync_lab.papers.p1_runs import AUTHORS, CARRIED, COUNTED, HELD, HELD_CO
 from sparsync_lab.papers.random_forms import trained_on
 from sparsync_lab.papers.run import History, model_title
 from sparsync_lab.papers.run_queue import train_missing
-from sparsync_lab.papers.vgg16_notes import change_tables, gap_note, precision_note, spread_note
+from sparsync_lab.papers.vgg16_notes import change_tables, gap_note, precision_note, spread_note, vgg16_spread
 from sparsync_lab.report import Figure, Table
 
 SCHEDULE = (
     "P1 does not print its schedule. As in its authors' code, the learning rate grows over the first 5 of 120 epochs "
     "and is divided by 10 after 81; density is 0.001 from the first step on, as the text says (the code begins with "
     "1/64 and 0.004, for an epoch each). Weight decay is 0; in the authors' code it is 0.0001, of weights alone. "
-    "Whether these two matter, beyond/evidence measures, with weight decay of all parameters, biases too. LeNet-5's "
-    "images are padded; the code resizes them to 32 x 32. The code's file for VGG-16 asks for 141 epochs, with another "
-    "division at 122; P1's text has 120 epochs, as here. CIFAR-10 is cropped and flipped at random, as in that code. "
-    "What other settings of theirs change: "
+    "What these two change, beyond/evidence measures, with weight decay of all parameters, biases too. LeNet-5's "
+    "images are padded; the code resizes them to 32 x 32. The code's files ask for 80 epochs of LeNet-5 and for 141 of "
+    "VGG-16, with another division at 122; P1's text has 120, as here. CIFAR-10 is cropped and flipped at random, as "
+    "in that code."
 )
 BESIDE = "LeNet-5 on MNIST, which P1 trains but does not draw here, has the same schedule."
 IMAGENET = (
@@ -100,7 +100,7 @@ def convergence(
     seeds = f"{seeds_note(drawn)}{spread_note(context)}"
     notes = [
         *remarks,
-        SCHEDULE + others_told(context),
+        f"{SCHEDULE} {others_told(context, vgg16_spread(context))}".rstrip(),
         precision_note(context),
         f"{BESIDE} {seeds}",
         IMAGENET,

@@ -97,7 +97,7 @@ def gap_note(context: RunContext) -> list[str]:
     done = stored_causes(context)
     try:
         scores = scores_by_cause({label: _score(history) for label, history in done.items()})
-        judged = judge_gap(scores, len(done[cause_label("topk", PLAIN)].losses), _spread(context, SHORT))
+        judged = judge_gap(scores, len(done[cause_label("topk", PLAIN)].losses), vgg16_spread(context, SHORT))
     except LookupError:
         return [
             *_known(context),
@@ -118,7 +118,7 @@ def precision_note(context: RunContext) -> str:
     pairs = {name: [scores.get((method, what)) for what in (FP32, PLAIN)] for method, name in TITLES.items()}
     known = "what that changes is not measured"
     if any(None not in pair for pair in pairs.values()):
-        spread, told = _spread(context, SHORT), []
+        spread, told = vgg16_spread(context, SHORT), []
         for name, (own, other) in pairs.items():
             ends = MISSING if own is None or other is None else f"ends {one_seed_from(own, other, spread, 'bfloat16')}"
             told.append(f"{name} {ends}")
@@ -129,7 +129,7 @@ def precision_note(context: RunContext) -> str:
     )
 
 
-def _spread(context: RunContext, epochs: int) -> float:
+def vgg16_spread(context: RunContext, epochs: int = LONG) -> float:
     """Return by how many points trainings of VGG-16 differ anyway, as judges have it."""
     return spread_of(_alike(context), epochs)
 
@@ -161,7 +161,7 @@ def _known(context: RunContext) -> list[str]:
     done, _ = train_missing(replace(context.read_only(), only=()), runs)
     if not {"dense", "topk", "gaussiank"} <= done.keys():
         return []
-    score, spread = {label: _score(history) for label, history in done.items()}, _spread(context, LONG)
+    score, spread = {label: _score(history) for label, history in done.items()}, vgg16_spread(context)
     ends = {label: one_seed_from(own, score["dense"], spread) for label, own in score.items()}
     fewer = done["topk"].density / done["gaussiank"].density
     told = (
