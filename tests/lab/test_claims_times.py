@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from sparsync_lab.papers.claims.claim import NOT, PARTLY, REPRODUCED, UNDECIDED, Verdict
-from sparsync_lab.papers.claims.p1_selection import AUTHORS, ONE_MASK, PRINTED, SLIGHT, THEIR_DGC
+from sparsync_lab.papers.claims.p1_selection import AUTHORS, AUTHORS_COLUMN, ONE_MASK, PRINTED, SLIGHT
 from sparsync_lab.papers.claims.p1_selection import CLAIMS as OF_SELECTION
-from sparsync_lab.papers.claims.p1_times import CLAIMS, EQUAL, LINS_DGC, WITH_P1S_TOPK
+from sparsync_lab.papers.claims.p1_times import CLAIMS, COPIED, EQUAL, LINS_DGC, WITH_P1S_TOPK
 from sparsync_lab.papers.claims.stored_tables import StoredTables
 from sparsync_lab.papers.item import Result
 from sparsync_lab.papers.iteration_times import AT_K, MEASURED, WITH_P1S_COMPUTE
 from sparsync_lab.papers.published import P1_STEP_TIMES
-from sparsync_lab.papers.selection_times import METHODS
+from sparsync_lab.papers.selection_times import METHODS, SUMMED_MASKS
 from sparsync_lab.report import Row, Table
 
 RULES = Path("docs/papers.md")
@@ -83,8 +83,36 @@ def test_a_dgc_that_its_authors_do_not_have_is_not_held_against_the_claim() -> N
     assert (fast.word, LINS_DGC in fast.here) == (UNDECIDED, True)
     assert [one(2.0, 0.5).word, one(2.0, 2.0).word] == [PARTLY, REPRODUCED]
     for ms, word in ((0.5, NOT), (2.0, REPRODUCED)):  # theirs decides, once it is timed
-        theirs = verdict("DGC_k is slow", selection(ALONE, {TOPK: 1.0, DGC: 0.1, THEIR_DGC: ms}))
+        theirs = verdict("DGC_k is slow", selection(ALONE, {TOPK: 1.0, DGC: 3.0, AUTHORS_COLUMN: ms}))
         assert (theirs.word, LINS_DGC in theirs.here) == (word, False)
+    lins = verdict("DGC_k is slow", selection(ALONE, {TOPK: 1.0, DGC: 0.1, AUTHORS_COLUMN: 2.0}))
+    assert (lins.word, lins.here.endswith("Lin et al.'s, as in P1's text, at all 1")) == (PARTLY, True)
+
+
+def test_a_count_that_copies_the_mask_leaves_a_slow_gaussian_k_open() -> None:
+    """Its authors' code has no such copy; what is fast nevertheless is."""
+    claim = next(one for one in OF_SELECTION if FORM[PRINTED] in one.text)
+
+    def one(ms: float, commit: str) -> Verdict:
+        tables = [selection(caption, {TOPK: 1.0, PRINTED: ms}) for caption in (ALONE, FEEDBACK)]
+        result = Result(tables, rows={}, where={"commit": f"abc, {commit}"})
+        return claim.verdict(StoredTables({"p1/fig4": result}))
+
+    for commit in SUMMED_MASKS:
+        assert [one(2.0, commit).word, one(0.5, commit).word] == [UNDECIDED, REPRODUCED]
+        assert one(2.0, commit).here.endswith(COPIED)
+    assert one(2.0, "fffffff").word == NOT
+
+
+def test_dgc_of_p1s_authors_is_told_beside_lins_in_table_2() -> None:
+    claim = next(one for one in CLAIMS if "DGC-SGD as P1 states" in one.text)
+    names = ["ResNet-50", "ResNet-50"], ["TopK", "DGC"], [0.5, 0.25]
+    rows = dict(zip(("model", "method", "selection_s"), names, strict=True))
+    tables = [steps({"DGC": 1.0, AT_K: 1.0})], [selection(FEEDBACK, {TOPK: 1.0, AUTHORS_COLUMN: 500.0})]
+    told = [claim.verdict(StoredTables({"p1/table2": Result(tables[0], rows=rows), "p1/fig4": Result(own, rows={})}))
+            for own in (tables[1], [])]  # fmt: skip
+    sentence = "With the 500.00 ms that DGC of P1's authors takes in figure 4, ResNet-50 has 1.25×."
+    assert [sentence in one.detail for one in told] == [True, False]
 
 
 def test_p1s_own_cost_of_selection_decides_nothing_in_table_2() -> None:

@@ -63,15 +63,14 @@ def gaussian(u: Tensor, k: int, sides: int = 1, masks: int = 4) -> Tensor:
     size, numel = u.abs(), u.numel()
     threshold = u.mean().item() + u.std().item() * NormalDist().inv_cdf(1 - k / (sides * numel))
     for _ in range(masks):
-        mask = size > threshold
-        count = int(mask.sum())
-        if count < 2 * k / 3:
+        found = (size > threshold).nonzero().squeeze(1)  # to sum the mask would copy it
+        if found.numel() < 2 * k / 3:
             threshold *= 0.5
-        elif count > 4 * k / 3:
+        elif found.numel() > 4 * k / 3:
             threshold *= 1.5
         else:
             break
-    return mask.nonzero().squeeze(1)
+    return found
 
 
 def trimmed(u: Tensor, k: int) -> Tensor:

@@ -31,6 +31,8 @@ METHODS = {
 }
 ORDER = ("topk (PyTorch)", "dgc (PyTorch)", "gaussian (PyTorch)", "gaussian, authors' code (PyTorch)")
 AUTHORS_DGC = "dgc, authors' code (PyTorch)"
+# Commits with which Gaussian_k in PyTorch summed each mask, which copies it; its authors' code does not.
+SUMMED_MASKS = {"1283985", "fe437b9"}
 Times = Mapping[tuple[str, int], float]  # milliseconds by method and size
 
 
@@ -57,6 +59,7 @@ def figure_4(context: RunContext) -> Result:
     told += [f"{caption}: {_origins(own)}." for caption, own in measured.items() if own]
     forms = dict.fromkeys(line["method"] for line in alone if line["method"] not in {line["method"] for line in lines})
     told += [f"{METHODS[form]} was timed alone only." for form in forms]
+    told += [two_regimes(lines)] if lines else []
     both = [("no", line) for line in alone] + [("yes", line) for line in lines]
     return Result(
         [_table(caption, times) for caption, times in parts],
@@ -67,7 +70,7 @@ def figure_4(context: RunContext) -> Result:
             "have no selection alone.",
             *told,
             "P1 prints no numbers with its figure but says that torch.topk takes 0.4 s for the 25.6 million entries of "
-            f"ResNet-50 on a V100 with PyTorch 1.1{_today(_times(lines))}.",
+            f"ResNet-50 on a V100 with PyTorch 1.1{_today(*parts[0])}.",
             *(order_note(caption, times) for caption, times in parts),
         ],
         {
@@ -150,8 +153,25 @@ def _figure(caption: str, times: Times) -> Figure:
     return Figure(chart, "k = 0.001 d, milliseconds, medians. P1: selection alone, a V100, 20 to 400 million entries.")
 
 
-def _today(found: Times) -> str:
+def _today(caption: str, found: Times) -> str:
     plain, fitted = (found.get((f"{name} (PyTorch)", 25_600_000)) for name in ("topk", "gaussian"))
     if plain is None or fitted is None:
         return ""
-    return f"; here it takes {plain:.2g} ms, and Gaussian_k written in PyTorch {fitted:.2g} ms, with error feedback"
+    how = "alone" if "alone" in caption else "with error feedback"
+    return f"; here it takes {plain:.2g} ms, and Gaussian_k written in PyTorch {fitted:.2g} ms, {how}"
+
+
+def two_regimes(lines: Sequence[Mapping[str, str]]) -> str:
+    """Return how much the time of Gaussian_k with error feedback differs from step to step, and how much it sends, at
+    the largest size."""
+    most = max(int(line["size"]) for line in lines)
+    told = [
+        f"{METHODS[line['method']]} {float(line['p50_ms']):.3g} ms, {float(line['p20_ms']):.3g} or less in a fifth of "
+        f"all steps, and sends {float(line['count_over_k']):.2g} k"
+        for line in lines
+        if line["method"] in ORDER[2:] and int(line["size"]) == most
+    ]
+    summed = any(line["commit"] in SUMMED_MASKS for line in lines)
+    why = " Both sum each mask, which copies it; the authors' code does not, so that these times are too long."
+    with_feedback = "With error feedback the residual decides how many masks a step takes"
+    return f"{with_feedback}: of {most / 1e6:g} million entries {'; '.join(told)}.{why if summed else ''}"

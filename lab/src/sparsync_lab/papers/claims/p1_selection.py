@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, at_most_partly, sentences, word_for, word_of
-from sparsync_lab.papers.claims.p1_times import LINS_DGC, PUBLISHED, faster, how_many, our_device
+from sparsync_lab.papers.claims.claim import (
+    Claim,
+    Judge,
+    Judgement,
+    at_most_partly,
+    sentences,
+    undecided_as,
+    word_for,
+    word_of,
+)
+from sparsync_lab.papers.claims.p1_times import (
+    COPIED,
+    LINS_DGC,
+    PUBLISHED,
+    SUMMED,
+    faster,
+    how_many,
+    our_device,
+    summed_masks,
+)
 from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number, raise_missing
 from sparsync_lab.papers.iteration_times import THEIRS
 from sparsync_lab.papers.published import P1_STEP_TIMES
@@ -16,8 +34,8 @@ from sparsync_lab.report import Table
 SLIGHT = 0.1  # of a step's compute: a selection that takes no more is slight
 RESNET_50 = "25.6 M"  # entries
 DGC = ORDER[1]
-PRINTED, AUTHORS = (METHODS[name] for name in ORDER[2:])  # forms of Gaussian_k
-THEIR_DGC = METHODS[AUTHORS_DGC]
+PRINTED, AUTHORS = (METHODS[name] for name in ORDER[2:])  # columns of the forms of Gaussian_k
+LINS_COLUMN, AUTHORS_COLUMN = METHODS[DGC], METHODS[AUTHORS_DGC]  # of DGC_k
 Compared = dict[str, tuple[bool, str]]  # whether something holds, and the times in words, by size
 Compare = Callable[[Table, bool], Compared]  # of a table; of sizes below P1's, or of P1's
 ONE_MASK = "on a normal vector, where one mask is enough; not timed with error feedback"
@@ -80,32 +98,46 @@ def _faster_than_topk(form: str) -> Judge:
         )
         here = f"{stored.device('p1/fig4')}, {told[0]}; faster {_places(held, timed[0])}" + f"; {ONE_MASK}" * best
         word = at_most_partly(word_for(sum(held), len(held)), complete=not best)
-        return Judgement(here, word, sentences(*told[1:], otherwise, ours))
+        ways = [
+            f"{_how(table)} {how_many(sum(one for one, _ in found.values()), len(found))}"
+            for table, found in zip(stored.result("p1/fig4").tables, timed, strict=False)
+        ]
+        where = f"faster at sizes: {', '.join(ways)}; alone, on a normal vector, one mask is enough"
+        said = sentences(*told[1:], where if form == AUTHORS and not best else "", otherwise, ours)
+        if not summed_masks(stored, "p1/fig4"):
+            return Judgement(here, word, said)
+        return undecided_as(COPIED, Judgement(here, word, f"{said} {sentences(SUMMED)}"))
 
     return judge
 
 
 def _slow_dgc(stored: StoredTables) -> Judgement:
-    """Judge whether DGC_k is slow where d is large: whether anything else in PyTorch is faster than it. That of P1's
-    authors does more than Lin et al.'s: where this is fast and that was not timed, it is open."""
-    timed_theirs = any(_times(table, THEIR_DGC) for table in stored.result("p1/fig4").tables)
-    form = THEIR_DGC if timed_theirs else METHODS[DGC]
+    """Judge whether DGC_k is slow where d is large: whether anything else in PyTorch is faster than it. P1's text has
+    Lin et al.'s, its authors' code another: as long as that is not timed, a fast one leaves it open."""
 
-    def pairs(table: Table, small: bool) -> Compared:
-        own, *others = (
-            _times(table, name, small) for name in (form, *(METHODS[name] for name in ORDER if name != DGC))
-        )
-        rest = {size: min(other.get(size, inf) for other in others) for size in own}
-        return {size: (faster(rest[size], ms), f"{size} {_how(table)} {ms:.2f} ms, the fastest other {rest[size]:.2f}")
-                for size, ms in own.items()}  # fmt: skip
+    def pairs(form: str) -> Compare:
+        def compare(table: Table, small: bool) -> Compared:
+            own, *others = (
+                _times(table, name, small) for name in (form, *(METHODS[name] for name in ORDER if name != DGC))
+            )
+            rest = {size: min(other.get(size, inf) for other in others) for size in own}
+            told = {size: f"{_how(table)} {ms:.2f} ms, the fastest other {rest[size]:.2f}" for size, ms in own.items()}
+            return {size: (faster(rest[size], ms), f"{size} {told[size]}") for size, ms in own.items()}
 
-    timed, slower, otherwise = _compared(stored, pairs)
-    fastest = _places([not held for held in slower], timed[0])
-    which = "DGC as in its authors' code" if timed_theirs else LINS_DGC
-    here = f"the fastest of P1's in PyTorch {fastest}; {which}"
+        return compare
+
+    timed, slower, otherwise = _compared(stored, pairs(LINS_COLUMN))
     told = [*timed[0].values()][-1][1]
-    unclear = False if timed_theirs else None
-    return Judgement(here, word_of(held or unclear for held in slower), sentences(told, otherwise))
+    fastest = _places([not held for held in slower], timed[0])
+    if not any(_times(table, AUTHORS_COLUMN) for table in stored.result("p1/fig4").tables):
+        word = word_of(held or None for held in slower)
+        return Judgement(f"the fastest of P1's in PyTorch {fastest}; {LINS_DGC}", word, sentences(told, otherwise))
+    timed_theirs, slow, _ = _compared(stored, pairs(AUTHORS_COLUMN))
+    here = f"in its authors' code the fastest of P1's {_places([not held for held in slow], timed_theirs[0])}"
+    here += f"; Lin et al.'s, as in P1's text, at {how_many(slower.count(False), len(slower))}"
+    code = f"in its authors' code, which permutes all d entries, {[*timed_theirs[0].values()][-1][1]}"
+    word = at_most_partly(word_of(slow), complete=all(slower))
+    return Judgement(here, word, sentences(code, f"Lin et al.'s: {told}", otherwise))
 
 
 def _beside_compute(method: str, slight: bool) -> Judge:
@@ -130,7 +162,8 @@ def _beside_compute(method: str, slight: bool) -> Judge:
         p1s = f"in P1's own table 2 selection and exchange take {least:,.0f} to {most:,.0f} % of compute"
         grown = [_grown(table, METHODS[f"{THEIRS[method]} (PyTorch)"]) for table in stored.result("p1/fig4").tables]
         here = f"{told} of compute ({our_device(stored)})"
-        return Judgement(here, word_for(sum(held), len(held)), sentences(p1s, *grown))
+        summed = SUMMED if method == "Gaussian" and summed_masks(stored, "p1/table2") else ""
+        return Judgement(here, word_for(sum(held), len(held)), sentences(p1s, *grown, summed))
 
     return judge
 
