@@ -442,7 +442,7 @@ def test_methods_are_compared_at_equal_counts() -> None:
     assert float(cells[AT_K].split()[0]) == pytest.approx(seconds, abs=1e-4)
     made = replace(tables_of_p1(columns), rows=columns)
     one = verdict({"p1/table2": made}, "of the sparse methods")
-    assert (one.word, one.here.startswith("at equal counts Gaussian-k is the fastest in none of 4")) == (NOT, True)
+    assert (one.word, one.here.startswith("at equal counts Gaussian-k is fastest in none of 4")) == (NOT, True)
     assert "sends 1.6 % of k, and with so few it is the fastest in 1 of 4" in one.detail
     assert any("synthetic gradient: one normal vector" in note for note in made.notes)
 

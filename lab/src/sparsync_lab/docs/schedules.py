@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sparsync_lab.docs.accuracy import NAMES
 from sparsync_lab.docs.sources import Sources, table
 from sparsync_lab.papers import tuned
-from sparsync_lab.papers.claims.stored_tables import StoredTables
+from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number
 from sparsync_lab.papers.differences import POINT, SEVERAL, UNDER_A_POINT, Held, in_words
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE
 from sparsync_lab.report import Table
@@ -32,9 +32,11 @@ def _authors_topk(sources: Sources) -> str:
     if not ends or not dense or not (both := sorted(ends.scores.keys() & dense.scores.keys())):
         return ""
     told = [f"{mean_of([own.scores[seed] for seed in both])} % ({in_words(len(both))})" for own in (ends, dense)]
+    every = f"of all its {in_words(len(dense.scores))} dense has {mean_of(dense.scores.values())} %"
+    more = f"; {every}" if len(dense.scores) > len(both) else ""
     return (
         f" With weight decay and density warm-up of its authors' code, which sends {ends.density} of the entries, "
-        f"TopK-SGD ends at {told[0]}, and dense with that decay at {told[1]}, both with rate 0.1."
+        f"TopK-SGD ends at {told[0]}, and dense with that decay at {told[1]}, both with rate 0.1{more}."
     )
 
 
@@ -50,7 +52,8 @@ def with_authors_settings(sources: Sources, method: str) -> Authors | None:
     stored, label = StoredTables({EVIDENCE: sources.item(FILE).result}), f"{method}, authors' settings"
     try:
         asked = stored.asked(AUTHORS_ASKED)
-        return Authors(stored.by_seed(AUTHORS_MODEL)[label], asked[AUTHORS_MODEL, label][4])
+        density = f"{first_number(asked[AUTHORS_MODEL, label][4]):.3g} %"
+        return Authors(stored.by_seed(AUTHORS_MODEL)[label], density)
     except LookupError:
         return None
 

@@ -7,6 +7,7 @@ from math import inf, isfinite
 
 MISSING = "not run"
 POINT = 1.0  # points of accuracy: so near to dense is "like dense"
+MARGIN = 0.5  # points below that limit in which too few seeds decide nothing
 PERCENT = 0.01  # of a perplexity: so near to dense is "like dense" there
 SEVERAL = 3  # seeds: with fewer, a difference of less than a point is not stated, and decides nothing
 UNDER_A_POINT, DIVERGED = "under a point", "diverged"
@@ -39,7 +40,9 @@ def near(gap: float, seeds: int = 1, spread: float = POINT) -> Held:
         seeds: that both have.
         spread: by which trainings of one seed differ anyway.
     """
-    return None if seeds < SEVERAL and abs(gap) < spread else gap > -POINT
+    if seeds < SEVERAL and (abs(gap) < spread or -POINT - MARGIN < gap <= -POINT):
+        return None
+    return gap > -POINT
 
 
 def near_perplexity(own: float, other: float, seeds: int = 1) -> Held:

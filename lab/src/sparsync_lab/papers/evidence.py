@@ -78,7 +78,7 @@ def _row(run: Run, history: History | None) -> Row:
     seen = [snapshot for snapshot in history.snapshots if "fallbacks" in snapshot]
     fell = f"{100 * seen[-1]['fallbacks'] / (seen[-1]['step'] * run.workers):.2g} %" if seen else "–"
     unit = "%" if history.score == "accuracy" else history.score
-    shown = [f"{display_score(history.last, history.score):.2f}", unit, f"{100 * history.density:.3g} %", fell]
+    shown = [f"{display_score(history.last, history.score):.2f}", unit, f"{100 * history.density:.4g} %", fell]
     return Row([run.label, model_title(run.model), *shown, f"{len(history.losses):,}"])
 
 

@@ -131,7 +131,7 @@ def count_figures(title: str, histories: Mapping[str, History], looks: Mapping[s
             more_at_first = more_at_first or bool(run.densities)
     chart = LineChart(counts_title(title), "steps", curves, log_y=True)
     range_of_seeds = ", of several seeds with their range" if any(curve.low for curve in curves) else ""
-    which = ", which is more in the first epochs and counts here as in the last" if more_at_first else ""
+    which = ", which is 0.1 % throughout, though more is asked for in the first two epochs" if more_at_first else ""
     told = f"the mean of a worker's entries over {COUNT_EVERY} steps, as a multiple of k{which}{range_of_seeds}"
     caption = f"{title}: {told}."
     return [Figure(chart, caption)] if curves else []

@@ -193,9 +193,8 @@ def _lowest_is_best(scores: Scores, method: str, name: str, spread: float) -> st
 
 def _not_changed(changed: Collection[str]) -> str:
     """Return what no training has changed, so that it may be the cause."""
-    if FP32 in changed:
-        return "the initial weights were not changed, and are not excluded as the cause"
-    return "bfloat16 and the initial weights were not changed (fp32 is not run), and are not excluded as causes"
+    precision = "products in TF32" if FP32 in changed else "bfloat16 (fp32 is not run)"
+    return f"not changed, and so not excluded as causes, are initial weights, momentum, batch and {precision}"
 
 
 def scores_by_cause(scores: Mapping[str, float]) -> dict[tuple[str, str], float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 from statistics import mean
 
 from sparsync.layout import entries_for
@@ -38,6 +39,7 @@ from sparsync_lab.papers.vgg16_gap import (
 )
 from sparsync_lab.report import Row, Table
 
+TF32 = "fp32, products in TF32; all workers in one pass"  # instead of bfloat16, and a pass for each
 CHANGES = f"VGG-16 with one setting changed at a time, {SHORT} epochs: last accuracy in %, one seed each"
 
 
@@ -67,7 +69,7 @@ def change_tables(context: RunContext) -> list[Table]:
     rows = []
     for what in (PLAIN, *order):
         top, dense = (scores.get((method, what)) for method in ("topk", "dense"))
-        name = f"none: {_warm_up(warmed)}" if what == PLAIN else what
+        name = f"none: {_warm_up(warmed)}" if what == PLAIN else TF32 if what == FP32 else what
         history = done.get(cause_label("topk", what))
         if history is not None and history.run.warmup != warmed.run.warmup:
             name += f" ({_warm_up(history)})"
@@ -120,9 +122,11 @@ def precision_note(context: RunContext) -> str:
     if any(None not in pair for pair in pairs.values()):
         spread, told = vgg16_spread(context, SHORT), []
         for name, (own, other) in pairs.items():
-            ends = MISSING if own is None or other is None else f"ends {one_seed_from(own, other, spread, 'bfloat16')}"
-            told.append(f"{name} {ends}")
-        known = f"with fp32 (products in TF32) in {SHORT} epochs {', '.join(told)} (one seed each)"
+            missing = own is None or other is None
+            told.append(f"{name} {MISSING if missing else f'at {own:.2f} instead of {other:.2f} %'}")
+        anyway = f"; such trainings end {spread:.2f} apart anyway" if isfinite(spread) else ""
+        ends = f"{', '.join(told)} (one seed each{anyway})"
+        known = f"with fp32 (products in TF32) trainings of {SHORT} epochs end otherwise: {ends}"
     return (
         "P1 trains in fp32. VGG-16's passes here compute in bfloat16 where torch's autocast takes that to be safe; "
         f"{known}."

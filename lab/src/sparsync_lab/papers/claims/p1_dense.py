@@ -115,4 +115,4 @@ def _each_alone(stored: StoredTables) -> str:
         return ""
     plain, decay, early = (cells for cells in found if cells is not None)
     told = f"{plain[2]} % without them, {decay[2]} with weight decay alone, {early[2]} with density warm-up alone"
-    return f"in 40 epochs of VGG-16, one seed each, {told} ({early[4]} sent)"
+    return f"in 40 epochs of VGG-16, one seed each, {told} ({first_number(early[4]):.3g} % sent)"

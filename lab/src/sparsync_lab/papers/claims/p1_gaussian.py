@@ -9,14 +9,15 @@ from statistics import mean
 
 from sparsync_lab.papers.claims.claim import Claim, Judge, Judgement, sentences
 from sparsync_lab.papers.claims.p1_dense import AUTHORS_SETTINGS, CODE, TEXT, ends_like_dense
-from sparsync_lab.papers.claims.p1_models import BESIDE, OWN, VGG, columns, own_models, spread, spread_in_words
+from sparsync_lab.papers.claims.p1_models import BESIDE, LONG, OWN, VGG, columns, own_models, spread, spread_in_words
 from sparsync_lab.papers.claims.p1_momentum import momentum_corrected
 from sparsync_lab.papers.claims.stored_tables import StoredTables, first_number
 from sparsync_lab.papers.differences import POINT, UNDER_A_POINT, WITHIN_SPREAD, Held, in_words, near
 from sparsync_lab.papers.evidence_figures import DRAWN
 from sparsync_lab.papers.evidence_questions import AUTHORS_ASKED, EVIDENCE, SETTINGS
-from sparsync_lab.papers.p1_runs import AUTHORS, COUNTED, ITS_COUNTS, SPARSE, counts_title
-from sparsync_lab.report import LineChart
+from sparsync_lab.papers.p1_runs import AUTHORS, COUNT_EVERY, COUNTED, ITS_COUNTS, SPARSE, counts_title
+from sparsync_lab.papers.vgg16_gap import AUTHORS_DENSITIES
+from sparsync_lab.report import Curve, LineChart
 
 K_PERCENT = 100 * SPARSE["density"]
 
@@ -67,7 +68,7 @@ def _sends(method: str) -> Judge:
     def judge(stored: StoredTables) -> Judgement:
         sent = columns(stored, "p1/fig6", method, "density")
         times = {model: first_number(share) / K_PERCENT for model, share in sent.items()}
-        ends = _last_counts(stored, COUNTED if method == "gaussiank" else method, "p1/fig6")
+        ends = _at_the_end(_counts(stored, COUNTED if method == "gaussiank" else method, "p1/fig6"))
         told = {model: f"{many:.2g} k{ends.get(model, '')}" for model, many in times.items()}
         return own_models(told, {model: _about(many) for model, many in times.items()})
 
@@ -87,9 +88,11 @@ def _sends_with_the_authors(method: str) -> Judge:
         times = {
             model: first_number(own[4]) / first_number(top[4]) for model, (own, top) in pairs.items() if own and top
         }
-        ends = _last_counts(stored, f"{method}, {AUTHORS_SETTINGS}", EVIDENCE, f", {DRAWN[SETTINGS][0]}")
+        counts = _counts(stored, f"{method}, {AUTHORS_SETTINGS}", EVIDENCE, f", {DRAWN[SETTINGS][0]}")
+        ends = _at_the_end(counts)
         told = {model: f"{many:.2g} times TopK-SGD's{ends.get(model, '')}" for model, many in times.items()}
-        return own_models(told, {model: _about(many) for model, many in times.items()})
+        here, word, beside = own_models(told, {model: _about(many) for model, many in times.items()})
+        return Judgement(here, word, f"{beside} {sentences(_after_warm_up(counts))}".strip())
 
     return judge
 
@@ -99,21 +102,35 @@ def _about(times: float) -> bool:
     return 2 / 3 <= times <= 4 / 3
 
 
-def _last_counts(stored: StoredTables, method: str, item: str, words: str = "") -> dict[str, str]:
-    """Return how many entries a form sends at the end of a training, by model, where that was counted.
+def _counts(stored: StoredTables, method: str, item: str, words: str = "") -> dict[str, Curve]:
+    """Return the counts of a form over a training, in times k, by model, where they were taken.
 
     Args:
-        item: that draws it.
+        item: that draws them.
         words: what its charts' titles say behind the model.
     """
     charts = [figure.chart for figure in stored.result(item).figures if isinstance(figure.chart, LineChart)]
     return {
-        model: f" on average, {curve.y[-1]:.2g} k at the end"
+        model: curve
         for model in (*OWN, BESIDE)
         for chart in charts
         for curve in chart.curves
         if chart.title == counts_title(f"{model}{words}") and curve.label == method
     }
+
+
+def _at_the_end(counts: Mapping[str, Curve]) -> dict[str, str]:
+    return {model: f" on average, {curve.y[-1]:.2g} k at the end" for model, curve in counts.items()}
+
+
+def _after_warm_up(counts: Mapping[str, Curve]) -> str:
+    """Return what is sent on average once the density warm-up is over, in words; empty if it was not counted."""
+    told = []
+    for model, curve in counts.items():
+        over = len(AUTHORS_DENSITIES) / LONG * curve.x[-1]
+        later = [many for step, many in zip(curve.x, curve.y, strict=True) if step - COUNT_EVERY >= over]
+        told += [f"{model} {mean(later):.2g} k"] if later else []
+    return f"without the first {len(AUTHORS_DENSITIES)} epochs on average {', '.join(told)}" if told else ""
 
 
 CONSISTENT = '"nearly consistent validation accuracy"'

@@ -91,7 +91,7 @@ def _order_of_methods(stored: StoredTables) -> Judgement:
     )
     here = (
         f"at equal counts Gaussian-k is fastest in {how_many(first, len(models))} models, Top-k "
-        f"slowest in {how_many(last, len(models))} (on {our_device(stored)}, Lin et al.'s DGC)"
+        f"slowest in {how_many(last, len(models))} ({our_device(stored)}, Lin et al.'s DGC)"
     )
     told = ", ".join(f"{name} {seconds:.4f} s" for name, seconds in zip(names, times["ResNet-50"], strict=True))
     measured = stored.result("p1/table2").rows
