@@ -12,6 +12,7 @@ import pytest
 from sparsync_lab.cli.papers import redraw, verify
 from sparsync_lab.papers import ITEMS
 from sparsync_lab.papers.store import read_json, results_of, write_json
+from sparsync_lab.papers.verify import _mixed_data
 
 RESULTS = Path("results/papers")
 
@@ -61,6 +62,10 @@ def test_trainings_with_different_data_are_found(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "p3/density: 1 differ" in told
     assert "ResNet-20 was trained with different data: cifar10 (" in told
+    assert len([*_mixed_data(tmp_path / "runs", names)]) == 1
+    plain["run"]["resized"] = 32  # which is what makes them different
+    write_json(other, plain, run=plain["run"])
+    assert not [*_mixed_data(tmp_path / "runs", names)]
     assert " and cifar10-half (" in told
 
 

@@ -47,7 +47,8 @@ def base_result(context: RunContext, histories: Sequence[History], missing: Sequ
     if any(history.data["name"] == "cifar10-half" for history in histories):
         notes.append(HALF)
     for model in dict.fromkeys(history.run.model for history in histories):
-        sets = {h.data["sha256"]: f"{h.data['name']} ({h.data['size']})" for h in histories if h.run.model == model}
+        own = [history for history in histories if history.run.model == model and not history.run.resized]
+        sets = {h.data["sha256"]: f"{h.data['name']} ({h.data['size']})" for h in own}
         if len(sets) > 1:
             those = " or ".join(sets.values())
             notes.append(f"{model_title(model)} was not always trained with the same data, but with {those}.")

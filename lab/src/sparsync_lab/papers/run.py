@@ -237,5 +237,10 @@ def merged_where(histories: Sequence[History]) -> dict[str, str]:
 
 
 def merged_data(histories: Sequence[History]) -> dict[str, str]:
-    """Return the checksums of the data sets that were read, by name and size."""
-    return {f"{h.data['name']} ({h.data['size']})": h.data["sha256"] for h in histories}
+    """Return the checksums of the data sets that were trained on, by name and size."""
+
+    def name(history: History) -> str:
+        resized = f", resized to {history.run.resized}" if history.run.resized else ""
+        return f"{history.data['name']} ({history.data['size']}{resized})"
+
+    return {name(history): history.data["sha256"] for history in histories}

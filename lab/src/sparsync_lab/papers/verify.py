@@ -52,13 +52,14 @@ def _compare(item: Item, old: dict[str, Any], context: RunContext) -> Iterator[s
 
 
 def _mixed_data(folder: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yield the models whose trainings are not all of the same data, by its checksum."""
-    found: dict[str, dict[str, str]] = {}
+    """Yield the models whose trainings are not all of the same data, by its checksum; resized images are others."""
+    found: dict[tuple[str, int | None], dict[str, str]] = {}
     for name in names:
         plain = read_json(folder / f"{name}{SUFFIX}")
         data = plain["data"]
-        found.setdefault(plain["run"]["model"], {})[data["sha256"]] = f"{data['name']} ({data['size']})"
-    for model, sets in found.items():
+        of = plain["run"]["model"], plain["run"].get("resized")
+        found.setdefault(of, {})[data["sha256"]] = f"{data['name']} ({data['size']})"
+    for (model, _), sets in found.items():
         if len(sets) > 1:
             yield f"{model_title(model)} was trained with different data: {' and '.join(sets.values())}"
 
