@@ -43,7 +43,7 @@ def counts_title(model: str) -> str:
     Args:
         model: as its title says it.
     """
-    return f"{model}, entries sent over k"
+    return f"{model}, entries over k"
 
 
 def training(model: str, method: str, **changes: Any) -> Run:
