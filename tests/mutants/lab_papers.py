@@ -297,8 +297,8 @@ MUTANTS = [
     Mutant(
         "one seed within a point of dense decides a verdict",
         f"{PAPERS}/differences.py",
-        "None if seeds < SEVERAL and abs(gap) < spread else gap > -POINT",
-        "gap > -POINT",
+        "if seeds < SEVERAL and (abs(gap) < spread or",
+        "if seeds < SEVERAL and (",
         f"{TESTS}/test_evidence.py::test_a_difference_under_a_point_is_stated_with_three_seeds_only",
     ),
     Mutant(
@@ -451,8 +451,8 @@ MUTANTS = [
     Mutant(
         "Lin et al.'s DGC decides though that of P1's authors is timed",
         f"{PAPERS}/claims/p1_selection.py",
-        "form = THEIR_DGC if timed_theirs else METHODS[DGC]",
-        "form = METHODS[DGC]",
+        "timed_theirs, slow, _ = _compared(stored, pairs(AUTHORS_COLUMN))",
+        "timed_theirs, slow, _ = _compared(stored, pairs(LINS_COLUMN))",
         f"{TESTS}/test_claims_times.py::test_a_dgc_that_its_authors_do_not_have_is_not_held_against_the_claim",
     ),
     Mutant(
@@ -489,5 +489,33 @@ MUTANTS = [
         "if all(run.label in done for run in pair)]",
         "if pair[0].label in done]",
         f"{TESTS}/test_evidence.py::test_the_gap_is_read_from_stored_trainings",
+    ),
+    Mutant(
+        "too few seeds decide right at a limit",
+        f"{PAPERS}/differences.py",
+        "-POINT - MARGIN < gap <= -POINT",
+        "-POINT < gap <= -POINT",
+        f"{TESTS}/test_evidence.py::test_a_difference_under_a_point_is_stated_with_three_seeds_only",
+    ),
+    Mutant(
+        "a count that copies the mask decides against Gaussian-k",
+        f"{PAPERS}/claims/p1_selection.py",
+        "return undecided_as(COPIED, Judgement(",
+        "return (lambda cause, found: found)(COPIED, Judgement(",
+        f"{TESTS}/test_claims_times.py::test_a_count_that_copies_the_mask_leaves_a_slow_gaussian_k_open",
+    ),
+    Mutant(
+        "that Lin et al.'s DGC is fast does not count once that of P1's authors is timed",
+        f"{PAPERS}/claims/p1_selection.py",
+        "complete=all(slower)",
+        "complete=True",
+        f"{TESTS}/test_claims_times.py::test_a_dgc_that_its_authors_do_not_have_is_not_held_against_the_claim",
+    ),
+    Mutant(
+        "resized images are taken for damaged data",
+        f"{PAPERS}/verify.py",
+        'plain["run"]["model"], plain["run"].get("resized")',
+        'plain["run"]["model"], None',
+        f"{TESTS}/test_verify.py::test_trainings_with_different_data_are_found",
     ),
 ]
