@@ -29,6 +29,7 @@ class Change:
 
     Args:
         words: what it is.
+        model: that is trained with it and without.
         pairs: by method, the training with it and the same without.
     """
 
@@ -83,18 +84,18 @@ def other_settings() -> tuple[Run, ...]:
 
 def without_them() -> tuple[Run, ...]:
     """Return the trainings of other questions and of figure 6 that these are compared with."""
-    return tuple(
-        before for change in changes() for _, before in change.pairs.values() if before not in other_settings()
-    )
+    own = other_settings()
+    return tuple(before for change in changes() for _, before in change.pairs.values() if before not in own)
 
 
 def others_told(context: RunContext, spread: float) -> str:
-    """Return what each of these settings changes, as far as it is trained, one seed each; empty if nothing is.
+    """Return what each of these settings changes, as far as it is trained, one seed each; and which are not.
 
     Args:
         spread: by how many points trainings of VGG-16 differ anyway.
     """
     told: dict[str, list[str]] = {}
+    missing = []
     for change in changes():
         ends = []
         for method, pair in change.pairs.items():
@@ -105,7 +106,9 @@ def others_told(context: RunContext, spread: float) -> str:
                 ends.append(f"{TITLES[method]} {own:.2f} % ({from_dense(apart, 'without')})")
         if ends:
             told.setdefault(change.words, []).append(f"{model_title(change.model)}, {', '.join(ends)}")
-    if not told:
-        return ""
+        if len(ends) < len(change.pairs):
+            missing.append(f"{model_title(change.model)}, {change.words}")
     each = "; ".join(f"{words}: {'; '.join(ends)}" for words, ends in told.items())
-    return f"Of what else that code sets, each by itself: {each} (one seed each)."
+    measured = f"Of what else that code sets, each by itself: {each} (one seed each)." if told else ""
+    rest = f"Not run, so that the effect is not known: {'; '.join(missing)}." if missing else ""
+    return f"{measured} {rest}".strip()

@@ -100,7 +100,7 @@ def convergence(
     seeds = f"{seeds_note(drawn)}{spread_note(context)}"
     notes = [
         *remarks,
-        f"{SCHEDULE} {others_told(context, vgg16_spread(context))}".rstrip(),
+        f"{SCHEDULE} {others_told(context, vgg16_spread(context))}",
         precision_note(context),
         f"{BESIDE} {seeds}",
         IMAGENET,

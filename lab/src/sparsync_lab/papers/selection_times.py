@@ -59,7 +59,7 @@ def figure_4(context: RunContext) -> Result:
     told += [f"{caption}: {_origins(own)}." for caption, own in measured.items() if own]
     forms = dict.fromkeys(line["method"] for line in alone if line["method"] not in {line["method"] for line in lines})
     told += [f"{METHODS[form]} was timed alone only." for form in forms]
-    told += [two_regimes(lines)] if lines else []
+    told += [gaussian_times_note(lines)] if lines else []
     both = [("no", line) for line in alone] + [("yes", line) for line in lines]
     return Result(
         [_table(caption, times) for caption, times in parts],
@@ -161,7 +161,7 @@ def _today(caption: str, found: Times) -> str:
     return f"; here it takes {plain:.2g} ms, and Gaussian_k written in PyTorch {fitted:.2g} ms, {how}"
 
 
-def two_regimes(lines: Sequence[Mapping[str, str]]) -> str:
+def gaussian_times_note(lines: Sequence[Mapping[str, str]]) -> str:
     """Return how much the time of Gaussian_k with error feedback differs from step to step, and how much it sends, at
     the largest size."""
     most = max(int(line["size"]) for line in lines)
